@@ -1,0 +1,21 @@
+"""Galley: serve language models as cheaply as a given quality and latency allow."""
+
+from typing import TYPE_CHECKING, Any
+
+from galley.types import SamplingParams
+
+if TYPE_CHECKING:
+    from galley.llm import LLM, RequestOutput
+
+__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # galley.llm pulls numpy and tokenizers; `galley --help` must not wait for them.
+    if name in ("LLM", "RequestOutput"):
+        from galley import llm
+
+        return getattr(llm, name)
+    raise AttributeError(f"module 'galley' has no attribute {name!r}")

@@ -1,0 +1,222 @@
+"""One set of settings: defaults < galley.yaml < GALLEY_* variables < flags.
+
+Every setting is declared once, below; the CLI makes its flags and help groups from the same fields.
+"""
+
+import dataclasses
+import os
+import types as pytypes
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from galley.errors import SettingsError
+
+DType = Literal["float32", "bfloat16"]
+ExecutorName = Literal["reference"]
+
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def _setting(default: Any, group: str, help: str, *, secret: bool = False) -> Any:
+    metadata = {"group": group, "help": help, "secret": secret}
+    if isinstance(default, list | tuple):
+        return field(default=tuple(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """What the engine needs, in either process. Sizes in tokens."""
+
+    model: str = _setting("", "Model", "folder or hub id; empty for the bundled model")
+    revision: str = _setting("main", "Model", "branch, tag or commit of a hub id")
+    dtype: DType = _setting("float32", "Model", "type of weights, activations and KV")
+    executor: ExecutorName = _setting("reference", "Model", "what runs the program")
+    device: str = _setting("cpu", "Model", "device of the reference executor: cpu, cuda, cuda:1 ...")
+    threads: int | None = _setting(
+        None, "Model", "compute threads; default: the cores this process may use"
+    )
+    max_model_len: int | None = _setting(
+        None, "Engine", "context limit in tokens; default: the model's own"
+    )
+    kv_cache_tokens: int | None = _setting(
+        None, "Engine", "size of the KV cache in tokens; default: from the memory available"
+    )
+    kv_memory_fraction: float = _setting(
+        0.5, "Engine", "share of the available memory that the KV cache may take"
+    )
+    max_batch_tokens: int = _setting(512, "Engine", "token budget of one engine step")
+    max_running: int = _setting(64, "Engine", "sequences that run at the same time")
+    prefix_cache: bool = _setting(True, "Engine", "share the KV blocks of equal prefixes")
+    priority_steps: int = _setting(
+        256, "Engine", "engine steps of waiting that make up for one level of priority"
+    )
+
+    def __post_init__(self) -> None:
+        _positive(self, "max_batch_tokens", "max_running", "priority_steps")
+        _positive(self, "max_model_len", "kv_cache_tokens", "threads")
+        if not 0.0 < self.kv_memory_fraction <= 0.95:
+            raise SettingsError(
+                f"kv_memory_fraction must be in (0, 0.95], got {self.kv_memory_fraction}"
+            )
+        if self.max_running > self.max_batch_tokens:
+            raise SettingsError(
+                f"max_running ({self.max_running}) must not exceed max_batch_tokens "
+                f"({self.max_batch_tokens}): each running sequence decodes one token a step"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(EngineSettings):
+    """Everything `galley serve` can be told."""
+
+    host: str = _setting("127.0.0.1", "Server", "address to bind")
+    port: int = _setting(8000, "Server", "port to bind; 0 picks a free one")
+    served_model_name: str = _setting(
+        "", "Server", "the model's name in the API; default: the folder's or hub id's"
+    )
+    api_key: tuple[str, ...] = _setting(
+        (), "Security", "API key; repeat for several (GALLEY_API_KEY: comma-separated)", secret=True
+    )
+    api_key_file: str = _setting("", "Security", "file with one API key a line")
+    metrics_without_key: bool = _setting(
+        False, "Security", "let a Prometheus without a key read /metrics"
+    )
+    allowed_host: tuple[str, ...] = _setting(
+        (), "Security", "further Host header values accepted on a loopback bind; repeat for several"
+    )
+    max_queue: int = _setting(
+        256, "Limits", "sequences that may wait beyond the running ones; then 429"
+    )
+    max_body_bytes: int = _setting(8 * 1024 * 1024, "Limits", "largest request body")
+    drain_seconds: float = _setting(
+        30.0, "Limits", "after SIGTERM, how long running requests may take to finish"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "info", "Server", "least severe messages logged"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _positive(self, "max_body_bytes")
+        if self.max_queue < 0 or self.drain_seconds < 0:
+            raise SettingsError("max_queue and drain_seconds must not be negative")
+        if not 0 <= self.port < 65536:
+            raise SettingsError(f"port must be between 0 and 65535, got {self.port}")
+        if any(not key.strip() for key in self.api_key):
+            raise SettingsError("api_key: an empty key would let everyone in")
+
+    @classmethod
+    def load(
+        cls,
+        flags: Mapping[str, Any],
+        *,
+        file: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Merge all sources. ``flags`` holds only what was given on the command line.
+
+        Args:
+            flags: setting name -> value.
+            file: the YAML file; default: ``galley.yaml`` in the working folder, if there is one.
+            environ: default ``os.environ``; only ``GALLEY_<SETTING>`` names are read.
+
+        Raises:
+            SettingsError: an unknown name or a value of the wrong type; names its source.
+        """
+        values: dict[str, Any] = {}
+        values.update(_from_file(cls, file))
+        values.update(_from_environ(cls, os.environ if environ is None else environ))
+        values.update(flags)
+        return cls(**values)
+
+
+def _positive(settings: EngineSettings, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise SettingsError(f"{name} must be at least 1, got {value}")
+
+
+def _from_file(cls: type[Settings], file: Path | None) -> dict[str, Any]:
+    path = Path("galley.yaml") if file is None else file
+    if not path.is_file():
+        if file is not None:
+            raise SettingsError(f"settings file {path} does not exist")
+        return {}
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingsError(f"{path} is not readable YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise SettingsError(f"{path} must hold a mapping of setting names to values")
+    return {
+        name: _convert(cls, name, value, source=str(path))
+        for name, value in ((str(k).replace("-", "_"), v) for k, v in content.items())
+    }
+
+
+def _from_environ(cls: type[Settings], environ: Mapping[str, str]) -> dict[str, Any]:
+    known = {f"GALLEY_{f.name.upper()}": f.name for f in dataclasses.fields(cls)}
+    return {
+        known[variable]: _convert(cls, known[variable], text, source=variable)
+        for variable, text in environ.items()
+        if variable in known
+    }
+
+
+def setting_types(cls: type[EngineSettings]) -> dict[str, Any]:
+    """Setting name -> its type, resolved."""
+    return typing.get_type_hints(cls)
+
+
+def _convert(cls: type[Settings], name: str, value: Any, *, source: str) -> Any:
+    kinds = setting_types(cls)
+    if name not in kinds:
+        raise SettingsError(f"{source}: unknown setting {name!r}; known: {', '.join(sorted(kinds))}")
+    kind = kinds[name]
+    try:
+        return _coerce(kind, value)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"{source}: {name}: {error}") from None
+
+
+def _coerce(kind: Any, value: Any) -> Any:
+    """``value``, from YAML or text, as ``kind``."""
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        if value not in typing.get_args(kind):
+            raise ValueError(f"{value!r} is not one of {', '.join(typing.get_args(kind))}")
+        return value
+    if origin is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+            raise ValueError("expected a list of strings")
+        return tuple(item.strip() for item in items)
+    if origin in (pytypes.UnionType, typing.Union):
+        inner = next(k for k in typing.get_args(kind) if k is not type(None))
+        return None if value is None or value == "" else _coerce(inner, value)
+    if kind is bool:
+        return _to_bool(value)
+    if kind is str and not isinstance(value, str):
+        raise ValueError(f"expected text, got {value!r}")
+    if kind in (int, float) and (isinstance(value, bool) or not isinstance(value, int | float | str)):
+        raise ValueError(f"expected a number, got {value!r}")
+    if kind is int and isinstance(value, float):
+        raise ValueError(f"expected a whole number, got {value!r}")
+    return kind(value)
+
+
+def _to_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"1": True, "true": True, "yes": True, "on": True}
+    words |= {"0": False, "false": False, "no": False, "off": False}
+    if str(value).lower() not in words:
+        raise ValueError(f"expected true or false, got {value!r}")
+    return words[str(value).lower()]

@@ -1,0 +1,93 @@
+"""Every error Galley raises on purpose, in one tree.
+
+``GalleyError``
+    ``RequestError``        the caller's request is wrong (HTTP 400); ``param`` names the field
+        ``ContextExceeded``     prompt or ``max_tokens`` do not fit the context
+    ``ModelError``          the model cannot be used
+        ``ModelNotFound``       no such folder, or no such hub id, or the hub cannot be reached
+        ``UnsupportedModel``    a family or feature that Galley does not implement
+        ``CheckpointError``     a file of the checkpoint is missing, damaged or contradicts another
+    ``SettingsError``       a flag, a GALLEY_* variable or a line of galley.yaml is wrong
+    ``Unavailable``         not now, maybe later; ``retry_after`` in seconds
+        ``QueueFull``           admission refused (HTTP 429)
+        ``Draining``            the server is shutting down (HTTP 503)
+        ``EngineNotReady``      the engine is starting or restarting (HTTP 503)
+    ``EngineError``         our own fault (HTTP 500)
+        ``EngineFailed``        the engine could not start, or died again and again
+"""
+
+
+class GalleyError(Exception):
+    """Base of the tree; the message says what happened, which value, and what to do."""
+
+
+class RequestError(GalleyError, ValueError):
+    """The request cannot be honoured as written. ``param`` names the offending field, if one does."""
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ContextExceeded(RequestError):
+    """Prompt plus ``max_tokens`` exceed what the model or its KV cache can ever hold."""
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class ModelError(GalleyError):
+    """The model cannot be used."""
+
+
+class ModelNotFound(ModelError):
+    """Neither a folder nor a reachable hub id."""
+
+
+class UnsupportedModel(ModelError):
+    """The checkpoint asks for a family or a feature that Galley does not implement."""
+
+
+class CheckpointError(ModelError):
+    """A checkpoint file is missing, damaged, or contradicts another. Names file and field."""
+
+    def __init__(self, message: str, *, file: str, field: str | None = None) -> None:
+        where = f"{file}: {field}" if field else file
+        super().__init__(f"{where}: {message}")
+        self.file = file
+        self.field = field
+
+
+class SettingsError(GalleyError, ValueError):
+    """A setting is unknown, malformed, or contradicts another. Names the setting and its source."""
+
+
+class Unavailable(GalleyError):
+    """The request is fine but cannot be taken now. ``retry_after`` is in seconds."""
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QueueFull(Unavailable):
+    """Running and waiting requests have reached their bound."""
+
+
+class Draining(Unavailable):
+    """The server finishes what it has and takes nothing new."""
+
+
+class EngineNotReady(Unavailable):
+    """The engine is still starting, or is being restarted and its queue is full."""
+
+
+class EngineError(GalleyError):
+    """Something on Galley's side broke."""
+
+
+class EngineFailed(EngineError):
+    """The engine process could not start, or kept dying without making progress."""

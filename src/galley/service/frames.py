@@ -1,0 +1,78 @@
+"""What travels between the server's process and the engine's, as msgpack over a Unix socket pair.
+
+Each frame is a 4-byte little-endian length and that many bytes. Both sides run the same code, so
+there is no version negotiation; a frame that does not decode is a bug and ends the engine process.
+"""
+
+import struct
+from typing import Final
+
+import msgspec
+
+from galley.types import EngineRequest, EngineStats, ModelInfo, Output
+
+MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
+HEADER: Final = struct.Struct("<I")
+
+
+class Submit(msgspec.Struct, tag="submit", frozen=True):
+    """Start, or go on with, one sequence."""
+
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, tag="abort", frozen=True):
+    """Forget these requests within one step; no further Output for them, finished or not."""
+
+    request_ids: list[str]
+
+
+class Phase(msgspec.Struct, tag="phase", frozen=True):
+    """A start-up phase has ended; ``seconds`` is what it took."""
+
+    name: str
+    seconds: float
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    """The engine takes requests from now on."""
+
+    info: ModelInfo
+
+
+class StartFailed(msgspec.Struct, tag="start_failed", frozen=True):
+    """The engine cannot start, and trying again will not help."""
+
+    error_type: str
+    message: str
+
+
+class Step(msgspec.Struct, tag="step", frozen=True):
+    """All that one engine step produced."""
+
+    outputs: list[Output]
+    stats: EngineStats
+
+
+ToEngine = Submit | Abort
+FromEngine = Phase | Ready | StartFailed | Step
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode(frame: ToEngine | FromEngine) -> bytes:
+    """The frame with its length in front, ready to be written."""
+    body = _encoder.encode(frame)
+    return HEADER.pack(len(body)) + body
+
+
+def decode_to_engine(body: bytes) -> ToEngine:
+    """Raises ``msgspec.DecodeError`` on anything that :func:`encode` did not write."""
+    return _to_engine.decode(body)
+
+
+def decode_from_engine(body: bytes) -> FromEngine:
+    """Raises ``msgspec.DecodeError`` on anything that :func:`encode` did not write."""
+    return _from_engine.decode(body)

@@ -1,0 +1,263 @@
+"""The vocabulary every room shares: what is asked of the engine and what it answers.
+
+These structs cross the process boundary as msgpack (see ``service/frames.py``), so they hold plain
+values only: no tensors, no callables.
+"""
+
+import math
+from typing import Final, Literal
+
+import msgspec
+
+from galley.errors import RequestError
+
+BLOCK_TOKENS: Final = 16
+"""Tokens in one KV block. Also the row tile of the reference executor (see ``ops/reference.py``)."""
+
+MAX_LOGPROBS: Final = 20
+"""Most alternatives per token that ``logprobs`` may ask for (OpenAI's limit)."""
+
+MAX_STOP_STRINGS: Final = 16
+MAX_STOP_CHARS: Final = 1024
+MAX_N: Final = 128
+MAX_LOGIT_BIAS: Final = 1024
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+def _finite(name: str, value: float, low: float, high: float) -> None:
+    if not math.isfinite(value) or not low <= value <= high:
+        raise RequestError(f"{name} must be between {low:g} and {high:g}, got {value!r}", param=name)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are chosen for one request. Validated at construction.
+
+    ``None`` in the first five fields means "the model's own default": the value in its
+    ``generation_config.json``, else the neutral one (temperature 1, the rest off). Resolve with
+    :meth:`resolved`.
+
+    Attributes:
+        temperature: 0 is greedy and exact.
+        top_p: nucleus mass kept, in (0, 1].
+        top_k: candidates kept; 0 or -1 keeps all.
+        min_p: keeps candidates with at least this share of the best one's probability.
+        repetition_penalty: > 0; divides positive and multiplies negative logits of tokens seen in
+            prompt or output (CTRL, arXiv:1909.05858).
+        presence_penalty, frequency_penalty: in [-2, 2], subtracted from the logits of tokens seen in the
+            output, once or per occurrence (OpenAI API).
+        logit_bias: token id -> value in [-100, 100] added to its logit.
+        seed: 64-bit; the same seed gives the same text at any load. ``None`` draws one.
+        n: independent choices for each prompt.
+        max_tokens: ``None`` means the rest of the context.
+        min_tokens: end-of-sequence, stop tokens and stop strings are held off until then.
+        stop: strings that end the text; they are not part of it.
+        stop_token_ids: token ids that end the text like an end-of-sequence token.
+        ignore_eos: do not end at the model's end-of-sequence tokens.
+        logprobs: ``None`` for none; k reports the chosen token and its k best alternatives.
+        prompt_logprobs: the same for the prompt's tokens after the first.
+
+    Raises:
+        RequestError: a value is out of range; ``param`` names it.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.temperature is not None:
+            _finite("temperature", self.temperature, 0.0, 100.0)
+        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
+            raise RequestError(f"top_p must be in (0, 1], got {self.top_p!r}", param="top_p")
+        if self.top_k is not None and self.top_k < -1:
+            raise RequestError(f"top_k must be -1, 0 or more, got {self.top_k}", param="top_k")
+        if self.min_p is not None:
+            _finite("min_p", self.min_p, 0.0, 1.0)
+        if self.repetition_penalty is not None and not 0.0 < self.repetition_penalty <= 100.0:
+            raise RequestError(
+                f"repetition_penalty must be in (0, 100], got {self.repetition_penalty!r}",
+                param="repetition_penalty",
+            )
+        _finite("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _finite("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self._check_counts()
+        self._check_stops()
+
+    def _check_counts(self) -> None:
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise RequestError(
+                f"logit_bias has {len(self.logit_bias)} entries, at most {MAX_LOGIT_BIAS}",
+                param="logit_bias",
+            )
+        for token, bias in self.logit_bias.items():
+            if token < 0:
+                raise RequestError(f"logit_bias names token {token}", param="logit_bias")
+            _finite("logit_bias", bias, -100.0, 100.0)
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise RequestError(f"seed must fit 64 bits, got {self.seed}", param="seed")
+        if not 1 <= self.n <= MAX_N:
+            raise RequestError(f"n must be between 1 and {MAX_N}, got {self.n}", param="n")
+        if self.max_tokens is not None and self.max_tokens < 0:
+            raise RequestError(
+                f"max_tokens must not be negative, got {self.max_tokens}", param="max_tokens"
+            )
+        if self.min_tokens < 0 or (
+            self.max_tokens is not None and self.min_tokens > self.max_tokens
+        ):
+            raise RequestError(
+                f"min_tokens must be between 0 and max_tokens, got {self.min_tokens}",
+                param="min_tokens",
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            k = getattr(self, name)
+            if k is not None and not 0 <= k <= MAX_LOGPROBS:
+                raise RequestError(
+                    f"{name} must be between 0 and {MAX_LOGPROBS}, got {k}", param=name
+                )
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(
+                f"stop has {len(self.stop)} strings, at most {MAX_STOP_STRINGS}", param="stop"
+            )
+        for text in self.stop:
+            if not 0 < len(text) <= MAX_STOP_CHARS:
+                raise RequestError(
+                    f"each stop string needs 1 to {MAX_STOP_CHARS} characters, got {len(text)}",
+                    param="stop",
+                )
+        if len(self.stop_token_ids) > MAX_LOGIT_BIAS or any(t < 0 for t in self.stop_token_ids):
+            raise RequestError(
+                f"stop_token_ids needs at most {MAX_LOGIT_BIAS} non-negative ids",
+                param="stop_token_ids",
+            )
+
+    def resolved(self, defaults: "SamplingDefaults") -> "SamplingParams":
+        """The same parameters with every ``None`` that stands for a model default replaced."""
+        changes: dict[str, float | int] = {}
+        for name in defaults.__struct_fields__:
+            if getattr(self, name) is None:
+                changes[name] = getattr(defaults, name)
+        return msgspec.structs.replace(self, **changes) if changes else self
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's default sampling, from ``generation_config.json``."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to continue. ``n`` choices are n of these.
+
+    Attributes:
+        id: unique among live requests.
+        prompt: token ids, at least one.
+        sampling: resolved; ``seed`` and ``max_tokens`` are set; ``stop`` strings are not the engine's.
+        output: tokens already delivered, when a request is resubmitted to a new engine.
+        priority: lower is sooner; see ``engine/scheduler.py`` for how waiting makes up for it.
+        cache_salt: requests share cached prefixes only with the same salt (tenant).
+    """
+
+    id: str
+    prompt: list[int]
+    sampling: SamplingParams
+    output: list[int] = []
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability (nats, before temperature and penalties) of a token and the best alternatives.
+
+    ``top`` is sorted, best first; the token itself is in it only if it is among the best.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Timing(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds from the request's arrival, on the engine's clock.
+
+    ``tokens_per_step`` and friends belong to metrics; this is one request's own account.
+    """
+
+    queued: float = 0.0
+    first_token: float = 0.0
+    total: float = 0.0
+    preemptions: int = 0
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one engine step produced for one request.
+
+    ``tokens`` are new since the last Output. A stop token is the last of ``tokens``. ``timing`` comes
+    with the last Output, ``prompt_logprobs`` (one entry for each prompt token after the first) once.
+    """
+
+    request_id: str
+    tokens: list[int] = []
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    timing: Timing | None = None
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot after a step. Counters only grow; gauges are as of now. Tokens, unless named otherwise."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_used_blocks: int = 0
+    kv_cached_blocks: int = 0
+    kv_total_blocks: int = 0
+    steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a ready engine says of itself."""
+
+    name: str
+    path: str
+    family: str
+    executor: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    kv_cache_tokens: int
+    eos_token_ids: tuple[int, ...]
+    defaults: SamplingDefaults
+    phases: dict[str, float] = {}
+
+    @property
+    def max_request_tokens(self) -> int:
+        """The most tokens, prompt plus output, that one request can ever hold."""
+        return min(self.max_model_len, self.kv_cache_tokens)
