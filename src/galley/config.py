@@ -3,28 +3,35 @@
 Every setting is declared once, below; the CLI makes its flags and help groups from the same fields.
 """
 
+# ruff: noqa: RUF009  (_setting is dataclasses.field, called the same way)
+
 import dataclasses
+import math
 import os
+import re
 import types as pytypes
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from galley.errors import SettingsError
+
+T = TypeVar("T")
 
 DType = Literal["float32", "bfloat16"]
 ExecutorName = Literal["reference"]
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
+# Kubernetes sets GALLEY_PORT=tcp://10.0.0.1:8000 in every pod beside a Service named "galley".
+_SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 
-def _setting(default: Any, group: str, help: str, *, secret: bool = False) -> Any:
-    metadata = {"group": group, "help": help, "secret": secret}
-    if isinstance(default, list | tuple):
-        return field(default=tuple(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
+
+def _setting(default: T, group: str, help: str, *, secret: bool = False) -> T:
+    # A secret stays out of the repr, which ends up in logs and tracebacks.
+    return field(default=default, repr=not secret, metadata={"group": group, "help": help})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +40,9 @@ class EngineSettings:
 
     model: str = _setting("", "Model", "folder or hub id; empty for the bundled model")
     revision: str = _setting("main", "Model", "branch, tag or commit of a hub id")
-    dtype: DType = _setting("float32", "Model", "type of weights, activations and KV")
+    dtype: DType = _setting("float32", "Model", "type of weights, activations and KV cache")
     executor: ExecutorName = _setting("reference", "Model", "what runs the program")
-    device: str = _setting("cpu", "Model", "device of the reference executor: cpu, cuda, cuda:1 ...")
+    device: str = _setting("cpu", "Model", "device of the reference executor: cpu, cuda, cuda:1")
     threads: int | None = _setting(
         None, "Model", "compute threads; default: the cores this process may use"
     )
@@ -102,12 +109,14 @@ class Settings(EngineSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         _positive(self, "max_body_bytes")
-        if self.max_queue < 0 or self.drain_seconds < 0:
-            raise SettingsError("max_queue and drain_seconds must not be negative")
+        if self.max_queue < 0:
+            raise SettingsError(f"max_queue must not be negative, got {self.max_queue}")
+        if not (math.isfinite(self.drain_seconds) and self.drain_seconds >= 0):
+            raise SettingsError(f"drain_seconds must be 0 or more, got {self.drain_seconds}")
         if not 0 <= self.port < 65536:
             raise SettingsError(f"port must be between 0 and 65535, got {self.port}")
         if any(not key.strip() for key in self.api_key):
-            raise SettingsError("api_key: an empty key would let everyone in")
+            raise SettingsError("api_key: one of the keys is empty; anybody could guess it")
 
     @classmethod
     def load(
@@ -166,7 +175,7 @@ def _from_environ(cls: type[Settings], environ: Mapping[str, str]) -> dict[str, 
     return {
         known[variable]: _convert(cls, known[variable], text, source=variable)
         for variable, text in environ.items()
-        if variable in known
+        if variable in known and not _SERVICE_LINK.match(text)
     }
 
 
@@ -175,10 +184,12 @@ def setting_types(cls: type[EngineSettings]) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _convert(cls: type[Settings], name: str, value: Any, *, source: str) -> Any:
+def _convert(cls: type[Settings], name: str, value: object, *, source: str) -> object:
     kinds = setting_types(cls)
     if name not in kinds:
-        raise SettingsError(f"{source}: unknown setting {name!r}; known: {', '.join(sorted(kinds))}")
+        raise SettingsError(
+            f"{source}: unknown setting {name!r}; known: {', '.join(sorted(kinds))}"
+        )
     kind = kinds[name]
     try:
         return _coerce(kind, value)
@@ -186,7 +197,7 @@ def _convert(cls: type[Settings], name: str, value: Any, *, source: str) -> Any:
         raise SettingsError(f"{source}: {name}: {error}") from None
 
 
-def _coerce(kind: Any, value: Any) -> Any:
+def _coerce(kind: object, value: object) -> object:
     """``value``, from YAML or text, as ``kind``."""
     origin = typing.get_origin(kind)
     if origin is Literal:
@@ -203,16 +214,24 @@ def _coerce(kind: Any, value: Any) -> Any:
         return None if value is None or value == "" else _coerce(inner, value)
     if kind is bool:
         return _to_bool(value)
-    if kind is str and not isinstance(value, str):
-        raise ValueError(f"expected text, got {value!r}")
-    if kind in (int, float) and (isinstance(value, bool) or not isinstance(value, int | float | str)):
-        raise ValueError(f"expected a number, got {value!r}")
-    if kind is int and isinstance(value, float):
-        raise ValueError(f"expected a whole number, got {value!r}")
-    return kind(value)
+    if kind is str:
+        if not isinstance(value, str):
+            raise ValueError(f"expected text, got {value!r}; quote it")
+        return value
+    return _to_number(int if kind is int else float, value)
 
 
-def _to_bool(value: Any) -> bool:
+def _to_number(kind: type[int] | type[float], value: object) -> int | float:
+    accepted = isinstance(value, str | int) or (isinstance(value, float) and kind is float)
+    if accepted and not isinstance(value, bool):
+        try:
+            return kind(typing.cast(str | int | float, value))
+        except (ValueError, OverflowError):
+            pass
+    raise ValueError(f"expected a {'whole ' if kind is int else ''}number, got {value!r}")
+
+
+def _to_bool(value: object) -> bool:
     if isinstance(value, bool):
         return value
     words = {"1": True, "true": True, "yes": True, "on": True}

@@ -1,0 +1,222 @@
+"""One set of settings from four sources."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galley.config import EngineSettings, Settings, setting_types
+from galley.errors import SettingsError
+
+
+def load(
+    tmp_path: Path,
+    *,
+    flags: dict[str, Any] | None = None,
+    environ: dict[str, str] | None = None,
+    file: str | None = None,
+) -> Settings:
+    path = None
+    if file is not None:
+        path = tmp_path / "settings.yaml"
+        path.write_text(file, encoding="utf-8")
+    return Settings.load(flags or {}, file=path, environ=environ or {})
+
+
+def test_each_source_wins_over_the_one_below(tmp_path: Path) -> None:
+    file, environ, flags = "max_running: 2", {"GALLEY_MAX_RUNNING": "3"}, {"max_running": 4}
+    assert load(tmp_path).max_running == 64
+    assert load(tmp_path, file=file).max_running == 2
+    assert load(tmp_path, file=file, environ=environ).max_running == 3
+    assert load(tmp_path, file=file, environ=environ, flags=flags).max_running == 4
+
+
+def test_sources_merge_setting_by_setting(tmp_path: Path) -> None:
+    settings = load(
+        tmp_path,
+        file="port: 1\nhost: 0.0.0.0\nmodel: from-file",
+        environ={"GALLEY_PORT": "2", "GALLEY_MODEL": "from-environment"},
+        flags={"model": "from-flag"},
+    )
+    assert (settings.host, settings.port, settings.model) == ("0.0.0.0", 2, "from-flag")
+
+
+def test_galley_yaml_of_the_working_folder_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Settings.load({}, environ={}).port == 8000
+    (tmp_path / "galley.yaml").write_text("port: 9", encoding="utf-8")
+    assert Settings.load({}, environ={}).port == 9
+
+
+def test_a_named_file_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"nowhere\.yaml does not exist"):
+        Settings.load({}, file=tmp_path / "nowhere.yaml", environ={})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("max-batch-tokens: 128", {"max_batch_tokens": 128}),
+        ("prefix_cache: off", {"prefix_cache": False}),
+        ("drain_seconds: 5", {"drain_seconds": 5.0}),
+        ("threads:", {"threads": None}),
+        ("api_key: [one, two]", {"api_key": ("one", "two")}),
+        ("api_key: one", {"api_key": ("one",)}),
+        ("", {}),
+        ("# only a comment", {}),
+    ],
+)
+def test_yaml_values(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
+    settings = load(tmp_path, file=text)
+    assert settings == Settings(**expected)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "expected"),
+    [
+        ("GALLEY_PREFIX_CACHE", "No", {"prefix_cache": False}),
+        ("GALLEY_METRICS_WITHOUT_KEY", "1", {"metrics_without_key": True}),
+        ("GALLEY_THREADS", "", {"threads": None}),
+        ("GALLEY_THREADS", "2", {"threads": 2}),
+        ("GALLEY_KV_MEMORY_FRACTION", "0.25", {"kv_memory_fraction": 0.25}),
+        ("GALLEY_API_KEY", "one, two", {"api_key": ("one", "two")}),
+        ("GALLEY_DTYPE", "bfloat16", {"dtype": "bfloat16"}),
+        ("GALLEY_PORT", "tcp://10.0.0.1:8000", {}),  # a Kubernetes service link
+        ("GALLEY_SERVICE_HOST", "10.0.0.1", {}),
+    ],
+)
+def test_environment_values(
+    tmp_path: Path, variable: str, text: str, expected: dict[str, Any]
+) -> None:
+    assert load(tmp_path, environ={variable: text}) == Settings(**expected)
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("prot: 1", r"settings\.yaml: unknown setting 'prot'; known: .*port"),
+        ("port: eight", r"settings\.yaml: port: expected a whole number, got 'eight'"),
+        ("port: 8.5", r"port: expected a whole number, got 8\.5"),
+        ("port: true", r"port: expected a whole number, got True"),
+        ("port: .inf", r"port: expected a whole number, got inf"),
+        ("drain_seconds: [1]", r"drain_seconds: expected a number, got \[1\]"),
+        ("prefix_cache: maybe", r"prefix_cache: expected true or false, got 'maybe'"),
+        ("dtype: int3", r"dtype: 'int3' is not one of float32, bfloat16"),
+        ("model: 7", r"model: expected text, got 7; quote it"),
+        ("api_key: {a: 1}", r"api_key: expected a list of strings"),
+        ("api_key: [1]", r"api_key: expected a list of strings"),
+        ("- port", r"must hold a mapping"),
+        ("port: [", r"not readable YAML"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, file: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load(tmp_path, file=file)
+
+
+def test_a_wrong_variable_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="GALLEY_MAX_QUEUE: max_queue: expected a whole number"):
+        load(tmp_path, environ={"GALLEY_MAX_QUEUE": "many"})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"port": 70000},
+        {"port": -1},
+        {"max_queue": -1},
+        {"drain_seconds": -0.1},
+        {"drain_seconds": float("nan")},
+        {"drain_seconds": float("inf")},
+        {"max_body_bytes": 0},
+        {"threads": 0},
+        {"kv_cache_tokens": 0},
+        {"max_model_len": -5},
+        {"kv_memory_fraction": 0.0},
+        {"kv_memory_fraction": float("nan")},
+        {"kv_memory_fraction": 1.0},
+        {"api_key": ("key", " ")},
+        {"max_running": 600},
+    ],
+)
+def test_values_out_of_range_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=next(iter(values))):
+        Settings(**values)
+
+
+def test_keys_stay_out_of_the_repr() -> None:
+    assert "hush" not in repr(Settings(api_key=("hush",)))
+
+
+def test_every_setting_is_described() -> None:
+    for field in dataclasses.fields(Settings):
+        assert field.metadata["group"], field.name
+        assert field.metadata["help"], field.name
+
+
+TEXT = st.text(
+    st.characters(min_codepoint=32, exclude_categories=["C", "Z"], exclude_characters=","),
+    min_size=1,
+    max_size=12,
+)
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "model": TEXT,
+    "revision": TEXT,
+    "dtype": st.sampled_from(["float32", "bfloat16"]),
+    "executor": st.just("reference"),
+    "device": TEXT,
+    "threads": st.none() | st.integers(1, 256),
+    "max_model_len": st.none() | st.integers(1, 10**6),
+    "kv_cache_tokens": st.none() | st.integers(1, 10**9),
+    "kv_memory_fraction": st.floats(0.01, 0.95),
+    "max_batch_tokens": st.integers(64, 10**5),
+    "max_running": st.integers(1, 64),
+    "prefix_cache": st.booleans(),
+    "priority_steps": st.integers(1, 10**4),
+    "host": TEXT,
+    "port": st.integers(0, 65535),
+    "served_model_name": TEXT,
+    "api_key": st.lists(TEXT, max_size=3).map(tuple),
+    "api_key_file": TEXT,
+    "metrics_without_key": st.booleans(),
+    "allowed_host": st.lists(TEXT, max_size=3).map(tuple),
+    "max_queue": st.integers(0, 10**6),
+    "max_body_bytes": st.integers(1, 10**9),
+    "drain_seconds": st.floats(0, 3600),
+    "log_level": st.sampled_from(["debug", "info", "warning", "error"]),
+}
+SOME_SETTINGS = st.fixed_dictionaries({}, optional=VALUES)
+
+
+def test_the_round_trips_cover_every_setting() -> None:
+    assert VALUES.keys() == setting_types(Settings).keys()
+    assert setting_types(EngineSettings).keys() <= VALUES.keys()
+    assert setting_types(Settings)["dtype"] == Literal["float32", "bfloat16"]
+
+
+@given(values=SOME_SETTINGS)
+def test_yaml_round_trip(tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]) -> None:
+    path = tmp_path_factory.mktemp("settings") / "galley.yaml"
+    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+    path.write_text(yaml.safe_dump(plain, allow_unicode=True), encoding="utf-8")
+    assert Settings.load({}, file=path, environ={}) == Settings(**values)
+
+
+def as_variable(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return "" if value is None else str(value)
+
+
+@given(values=SOME_SETTINGS)
+def test_environment_round_trip(values: dict[str, Any]) -> None:
+    # An empty variable is no list of keys: it is refused, see the test above.
+    values = {name: value for name, value in values.items() if value != ()}
+    environ = {f"GALLEY_{name.upper()}": as_variable(value) for name, value in values.items()}
+    assert Settings.load({}, environ=environ) == Settings(**values)
