@@ -24,9 +24,7 @@ class GalleyError(Exception):
 class RequestError(GalleyError, ValueError):
     """The request cannot be honoured as written. ``param`` names the offending field, if one does."""
 
-    def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
         self.code = code

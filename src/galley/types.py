@@ -27,7 +27,9 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 def _finite(name: str, value: float, low: float, high: float) -> None:
     if not math.isfinite(value) or not low <= value <= high:
-        raise RequestError(f"{name} must be between {low:g} and {high:g}, got {value!r}", param=name)
+        raise RequestError(
+            f"{name} must be between {low:g} and {high:g}, got {value!r}", param=name
+        )
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -198,10 +200,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True):
-    """Seconds from the request's arrival, on the engine's clock.
-
-    ``tokens_per_step`` and friends belong to metrics; this is one request's own account.
-    """
+    """Seconds from the request's arrival, on the engine's clock."""
 
     queued: float = 0.0
     first_token: float = 0.0
@@ -227,7 +226,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot after a step. Counters only grow; gauges are as of now. Tokens, unless named otherwise."""
+    """A snapshot after a step. Counters only grow; gauges are as of now."""
 
     running: int = 0
     waiting: int = 0

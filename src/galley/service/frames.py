@@ -58,8 +58,8 @@ ToEngine = Submit | Abort
 FromEngine = Phase | Ready | StartFailed | Step
 
 _encoder = msgspec.msgpack.Encoder()
-_to_engine = msgspec.msgpack.Decoder(ToEngine)
-_from_engine = msgspec.msgpack.Decoder(FromEngine)
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 
 
 def encode(frame: ToEngine | FromEngine) -> bytes:

@@ -1,0 +1,200 @@
+"""The engine: sequences in, tokens out, one step at a time."""
+
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from galley.engine.batch import assemble, wanted_rows
+from galley.engine.kv import KVCache
+from galley.engine.sampler import TokenSampler, token_logprob
+from galley.engine.scheduler import Scheduler, Work
+from galley.engine.sequence import Sequence
+from galley.ops.executor import Executor, Logits
+from galley.types import (
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    ModelInfo,
+    Output,
+    Timing,
+    TokenLogprob,
+)
+
+
+class Engine:
+    """Not thread-safe: one thread adds, aborts and steps. Requests have passed ``check_request``."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        kv: KVCache,
+        info: ModelInfo,
+        *,
+        max_batch_tokens: int,
+        max_running: int,
+        priority_steps: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.info = info
+        self._executor = executor
+        self._kv = kv
+        self._scheduler = Scheduler(kv, max_batch_tokens=max_batch_tokens, max_running=max_running)
+        self._priority_steps = priority_steps
+        self._clock = clock
+        self._sequences: dict[str, Sequence] = {}
+        self._steps = 0
+        self._prefill_tokens = 0
+        self._decode_tokens = 0
+        self._prefix_query_tokens = 0
+        self._prefix_hit_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._sequences)
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request; its tokens come out of later steps."""
+        assert request.id not in self._sequences, request.id
+        sampling = request.sampling
+        eos = () if sampling.ignore_eos else self.info.eos_token_ids
+        sampler = TokenSampler(
+            sampling, request.prompt, request.output, (*eos, *sampling.stop_token_ids)
+        )
+        order = self._steps + request.priority * self._priority_steps
+        sequence = Sequence(request, sampler, order, arrival=self._clock())
+        self._sequences[request.id] = sequence
+        self._scheduler.add(sequence)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Forget requests, wherever they are; unknown ids have finished already."""
+        for request_id in request_ids:
+            if sequence := self._sequences.pop(request_id, None):
+                self._scheduler.remove(sequence)
+
+    def step(self) -> list[Output]:
+        """Schedule, assemble, run, sample, commit: what came out for each sequence that advanced."""
+        plan = self._scheduler.schedule()
+        self._account(plan)
+        logits = self._executor.forward(assemble(plan, self._kv))
+        outputs = self._commit(plan, logits)
+        self._steps += 1
+        return outputs
+
+    @property
+    def stats(self) -> EngineStats:
+        """As of now."""
+        return EngineStats(
+            running=len(self._scheduler.running),
+            waiting=self._scheduler.waiting,
+            kv_used_blocks=self._kv.used,
+            kv_cached_blocks=self._kv.cached,
+            kv_total_blocks=self._kv.total,
+            steps=self._steps,
+            prefill_tokens=self._prefill_tokens,
+            decode_tokens=self._decode_tokens,
+            prefix_query_tokens=self._prefix_query_tokens,
+            prefix_hit_tokens=self._prefix_hit_tokens,
+            preemptions=self._scheduler.preemptions,
+        )
+
+    def _account(self, plan: list[Work]) -> None:
+        now = self._clock()
+        for work in plan:
+            sequence = work.sequence
+            if not sequence.started:
+                sequence.started = now
+                sequence.cached = sequence.computed
+                self._prefix_query_tokens += sequence.known
+                self._prefix_hit_tokens += sequence.computed
+            if work.count == 1 and sequence.first_token:
+                self._decode_tokens += 1
+            else:
+                self._prefill_tokens += work.count
+
+    def _commit(self, plan: list[Work], logits: Logits) -> list[Output]:
+        """Count the step's tokens as computed, sample where a sequence has caught up."""
+        outputs = []
+        row = 0
+        for work in plan:
+            sequence = work.sequence
+            rows = wanted_rows(work)
+            mine = logits[row : row + len(rows)]
+            row += len(rows)
+            completes = work.completes
+            self._score(sequence, rows, mine)
+            sequence.computed += work.count
+            self._kv.commit(sequence.id, sequence.tokens, sequence.computed)
+            if completes:
+                outputs.append(self._advance(sequence, mine[-1]))
+        return outputs
+
+    def _score(self, sequence: Sequence, rows: range, logits: Logits) -> None:
+        top = sequence.request.sampling.prompt_logprobs
+        if top is None:
+            return
+        prompt = sequence.request.prompt
+        for position, row in zip(rows, logits, strict=True):
+            if position < len(prompt) - 1:
+                sequence.scored.append(token_logprob(row, prompt[position + 1], top))
+
+    def _advance(self, sequence: Sequence, logits: Logits) -> Output:
+        """Sample the next token and say what became of the sequence."""
+        sampling = sequence.request.sampling
+        assert sampling.max_tokens is not None
+        if sequence.generated >= sampling.max_tokens:
+            return self._output(sequence, [], None, "length")
+        token = sequence.sampler(logits, sequence.known)
+        if np.isnan(logits[token]):
+            return self._output(
+                sequence, [], None, "error", error="the model produced NaN logits for this request"
+            )
+        logprobs = None
+        if sampling.logprobs is not None:
+            logprobs = [token_logprob(logits, token, sampling.logprobs)]
+        sequence.sampler.accept(token)
+        sequence.tokens.append(token)
+        return self._output(sequence, [token], logprobs, self._finish_reason(sequence, token))
+
+    def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
+        sampling = sequence.request.sampling
+        is_eos = token in self.info.eos_token_ids and not sampling.ignore_eos
+        if is_eos or token in sampling.stop_token_ids:
+            return "stop"
+        assert sampling.max_tokens is not None
+        return "length" if sequence.generated >= sampling.max_tokens else None
+
+    def _output(
+        self,
+        sequence: Sequence,
+        tokens: list[int],
+        logprobs: list[TokenLogprob] | None,
+        finish_reason: FinishReason | None,
+        *,
+        error: str | None = None,
+    ) -> Output:
+        now = self._clock()
+        is_first = not sequence.first_token
+        if is_first:
+            sequence.first_token = now
+        timing = None
+        if finish_reason:
+            del self._sequences[sequence.id]
+            self._scheduler.remove(sequence)
+            timing = Timing(
+                queued=sequence.started - sequence.arrival,
+                first_token=sequence.first_token - sequence.arrival,
+                total=now - sequence.arrival,
+                preemptions=sequence.preemptions,
+            )
+        return Output(
+            request_id=sequence.id,
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=sequence.scored if is_first and sequence.scores_prompt else None,
+            cached_tokens=min(sequence.cached, len(sequence.request.prompt)),
+            finish_reason=finish_reason,
+            error=error,
+            timing=timing,
+        )

@@ -1,0 +1,125 @@
+"""The KV cache's books: which request holds which blocks. Joins the pool and the prefix cache."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from galley.engine.blocks import BlockPool
+from galley.engine.prefix import PrefixCache, extend_chain, root_hash
+from galley.ops.executor import Ints
+from galley.types import BLOCK_TOKENS
+
+
+@dataclass(slots=True)
+class _Table:
+    """``chain[i]`` is the hash of block i; ``registered`` blocks from the front are in the cache."""
+
+    salt: str
+    blocks: list[int] = field(default_factory=list)
+    chain: list[bytes] = field(default_factory=list)
+    registered: int = 0
+
+    def extend(self, tokens: Sequence[int], full_blocks: int) -> None:
+        while len(self.chain) < full_blocks:
+            start = len(self.chain) * BLOCK_TOKENS
+            parent = self.chain[-1] if self.chain else root_hash(self.salt)
+            self.chain.append(extend_chain(parent, tokens[start : start + BLOCK_TOKENS]))
+
+
+class KVCache:
+    """Block tables by request id. Every change keeps ``free + cached + used == total``."""
+
+    def __init__(self, blocks: int, *, prefix_cache: bool) -> None:
+        self._pool = BlockPool(blocks)
+        self._prefix = PrefixCache()
+        self._sharing = prefix_cache
+        self._tables: dict[str, _Table] = {}
+
+    @property
+    def total(self) -> int:
+        """All blocks."""
+        return self._pool.total
+
+    @property
+    def cached(self) -> int:
+        """Blocks nobody holds that still have a known prefix; taken when the free ones run out."""
+        return self._prefix.parked
+
+    @property
+    def used(self) -> int:
+        """Blocks held by requests."""
+        return self._pool.total - self._pool.free - self._prefix.parked
+
+    def open(self, request_id: str, tokens: Sequence[int], *, salt: str, reuse: bool) -> int:
+        """Start a table; returns how many leading tokens are already computed.
+
+        At least the last token is left to compute, since its logits are wanted. Without ``reuse``
+        nothing is looked up (the request wants logits of its whole prompt).
+        """
+        assert request_id not in self._tables
+        table = self._tables[request_id] = _Table(salt)
+        if not (self._sharing and reuse):
+            return 0
+        table.extend(tokens, (len(tokens) - 1) // BLOCK_TOKENS)
+        table.blocks = self._prefix.lookup(table.chain)
+        for block in table.blocks:
+            self._prefix.unpark(block)
+            self._pool.share(block)
+        table.registered = len(table.blocks)
+        return len(table.blocks) * BLOCK_TOKENS
+
+    def grow(self, request_id: str, tokens: int) -> bool:
+        """Make room for ``tokens`` tokens in all; False, and nothing taken, if there is none."""
+        blocks = self._tables[request_id].blocks
+        missing = -(-tokens // BLOCK_TOKENS) - len(blocks)
+        if missing > self._pool.free + self._prefix.parked:
+            return False
+        for _ in range(missing):
+            if not self._pool.free:
+                self._pool.give_back(self._prefix.evict())
+            blocks.append(self._pool.take())
+        return True
+
+    def commit(self, request_id: str, tokens: Sequence[int], computed: int) -> None:
+        """``computed`` leading tokens are in the cache now: full blocks become shareable."""
+        if not self._sharing:
+            return
+        table = self._tables[request_id]
+        full = computed // BLOCK_TOKENS
+        table.extend(tokens, full)
+        for i in range(table.registered, full):
+            self._prefix.register(table.chain[i], table.blocks[i])
+        table.registered = max(table.registered, full)
+
+    def close(self, request_id: str) -> None:
+        """Give up the table; shareable blocks stay cached, the tail of a prefix goes out first."""
+        for block in reversed(self._tables.pop(request_id).blocks):
+            if self._pool.release(block) and not self._prefix.park(block):
+                self._pool.give_back(block)
+
+    def table(self, request_id: str, tokens: int) -> Ints:
+        """The blocks of the first ``tokens`` tokens, in order."""
+        blocks = self._tables[request_id].blocks[: -(-tokens // BLOCK_TOKENS)]
+        return np.array(blocks, dtype=np.int64)
+
+    def check(self) -> None:
+        """Conservation: every block is free, cached or used, and is counted once for each holder."""
+        held: dict[int, int] = {}
+        for table in self._tables.values():
+            assert len(set(table.blocks)) == len(table.blocks)
+            for block in table.blocks:
+                held[block] = held.get(block, 0) + 1
+        for block in range(self._pool.total):
+            assert self._pool.references(block) == held.get(block, 0), block
+            assert not (self._prefix.is_parked(block) and block in held), block
+        assert self._pool.used == len(held) == self.used
+        assert self._pool.free + self.cached + self.used == self.total
+
+    def writable(self, request_id: str, first: int, last: int) -> bool:
+        """Whether only this request holds the blocks of positions ``first`` to ``last``."""
+        blocks = self._tables[request_id].blocks
+        return all(
+            self._pool.references(block) == 1
+            for block in blocks[first // BLOCK_TOKENS : last // BLOCK_TOKENS + 1]
+        )

@@ -1,0 +1,137 @@
+"""From settings to an engine that is ready: load, size the KV cache, warm up. Each phase is timed."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from galley.config import EngineSettings
+from galley.engine.engine import Engine
+from galley.engine.kv import KVCache
+from galley.engine.machine import available_cores, available_memory
+from galley.errors import EngineFailed, SettingsError
+from galley.formats.checkpoint import Checkpoint
+from galley.graph.program import Program
+from galley.models.registry import build_program
+from galley.ops.executor import Batch, Executor, executor_factory
+from galley.types import BLOCK_TOKENS, ModelInfo
+
+OnPhase = Callable[[str, float], None]
+
+
+def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None = None) -> Engine:
+    """Build the engine for the checkpoint in ``folder``.
+
+    Args:
+        settings: sizes and choices; ``settings.model`` is only the name here.
+        folder: the checkpoint.
+        on_phase: told (name, seconds) as each of "import", "load" and "warm-up" ends.
+
+    Raises:
+        ModelError, SettingsError: the checkpoint or the settings cannot be used.
+        EngineFailed: there is not enough memory.
+    """
+    phases: dict[str, float] = {}
+    clock = _Phases(phases, on_phase)
+    factory = executor_factory(settings.executor)
+    clock.end("import")
+    checkpoint = Checkpoint.open(folder)
+    program = build_program(checkpoint.config)
+    weights = checkpoint.weights()
+    program.check_weights(weights, folder=str(folder))
+    threads = settings.threads or available_cores()
+    executor = factory(
+        program, weights, dtype=settings.dtype, device=settings.device, threads=threads
+    )
+    clock.end("load")
+    max_model_len = _max_model_len(settings, program)
+    blocks = _kv_blocks(settings, max_model_len, executor.kv_bytes_per_block())
+    executor.allocate_kv(blocks)
+    _warm_up(executor)
+    clock.end("warm-up")
+    info = ModelInfo(
+        name=settings.model or folder.name,
+        path=str(folder),
+        family=str(checkpoint.config["model_type"]),
+        executor=settings.executor,
+        dtype=settings.dtype,
+        vocab_size=program.vocab_size,
+        max_model_len=max_model_len,
+        kv_cache_tokens=blocks * BLOCK_TOKENS,
+        eos_token_ids=checkpoint.eos_token_ids,
+        defaults=checkpoint.defaults,
+        phases=phases,
+    )
+    return Engine(
+        executor,
+        KVCache(blocks, prefix_cache=settings.prefix_cache),
+        info,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_running=settings.max_running,
+        priority_steps=settings.priority_steps,
+    )
+
+
+class _Phases:
+    def __init__(self, phases: dict[str, float], on_phase: OnPhase | None) -> None:
+        self._phases = phases
+        self._on_phase = on_phase
+        self._last = time.monotonic()
+
+    def end(self, name: str) -> None:
+        now = time.monotonic()
+        self._phases[name] = now - self._last
+        self._last = now
+        if self._on_phase:
+            self._on_phase(name, self._phases[name])
+
+
+def _max_model_len(settings: EngineSettings, program: Program) -> int:
+    wanted = settings.max_model_len or program.max_positions
+    if wanted > program.max_positions:
+        raise SettingsError(
+            f"max_model_len {wanted} exceeds the model's context of {program.max_positions} tokens"
+        )
+    return wanted
+
+
+def _kv_blocks(settings: EngineSettings, max_model_len: int, block_bytes: int) -> int:
+    """As asked, or what the memory share holds, but no more than all running sequences can fill."""
+    if settings.kv_cache_tokens is not None:
+        blocks = -(-settings.kv_cache_tokens // BLOCK_TOKENS)
+        needed, left = blocks * block_bytes, available_memory()
+        if settings.device == "cpu" and needed > left:
+            raise EngineFailed(
+                f"kv_cache_tokens {settings.kv_cache_tokens} needs {needed / 2**20:.0f} MiB, "
+                f"{left / 2**20:.0f} MiB are available"
+            )
+        return blocks
+    useful = settings.max_running * -(-max_model_len // BLOCK_TOKENS)
+    affordable = int(available_memory() * settings.kv_memory_fraction) // block_bytes
+    if affordable < 1:
+        raise EngineFailed("no memory is left for the KV cache after loading the weights")
+    return min(useful, affordable)
+
+
+def _warm_up(executor: Executor) -> None:
+    """One token through everything, so that lazy initialisation does not fall on the first request.
+
+    It writes to block 0, which no request has yet.
+    """
+    zero = np.zeros(1, dtype=np.int64)
+    executor.forward(
+        Batch(
+            tokens=zero,
+            positions=zero,
+            starts=np.array([0, 1], dtype=np.int64),
+            tables=(zero,),
+            wanted=zero,
+        )
+    )
+
+
+def with_phase(info: ModelInfo, name: str, seconds: float) -> ModelInfo:
+    """``info`` with one more start-up phase, put first."""
+    return msgspec.structs.replace(info, phases={name: seconds, **info.phases})

@@ -1,0 +1,146 @@
+"""Who gets how many tokens in the next step. Knows no tensors and no block ids.
+
+Order is a number fixed when a request arrives: ``arrival step + priority * priority_steps``, then order
+of arrival. So an urgent request overtakes those that came up to ``priority_steps`` steps a level before
+it, and nothing waits for ever: whatever arrives late enough stands behind it. Admission takes the first
+in order or nobody; when blocks run out the last in order is preempted, so the first always advances.
+"""
+
+import heapq
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
+from typing import Protocol
+
+from galley.engine.sequence import Sequence
+
+
+class Memory(Protocol):
+    """What the scheduler needs of the KV cache; see ``kv.py``."""
+
+    def open(self, request_id: str, tokens: Tokens[int], *, salt: str, reuse: bool) -> int:
+        """Start a table; returns the leading tokens that need no computing."""
+        ...
+
+    def grow(self, request_id: str, tokens: int) -> bool:
+        """Room for that many tokens in all, or False."""
+        ...
+
+    def close(self, request_id: str) -> None:
+        """Give up the table."""
+        ...
+
+
+@dataclass(slots=True)
+class Work:
+    """``sequence`` computes its next ``count`` known tokens in this step."""
+
+    sequence: Sequence
+    count: int
+
+    @property
+    def completes(self) -> bool:
+        """Whether all known tokens are computed after it, so that a new one can be sampled."""
+        return self.count == self.sequence.remaining
+
+
+class Scheduler:
+    """Owns the waiting and the running sequences."""
+
+    def __init__(self, memory: Memory, *, max_batch_tokens: int, max_running: int) -> None:
+        assert max_running <= max_batch_tokens
+        self._memory = memory
+        self._max_batch_tokens = max_batch_tokens
+        self._max_running = max_running
+        self._waiting: list[tuple[int, int, Sequence]] = []
+        self._arrivals: dict[str, int] = {}
+        self._count = 0
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that hold no blocks."""
+        return len(self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence."""
+        self._count += 1
+        self._arrivals[sequence.id] = self._count
+        self._queue(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a finished or aborted sequence, wherever it is, and free its blocks."""
+        del self._arrivals[sequence.id]
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._memory.close(sequence.id)
+        else:
+            self._waiting = [entry for entry in self._waiting if entry[2] is not sequence]
+            heapq.heapify(self._waiting)
+
+    def schedule(self) -> list[Work]:
+        """The next step's work, within the token budget; allocates the blocks it needs.
+
+        Sequences that decode come first, so a long prompt never holds them up; prompts share what is
+        left, and newcomers what is left of that.
+        """
+        preempted = self.preemptions
+        plan: dict[str, Work] = {}
+        budget = self._max_batch_tokens
+        for sequence in sorted(self.running, key=lambda s: (s.remaining > 1, self._rank(s))):
+            count = min(sequence.remaining, budget - _total(plan))
+            # A victim of an earlier turn of this loop is no longer running.
+            if count > 0 and sequence in self.running and self._make_room(sequence, count, plan):
+                plan[sequence.id] = Work(sequence, count)
+        if self.preemptions == preempted:
+            self._admit(plan)
+        return list(plan.values())
+
+    def _make_room(self, sequence: Sequence, count: int, plan: dict[str, Work]) -> bool:
+        """Grow, preempting the last in order as often as it takes; False if that is ``sequence``."""
+        while not self._memory.grow(sequence.id, sequence.computed + count):
+            victim = max(self.running, key=self._rank)
+            plan.pop(victim.id, None)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        self.running.remove(victim)
+        self._memory.close(victim.id)
+        victim.computed = 0
+        victim.preemptions += 1
+        self.preemptions += 1
+        self._queue(victim)
+
+    def _admit(self, plan: dict[str, Work]) -> None:
+        budget = self._max_batch_tokens - _total(plan)
+        while self._waiting and budget > 0 and len(self.running) < self._max_running:
+            sequence = self._waiting[0][2]
+            request = sequence.request
+            computed = self._memory.open(
+                sequence.id,
+                sequence.tokens,
+                salt=request.cache_salt,
+                reuse=not sequence.scores_prompt,
+            )
+            # Room for all that is known: a prompt, once begun, is not stopped halfway for memory.
+            if not self._memory.grow(sequence.id, sequence.known):
+                self._memory.close(sequence.id)
+                return
+            heapq.heappop(self._waiting)
+            sequence.computed = computed
+            self.running.append(sequence)
+            plan[sequence.id] = Work(sequence, min(sequence.remaining, budget))
+            budget -= plan[sequence.id].count
+
+    def _rank(self, sequence: Sequence) -> tuple[int, int]:
+        return sequence.order, self._arrivals[sequence.id]
+
+    def _queue(self, sequence: Sequence) -> None:
+        heapq.heappush(self._waiting, (*self._rank(sequence), sequence))
+
+
+def _total(plan: dict[str, Work]) -> int:
+    return sum(work.count for work in plan.values())

@@ -1,0 +1,123 @@
+"""A checkpoint folder in Hugging Face layout: configuration, generation defaults, weights."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from galley.errors import CheckpointError, ModelNotFound, RequestError, UnsupportedModel
+from galley.formats.safetensors import read_safetensors
+from galley.formats.weights import Weights
+from galley.types import SamplingDefaults, SamplingParams
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose small files have been read and whose weights have not.
+
+    Attributes:
+        config: ``config.json`` as it is.
+        eos_token_ids: from ``generation_config.json``, else from ``config.json``.
+        defaults: sampling defaults from ``generation_config.json``.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    eos_token_ids: tuple[int, ...]
+    defaults: SamplingDefaults
+
+    @classmethod
+    def open(cls, folder: Path) -> "Checkpoint":
+        """Raises ModelNotFound, CheckpointError or UnsupportedModel."""
+        if not folder.is_dir():
+            raise ModelNotFound(f"model folder {folder} does not exist")
+        config = read_json(folder / "config.json")
+        if "auto_map" in config:
+            raise UnsupportedModel(
+                f"{folder / 'config.json'}: auto_map asks for code from the checkpoint to be run; "
+                "Galley never does"
+            )
+        generation_file = folder / "generation_config.json"
+        generation = read_json(generation_file) if generation_file.exists() else {}
+        eos = generation.get("eos_token_id", config.get("eos_token_id"))
+        return cls(
+            folder=folder,
+            config=config,
+            eos_token_ids=_token_ids(eos, file=str(generation_file)),
+            defaults=_sampling_defaults(generation, str(generation_file)),
+        )
+
+    def weights(self) -> Weights:
+        """All tensors, mapped.
+
+        Raises:
+            CheckpointError: a shard is missing or damaged, or holds a tensor the index does not name.
+        """
+        index_path = self.folder / INDEX_FILE
+        if not index_path.exists():
+            if not (self.folder / SINGLE_FILE).exists():
+                raise CheckpointError(
+                    f"has neither {SINGLE_FILE} nor {INDEX_FILE}; Galley reads safetensors only",
+                    file=str(self.folder),
+                )
+            return read_safetensors(self.folder / SINGLE_FILE)
+        shard_of = read_json(index_path).get("weight_map")
+        if not isinstance(shard_of, dict):
+            raise CheckpointError("is missing", file=str(index_path), field="weight_map")
+        shards = {
+            name: read_safetensors(_shard_path(self.folder, index_path, name))
+            for name in sorted(set(map(str, shard_of.values())))
+        }
+        for tensor, shard in shard_of.items():
+            if tensor not in shards[shard]:
+                raise CheckpointError(f"is not in {shard}", file=str(index_path), field=tensor)
+        return {tensor: shards[shard][tensor] for tensor, shard in shard_of.items()}
+
+
+def _shard_path(folder: Path, index: Path, name: str) -> Path:
+    if Path(name).name != name or not name.endswith(".safetensors"):
+        raise CheckpointError(f"names shard {name!r}", file=str(index), field="weight_map")
+    return folder / name
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; CheckpointError if it is anything else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(f"is not JSON: {error}", file=str(path)) from error
+    if not isinstance(content, dict):
+        raise CheckpointError("is not a JSON object", file=str(path))
+    return content
+
+
+def _token_ids(value: Any, *, file: str) -> tuple[int, ...]:
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(token) is int and token >= 0 for token in ids):
+        raise CheckpointError(f"is {value!r}", file=file, field="eos_token_id")
+    return tuple(ids)
+
+
+def _sampling_defaults(generation: Mapping[str, Any], file: str) -> SamplingDefaults:
+    """transformers samples only with ``do_sample``; without it the default is greedy.
+
+    A generation_config.json that says nothing of sampling leaves the API's neutral defaults.
+    """
+    names = SamplingDefaults.__struct_fields__
+    given = {name: generation[name] for name in names if generation.get(name) is not None}
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(f"is {value!r}, not a number", file=file, field=name)
+    if generation.get("do_sample") is False:
+        given["temperature"] = 0.0
+    try:
+        SamplingParams(**given)
+    except RequestError as error:
+        raise CheckpointError(str(error), file=file, field=error.param) from error
+    return SamplingDefaults(**given)

@@ -1,0 +1,93 @@
+"""Typed access to ``config.json``: every wrong field is named."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from galley.errors import CheckpointError, UnsupportedModel
+
+FILE = "config.json"
+
+
+class Fields:
+    """A mapping of unknown quality, read field by field."""
+
+    def __init__(self, raw: Mapping[str, Any], *, prefix: str = "") -> None:
+        self._raw = raw
+        self._prefix = prefix
+
+    def _wrong(self, name: str, value: Any, expected: str) -> CheckpointError:
+        return CheckpointError(
+            f"is {value!r}, expected {expected}", file=FILE, field=self._prefix + name
+        )
+
+    def has(self, name: str) -> bool:
+        """Present and not null."""
+        return self._raw.get(name) is not None
+
+    def is_null(self, name: str) -> bool:
+        """Present and null, which some families tell apart from absent."""
+        return name in self._raw and self._raw[name] is None
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """A positive whole number. Null counts as absent."""
+        value = self._raw.get(name)
+        value = default if value is None else value
+        if type(value) is not int or value < 1:
+            raise self._wrong(name, value, "a positive whole number")
+        return value
+
+    def whole(self, name: str, default: int) -> int:
+        """A whole number, zero included."""
+        value = self._raw.get(name)
+        value = default if value is None else value
+        if type(value) is not int or value < 0:
+            raise self._wrong(name, value, "a whole number")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A positive finite number."""
+        value = self._raw.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+            raise self._wrong(name, value, "a positive number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """true or false."""
+        value = self._raw.get(name)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise self._wrong(name, value, "true or false")
+        return value
+
+    def words(self, name: str) -> list[str] | None:
+        """A list of strings, or None when absent."""
+        value = self._raw.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._wrong(name, value, "a list of strings")
+        return value
+
+    def section(self, *names: str) -> "Fields":
+        """The first nested object present under one of ``names``; empty if none is."""
+        for name in names:
+            value = self._raw.get(name)
+            if value is not None:
+                if not isinstance(value, Mapping):
+                    raise self._wrong(name, value, "an object")
+                return Fields(value, prefix=f"{self._prefix}{name}.")
+        return Fields({}, prefix=self._prefix)
+
+    def choice(self, names: tuple[str, ...], known: tuple[str, ...], default: str) -> str:
+        """The value of the first of ``names`` that is present; UnsupportedModel if not known."""
+        for name in names:
+            value = self._raw.get(name)
+            if value is not None:
+                if value not in known:
+                    raise UnsupportedModel(
+                        f"{FILE}: {self._prefix}{name} {value!r} is not supported; "
+                        f"known: {', '.join(known)}"
+                    )
+                return str(value)
+        return default

@@ -1,0 +1,35 @@
+"""``model_type`` -> family. A family's module is imported only when a checkpoint asks for it."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from galley.errors import UnsupportedModel
+from galley.graph.program import Program
+from galley.graph.trace import trace
+from galley.models.decoder import DecoderConfig, describe_decoder
+from galley.models.fields import FILE, Fields
+
+FAMILIES: Final[Mapping[str, str]] = {
+    "llama": "galley.models.llama",
+    "mistral": "galley.models.mistral",
+    "qwen2": "galley.models.qwen2",
+    "qwen3": "galley.models.qwen3",
+}
+
+
+def build_program(config: Mapping[str, Any]) -> Program:
+    """Trace the model that ``config.json`` describes.
+
+    Raises:
+        UnsupportedModel: an unknown family (the message lists the known ones) or feature.
+        CheckpointError: a field is missing or wrong.
+    """
+    family = config.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise UnsupportedModel(
+            f"{FILE}: model_type {family!r} is not supported; known: {', '.join(sorted(FAMILIES))}"
+        )
+    module = importlib.import_module(FAMILIES[family])
+    decoder: DecoderConfig = module.read_config(Fields(config))
+    return trace(lambda g: describe_decoder(g, decoder), max_positions=decoder.max_positions)

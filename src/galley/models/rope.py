@@ -1,0 +1,99 @@
+"""Rotary position embedding frequencies: default, linear, llama3, yarn."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from galley.errors import UnsupportedModel
+from galley.models.fields import FILE, Fields
+
+Angles = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """``inv_freq`` [head_dim / 2] in radians per position; ``scale`` multiplies sine and cosine."""
+
+    inv_freq: tuple[float, ...]
+    scale: float
+
+
+def read_rope(config: Fields, *, head_dim: int, max_positions: int) -> Rope:
+    """Reads ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before)."""
+    rope = config.section("rope_parameters", "rope_scaling")
+    kind = rope.choice(
+        ("rope_type", "type"), ("default", "linear", "llama3", "yarn"), default="default"
+    )
+    theta = rope.number("rope_theta", config.number("rope_theta", 10000.0))
+    for fields in (config, rope):
+        if fields.number("partial_rotary_factor", 1.0) != 1.0:
+            raise UnsupportedModel(f"{FILE}: partial_rotary_factor other than 1 is not supported")
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    inv_freq: Angles = (1.0 / np.float32(theta) ** exponents).astype(np.float32)
+    scale = 1.0
+    if kind == "linear":
+        inv_freq = inv_freq / np.float32(rope.number("factor"))
+    elif kind == "llama3":
+        inv_freq = _llama3(inv_freq, rope, config.count("max_position_embeddings", max_positions))
+    elif kind == "yarn":
+        inv_freq, scale = _yarn(inv_freq, rope, config, theta, head_dim, max_positions)
+    return Rope(tuple(inv_freq.tolist()), scale)
+
+
+def _llama3(inv_freq: Angles, rope: Fields, max_positions: int) -> Angles:
+    """Llama 3.1: long wavelengths are stretched by ``factor``, short ones kept, those between
+    interpolated."""
+    factor = rope.number("factor")
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    original = rope.count("original_max_position_embeddings", max_positions)
+    wavelength = 2 * math.pi / inv_freq
+    smooth = (original / wavelength - low) / (high - low)
+    between = (1 - smooth) * inv_freq / factor + smooth * inv_freq
+    scaled = np.where(wavelength > original / low, inv_freq / factor, inv_freq)
+    is_between = (wavelength <= original / low) & (wavelength >= original / high)
+    return np.where(is_between, between, scaled).astype(np.float32)
+
+
+def _yarn(
+    inv_freq: Angles,
+    rope: Fields,
+    config: Fields,
+    theta: float,
+    head_dim: int,
+    max_positions: int,
+) -> tuple[Angles, float]:
+    """YaRN (arXiv:2309.00071): per-dimension ramp between interpolation and extrapolation."""
+    trained = config.count(
+        "original_max_position_embeddings",
+        rope.count("original_max_position_embeddings", max_positions),
+    )
+    factor = rope.number("factor", max_positions / trained)
+
+    def dimension(rotations: float) -> float:
+        return head_dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = dimension(rope.number("beta_fast", 32.0))
+    high = dimension(rope.number("beta_slow", 1.0))
+    if rope.flag("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = np.clip((np.arange(head_dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
+    extrapolate = (1 - ramp).astype(np.float32)
+    mixed = inv_freq / np.float32(factor) * (1 - extrapolate) + inv_freq * extrapolate
+    return mixed.astype(np.float32), _yarn_scale(rope, factor)
+
+
+def _yarn_scale(rope: Fields, factor: float) -> float:
+    if rope.has("attention_factor"):
+        return rope.number("attention_factor")
+
+    def mscale(multiplier: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
+
+    if rope.has("mscale") and rope.has("mscale_all_dim"):
+        return mscale(rope.number("mscale")) / mscale(rope.number("mscale_all_dim"))
+    return mscale(1.0)

@@ -1,0 +1,103 @@
+"""From a prompt and its parameters to engine requests; everything a caller can get wrong is said here."""
+
+import secrets
+from hashlib import blake2b
+
+import msgspec
+
+from galley.errors import ContextExceeded, RequestError
+from galley.types import EngineRequest, ModelInfo, SamplingParams
+
+
+def expand(
+    prompt: list[int],
+    params: SamplingParams,
+    info: ModelInfo,
+    *,
+    request_id: str,
+    priority: int = 0,
+    cache_salt: str = "",
+    prompt_param: str = "prompt",
+) -> list[EngineRequest]:
+    """One engine request for each of ``n`` choices, with every default filled in.
+
+    Choice i has the id ``{request_id}-{i}`` and a seed of its own, derived from the request's (drawn
+    here if there is none, so that a resubmitted request goes on as it began).
+
+    Args:
+        prompt_param: the field to name when the prompt itself is wrong.
+
+    Raises:
+        RequestError: a token id is out of range, or the prompt is empty.
+        ContextExceeded: prompt and ``max_tokens`` do not fit the context.
+    """
+    _check_ids(prompt, params, info, prompt_param)
+    max_tokens = _max_tokens(len(prompt), params, info, prompt_param)
+    seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
+    resolved = params.resolved(info.defaults)
+    return [
+        EngineRequest(
+            id=f"{request_id}-{choice}",
+            prompt=prompt,
+            sampling=msgspec.structs.replace(
+                resolved, max_tokens=max_tokens, seed=choice_seed(seed, choice), n=1, stop=()
+            ),
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        for choice in range(params.n)
+    ]
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The 64-bit seed of one of ``n`` choices; the first has the request's own."""
+    if choice == 0:
+        return seed
+    digest = blake2b(seed.to_bytes(8, "little") + choice.to_bytes(4, "little"), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _check_ids(
+    prompt: list[int], params: SamplingParams, info: ModelInfo, prompt_param: str
+) -> None:
+    if not prompt:
+        raise RequestError("the prompt is empty; it needs at least one token", param=prompt_param)
+    for name, ids in (
+        (prompt_param, prompt),
+        ("logit_bias", params.logit_bias),
+        ("stop_token_ids", params.stop_token_ids),
+    ):
+        low, high = min(ids, default=0), max(ids, default=0)
+        if low < 0 or high >= info.vocab_size:
+            raise RequestError(
+                f"{name} holds token id {low if low < 0 else high}; "
+                f"ids run from 0 to {info.vocab_size - 1}",
+                param=name,
+            )
+
+
+def _max_tokens(length: int, params: SamplingParams, info: ModelInfo, prompt_param: str) -> int:
+    limit = info.max_request_tokens
+    # A token that is generated last needs no room for its own keys and values, but positions do.
+    wants_output = params.max_tokens is None or params.max_tokens > 0
+    if length + wants_output > limit:
+        raise ContextExceeded(
+            f"the prompt has {length} tokens; the context holds {limit}, output included",
+            param=prompt_param,
+        )
+    room = limit - length
+    if params.max_tokens is None:
+        if params.min_tokens > room:
+            raise ContextExceeded(
+                f"min_tokens {params.min_tokens} and a prompt of {length} tokens exceed the "
+                f"context of {limit} tokens",
+                param="min_tokens",
+            )
+        return room
+    if params.max_tokens > room:
+        raise ContextExceeded(
+            f"max_tokens {params.max_tokens} and a prompt of {length} tokens exceed the "
+            f"context of {limit} tokens",
+            param="max_tokens",
+        )
+    return params.max_tokens

@@ -1,0 +1,138 @@
+"""Tiny random checkpoints, written by transformers: the outside truth that tests compare with."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+VOCAB_SIZE = 320
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>"]
+EOS = 0
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 88,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "eos_token_id": EOS,
+    "bos_token_id": None,
+    "pad_token_id": None,
+    "initializer_range": 0.25,
+}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "llama-mha-tied": {
+        "model_type": "llama",
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+    },
+    "llama-mqa-odd": {
+        "model_type": "llama",
+        "hidden_size": 70,
+        "intermediate_size": 131,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 1,
+    },
+    "llama-head-dim-bias": {
+        "model_type": "llama",
+        "head_dim": 34,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "llama-linear": {
+        "model_type": "llama",
+        "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0},
+    },
+    "llama-llama3": {
+        "model_type": "llama",
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "rope_theta": 5000.0,
+        },
+    },
+    "llama-yarn": {
+        "model_type": "llama",
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+        },
+    },
+    "mistral-window": {"model_type": "mistral", "sliding_window": 24, "head_dim": 16},
+    "mistral-full": {"model_type": "mistral", "sliding_window": None},
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen2-window": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 20,
+        "max_window_layers": 1,
+    },
+    "qwen3": {"model_type": "qwen3", "head_dim": 20},
+}
+"""Every family, and the shapes and rope scalings that differ; name -> config."""
+
+
+def make_checkpoint(
+    folder: Path,
+    variant: str = "llama",
+    *,
+    seed: int = 0,
+    max_shard_size: str = "5GB",
+    generation: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Path:
+    """Write a random model of a known variant, a byte-level BPE tokenizer and a ChatML template.
+
+    Weights are wide enough that greedy text is not one token over and over.
+    """
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(**{**SHAPE, **VARIANTS[variant], **changes})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("bias", "norm.weight", "layernorm.weight")):
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    make_tokenizer(folder)
+    (folder / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": EOS} if generation is None else generation)
+    )
+    return folder
+
+
+def make_tokenizer(folder: Path) -> None:
+    """A byte-level BPE of VOCAB_SIZE entries, every byte covered."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the cat sat on the mat and then the dog sat too"] * 4, trainer)
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        additional_special_tokens=SPECIAL[1:],
+        chat_template=CHATML,
+    )
+    fast.save_pretrained(folder)
