@@ -1,0 +1,67 @@
+"""One log line, one count and one id for each HTTP request. Never its text, never its key."""
+
+import logging
+import secrets
+import time
+from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from galley.observe.metrics import Metrics
+from galley.server.errors import CLIENT_GONE
+from galley.server.lifecycle import PROBES
+
+log = logging.getLogger("galley.access")
+
+
+class AccessLog:
+    """ASGI middleware, the outermost.
+
+    Gives each request an id (``scope["state"]["request_id"]``, header ``X-Request-Id``) and a
+    dictionary of facts for its log line (``scope["state"]["facts"]``) that handlers add to.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.monotonic()
+        request_id = secrets.token_hex(12)
+        facts: dict[str, Any] = {}
+        scope.setdefault("state", {}).update(request_id=request_id, facts=facts)
+        status = CLIENT_GONE  # unless a response starts
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            endpoint = _route(scope)
+            status = facts.pop("status", status)
+            self._metrics.request_answered(endpoint, status)
+            log.log(
+                logging.DEBUG if scope["path"] in PROBES else logging.INFO,
+                "%s %s %d %.3fs id=%s%s",
+                scope["method"],
+                endpoint,
+                status,
+                time.monotonic() - started,
+                request_id,
+                "".join(f" {name}={value}" for name, value in facts.items()),
+            )
+
+
+def _route(scope: Scope) -> str:
+    """The route's template: paths are the client's text, of any number and content."""
+    return getattr(scope.get("route"), "path", "unknown")

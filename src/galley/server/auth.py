@@ -1,0 +1,165 @@
+"""Who may talk to the server: API keys, and which Host names a loopback bind answers to."""
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from galley.config import LOOPBACK_HOSTS, Settings
+from galley.errors import SettingsError
+from galley.server.errors import HTTPError, error_response
+
+OPEN_PATHS: Final = frozenset({"/health", "/ready"})
+"""Answered without a key, for orchestrators; they tell nothing but up or down."""
+
+
+class KeyRing:
+    """The accepted API keys, held as SHA-256 digests only. Empty means that none is asked for."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = tuple({_digest(key) for key in keys})
+
+    @classmethod
+    def load(cls, settings: Settings) -> "KeyRing":
+        """The keys of ``settings.api_key`` and of the file it names.
+
+        Raises:
+            SettingsError: the key file cannot be read or holds no key.
+        """
+        keys = list(settings.api_key)
+        if settings.api_key_file:
+            keys += _read_keys(settings.api_key_file)
+        return cls(keys)
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def identify(self, presented: str) -> str | None:
+        """A stable name of the key that ``presented`` is, or ``None``.
+
+        Compares with every key in full, so the time taken tells nothing.
+        """
+        digest = _digest(presented)
+        found = None
+        for known in self._digests:
+            if hmac.compare_digest(digest, known):
+                found = known.hex()
+        return found
+
+
+def check_exposure(settings: Settings, keys: KeyRing) -> None:
+    """Refuse to serve everyone who can reach the machine.
+
+    Raises:
+        SettingsError: the bind is public and there is no key.
+    """
+    if settings.host not in LOOPBACK_HOSTS and not keys:
+        raise SettingsError(
+            f"host {settings.host!r} can be reached from other machines, so it needs an API key: set "
+            "GALLEY_API_KEY, --api-key or --api-key-file; or bind to 127.0.0.1"
+        )
+
+
+def cache_salt(key_identity: str, salt: str | None) -> str:
+    """What separates prefix caches: the caller's key, and the ``cache_salt`` of the request."""
+    if not key_identity and salt is None:
+        return ""
+    digest = hashlib.sha256()
+    for part in (key_identity, salt or ""):
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+class RequireKey:
+    """ASGI middleware: 401 for every path but the open ones without a valid ``Authorization``.
+
+    Leaves the key's identity in ``scope["state"]["key"]``.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: frozenset[str]) -> None:
+        self._app = app
+        self._keys = keys
+        self._open_paths = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
+        if scope["type"] == "http" and self._keys and scope["path"] not in self._open_paths:
+            scheme, _, presented = Headers(scope=scope).get("authorization", "").partition(" ")
+            identity = self._keys.identify(presented.strip())
+            if scheme.lower() != "bearer" or identity is None:
+                await error_response(_unauthorized(bool(presented)))(scope, receive, send)
+                return
+            scope["state"]["key"] = identity
+        await self._app(scope, receive, send)
+
+
+class RequireHost:
+    """ASGI middleware for a loopback bind: 403 for a Host header that is not this machine's.
+
+    A web page whose name was made to resolve to 127.0.0.1 (DNS rebinding) can otherwise use the
+    browser of somebody on this machine to talk to the server.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
+        self._app = app
+        self._allowed = frozenset({*LOOPBACK_HOSTS, *(host.lower() for host in allowed)})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
+        if scope["type"] == "http":
+            header = Headers(scope=scope).get("host", "")
+            if _host_name(header) not in self._allowed and header.lower() not in self._allowed:
+                await error_response(_foreign_host(header))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _read_keys(path: str) -> list[str]:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"api_key_file {path} cannot be read: {error}") from error
+    keys = [line.strip() for line in lines if line.strip()]
+    if not keys:
+        raise SettingsError(f"api_key_file {path} holds no key; write one a line")
+    return keys
+
+
+def _host_name(header: str) -> str:
+    """``[::1]:80`` -> ``::1``, ``localhost:80`` -> ``localhost``."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    return header.partition(":")[0].lower()
+
+
+def _unauthorized(given: bool) -> HTTPError:
+    message = (
+        "Incorrect API key"
+        if given
+        else "This server needs an API key: send the header 'Authorization: Bearer KEY'"
+    )
+    return HTTPError(
+        401,
+        message,
+        type="authentication_error",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _foreign_host(header: str) -> HTTPError:
+    return HTTPError(
+        403,
+        f"Host {header[:100]!r} is not one this server answers to; --allowed-host adds one",
+        type="permission_error",
+        code="host_not_allowed",
+    )

@@ -1,0 +1,227 @@
+"""``POST /v1/completions``: a prompt, or several, as text or token ids, and what comes after."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from galley.server import body
+from galley.server.chat import LOWEST_LOGPROB
+from galley.server.generate import Generation, Origin, Piece
+from galley.server.responses import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Finish,
+)
+from galley.server.schemas import CompletionRequest
+from galley.server.served import ServedModel
+from galley.server.sse import EventStream, while_connected
+from galley.text.stream import TextStream, TokenText, describe
+from galley.text.tokenizer import Tokenizer
+from galley.types import Output, TokenLogprob
+
+ENDPOINT: Final = "/v1/completions"
+
+
+def router(served: ServedModel) -> APIRouter:
+    """The route, answered by ``served``."""
+    routes = APIRouter(tags=["generation"])
+    answers: dict[int | str, dict[str, Any]] = {
+        200: {
+            "model": Completion,
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "description": "The completions; with `stream`, chunks of them as server-sent events",
+        }
+    }
+
+    @routes.post(ENDPOINT, responses=answers, response_model=None)
+    async def completions(request: Request) -> Response:
+        """Continue prompts. In a text, special tokens' text means those tokens."""
+        served.backend()
+        asked = await body.read(
+            request, CompletionRequest, max_bytes=served.settings.max_body_bytes
+        )
+        origin = Origin.of(request)
+        if not asked.stream:
+            answer = await while_connected(request.receive, complete(served, asked, origin))
+            return JSONResponse(answer)
+        job = await while_connected(request.receive, _start(served, asked, origin))
+        return EventStream(job.chunks(), job.generation.close)
+
+    return routes
+
+
+async def complete(served: ServedModel, asked: CompletionRequest, origin: Origin) -> Completion:
+    """The whole answer to ``asked``, whose ``stream`` is not looked at.
+
+    Cancelling the task that awaits it aborts the request in the engine.
+
+    Raises:
+        GalleyError: as ``errors.to_http`` tells clients.
+    """
+    job = await _start(served, asked, origin)
+    with job.generation as generation:
+        parts: list[list[CompletionChoice]] = [[] for _ in range(generation.choices)]
+        async with aclosing(generation.pieces()) as pieces:
+            async for piece in pieces:
+                parts[piece.choice].append(job.choice(piece))
+        usage = generation.usage()
+        return {**job.answer([_joined(choice) for choice in parts]), "usage": usage}
+
+
+async def _start(served: ServedModel, asked: CompletionRequest, origin: Origin) -> "_Job":
+    """The request's sequences, in the engine."""
+    served.check_model(asked.model)
+    params = asked.sampling()
+    tokenizer = served.backend().tokenizer
+    # Long texts take a while; in a thread they delay nobody else's tokens.
+    prompts = await asyncio.to_thread(_read_prompts, asked, tokenizer)
+    generation = Generation(served, ENDPOINT, origin)
+    generation.submit([p.token_ids for p in prompts], params, asked, prompt_param="prompt")
+    return _Job(served, asked, origin, prompts, generation)
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    token_ids: list[int]
+    text: str
+    """Only for ``echo``; empty otherwise."""
+    offsets: list[int]
+    """Where each token starts in ``text``."""
+
+
+def _read_prompts(asked: CompletionRequest, tokenizer: Tokenizer) -> list[_Prompt]:
+    prompts = []
+    for given in asked.prompts():
+        token_ids = tokenizer.encode(given) if isinstance(given, str) else given
+        if not asked.echo:
+            prompts.append(_Prompt(token_ids, "", []))
+            continue
+        shown = TextStream(tokenizer).feed(
+            Output(request_id="", tokens=token_ids, finish_reason="length")
+        )
+        text = given if isinstance(given, str) else shown.text
+        prompts.append(_Prompt(token_ids, text, shown.text_offsets))
+    return prompts
+
+
+class _Job:
+    """One request on its way, and how its pieces are told."""
+
+    def __init__(
+        self,
+        served: ServedModel,
+        asked: CompletionRequest,
+        origin: Origin,
+        prompts: Sequence[_Prompt],
+        generation: Generation,
+    ) -> None:
+        self.generation = generation
+        self._asked = asked
+        self._tokenizer = served.backend().tokenizer
+        self._prompts = prompts
+        self._frame = {
+            "id": f"cmpl-{origin.request_id}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": served.name,
+        }
+        self._begun: set[int] = set()
+
+    async def chunks(self) -> AsyncGenerator[Completion, None]:
+        """The streamed answer."""
+        with_usage = self._asked.include_usage
+        async with aclosing(self.generation.pieces()) as pieces:
+            async for piece in pieces:
+                choice = self.choice(piece)
+                if choice["text"] or choice["logprobs"] or choice["finish_reason"]:
+                    chunk = self.answer([choice])
+                    yield {**chunk, "usage": None} if with_usage else chunk
+        if with_usage:
+            yield {**self.answer([]), "usage": self.generation.usage()}
+
+    def answer(self, choices: list[CompletionChoice]) -> Completion:
+        """``choices`` in the frame of the answer, without usage."""
+        return {**self._frame, "choices": choices}  # type: ignore[typeddict-item]
+
+    def choice(self, piece: Piece) -> CompletionChoice:
+        """What ``piece`` adds to its choice; the first one of each brings the echo."""
+        prompt = self._prompts[piece.choice // (self._asked.n or 1)]
+        text, logprobs = piece.delta.text, None
+        if self._asked.logprobs is not None:
+            offsets = [len(prompt.text) + offset for offset in piece.delta.text_offsets]
+            logprobs = self._logprobs(piece.delta.logprobs or [], offsets)
+        if self._asked.echo and piece.choice not in self._begun:
+            self._begun.add(piece.choice)
+            text = prompt.text + text
+            if logprobs is not None:
+                logprobs = _concatenated([self._echoed(prompt, piece.prompt_logprobs), logprobs])
+        return {
+            "index": piece.choice,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": piece.finish,
+        }
+
+    def _echoed(
+        self, prompt: _Prompt, logprobs: Sequence[TokenLogprob] | None
+    ) -> CompletionLogprobs:
+        """The prompt's own; nothing comes before its first token, so that one has none."""
+        rest = self._logprobs(logprobs or [], prompt.offsets[1:])
+        token = prompt.token_ids[0]
+        text, spelling = self._tokenizer.token_text(token), self._tokenizer.token_bytes(token)
+        first: CompletionLogprobs = {
+            "tokens": [_spelt(TokenText(text, spelling, 0.0))],
+            "token_logprobs": [None],
+            "top_logprobs": [None],
+            "text_offset": prompt.offsets[:1],
+        }
+        return _concatenated([first, rest])
+
+    def _logprobs(self, entries: Sequence[TokenLogprob], offsets: list[int]) -> CompletionLogprobs:
+        described = [describe(self._tokenizer, entry) for entry in entries]
+        return {
+            "tokens": [_spelt(chosen) for chosen, _ in described],
+            "token_logprobs": [max(chosen.logprob, LOWEST_LOGPROB) for chosen, _ in described],
+            # The chosen token is always among them, even where k others are likelier.
+            "top_logprobs": [
+                {_spelt(t): max(t.logprob, LOWEST_LOGPROB) for t in [*top, chosen]}
+                for chosen, top in described
+            ],
+            "text_offset": offsets,
+        }
+
+
+def _spelt(token: TokenText) -> str:
+    """The token's text; as OpenAI does, ``bytes:`` and hex where it is part of a character."""
+    if token.text.encode() == token.bytes:
+        return token.text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
+
+
+def _joined(parts: Sequence[CompletionChoice]) -> CompletionChoice:
+    """The pieces of one choice as one."""
+    finish: Finish | None = parts[-1]["finish_reason"]
+    logprobs = [part["logprobs"] for part in parts if part["logprobs"] is not None]
+    return {
+        "index": parts[0]["index"],
+        "text": "".join(part["text"] for part in parts),
+        "logprobs": _concatenated(logprobs) if logprobs else None,
+        "finish_reason": finish,
+    }
+
+
+def _concatenated(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
+    return {
+        "tokens": [token for part in parts for token in part["tokens"]],
+        "token_logprobs": [value for part in parts for value in part["token_logprobs"]],
+        "top_logprobs": [top for part in parts for top in part["top_logprobs"]],
+        "text_offset": [offset for part in parts for offset in part["text_offset"]],
+    }

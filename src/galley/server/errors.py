@@ -1,0 +1,134 @@
+"""Every exception as OpenAI's error envelope: ``{"error": {message, type, param, code}}``."""
+
+import logging
+import math
+from collections.abc import Mapping
+
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galley.errors import Draining, GalleyError, QueueFull, RequestError, Unavailable
+
+log = logging.getLogger("galley.server")
+
+CLIENT_GONE = 499
+"""Status of a request whose client hung up, in logs and metrics; it is never sent."""
+
+
+class HTTPError(GalleyError):
+    """A refusal that belongs to HTTP rather than to the request's meaning."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+
+class ClientGone(GalleyError):
+    """The client hung up before its answer was complete; nobody reads the response."""
+
+
+def to_http(error: Exception) -> HTTPError:
+    """What the client is told about ``error``; anything unforeseen keeps its details to the log."""
+    match error:
+        case HTTPError():
+            return error
+        case ClientGone():
+            return HTTPError(CLIENT_GONE, "client closed the request", code="client_gone")
+        case RequestError():
+            return HTTPError(400, str(error), param=error.param, code=error.code)
+        case QueueFull():
+            return HTTPError(
+                429,
+                str(error),
+                type="rate_limit_error",
+                code="queue_full",
+                headers=_retry_after(error),
+            )
+        case Unavailable():
+            code = "draining" if isinstance(error, Draining) else "engine_not_ready"
+            return HTTPError(
+                503,
+                str(error),
+                type="service_unavailable",
+                code=code,
+                headers=_retry_after(error),
+            )
+        case GalleyError():
+            return HTTPError(500, str(error), type="internal_error", code="engine_error")
+        case HTTPException():
+            return _from_starlette(error)
+        case _:
+            return HTTPError(
+                500,
+                "Internal error; the server's log has the details",
+                type="internal_error",
+                code="internal_error",
+            )
+
+
+def envelope(error: HTTPError) -> dict[str, dict[str, str | None]]:
+    """The body that OpenAI's clients read."""
+    return {
+        "error": {
+            "message": str(error),
+            "type": error.type,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def error_response(error: Exception) -> Response:
+    """The full HTTP response for ``error``."""
+    http = to_http(error)
+    return Response(
+        msgspec.json.encode(envelope(http)),
+        status_code=http.status,
+        headers=http.headers,
+        media_type="application/json",
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Make ``app`` answer every exception, its router's own included, with the envelope."""
+
+    async def handle(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.status_code == 404:
+            error = HTTPError(
+                404, f"Unknown URL: {request.method} {request.url.path}", code="unknown_url"
+            )
+        elif isinstance(error, HTTPException) and error.status_code == 405:
+            error = HTTPError(
+                405,
+                f"{request.url.path} does not take {request.method}",
+                code="method_not_allowed",
+                headers=error.headers,
+            )
+        return error_response(error)
+
+    for kind in (GalleyError, HTTPException, Exception):
+        app.add_exception_handler(kind, handle)
+
+
+def _retry_after(error: Unavailable) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+
+
+def _from_starlette(error: HTTPException) -> HTTPError:
+    return HTTPError(error.status_code, str(error.detail), headers=error.headers)

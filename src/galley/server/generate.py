@@ -1,0 +1,284 @@
+"""One HTTP request's sequences: submitted together, read together, cancelled together."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from starlette.requests import Request
+
+from galley.errors import Draining, EngineError, RequestError
+from galley.observe.metrics import Metrics
+from galley.server.auth import cache_salt
+from galley.server.responses import Finish, Usage
+from galley.server.schemas import GenerationRequest
+from galley.server.served import ServedModel
+from galley.service.client import OutputStream
+from galley.service.requests import expand
+from galley.text.stream import Delta, TextStream
+from galley.types import SamplingParams, Timing, TokenLogprob
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a request comes from.
+
+    Attributes:
+        request_id: unique; the engine's request ids and the answer's id are made of it.
+        key: identity of the API key; keys never share cached prefixes.
+        facts: what its log line will tell.
+    """
+
+    request_id: str
+    key: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, request: Request) -> Self:
+        """As the middlewares left it."""
+        state = request.state
+        return cls(state.request_id, getattr(state, "key", ""), state.facts)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one choice gained; ``prompt_logprobs`` comes once, with or before its first text."""
+
+    choice: int
+    delta: Delta
+    finish: Finish | None
+    prompt_logprobs: list[TokenLogprob] | None = None
+
+
+class Generation:
+    """The choices of one request: ``n`` for each prompt, in the order of the prompts.
+
+    Use as a context manager: leaving it cancels what still runs, in the engine too.
+    """
+
+    def __init__(self, served: ServedModel, endpoint: str, origin: Origin) -> None:
+        self._served = served
+        self._endpoint = endpoint
+        self._origin = origin
+        self._choices: list[_Choice] = []  # complete once submitted
+        self._prompt_tokens: list[int] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        body: GenerationRequest,
+        *,
+        prompt_param: str,
+    ) -> None:
+        """Hand all sequences to the engine, or none.
+
+        Args:
+            prompts: token ids.
+            prompt_param: the field to name if a prompt is at fault.
+
+        Raises:
+            RequestError: the request cannot be honoured by this model.
+            Unavailable: the queue is full, or the engine not ready.
+            EngineFailed: the engine will not come back.
+        """
+        backend = self._served.backend()
+        settings = self._served.settings
+        most = settings.max_queue + settings.max_running
+        if len(prompts) * params.n > most:
+            raise RequestError(
+                f"{len(prompts)} prompts with n {params.n} are {len(prompts) * params.n} sequences; "
+                f"this server holds at most {most}",
+                param="n" if params.n > 1 else prompt_param,
+            )
+        requests = [
+            request
+            for index, prompt in enumerate(prompts)
+            for request in expand(
+                prompt,
+                params,
+                backend.engine.info,
+                request_id=f"{self._origin.request_id}-{index}",
+                priority=body.priority or 0,
+                cache_salt=cache_salt(self._origin.key, body.cache_salt),
+                prompt_param=prompt_param,
+            )
+        ]
+        hidden = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            hidden |= frozenset(backend.engine.info.eos_token_ids)
+        for index, stream in enumerate(backend.engine.submit_all(requests)):
+            text = TextStream(
+                backend.tokenizer, stop=params.stop, min_tokens=params.min_tokens, hidden=hidden
+            )
+            clock = _Clock(self._served.metrics, self._endpoint)
+            self._choices.append(_Choice(index, stream, text, clock))
+        self._prompt_tokens = [len(prompt) for prompt in prompts]
+        self._served.metrics.prompt_taken(sum(self._prompt_tokens))
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """What the choices gain, as it comes, until all have finished.
+
+        Raises:
+            EngineError: the engine gave a sequence up.
+            Draining: the server stopped before the end.
+        """
+        async with aclosing(_merged([choice.pieces() for choice in self._choices])) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    @property
+    def choices(self) -> int:
+        """How many there are."""
+        return len(self._choices)
+
+    def usage(self) -> Usage:
+        """Tokens so far. A prompt counts once, whatever ``n``."""
+        per_prompt = len(self._choices) // len(self._prompt_tokens)
+        cached = sum(choice.cached_tokens for choice in self._choices[::per_prompt])
+        prompt_tokens = sum(self._prompt_tokens)
+        generated = sum(len(choice.text.token_ids) for choice in self._choices)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": generated,
+            "total_tokens": prompt_tokens + generated,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def close(self) -> None:
+        """Cancel the choices that still run. Idempotent."""
+        for choice in self._choices:
+            choice.close()
+        usage = self.usage()
+        self._origin.facts.update(
+            prompt=usage["prompt_tokens"],
+            cached=usage["prompt_tokens_details"]["cached_tokens"],
+            generated=usage["completion_tokens"],
+            finish=",".join(sorted({c.text.finish_reason or "unfinished" for c in self._choices})),
+        )
+
+
+class _Clock:
+    """What metrics learn of one sequence."""
+
+    def __init__(self, metrics: Metrics, endpoint: str) -> None:
+        self.metrics = metrics
+        self._endpoint = endpoint
+        self._arrived = time.monotonic()
+        self._first: float | None = None
+        self._count = 0
+
+    def tokens(self, count: int) -> None:
+        now = time.monotonic()
+        if count and self._first is None:
+            self._first = now
+            self.metrics.first_token(self._endpoint, now - self._arrived)
+        self._count += count
+        self.metrics.step_seen(count)
+
+    def finished(self, reason: Finish, timing: Timing | None) -> None:
+        now = time.monotonic()
+        per_token = None
+        if self._first is not None and self._count > 1:
+            per_token = (now - self._first) / (self._count - 1)
+        self.metrics.sequence_finished(self._endpoint, reason)
+        self.metrics.sequence_timed(
+            self._endpoint,
+            duration=now - self._arrived,
+            queued=timing.queued if timing else None,
+            per_token=per_token,
+        )
+
+    def cancelled(self) -> None:
+        self.metrics.sequence_finished(self._endpoint, "cancelled")
+
+    def failed(self) -> None:
+        self.metrics.sequence_finished(self._endpoint, "error")
+
+
+class _Choice:
+    """One sequence: the engine's outputs on one side, text on the other."""
+
+    def __init__(self, index: int, stream: OutputStream, text: TextStream, clock: _Clock) -> None:
+        self.text = text
+        self.cached_tokens = 0
+        self._index = index
+        self._stream = stream
+        self._clock = clock
+        self._open = True
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """What the engine's outputs add, up to the end of the text."""
+        async for output in self._stream:
+            if output.cached_tokens and not self.cached_tokens:
+                self.cached_tokens = output.cached_tokens
+                self._clock.metrics.prefix_reused(output.cached_tokens)
+            if output.finish_reason in ("error", "abort"):
+                self._open = False
+                self._clock.failed()
+                if output.finish_reason == "abort":
+                    raise Draining(
+                        "The server stopped before the answer was complete", retry_after=5
+                    )
+                raise EngineError(output.error or "The engine gave the request up")
+            delta = self.text.feed(output)
+            self._clock.tokens(len(delta.token_ids))
+            finish: Finish | None = None
+            if delta.finish_reason is not None:
+                finish = "length" if delta.finish_reason == "length" else "stop"
+                if output.finish_reason is None:  # a stop string, of which the engine knows nothing
+                    self._stream.cancel()
+                self._open = False
+                self._clock.finished(finish, output.timing)
+            yield Piece(self._index, delta, finish, output.prompt_logprobs)
+            if finish is not None:
+                return
+
+    def close(self) -> None:
+        """Abort in the engine what still runs. Idempotent."""
+        if self._open:
+            self._open = False
+            self._stream.cancel()
+            self._clock.cancelled()
+
+
+async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
+    """All that ``sources`` give, as it comes; the first error ends it."""
+    if len(sources) == 1:
+        async for piece in sources[0]:
+            yield piece
+        return
+    # Bounded, so that a reader who is slow with one piece does not make this pile up the others.
+    queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(maxsize=2 * len(sources))
+
+    async def pump(source: AsyncGenerator[Piece, None]) -> None:
+        try:
+            async for piece in source:
+                await queue.put(piece)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    pumps = [asyncio.create_task(pump(source)) for source in sources]
+    try:
+        left = len(pumps)
+        while left:
+            match await queue.get():
+                case None:
+                    left -= 1
+                case Exception() as error:
+                    raise error
+                case piece:
+                    yield piece
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

@@ -1,0 +1,76 @@
+"""What the server can do right now: start up, serve, drain; and who is still being served."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Literal
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from galley.errors import Draining
+from galley.server.errors import error_response
+
+EngineState = Literal["starting", "ready", "recovering", "failed", "closed"]
+State = EngineState | Literal["draining"]
+
+PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
+"""Answered in every state; they neither wait for a drain nor hold it up."""
+
+_RETRY_SECONDS: Final = 5.0
+
+
+class Lifecycle:
+    """The server's state, from the start of the engine to the end of the drain."""
+
+    def __init__(self, engine_state: Callable[[], EngineState]) -> None:
+        self._engine_state = engine_state
+        self._draining = False
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def state(self) -> State:
+        """As of now."""
+        return "draining" if self._draining else self._engine_state()
+
+    def drain(self) -> None:
+        """From now on new requests are refused."""
+        self._draining = True
+
+    async def finished(self) -> None:
+        """Wait until the last request in flight is answered."""
+        await self._idle.wait()
+
+    def enter(self) -> None:
+        """A request arrives."""
+        self._in_flight += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        """A request is answered, or its client gone."""
+        self._in_flight -= 1
+        if self._in_flight == 0:
+            self._idle.set()
+
+
+class DrainGate:
+    """ASGI middleware: counts requests in flight and refuses new ones while draining."""
+
+    def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
+        self._app = app
+        self._lifecycle = lifecycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
+        if scope["type"] != "http" or scope["path"] in PROBES:
+            await self._app(scope, receive, send)
+            return
+        if self._lifecycle.state == "draining":
+            error = Draining("The server is shutting down", retry_after=_RETRY_SECONDS)
+            await error_response(error)(scope, receive, send)
+            return
+        self._lifecycle.enter()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._lifecycle.leave()

@@ -1,0 +1,181 @@
+"""What the API answers, field by field: plain dictionaries, typed, and the source of the OpenAPI page."""
+
+from typing import Literal
+
+from typing_extensions import TypedDict  # pydantic cannot read typing's before Python 3.12
+
+Finish = Literal["stop", "length"]
+
+
+class ErrorDetail(TypedDict):
+    """What went wrong, and in which field."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(TypedDict):
+    """Every answer but 2xx."""
+
+    error: ErrorDetail
+
+
+class PromptTokensDetails(TypedDict):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int
+
+
+class Usage(TypedDict):
+    """Tokens of one request, all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(TypedDict):
+    """One alternative; ``bytes`` is exact where ``token`` is not valid UTF-8."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TopLogprob):
+    """The chosen token and its best alternatives."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """Log-probabilities of a chat choice."""
+
+    content: list[ChatLogprob]
+    refusal: None
+
+
+class ChatMessage(TypedDict):
+    """The answer."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(TypedDict):
+    """One complete answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+
+
+class ChatCompletion(TypedDict):
+    """Answer of `POST /v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(TypedDict, total=False):
+    """What a chunk adds."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChunkChoice(TypedDict):
+    """What a chunk adds to one choice."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+
+
+class _ChunkUsage(TypedDict, total=False):
+    usage: Usage | None
+
+
+class ChatChunk(_ChunkUsage):
+    """One event of a streamed chat answer; ``usage`` is there with `include_usage` only."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+
+
+class CompletionLogprobs(TypedDict):
+    """Parallel lists, an entry for each token; ``text_offset`` counts characters."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(TypedDict):
+    """One completion, or what a chunk adds to one."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Finish | None
+
+
+class Completion(_ChunkUsage):
+    """Answer, or one event of a streamed answer, of `POST /v1/completions`."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+
+
+class ModelCard(TypedDict):
+    """A served model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(TypedDict):
+    """Answer of `GET /v1/models`."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokens(TypedDict):
+    """Answer of `POST /tokenize`."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class Text(TypedDict):
+    """Answer of `POST /detokenize`."""
+
+    prompt: str
+
+
+class Status(TypedDict):
+    """Answer of `GET /health` and `GET /ready`."""
+
+    status: str

@@ -1,0 +1,180 @@
+"""``galley serve``: bind, start, serve, drain, stop."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import uvicorn
+import uvloop
+
+from galley import __version__
+from galley.config import LOOPBACK_HOSTS, Settings
+from galley.errors import GalleyError
+from galley.server.app import create_app
+from galley.server.auth import KeyRing, check_exposure
+from galley.server.served import ServedModel
+
+log = logging.getLogger("galley.server")
+
+_BACKLOG: Final = 2048
+_FLUSH_SECONDS: Final = 1
+"""How long connections may take to send what is left when no request is running any more."""
+
+
+def serve(settings: Settings) -> int:
+    """Serve until a signal or a failed start ends it; blocks.
+
+    The first SIGTERM or SIGINT drains: new requests get 503, running ones have
+    ``settings.drain_seconds``. The second stops at once. The engine process ends in every case.
+
+    Returns:
+        The exit code: 0 after a drain, 1 if the server could not start, 128 + n if a second signal n
+        cut the drain short.
+
+    Raises:
+        SettingsError: a public bind without a key, or an unreadable key file.
+    """
+    _configure_logging(settings.log_level)
+    keys = KeyRing.load(settings)
+    check_exposure(settings, keys)
+    try:
+        listener = _bind(settings.host, settings.port)
+    except OSError as error:
+        _complain(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; "
+            "choose another --host or --port (0 picks a free one)"
+        )
+        return 1
+    with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_Run(settings, keys, listener).until_stopped())
+
+
+class _Run:
+    """One life of the server, from the first accepted connection to the last."""
+
+    def __init__(self, settings: Settings, keys: KeyRing, listener: socket.socket) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._url = _url(settings.host, listener)
+        self._served = ServedModel(settings)
+        app = create_app(self._served, keys=keys)
+        self._http = _Http(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=_FLUSH_SECONDS,
+            )
+        )
+        self._signals: asyncio.Queue[int] = asyncio.Queue()
+
+    async def until_stopped(self) -> int:
+        """Everything; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signals.put_nowait, number)
+        http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        signalled = asyncio.create_task(self._signals.get())
+        try:
+            code = await self._start(signalled)
+            if code is None:
+                await signalled
+                code = await self._drain()
+        finally:
+            signalled.cancel()
+            # The engine first: whoever still waits for it gets an error instead of a cut connection.
+            await self._served.close()
+            self._http.should_exit = True
+            await http
+        return code
+
+    async def _start(self, signalled: asyncio.Task[int]) -> int | None:
+        """Bring the model up while HTTP already answers; an exit code if that ends it all."""
+        print(f"Galley {__version__} listens on {self._url}", flush=True)
+        began = time.monotonic()
+        start = asyncio.create_task(self._served.start(on_phase=_print_phase))
+        await asyncio.wait({start, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        if not start.done():
+            start.cancel()
+            await asyncio.gather(start, return_exceptions=True)
+            return 0
+        try:
+            start.result()
+        except GalleyError as error:
+            _complain(f"cannot start: {error}")
+            return 1
+        print(
+            f"{self._served.name} is ready after {time.monotonic() - began:.2f} s: {self._url}/v1",
+            flush=True,
+        )
+        return None
+
+    async def _drain(self) -> int:
+        """Let running requests finish; returns the exit code."""
+        self._served.lifecycle.drain()
+        log.info("draining: running requests have %g s", self._settings.drain_seconds)
+        again = asyncio.create_task(self._signals.get())
+        finished = asyncio.create_task(self._served.lifecycle.finished())
+        await asyncio.wait(
+            {again, finished},
+            timeout=self._settings.drain_seconds,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        code = 0
+        if again.done():
+            log.warning("second signal: stopping at once")
+            self._http.force_exit = True
+            code = 128 + again.result()
+        elif not finished.done():
+            log.warning("drain time is over: cutting the requests that still run")
+        again.cancel()
+        finished.cancel()
+        return code
+
+
+class _Http(uvicorn.Server):
+    """uvicorn without its own signal handling: a drain must keep answering."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
+def _url(host: str, listener: socket.socket) -> str:
+    port = listener.getsockname()[1]
+    name = host if host in LOOPBACK_HOSTS else socket.gethostname()
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def _print_phase(name: str, seconds: float) -> None:
+    print(f"  {name:<10} {seconds:6.2f} s", flush=True)
+
+
+def _complain(message: str) -> None:
+    print(f"galley: {message}", file=sys.stderr, flush=True)
+
+
+def _configure_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    )
+    for chatty in ("uvicorn", "asyncio", "httpx", "huggingface_hub"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -1,0 +1,150 @@
+"""The served model: its engine and text side, with everything that requests need to know of it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from galley.config import Settings
+from galley.errors import EngineFailed, EngineNotReady
+from galley.formats.source import resolve_model
+from galley.observe.metrics import Metrics
+from galley.server.errors import HTTPError
+from galley.server.lifecycle import EngineState, Lifecycle
+from galley.service.client import EngineClient
+from galley.text.template import ChatTemplate
+from galley.text.tokenizer import Tokenizer
+from galley.types import EngineStats
+
+_RETRY_SECONDS: Final = 5.0
+
+OnPhase = Callable[[str, float], None]
+"""Told the name and the seconds of each start-up phase that has ended."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What answers requests, once it is there."""
+
+    engine: EngineClient
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    created: int
+    """Unix time at which the model became ready."""
+
+
+class ServedModel:
+    """One model, from its settings to its last request.
+
+    Attributes:
+        settings: limits and addresses.
+        name: the model's name in the API.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.name = settings.served_model_name or _default_name(settings.model)
+        self.lifecycle = Lifecycle(self._engine_state)
+        self.metrics = Metrics(self._engine_stats)
+        self._backend: Backend | None = None
+
+    async def start(self, on_phase: OnPhase | None = None) -> None:
+        """Fetch the model if need be, load it and start its engine.
+
+        Raises:
+            ModelError: it cannot be used.
+            EngineFailed: the engine did not come up.
+        """
+
+        def phase_ended(name: str, seconds: float) -> None:
+            self.metrics.phase_ended(name, seconds)
+            if on_phase is not None:
+                on_phase(name, seconds)
+
+        began = time.monotonic()
+        folder = await asyncio.to_thread(
+            resolve_model, self.settings.model, revision=self.settings.revision
+        )
+        phase_ended("resolve", time.monotonic() - began)
+        engine = asyncio.create_task(
+            EngineClient.start(
+                self.settings,
+                str(folder),
+                max_queue=self.settings.max_queue,
+                on_phase=phase_ended,
+            )
+        )
+        try:
+            tokenizer, template = await asyncio.to_thread(_load_text, folder)
+            client = await engine
+        except BaseException:
+            engine.cancel()  # a client that did not become ready cleans up after itself
+            (outcome,) = await asyncio.gather(engine, return_exceptions=True)
+            if isinstance(outcome, EngineClient):
+                await outcome.close()
+            raise
+        self._backend = Backend(client, tokenizer, template, created=int(time.time()))
+
+    async def close(self) -> None:
+        """End the engine process. Idempotent."""
+        if self._backend is not None:
+            await self._backend.engine.close()
+
+    def backend(self) -> Backend:
+        """What answers requests.
+
+        Raises:
+            EngineNotReady: it is still loading.
+            EngineFailed: it died again and again, and will not come back.
+        """
+        if self._backend is None:
+            raise EngineNotReady("The model is loading", retry_after=_RETRY_SECONDS)
+        if self._engine_state() in ("failed", "closed"):
+            raise EngineFailed("The engine has failed; the server's log has the reason")
+        return self._backend
+
+    def check_model(self, name: str | None) -> None:
+        """Raise 404 ``model_not_found`` for any name but this model's."""
+        if name is not None and name != self.name:
+            raise HTTPError(
+                404,
+                f"The model {name[:100]!r} does not exist; this server has {self.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def _engine_state(self) -> EngineState:
+        return "starting" if self._backend is None else self._backend.engine.state
+
+    def _engine_stats(self) -> tuple[EngineStats, int]:
+        if self._backend is None:
+            return EngineStats(), 0
+        return self._backend.engine.stats, self._backend.engine.restarts
+
+
+@asynccontextmanager
+async def open_model(
+    settings: Settings, on_phase: OnPhase | None = None
+) -> AsyncIterator[ServedModel]:
+    """A started model without HTTP around it; its engine ends with the block."""
+    served = ServedModel(settings)
+    await served.start(on_phase)
+    try:
+        yield served
+    finally:
+        await served.close()
+
+
+def _default_name(model: str) -> str:
+    """A folder's own name, a hub id as it is."""
+    if not model:
+        return "galley-demo"
+    return Path(model).resolve().name if Path(model).is_dir() else model
+
+
+def _load_text(folder: Path) -> tuple[Tokenizer, ChatTemplate]:
+    tokenizer = Tokenizer.load(folder)
+    return tokenizer, ChatTemplate.load(folder)

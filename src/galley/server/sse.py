@@ -1,0 +1,95 @@
+"""Server-sent events as OpenAI's clients read them, and work that ends when its client hangs up."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from galley.errors import GalleyError
+from galley.server.errors import CLIENT_GONE, ClientGone, envelope, to_http
+
+log = logging.getLogger("galley.server")
+
+DONE: Final = b"data: [DONE]\n\n"
+
+T = TypeVar("T")
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled as soon as the client hangs up.
+
+    The request's body must have been read.
+
+    Raises:
+        ClientGone: it hung up first.
+    """
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone("client hung up")
+    finally:
+        task.cancel()
+        watch.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+class EventStream(Response):
+    """``events``, each as one ``data:`` line, then ``[DONE]``; an error on the way is an event too.
+
+    ``close`` is called in every case, even if the client hung up before the first event.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncGenerator[Mapping[str, Any], None], close: Callable[[], None]
+    ) -> None:
+        # X-Accel-Buffering: nginx would otherwise collect events before it passes them on.
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream; returns when it is complete or the client gone."""
+        try:
+            await while_connected(receive, self._send_all(send, scope["state"]["request_id"]))
+        except ClientGone:
+            scope["state"]["facts"]["status"] = CLIENT_GONE
+        finally:
+            self._close()
+
+    async def _send_all(self, send: Send, request_id: str) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        async with aclosing(self._events) as events:
+            await send(start)
+            try:
+                async for event in events:
+                    await _send_body(send, _event(event))
+                await _send_body(send, DONE)
+            except Exception as error:  # the status line is gone: this is the only place to tell it
+                if not isinstance(error, GalleyError):
+                    log.exception("stream %s failed", request_id)
+                await _send_body(send, _event(envelope(to_http(error))))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _event(value: Mapping[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+async def _send_body(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,81 @@
+"""``POST /tokenize`` and ``/detokenize``, shaped as in vLLM's API."""
+
+import asyncio
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from galley.errors import RequestError
+from galley.server import body
+from galley.server.responses import Text, Tokens
+from galley.server.schemas import DetokenizeRequest, TokenizeRequest
+from galley.server.served import Backend, ServedModel
+
+
+def router(served: ServedModel) -> APIRouter:
+    """The routes, answered by ``served``."""
+    routes = APIRouter(tags=["tokens"])
+
+    @routes.post("/tokenize", responses={200: {"model": Tokens}}, response_model=None)
+    async def tokenize(request: Request) -> Response:
+        """The token ids of a prompt, or of messages as the chat template writes them."""
+        backend = served.backend()
+        asked = await body.read(request, TokenizeRequest, max_bytes=served.settings.max_body_bytes)
+        served.check_model(asked.model)
+        tokens = await asyncio.to_thread(_tokens, backend, asked)
+        answer: Tokens = {
+            "tokens": tokens,
+            "count": len(tokens),
+            "max_model_len": backend.engine.info.max_request_tokens,
+        }
+        return JSONResponse(answer)
+
+    @routes.post("/detokenize", responses={200: {"model": Text}}, response_model=None)
+    async def detokenize(request: Request) -> Response:
+        """The text of token ids, special tokens included."""
+        backend = served.backend()
+        asked = await body.read(
+            request, DetokenizeRequest, max_bytes=served.settings.max_body_bytes
+        )
+        served.check_model(asked.model)
+        _check_ids(asked.tokens, backend.engine.info.vocab_size)
+        text = await asyncio.to_thread(
+            backend.tokenizer.decode, asked.tokens, skip_special_tokens=False
+        )
+        answer: Text = {"prompt": text}
+        return JSONResponse(answer)
+
+    return routes
+
+
+def _tokens(backend: Backend, asked: TokenizeRequest) -> list[int]:
+    """Raises RequestError if there is not exactly one thing to tokenise."""
+    if (asked.prompt is None) == (asked.messages is None):
+        raise RequestError("give either prompt or messages", param="prompt")
+    if asked.prompt is not None:
+        if asked.add_generation_prompt is not None:
+            raise RequestError(
+                "add_generation_prompt goes with messages", param="add_generation_prompt"
+            )
+        return backend.tokenizer.encode(
+            asked.prompt, add_special_tokens=asked.add_special_tokens is not False
+        )
+    if asked.add_special_tokens is not None:
+        raise RequestError(
+            "add_special_tokens goes with prompt; the chat template adds its own",
+            param="add_special_tokens",
+        )
+    return backend.template.encode(
+        backend.tokenizer,
+        [message.plain() for message in asked.messages or []],
+        add_generation_prompt=asked.add_generation_prompt is not False,
+    )
+
+
+def _check_ids(tokens: list[int], vocab_size: int) -> None:
+    highest = max(tokens, default=0)
+    if highest >= vocab_size:
+        raise RequestError(
+            f"tokens holds id {highest}; ids run from 0 to {vocab_size - 1}", param="tokens"
+        )
