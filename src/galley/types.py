@@ -200,7 +200,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True):
-    """Seconds from the request's arrival, on the engine's clock."""
+    """Seconds since the request's arrival, on the engine's clock, as of the Output that carries it."""
 
     queued: float = 0.0
     first_token: float = 0.0
@@ -211,8 +211,8 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one engine step produced for one request.
 
-    ``tokens`` are new since the last Output. A stop token is the last of ``tokens``. ``timing`` comes
-    with the last Output, ``prompt_logprobs`` (one entry for each prompt token after the first) once.
+    ``tokens`` are new since the last Output. A stop token is the last of ``tokens``.
+    ``prompt_logprobs`` (one entry for each prompt token after the first) come once, with the first.
     """
 
     request_id: str
@@ -222,7 +222,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
-    timing: Timing | None = None
+    timing: Timing = Timing()
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

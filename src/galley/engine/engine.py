@@ -178,16 +178,15 @@ class Engine:
         is_first = not sequence.first_token
         if is_first:
             sequence.first_token = now
-        timing = None
         if finish_reason:
             del self._sequences[sequence.id]
             self._scheduler.remove(sequence)
-            timing = Timing(
-                queued=sequence.started - sequence.arrival,
-                first_token=sequence.first_token - sequence.arrival,
-                total=now - sequence.arrival,
-                preemptions=sequence.preemptions,
-            )
+        timing = Timing(
+            queued=sequence.started - sequence.arrival,
+            first_token=sequence.first_token - sequence.arrival,
+            total=now - sequence.arrival,
+            preemptions=sequence.preemptions,
+        )
         return Output(
             request_id=sequence.id,
             tokens=tokens,

@@ -5,14 +5,26 @@ there is no version negotiation; a frame that does not decode is a bug and ends 
 """
 
 import struct
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
+from galley.config import EngineSettings
 from galley.types import EngineRequest, EngineStats, ModelInfo, Output
 
 MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
 HEADER: Final = struct.Struct("<I")
+
+
+class Start(msgspec.Struct, tag="start", frozen=True):
+    """The first frame: what to load.
+
+    ``spawned_at`` is when the process was started, on the monotonic clock both processes share.
+    """
+
+    settings: EngineSettings
+    folder: str
+    spawned_at: float
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):
@@ -43,7 +55,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 class StartFailed(msgspec.Struct, tag="start_failed", frozen=True):
     """The engine cannot start, and trying again will not help."""
 
-    error_type: str
+    kind: Literal["model", "settings", "engine"]
     message: str
 
 
@@ -54,7 +66,7 @@ class Step(msgspec.Struct, tag="step", frozen=True):
     stats: EngineStats
 
 
-ToEngine = Submit | Abort
+ToEngine = Start | Submit | Abort
 FromEngine = Phase | Ready | StartFailed | Step
 
 _encoder = msgspec.msgpack.Encoder()

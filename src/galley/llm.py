@@ -1,0 +1,370 @@
+"""``galley.LLM``: the engine in the caller's own process, for offline batches, tests and notebooks."""
+
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeAlias, cast
+
+from galley.config import DType, EngineSettings, ExecutorName
+from galley.engine.engine import Engine
+from galley.engine.load import load_engine
+from galley.errors import EngineError, ModelError, RequestError
+from galley.formats.source import resolve_model
+from galley.service.requests import expand
+from galley.text.stream import Delta, TextStream
+from galley.text.template import ChatTemplate
+from galley.text.tokenizer import Tokenizer
+from galley.types import (
+    EngineRequest,
+    FinishReason,
+    ModelInfo,
+    Output,
+    SamplingParams,
+    Timing,
+    TokenLogprob,
+)
+
+Prompt: TypeAlias = str | list[int]
+Message: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One continuation of a prompt.
+
+    Attributes:
+        token_ids: a stop token included.
+        text: without stop token and stop string; empty if the checkpoint has no tokenizer.
+        logprobs: one entry for each token, if asked for.
+        timing: seconds on the engine's clock.
+    """
+
+    token_ids: list[int]
+    text: str
+    logprobs: list[TokenLogprob] | None
+    finish_reason: FinishReason
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What came of one prompt. The single-choice attributes are those of ``choices[0]``.
+
+    Attributes:
+        choices: ``SamplingParams.n`` of them.
+        prompt_tokens: how many tokens the prompt has.
+        cached_tokens: how many of them the prefix cache supplied.
+        prompt_logprobs: one entry for each prompt token after the first, if asked for.
+    """
+
+    choices: list[Choice]
+    prompt_tokens: int
+    cached_tokens: int
+    prompt_logprobs: list[TokenLogprob] | None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """See :class:`Choice`."""
+        return self.choices[0].token_ids
+
+    @property
+    def text(self) -> str:
+        """See :class:`Choice`."""
+        return self.choices[0].text
+
+    @property
+    def logprobs(self) -> list[TokenLogprob] | None:
+        """See :class:`Choice`."""
+        return self.choices[0].logprobs
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """See :class:`Choice`."""
+        return self.choices[0].finish_reason
+
+    @property
+    def timing(self) -> Timing:
+        """See :class:`Choice`."""
+        return self.choices[0].timing
+
+
+class LLM:
+    """A loaded model. Use as a context manager, or :meth:`close` it; nothing is left running.
+
+    Methods may be called from several threads; they take turns.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "",
+        *,
+        dtype: DType = "float32",
+        executor: ExecutorName = "reference",
+        max_model_len: int | None = None,
+        kv_cache_tokens: int | None = None,
+        max_batch_tokens: int = 512,
+        prefix_cache: bool = True,
+        **settings: Any,
+    ) -> None:
+        """Load a model.
+
+        Args:
+            model: a folder, a hub id, or nothing for the bundled model.
+            dtype: of weights, activations and KV cache.
+            executor: what runs the program.
+            max_model_len: context limit in tokens; default: the model's own.
+            kv_cache_tokens: size of the KV cache; default: from the memory available.
+            max_batch_tokens: token budget of one engine step.
+            prefix_cache: share the KV blocks of equal prefixes.
+            settings: any other field of :class:`galley.config.EngineSettings`.
+
+        Raises:
+            ModelError: the model cannot be found or used.
+            SettingsError: a setting is wrong.
+        """
+        known = EngineSettings(
+            model=str(model),
+            dtype=dtype,
+            executor=executor,
+            max_model_len=max_model_len,
+            kv_cache_tokens=kv_cache_tokens,
+            max_batch_tokens=max_batch_tokens,
+            # Not more can run than fit one step's budget.
+            max_running=settings.pop("max_running", min(64, max_batch_tokens)),
+            prefix_cache=prefix_cache,
+            **settings,
+        )
+        folder = resolve_model(known.model, revision=known.revision)
+        self._lock = threading.Lock()
+        self._turn: int | None = None
+        self._tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
+        self._template = ChatTemplate.load(folder)
+        self._loaded: Engine | None = load_engine(known, folder)
+
+    @property
+    def _engine(self) -> Engine:
+        if self._loaded is None:
+            raise EngineError("this LLM is closed")
+        return self._loaded
+
+    @property
+    def info(self) -> ModelInfo:
+        """Sizes, defaults and start-up times of the model."""
+        return self._engine.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises ModelError if the checkpoint has none."""
+        if self._tokenizer is None:
+            raise ModelError(f"{self.info.path} has no tokenizer.json: use token ids, not text")
+        return self._tokenizer
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt] | Prompt,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue every prompt, all of them in one continuous batch.
+
+        Args:
+            prompts: texts or lists of token ids; a single one is a list of one.
+            params: for all prompts, or one for each.
+
+        Raises:
+            RequestError: a prompt or parameter is wrong; then nothing was run.
+        """
+        many = _as_prompts(prompts)
+        each = _as_params(params, len(many))
+        ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in many]
+        return self._run(ids, each)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several.
+
+        Args:
+            messages: ``[{"role": ..., "content": ...}, ...]`` or a list of such lists.
+            params: for all conversations, or one for each.
+
+        Raises:
+            RequestError: the template refuses the messages, or a parameter is wrong.
+        """
+        conversations: Any = (
+            [messages] if messages and isinstance(messages[0], Mapping) else messages
+        )
+        ids = [self._encode_chat(conversation) for conversation in conversations]
+        return self._run(ids, _as_params(params, len(ids)))
+
+    def chat_stream(
+        self, messages: Sequence[Message], params: SamplingParams | None = None
+    ) -> Iterator[Delta]:
+        """One answer as it is made. Dropping the iterator cancels the request.
+
+        Raises:
+            RequestError: the template refuses the messages, a parameter is wrong, or n is not 1.
+        """
+        params = params or SamplingParams()
+        if params.n != 1:
+            raise RequestError("a stream has one choice; n must be 1", param="n")
+        request = self._expand(self._encode_chat(messages), params)[0]
+        stream = self._stream(params)
+        for output in self._outputs([request]):
+            delta = stream.feed(output)
+            if stream.stopped:
+                self._engine.abort([request.id])
+            yield delta
+
+    def score(self, prompts: Sequence[list[int]]) -> list[list[float]]:
+        """Log-probability (nats) of every token after the first, for each list of token ids."""
+        params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
+        outputs = self._run([list(p) for p in prompts], [params] * len(prompts))
+        return [[entry.logprob for entry in o.prompt_logprobs or []] for o in outputs]
+
+    def close(self) -> None:
+        """Free the model. Further calls fail."""
+        with self._lock:
+            self._loaded = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        return self._template.encode(self.tokenizer, [dict(m) for m in messages])
+
+    def _expand(self, ids: list[int], params: SamplingParams) -> list[EngineRequest]:
+        return expand(ids, params, self.info, request_id=uuid.uuid4().hex)
+
+    def _stream(self, params: SamplingParams) -> "TextStream | _TokenStream":
+        if self._tokenizer is None:
+            if params.stop:
+                raise ModelError(f"{self.info.path} has no tokenizer.json: stop strings need one")
+            return _TokenStream()
+        eos = () if params.ignore_eos else self.info.eos_token_ids
+        return TextStream(
+            self._tokenizer,
+            stop=params.stop,
+            min_tokens=params.min_tokens,
+            hidden=frozenset((*eos, *params.stop_token_ids)),
+        )
+
+    def _run(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[RequestOutput]:
+        groups = [self._expand(ids, p) for ids, p in zip(prompts, params, strict=True)]
+        results = {
+            request.id: _Result(self._stream(p))
+            for group, p in zip(groups, params, strict=True)
+            for request in group
+        }
+        for output in self._outputs([request for group in groups for request in group]):
+            result = results[output.request_id]
+            result.feed(output)
+            if result.stream.stopped:
+                self._engine.abort([output.request_id])
+        return [
+            _gather(ids, [results[r.id] for r in g]) for ids, g in zip(prompts, groups, strict=True)
+        ]
+
+    def _outputs(self, requests: list[EngineRequest]) -> Iterator[Output]:
+        """Runs the engine until it is idle; whatever ends the loop early leaves nothing behind."""
+        if self._turn == threading.get_ident():
+            raise EngineError(
+                "a chat_stream of this thread is still open: exhaust or close it first"
+            )
+        with self._lock:
+            self._turn = threading.get_ident()
+            engine = self._engine
+            try:
+                for request in requests:
+                    engine.add(request)
+                while engine.has_work:
+                    yield from engine.step()
+            finally:
+                engine.abort([request.id for request in requests])
+                self._turn = None
+
+
+class _TokenStream:
+    """A TextStream for checkpoints without a tokenizer."""
+
+    stopped = False
+    text = ""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] | None = None
+        self.finish_reason: FinishReason | None = None
+
+    def feed(self, output: Output) -> Delta:
+        self.token_ids += output.tokens
+        if output.logprobs is not None:
+            self.logprobs = [*(self.logprobs or []), *output.logprobs]
+        self.finish_reason = output.finish_reason
+        return Delta(token_ids=output.tokens, finish_reason=output.finish_reason)
+
+
+@dataclass(slots=True)
+class _Result:
+    """A choice in the making."""
+
+    stream: TextStream | _TokenStream
+    first: Output | None = None
+    timing: Timing = field(default_factory=Timing)
+
+    def feed(self, output: Output) -> None:
+        self.first = self.first or output
+        self.timing = output.timing
+        self.stream.feed(output)
+
+
+def _gather(prompt: list[int], results: list[_Result]) -> RequestOutput:
+    first = results[0].first
+    assert first is not None
+    return RequestOutput(
+        choices=[_choice(result) for result in results],
+        prompt_tokens=len(prompt),
+        cached_tokens=first.cached_tokens,
+        prompt_logprobs=first.prompt_logprobs,
+    )
+
+
+def _choice(result: _Result) -> Choice:
+    stream = result.stream
+    assert stream.finish_reason is not None
+    return Choice(
+        token_ids=stream.token_ids,
+        text=stream.text,
+        logprobs=stream.logprobs,
+        finish_reason=stream.finish_reason,
+        timing=result.timing,
+    )
+
+
+def _as_prompts(prompts: Sequence[Prompt] | Prompt) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [cast(list[int], list(prompts))]
+    return cast(list[Prompt], list(prompts))
+
+
+def _as_params(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(f"{len(params)} SamplingParams for {count} prompts", param="params")
+    return list(params)

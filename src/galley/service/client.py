@@ -1,0 +1,317 @@
+"""The server's side of the wall: submits requests, supervises the engine process, survives its death.
+
+Each request's prompt and the tokens delivered so far live here. When the engine dies a new one is
+started and every unfinished request is resubmitted with what it has; since noise is a function of seed
+and position, its text goes on as it would have.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import msgspec
+
+from galley.config import EngineSettings
+from galley.errors import EngineFailed, EngineNotReady, GalleyError, QueueFull
+from galley.service.frames import Abort, FromEngine, Phase, Ready, Step, Submit
+from galley.service.process import EngineProcess
+from galley.types import EngineRequest, EngineStats, ModelInfo, Output, Timing
+
+log = logging.getLogger("galley.service")
+
+EngineState = Literal["starting", "ready", "recovering", "failed", "closed"]
+OnPhase = Callable[[str, float], None]
+
+MAX_DEATHS: Final = 3
+"""Engine deaths without a token in between that a request, or a start, is given."""
+
+
+@dataclass(slots=True)
+class _Live:
+    """An unfinished request: what it is, and what of it was delivered."""
+
+    request: EngineRequest
+    queue: "asyncio.Queue[Output]"
+    submitted: float
+    tokens: list[int] = field(default_factory=list)
+    first_token: float = 0.0
+    cached: int = 0
+    answered: bool = False
+    resumed: bool = False
+    deaths: int = 0
+
+    def resumption(self) -> EngineRequest:
+        """The request as a new engine needs it. Prompt log-probabilities are not computed twice."""
+        sampling = self.request.sampling
+        if self.answered:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+        return msgspec.structs.replace(self.request, output=self.tokens, sampling=sampling)
+
+    def take(self, output: Output, now: float) -> Output:
+        """Note what the engine delivered; hide that it is not the engine that began."""
+        self.tokens.extend(output.tokens)
+        self.deaths = 0
+        if not self.answered:
+            self.answered, self.cached, self.first_token = True, output.cached_tokens, now
+        if not self.resumed:
+            return output
+        timing = Timing(
+            queued=output.timing.queued,
+            first_token=self.first_token - self.submitted,
+            total=now - self.submitted,
+            preemptions=output.timing.preemptions,
+        )
+        return msgspec.structs.replace(output, cached_tokens=self.cached, timing=timing)
+
+
+class OutputStream:
+    """One request's Outputs, as they come; ends after the one that has a ``finish_reason``."""
+
+    def __init__(self, live: _Live, cancel: Callable[[str], None]) -> None:
+        self._live = live
+        self._cancel = cancel
+        self._ended = False
+
+    def __aiter__(self) -> AsyncIterator[Output]:
+        return self
+
+    async def __anext__(self) -> Output:
+        if self._ended:
+            raise StopAsyncIteration
+        output = await self._live.queue.get()
+        self._ended = output.finish_reason is not None
+        return output
+
+    def cancel(self) -> None:
+        """The engine forgets the request within one step. Harmless when it has finished."""
+        self._ended = True
+        self._cancel(self._live.request.id)
+
+
+class EngineClient:
+    """Create with :meth:`start`. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        folder: str,
+        *,
+        max_queue: int,
+        on_phase: OnPhase | None = None,
+    ) -> None:
+        """``max_queue`` sequences may wait beyond ``settings.max_running``."""
+        names = [f.name for f in dataclasses.fields(EngineSettings)]
+        # Only these fields: the server's settings hold keys, which the engine must never see.
+        self._settings = EngineSettings(**{name: getattr(settings, name) for name in names})
+        self._folder = folder
+        self._max_live = settings.max_running + max_queue
+        self._max_queue = max_queue
+        self._on_phase = on_phase
+        self._live: dict[str, _Live] = {}
+        self._finished: deque[float] = deque(maxlen=64)
+        self._process: EngineProcess | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._info: ModelInfo | None = None
+        self._error: GalleyError | None = None
+        self.state: EngineState = "starting"
+        self.stats = EngineStats()
+        self.restarts = 0
+
+    @classmethod
+    async def start(
+        cls,
+        settings: EngineSettings,
+        folder: str,
+        *,
+        max_queue: int,
+        on_phase: OnPhase | None = None,
+    ) -> "EngineClient":
+        """Start the engine process for the checkpoint in ``folder`` and wait until it is ready.
+
+        Raises:
+            ModelError, SettingsError: the model or the settings cannot be used.
+            EngineFailed: the engine could not start.
+        """
+        client = cls(settings, folder, max_queue=max_queue, on_phase=on_phase)
+        client.launch()
+        try:
+            await client.ready()
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    def launch(self) -> None:
+        """Begin to start the engine, without waiting."""
+        self._task = asyncio.create_task(self._supervise(), name="galley-supervisor")
+
+    async def ready(self) -> ModelInfo:
+        """Wait until the engine is ready. Raises as :meth:`start`."""
+        while self.state in ("starting", "recovering"):
+            self._changed.clear()
+            await self._changed.wait()
+        if self._error is not None:
+            raise self._error
+        if self.state == "closed":
+            raise EngineFailed("the engine was closed")
+        return self.info
+
+    @property
+    def info(self) -> ModelInfo:
+        """Of the loaded model. Raises EngineNotReady before the engine has ever been ready."""
+        if self._info is None:
+            raise EngineNotReady("the engine is starting", retry_after=1.0)
+        return self._info
+
+    @property
+    def engine_pid(self) -> int | None:
+        """Process id of the engine, if one is running."""
+        return self._process.pid if self._process else None
+
+    @property
+    def in_flight(self) -> int:
+        """Unfinished sequences."""
+        return len(self._live)
+
+    def submit(self, request: EngineRequest) -> OutputStream:
+        """Start one sequence; see :meth:`submit_all`."""
+        return self.submit_all([request])[0]
+
+    def submit_all(self, requests: Sequence[EngineRequest]) -> list[OutputStream]:
+        """Start all of them or none. Requests come from :func:`galley.service.requests.expand`.
+
+        While the engine is being restarted requests are taken and wait.
+
+        Raises:
+            QueueFull: too many are waiting; says when to come back.
+            EngineNotReady: the engine has not been ready yet, or is closed.
+            EngineFailed: the engine has given up.
+        """
+        if self.state == "failed":
+            raise EngineFailed(f"the engine is down: {self._error}")
+        if self.state in ("starting", "closed"):
+            raise EngineNotReady(f"the engine is {self.state}", retry_after=1.0)
+        if len(self._live) + len(requests) > self._max_live:
+            raise QueueFull(
+                f"{len(self._live)} sequences are running or waiting, at most {self._max_live} may",
+                retry_after=self._retry_after(),
+            )
+        now = time.monotonic()
+        streams = []
+        for request in requests:
+            live = _Live(request, asyncio.Queue(), now, tokens=list(request.output))
+            self._live[request.id] = live
+            if self._process and self.state == "ready":
+                self._process.send(Submit(request))
+            streams.append(OutputStream(live, self._abort))
+        return streams
+
+    async def close(self) -> None:
+        """Stop the engine; unfinished streams end with ``finish_reason`` "abort"."""
+        self._set_state("closed")
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._hang_up()
+        self._end_all("abort", None)
+
+    def _retry_after(self) -> float:
+        """Seconds until half of the queue is gone, at the pace of the last finished sequences."""
+        if len(self._finished) < 2:
+            return 1.0
+        pace = (len(self._finished) - 1) / max(time.monotonic() - self._finished[0], 1e-3)
+        return min(60.0, max(1.0, math.ceil(max(1, self._max_queue / 2) / pace)))
+
+    def _abort(self, request_id: str) -> None:
+        if self._live.pop(request_id, None) and self._process:
+            self._process.send(Abort([request_id]))
+
+    def _set_state(self, state: EngineState) -> None:
+        self.state = state
+        self._changed.set()
+
+    async def _supervise(self) -> None:
+        """Start engines until one cannot start, or nobody wants one any more."""
+        deaths = 0
+        while True:
+            try:
+                self._process = await EngineProcess.spawn(self._settings, self._folder)
+                async for frame in self._process.frames():
+                    self._handle(frame)
+            except (GalleyError, OSError) as error:
+                await self._hang_up()
+                self._fail(error)
+                return
+            was_ready = self.state == "ready"
+            status = await self._hang_up()
+            deaths = 1 if was_ready else deaths + 1
+            log.error("the engine process ended with status %s; starting a new one", status)
+            if deaths >= MAX_DEATHS:
+                self._fail(EngineFailed(f"the engine died {deaths} times while starting"))
+                return
+            if self._info is not None:
+                self._set_state("recovering")
+            self.restarts += 1
+            self._blame_live()
+
+    async def _hang_up(self) -> int | None:
+        """The engine process's exit status, if there was one."""
+        process, self._process = self._process, None
+        return await process.close() if process else None
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error if isinstance(error, GalleyError) else EngineFailed(str(error))
+        self._end_all("error", f"the engine is down: {error}")
+        self._set_state("failed")
+
+    def _blame_live(self) -> None:
+        """A request that saw engine after engine die without a token of its own is given up."""
+        for request_id, live in list(self._live.items()):
+            live.deaths += 1
+            if live.deaths >= MAX_DEATHS:
+                del self._live[request_id]
+                message = f"the engine died {live.deaths} times while it worked on this request"
+                live.queue.put_nowait(
+                    Output(request_id=request_id, finish_reason="error", error=message)
+                )
+
+    def _end_all(self, reason: Literal["abort", "error"], error: str | None) -> None:
+        for request_id, live in self._live.items():
+            live.queue.put_nowait(Output(request_id=request_id, finish_reason=reason, error=error))
+        self._live.clear()
+
+    def _handle(self, frame: FromEngine) -> None:
+        if isinstance(frame, Step):
+            self.stats = frame.stats
+            for output in frame.outputs:
+                self._deliver(output)
+        elif isinstance(frame, Phase):
+            if self._on_phase:
+                self._on_phase(frame.name, frame.seconds)
+        elif isinstance(frame, Ready):
+            self._info = frame.info
+            self._resume()
+            self._set_state("ready")
+
+    def _resume(self) -> None:
+        assert self._process
+        for live in self._live.values():
+            live.resumed = True
+            self._process.send(Submit(live.resumption()))
+
+    def _deliver(self, output: Output) -> None:
+        live = self._live.get(output.request_id)
+        if live is None:
+            return
+        now = time.monotonic()
+        if output.finish_reason is not None:
+            del self._live[output.request_id]
+            self._finished.append(now)
+        live.queue.put_nowait(live.take(output, now))

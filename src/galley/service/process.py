@@ -1,0 +1,87 @@
+"""One engine process and the socket to it, seen from the server's event loop."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from galley.config import EngineSettings
+from galley.errors import EngineFailed, ModelError, SettingsError
+from galley.service.frames import (
+    HEADER,
+    FromEngine,
+    Start,
+    StartFailed,
+    ToEngine,
+    decode_from_engine,
+    encode,
+)
+
+_ERRORS = {"model": ModelError, "settings": SettingsError, "engine": EngineFailed}
+
+
+class EngineProcess:
+    """Owns the child process; it cannot outlive this object's socket."""
+
+    def __init__(
+        self,
+        child: "subprocess.Popen[bytes]",
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._child = child
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def spawn(cls, settings: EngineSettings, folder: str) -> "EngineProcess":
+        """Start a process that loads ``folder``; its first frames say how that goes."""
+        ours, theirs = socket.socketpair()
+        spawned_at = time.monotonic()
+        with theirs:
+            child = subprocess.Popen(  # noqa: ASYNC220 - fork and exec only, a few milliseconds
+                [sys.executable, "-m", "galley.service.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+            )
+        reader, writer = await asyncio.open_connection(sock=ours)
+        process = cls(child, reader, writer)
+        process.send(Start(settings, folder, spawned_at))
+        return process
+
+    @property
+    def pid(self) -> int:
+        """Of the child."""
+        return self._child.pid
+
+    def send(self, frame: ToEngine) -> None:
+        """Queue a frame. To a dead process it goes nowhere; :meth:`frames` ends and says so."""
+        with suppress(ConnectionError, RuntimeError):
+            self._writer.write(encode(frame))
+
+    async def frames(self) -> AsyncIterator[FromEngine]:
+        """Every frame until the process closes its end.
+
+        Raises:
+            ModelError, SettingsError, EngineFailed: the engine says that it cannot start.
+        """
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+                frame = decode_from_engine(await self._reader.readexactly(length))
+                if isinstance(frame, StartFailed):
+                    raise _ERRORS[frame.kind](frame.message)
+                yield frame
+
+    async def close(self) -> int:
+        """Hang up, and kill if that is not enough; returns the exit status."""
+        self._writer.close()
+        try:
+            return await asyncio.to_thread(self._child.wait, 2.0)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            return await asyncio.to_thread(self._child.wait)

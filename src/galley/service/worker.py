@@ -1,0 +1,143 @@
+"""The engine's process: ``python -m galley.service.worker FD``.
+
+One thread reads frames from the socket, the main thread steps the engine. The process has no life of its
+own: when the socket closes, because the server is done or dead, it exits at once. Terminal and
+service-manager signals are for the server, which drains; the engine must outlive them.
+"""
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from galley.errors import GalleyError, ModelError, SettingsError
+from galley.service.frames import (
+    HEADER,
+    MAX_FRAME_BYTES,
+    Abort,
+    FromEngine,
+    Phase,
+    Ready,
+    Start,
+    StartFailed,
+    Step,
+    Submit,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from galley.engine.engine import Engine
+
+
+class Connection:
+    """Blocking frames over the inherited socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._file = sock.makefile("rb")
+
+    def send(self, frame: FromEngine) -> None:
+        """Raises OSError when the server is gone."""
+        self._socket.sendall(encode(frame))
+
+    def receive(self) -> ToEngine | None:
+        """The next frame, or None when the server has closed its end."""
+        header = self._file.read(HEADER.size)
+        if len(header) < HEADER.size:
+            return None
+        (length,) = HEADER.unpack(header)
+        assert length <= MAX_FRAME_BYTES
+        body = self._file.read(length)
+        return decode_to_engine(body) if len(body) == length else None
+
+
+def main() -> None:
+    """Serve one connection until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    connection = Connection(socket.socket(fileno=int(sys.argv[1])))
+    start = connection.receive()
+    if start is None:
+        return
+    assert isinstance(start, Start)
+    inbox: queue.SimpleQueue[Submit | Abort] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(connection, inbox), daemon=True).start()
+    try:
+        engine = _load(start, connection)
+    except GalleyError as error:
+        connection.send(StartFailed(_kind(error), str(error)))
+        return
+    _loop(engine, connection, inbox)
+
+
+def _load(start: Start, connection: Connection) -> "Engine":
+    connection.send(Phase("spawn", time.monotonic() - start.spawned_at))
+    from galley.engine.load import load_engine
+
+    engine = load_engine(
+        start.settings,
+        Path(start.folder),
+        on_phase=lambda name, seconds: connection.send(Phase(name, seconds)),
+    )
+    connection.send(Ready(engine.info))
+    return engine
+
+
+def _kind(error: GalleyError) -> Literal["model", "settings", "engine"]:
+    if isinstance(error, ModelError):
+        return "model"
+    return "settings" if isinstance(error, SettingsError) else "engine"
+
+
+def _read(connection: Connection, inbox: "queue.SimpleQueue[Submit | Abort]") -> None:
+    """Frames to the inbox; the end of the stream ends the process, whatever the engine is doing."""
+    try:
+        while (frame := connection.receive()) is not None:
+            assert not isinstance(frame, Start)
+            inbox.put(frame)
+    except OSError:
+        pass
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def _loop(
+    engine: "Engine", connection: Connection, inbox: "queue.SimpleQueue[Submit | Abort]"
+) -> None:
+    while True:
+        _take_frames(engine, inbox)
+        # After an abort of the last request there is no work, but the books have changed.
+        outputs = engine.step() if engine.has_work else []
+        try:
+            connection.send(Step(outputs, engine.stats))
+        except OSError:
+            return
+
+
+def _take_frames(engine: "Engine", inbox: "queue.SimpleQueue[Submit | Abort]") -> None:
+    """Everything that has arrived; sleeps for the next frame when there is no work."""
+    try:
+        while True:
+            frame = inbox.get(block=not engine.has_work)
+            if isinstance(frame, Submit):
+                engine.add(frame.request)
+            else:
+                engine.abort(frame.request_ids)
+                if not engine.has_work:
+                    return
+    except queue.Empty:
+        pass
+
+
+if __name__ == "__main__":
+    main()
