@@ -1,0 +1,83 @@
+"""Text from tokens as they come, never half a character."""
+
+import codecs
+from collections.abc import Iterable
+from typing import Protocol
+
+from galley.text.tokenizer import Tokenizer
+
+
+class Detokenizer(Protocol):
+    """Turns one sequence's tokens into text, in linear time.
+
+    What :meth:`feed` and :meth:`finish` return is, put together, ``tokenizer.decode`` of all tokens
+    with special ones skipped, however the tokens were cut into calls.
+    """
+
+    def feed(self, tokens: Iterable[int]) -> str:
+        """The text that is certain now; may lag behind the tokens."""
+
+    def finish(self) -> str:
+        """The rest; an unfinished character becomes U+FFFD. The last call."""
+
+
+def detokenizer(tokenizer: Tokenizer) -> Detokenizer:
+    """A fresh one, of the kind that suits the tokeniser."""
+    return _Utf8(tokenizer) if tokenizer.byte_level else _Pieces(tokenizer)
+
+
+class _Utf8:
+    """Byte-level vocabularies: a token is bytes, and the text is their UTF-8."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, tokens: Iterable[int]) -> str:
+        skipped = self._tokenizer.special_ids
+        token_bytes = self._tokenizer.token_bytes
+        return self._decoder.decode(b"".join(token_bytes(t) for t in tokens if t not in skipped))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _Pieces:
+    """SentencePiece vocabularies: a token is a piece of text, or one byte of a run of bytes.
+
+    A run is UTF-8 as a whole or not at all: one bad byte makes each byte of it U+FFFD. So a run is
+    held back until a piece of text ends it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._run: list[str] = []
+        self._head: list[str] = []  # all pieces so far, while they have no text
+        self._started = False
+
+    def feed(self, tokens: Iterable[int]) -> str:
+        text = []
+        for token in tokens:
+            piece = self._tokenizer.piece(token)
+            if piece is None or token in self._tokenizer.special_ids:
+                continue
+            if self._tokenizer.is_byte(piece):
+                self._run.append(piece)
+                continue
+            text += [self._take_run(), self._join([piece])]
+        return "".join(text)
+
+    def finish(self) -> str:
+        return self._take_run()
+
+    def _take_run(self) -> str:
+        run, self._run = self._run, []
+        return self._join(run) if run else ""
+
+    def _join(self, pieces: list[str]) -> str:
+        if self._started:
+            return self._tokenizer.join(pieces, at_start=False)
+        self._head += pieces
+        text = self._tokenizer.join(self._head, at_start=True)
+        self._started = bool(text)
+        return text

@@ -1,0 +1,69 @@
+"""Stop strings, found across tokens."""
+
+from collections.abc import Sequence
+
+
+class StopScanner:
+    """Passes text on until a stop string is complete, in time linear in the text.
+
+    The stop string that is complete first wins; of those complete at the same character, the longest.
+    So the outcome does not depend on how the text was cut into calls.
+
+    Attributes:
+        matched: the stop string that was found.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.matched: str | None = None
+        self._patterns = [_Pattern(stop) for stop in sorted(set(stops), key=len, reverse=True)]
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """The text before any stop string, less the longest end that may still become one."""
+        if self.matched is not None or not self._patterns:
+            return "" if self.matched is not None else text
+        text = self._held + text
+        for position in range(len(self._held), len(text)):
+            char = text[position]
+            # Every pattern must see the character; the longest comes first.
+            complete = [pattern for pattern in self._patterns if pattern.advance(char)]
+            if complete:
+                self.matched = complete[0].stop
+                self._held = ""
+                return text[: position + 1 - len(self.matched)]
+        safe = len(text) - max(pattern.matching for pattern in self._patterns)
+        self._held = text[safe:]
+        return text[:safe]
+
+    def finish(self) -> str:
+        """What was held back and did not become a stop string. The last call."""
+        held, self._held = self._held, ""
+        return held
+
+
+class _Pattern:
+    """Knuth-Morris-Pratt: ``matching`` characters of ``stop`` end the text seen so far."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.matching = 0
+        self._borders = _borders(stop)
+
+    def advance(self, char: str) -> bool:
+        """Whether ``stop`` is complete with ``char``; not to be called again then."""
+        while self.matching and self.stop[self.matching] != char:
+            self.matching = self._borders[self.matching - 1]
+        self.matching += self.stop[self.matching] == char
+        return self.matching == len(self.stop)
+
+
+def _borders(stop: str) -> list[int]:
+    """For each prefix of ``stop``: the length of its longest proper prefix that is also its suffix."""
+    borders = [0] * len(stop)
+    length = 0
+    for index in range(1, len(stop)):
+        while length and stop[index] != stop[length]:
+            length = borders[length - 1]
+        length += stop[index] == stop[length]
+        borders[index] = length
+    return borders

@@ -1,0 +1,136 @@
+"""One choice of one request, seen as text."""
+
+from collections.abc import Set as AbstractSet
+
+import msgspec
+
+from galley.text.detokenizer import detokenizer
+from galley.text.stops import StopScanner
+from galley.text.tokenizer import Tokenizer
+from galley.types import FinishReason, Output, TokenLogprob
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """What one Output adds.
+
+    Attributes:
+        text: newly certain text; may lag behind ``token_ids``.
+        token_ids: new tokens, a stop token included.
+        logprobs: one for each token, if the request asked for them.
+        text_offsets: for each token, where its text starts in the whole text, in characters.
+        finish_reason: set in the last Delta.
+    """
+
+    text: str = ""
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] | None = None
+    text_offsets: list[int] = []
+    finish_reason: FinishReason | None = None
+
+
+class TextStream:
+    """Follows one sequence's Outputs, with stop strings applied; keeps the totals.
+
+    It outlives an engine: after a restart, the Outputs of the resubmitted request go on here.
+
+    Attributes:
+        token_ids, logprobs: all so far; ``logprobs`` is ``None`` until some have come.
+        finish_reason: ``None`` until the end; "stop" when a stop string was found.
+        stopped: a stop string ended the text, so the caller must abort the engine's request.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: tuple[str, ...] = (),
+        min_tokens: int = 0,
+        hidden: AbstractSet[int] = frozenset(),
+    ) -> None:
+        """Args:
+        stop: strings that end the text and are not part of it.
+        min_tokens: text of the first so many tokens is not searched for ``stop``.
+        hidden: end-of-sequence and stop tokens; the one that ends the sequence shows no text.
+        """
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] | None = None
+        self.finish_reason: FinishReason | None = None
+        self._detokenizer = detokenizer(tokenizer)
+        self._scanner = StopScanner(stop)
+        self._min_tokens = min_tokens
+        self._hidden = hidden
+        self._parts: list[str] = []
+        self._chars = 0  # of text from the detokeniser, searched or not
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join(self._parts)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self._scanner.matched is not None
+
+    def feed(self, output: Output) -> Delta:
+        """What ``output`` adds; nothing once the stream has finished."""
+        if self.finish_reason is not None:
+            return Delta()
+        shown = len(output.tokens)
+        if output.finish_reason == "stop" and output.tokens and output.tokens[-1] in self._hidden:
+            shown -= 1
+        text: list[str] = []
+        offsets: list[int] = []
+        for index, token in enumerate(output.tokens):
+            offsets.append(self._chars)
+            self.token_ids.append(token)
+            if index < shown:
+                text.append(self._search(self._detokenizer.feed([token])))
+            if self.stopped:
+                break
+        finish_reason: FinishReason | None = "stop" if self.stopped else output.finish_reason
+        if output.finish_reason is not None and not self.stopped:
+            text += [self._search(self._detokenizer.finish()), self._scanner.finish()]
+            finish_reason = "stop" if self.stopped else output.finish_reason
+        return self._commit(output, "".join(text), offsets, finish_reason)
+
+    def _search(self, text: str) -> str:
+        """``text``, of the newest token, as far as it is certain to be part of the answer."""
+        self._chars += len(text)
+        return self._scanner.feed(text) if len(self.token_ids) > self._min_tokens else text
+
+    def _commit(
+        self, output: Output, text: str, offsets: list[int], finish_reason: FinishReason | None
+    ) -> Delta:
+        self.finish_reason = finish_reason
+        self._parts.append(text)
+        logprobs = None
+        if output.logprobs is not None:
+            logprobs = output.logprobs[: len(offsets)]
+            if self.logprobs is None:
+                self.logprobs = []
+            self.logprobs += logprobs
+        return Delta(
+            text=text,
+            token_ids=output.tokens[: len(offsets)],
+            logprobs=logprobs,
+            text_offsets=offsets,
+            finish_reason=finish_reason,
+        )
+
+
+class TokenText(msgspec.Struct, frozen=True):
+    """A token for people: its text (U+FFFD for a part of a character), bytes and log-probability."""
+
+    text: str
+    bytes: bytes
+    logprob: float
+
+
+def describe(tokenizer: Tokenizer, entry: TokenLogprob) -> tuple[TokenText, list[TokenText]]:
+    """The chosen token and its alternatives, best first."""
+    chosen, *top = [
+        TokenText(tokenizer.token_text(token), tokenizer.token_bytes(token), logprob)
+        for token, logprob in ((entry.token, entry.logprob), *entry.top)
+    ]
+    return chosen, top

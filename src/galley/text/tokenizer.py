@@ -1,0 +1,268 @@
+"""A checkpoint's tokeniser: text to ids, ids to text, and what one token stands for."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+import msgspec
+import tokenizers
+from tokenizers import decoders
+
+from galley.errors import CheckpointError, UnsupportedModel
+
+TOKENIZER_FILE: Final = "tokenizer.json"
+CONFIG_FILE: Final = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
+
+_NAMED_TOKENS: Final = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+# Decoder steps whose result for one token depends on no later token, so that text can be streamed.
+_STREAMABLE: Final = frozenset({"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"})
+
+
+class AddedToken(NamedTuple):
+    """A token that is cut out of the text before the model sees it."""
+
+    id: int
+    text: str
+    special: bool
+
+
+class _DecoderStep(msgspec.Struct):
+    type: str
+    decoders: list["_DecoderStep"] = []
+    stop: int = 0  # Strip: characters taken off the end
+
+    def flat(self) -> list["_DecoderStep"]:
+        if self.type != "Sequence":
+            return [self]
+        return [step for decoder in self.decoders for step in decoder.flat()]
+
+
+class _TokenizerFile(msgspec.Struct):
+    decoder: _DecoderStep | None = None
+
+
+class Tokenizer:
+    """Reads ``tokenizer.json`` and the special tokens' names beside it. Safe to share between threads.
+
+    Attributes:
+        special_tokens: role -> text, such as ``{"bos_token": "<s>"}``; what a chat template may name.
+        added_tokens: sorted by id.
+        special_ids: ids that :meth:`decode` skips.
+        vocab_size: every id that this tokeniser knows is below it.
+        byte_level: tokens are bytes written as printable characters (GPT-2's alphabet).
+        byte_fallback: tokens ``<0x00>`` to ``<0xFF>`` spell what the vocabulary lacks (SentencePiece).
+    """
+
+    def __init__(
+        self,
+        inner: tokenizers.Tokenizer,
+        *,
+        decoder_steps: Sequence[str],
+        special_tokens: Mapping[str, str],
+    ) -> None:
+        self._inner = inner
+        self._model = inner.model
+        self._normalizer = inner.normalizer
+        self._pre_tokenizer = inner.pre_tokenizer
+        self._decoder: decoders.Decoder = inner.decoder
+        self._token_bytes: dict[int, bytes] = {}
+        self.byte_level = "ByteLevel" in decoder_steps
+        self.byte_fallback = "ByteFallback" in decoder_steps
+        self.special_tokens = dict(special_tokens)
+        self.added_tokens = tuple(
+            AddedToken(number, token.content, token.special)
+            for number, token in sorted(inner.get_added_tokens_decoder().items())
+        )
+        self.special_ids = frozenset(token.id for token in self.added_tokens if token.special)
+        last_added = self.added_tokens[-1].id if self.added_tokens else -1
+        self.vocab_size = max(inner.get_vocab_size(), last_added + 1)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Raises:
+        CheckpointError: ``tokenizer.json`` is missing, or one of the files is damaged.
+        UnsupportedModel: its decoder is of a kind whose text cannot be streamed.
+        """
+        path = folder / TOKENIZER_FILE
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot be read ({error.strerror}); Galley needs the fast tokeniser's file",
+                file=str(path),
+            ) from error
+        try:
+            steps = _decoder_steps(msgspec.json.decode(data, type=_TokenizerFile), path)
+            inner = tokenizers.Tokenizer.from_buffer(data)
+        except UnsupportedModel:
+            raise
+        except Exception as error:  # the Rust library raises bare Exception
+            raise CheckpointError(f"not a tokeniser: {error}", file=str(path)) from error
+        inner.no_truncation()
+        inner.no_padding()
+        config = read_json_object(folder / SPECIAL_TOKENS_FILE)
+        config |= read_json_object(folder / CONFIG_FILE)
+        special_tokens = _named_tokens(config)
+        _declare_special(inner, special_tokens.values())
+        return cls(inner, decoder_steps=steps, special_tokens=special_tokens)
+
+    @property
+    def bos_token(self) -> str | None:
+        """Text of the beginning-of-sequence token."""
+        return self.special_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        """Text of the end-of-sequence token. A model may have more: see ``ModelInfo.eos_token_ids``."""
+        return self.special_tokens.get("eos_token")
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that is spelt exactly so in the vocabulary."""
+        return self._inner.token_to_id(text)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of ``text``, in which special-token text means that token.
+
+        Args:
+            text: any string; lone surrogates are read as U+FFFD.
+            add_special_tokens: put around it what ``tokenizer.json`` prescribes, such as a BOS token
+                (``add_bos_token`` in ``tokenizer_config.json`` has no say, as in transformers).
+        """
+        return self._inner.encode(_valid(text), add_special_tokens=add_special_tokens).ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of ``text`` with no token added or recognised: ``<s>`` is three characters here."""
+        text = _valid(text)
+        if self._normalizer is not None:
+            text = self._normalizer.normalize_str(text)
+        words = [text]
+        if self._pre_tokenizer is not None:
+            words = [word for word, _ in self._pre_tokenizer.pre_tokenize_str(text)]
+        return [token for word in words for token in self._spell(word)]
+
+    def _spell(self, word: str) -> list[int]:
+        """Ids of one pre-tokenised word; special ones that the model itself knows are broken up."""
+        ids: list[int] = []
+        for token in self._model.tokenize(word):
+            if token.id in self.special_ids and len(token.value) > 1 and token.value in word:
+                ids += self._spell(token.value[0]) + self._spell(token.value[1:])
+            else:
+                ids.append(token.id)
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ``ids``; unknown ids are nothing, bytes that are no UTF-8 are U+FFFD."""
+        return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def piece(self, token: int) -> str | None:
+        """The token as the vocabulary spells it; ``None`` for an unknown id."""
+        return self._inner.id_to_token(token)
+
+    def join(self, pieces: Sequence[str], *, at_start: bool) -> str:
+        """Text of ``pieces``, at the start of a text or in the midst of one.
+
+        They differ where the tokeniser puts a space before the first word and takes it off again.
+        """
+        if at_start:
+            return self._decoder.decode(pieces)
+        return self._decoder.decode(["x", *pieces])[1:]
+
+    def token_bytes(self, token: int) -> bytes:
+        """What the token adds to the text, in UTF-8; a token may hold a part of a character."""
+        known = self._token_bytes.get(token)
+        if known is None:
+            known = self._token_bytes[token] = self._bytes_of(self.piece(token))
+        return known
+
+    def token_text(self, token: int) -> str:
+        """:meth:`token_bytes` as text, with U+FFFD for a part of a character."""
+        return self.token_bytes(token).decode("utf-8", "replace")
+
+    def is_byte(self, piece: str) -> bool:
+        """Whether ``piece`` stands for one byte, to be joined with its neighbours."""
+        return self.byte_fallback and _BYTE_TOKEN.fullmatch(piece) is not None
+
+    def _bytes_of(self, piece: str | None) -> bytes:
+        if piece is None:
+            return b""
+        if self.byte_level:
+            # As the library does: a token with any foreign character (an added one) is taken literally.
+            values = [_BYTE_OF_CHAR.get(char) for char in piece]
+            known = [value for value in values if value is not None]
+            return bytes(known) if len(known) == len(values) else piece.encode()
+        if self.is_byte(piece):
+            return bytes([int(piece[3:5], 16)])
+        return self.join([piece], at_start=False).encode()
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``; empty if there is no such file.
+
+    Raises:
+        CheckpointError: the file cannot be read, or holds anything else.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"not a JSON object: {error}", file=str(path)) from error
+
+
+def _valid(text: str) -> str:
+    """``text`` without lone surrogates, which have no UTF-8."""
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+def _decoder_steps(file: _TokenizerFile, path: Path) -> list[str]:
+    steps = file.decoder.flat() if file.decoder is not None else []
+    names = [step.type for step in steps]
+    streamable = all(step.type in _STREAMABLE and step.stop == 0 for step in steps)
+    if names != ["ByteLevel"] and not (names and streamable):
+        raise UnsupportedModel(
+            f"{path}: the decoder {' + '.join(names) or 'null'} is not supported; Galley streams "
+            f"ByteLevel, or a sequence of {', '.join(sorted(_STREAMABLE))}"
+        )
+    return names
+
+
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    named = {}
+    for name in _NAMED_TOKENS:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            named[name] = text
+    return named
+
+
+def _declare_special(inner: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
+    """Make named tokens special that ``tokenizer.json`` holds as ordinary words."""
+    special = {t.content for t in inner.get_added_tokens_decoder().values() if t.special}
+    for text in texts:
+        if text not in special and inner.token_to_id(text) is not None:
+            inner.add_special_tokens([text])
+
+
+def _byte_of_char() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF_CHAR: Final = _byte_of_char()

@@ -1,0 +1,138 @@
+"""Small tokenisers of the kinds that checkpoints come with, trained on the spot."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog, and it isn't even tired.",
+    "Hello! How are you today?  I'm fine, thanks.\n\nSee you at 10:45 on 2024-05-01.",
+    "user assistant system function You are a helpful assistant. [INST] <<SYS>> Sure, naïve café",
+    "def f(x):\n    return x + 1\n\n\nprint(f(2))\t# 3",
+    "你好 世界。 Привет, мир! مرحبا 😀😀 é",
+] * 8
+
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+BYTE_LEVEL_SPECIAL = [
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|im_start|>",
+    "<|im_end|>",
+]
+BYTE_LEVEL_WORDS = ["<think>", "</think>", "<tool_call>", "    "]
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def byte_level(folder: Path, *, ignore_merges: bool = False) -> Path:
+    """As Llama 3 and Qwen have it; Llama 3's ``ignore_merges`` takes whole words from the vocabulary."""
+    inner = Tokenizer(models.BPE())
+    inner.normalizer = normalizers.NFC()
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(LLAMA3_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=BYTE_LEVEL_SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(CORPUS, trainer)
+    inner.add_tokens([AddedToken(word, normalized=False) for word in BYTE_LEVEL_WORDS])
+    inner.post_processor = processors.TemplateProcessing(
+        single="<|begin_of_text|> $A",
+        special_tokens=[("<|begin_of_text|>", inner.token_to_id("<|begin_of_text|>"))],
+    )
+
+    def edit(file: dict[str, Any]) -> None:
+        file["model"]["ignore_merges"] = ignore_merges
+
+    eos = {"__type": "AddedToken", "content": "<|eot_id|>", "special": True}  # older files' way
+    config = {"bos_token": "<|begin_of_text|>", "eos_token": eos}
+    return write(folder, inner, config, edit)
+
+
+def sentencepiece(folder: Path, *, legacy: bool = True) -> Path:
+    """As Llama 2 and Mistral have it: byte fallback, and a space before the first word.
+
+    Args:
+        legacy: the space comes from a normaliser, before each text between special tokens; otherwise
+            from the pre-tokeniser, at the start only.
+    """
+    inner = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    if legacy:
+        inner.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
+    else:
+        inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    inner.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=special + BYTE_TOKENS,
+        max_token_length=8,
+        show_progress=False,
+    )
+    words = [word for text in CORPUS[:4] for word in text.replace("\n", " ").split(" ")]
+    inner.train_from_iterator((text for word in words for text in (word, " " + word)), trainer)
+    inner.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+
+    def edit(file: dict[str, Any]) -> None:
+        file["added_tokens"] = [t for t in file["added_tokens"] if t["content"] in special]
+
+    config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
+    return write(folder, inner, config, edit)
+
+
+def write(
+    folder: Path,
+    inner: Tokenizer,
+    config: dict[str, Any],
+    edit: Callable[[dict[str, Any]], None] = lambda file: None,
+) -> Path:
+    """``tokenizer.json`` and ``tokenizer_config.json``, such that transformers reads them as they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = json.loads(inner.to_str())
+    edit(file)
+    (folder / "tokenizer.json").write_text(json.dumps(file), encoding="utf-8")
+    update_config(folder, tokenizer_class="PreTrainedTokenizerFast", **config)
+    return folder
+
+
+def update_config(folder: Path, **changes: Any) -> None:
+    """Change fields of ``tokenizer_config.json``."""
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(config | changes), encoding="utf-8")
