@@ -103,7 +103,7 @@ def make_checkpoint(
     """
     torch.manual_seed(seed)
     config = AutoConfig.for_model(**{**SHAPE, **VARIANTS[variant], **changes})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")  # type: ignore[no-untyped-call]
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("bias", "norm.weight", "layernorm.weight")):
@@ -129,7 +129,7 @@ def make_tokenizer(folder: Path) -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator(["the cat sat on the mat and then the dog sat too"] * 4, trainer)
-    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|end|>",
         additional_special_tokens=SPECIAL[1:],

@@ -125,24 +125,35 @@ class LLM:
             ModelError: the model cannot be found or used.
             SettingsError: a setting is wrong.
         """
-        known = EngineSettings(
-            model=str(model),
-            dtype=dtype,
-            executor=executor,
-            max_model_len=max_model_len,
-            kv_cache_tokens=kv_cache_tokens,
-            max_batch_tokens=max_batch_tokens,
-            # Not more can run than fit one step's budget.
-            max_running=settings.pop("max_running", min(64, max_batch_tokens)),
-            prefix_cache=prefix_cache,
-            **settings,
+        # Not more can run than fit one step's budget.
+        settings.setdefault("max_running", min(64, max_batch_tokens))
+        self._load(
+            EngineSettings(
+                model=str(model),
+                dtype=dtype,
+                executor=executor,
+                max_model_len=max_model_len,
+                kv_cache_tokens=kv_cache_tokens,
+                max_batch_tokens=max_batch_tokens,
+                prefix_cache=prefix_cache,
+                **settings,
+            )
         )
-        folder = resolve_model(known.model, revision=known.revision)
+
+    @classmethod
+    def from_settings(cls, settings: EngineSettings) -> Self:
+        """The same from one object, as the command line has it. Raises as the constructor."""
+        llm = cls.__new__(cls)
+        llm._load(settings)
+        return llm
+
+    def _load(self, settings: EngineSettings) -> None:
+        folder = resolve_model(settings.model, revision=settings.revision)
         self._lock = threading.Lock()
         self._turn: int | None = None
         self._tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
         self._template = ChatTemplate.load(folder)
-        self._loaded: Engine | None = load_engine(known, folder)
+        self._loaded: Engine | None = load_engine(settings, folder)
 
     @property
     def _engine(self) -> Engine:

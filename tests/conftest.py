@@ -1,0 +1,29 @@
+"""Checkpoints that several test files share, made once a run."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Tests run two at a time on small machines; compute threads beyond that would only fight.
+os.environ.setdefault("GALLEY_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+CheckpointMaker = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> CheckpointMaker:
+    """``checkpoint(variant)`` is the folder of that variant; see ``tests/checkpoints.py``."""
+    # Imported late: most tests need no transformers, which takes seconds to import.
+    from tests.checkpoints import make_checkpoint
+
+    made: dict[str, Path] = {}
+
+    def get(variant: str) -> Path:
+        if variant not in made:
+            made[variant] = make_checkpoint(tmp_path_factory.mktemp(variant), variant)
+        return made[variant]
+
+    return get

@@ -1,0 +1,273 @@
+"""Seeds, the sampled distribution, penalties and stops, on the real engine."""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+from transformers import (
+    AutoModelForCausalLM,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from galley import LLM, SamplingParams
+from galley.engine.sampler import TokenSampler, candidates, token_logprob, uniform
+from galley.errors import RequestError
+from galley.types import SamplingDefaults
+from tests.checkpoints import VOCAB_SIZE
+from tests.conftest import CheckpointMaker
+
+DEFAULTS = SamplingDefaults()
+PROMPT = [9, 8, 7, 6]
+
+
+def random_ids(seed: int, length: int) -> list[int]:
+    ids: list[int] = np.random.default_rng(seed).integers(3, VOCAB_SIZE, length).tolist()
+    return ids
+
+
+def seeded(seed: int, **changes: float) -> SamplingParams:
+    return SamplingParams(temperature=1.0, seed=seed, max_tokens=20, ignore_eos=True, **changes)  # type: ignore[arg-type]
+
+
+def test_a_seed_gives_the_same_text_alone_in_a_batch_and_after_preemption(
+    checkpoint: CheckpointMaker,
+) -> None:
+    folder = checkpoint("llama")
+    prompts = [random_ids(i, 5 + 3 * i) for i in range(32)]
+    params = [seeded(100 + i, top_p=0.95) for i in range(32)]
+    with LLM(folder, threads=1) as llm:
+        alone = [llm.generate([p], s)[0].token_ids for p, s in zip(prompts, params, strict=True)]
+        together = llm.generate(prompts, params)
+    with LLM(folder, threads=1, kv_cache_tokens=256, max_batch_tokens=24) as llm:
+        squeezed = llm.generate(prompts, params)
+    assert sum(o.timing.preemptions for o in squeezed) > 0
+    assert [o.token_ids for o in together] == alone
+    assert [o.token_ids for o in squeezed] == alone
+    assert len({tuple(tokens) for tokens in alone}) == 32
+
+
+def test_choices_of_one_request_differ_and_repeat(checkpoint: CheckpointMaker) -> None:
+    with LLM(checkpoint("llama"), threads=1) as llm:
+        first, second = (
+            llm.generate([[5, 6, 7]], msgspec.structs.replace(seeded(9), n=4)) for _ in range(2)
+        )
+        single = llm.generate([[5, 6, 7]], seeded(9))[0]
+    texts = [choice.token_ids for choice in first[0].choices]
+    assert texts == [choice.token_ids for choice in second[0].choices]
+    assert len(set(map(tuple, texts))) == 4
+    assert texts[0] == single.token_ids
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 12},
+        {"temperature": 1.5, "top_p": 0.6},
+        {"temperature": 1.0, "min_p": 0.05},
+        {"temperature": 1.2, "top_k": 40, "top_p": 0.8, "min_p": 0.01},
+    ],
+)
+def test_samples_follow_the_reference_softmax(
+    changes: dict[str, float], checkpoint: CheckpointMaker
+) -> None:
+    """20,000 draws, one for each seed, against the softmax that transformers' warpers leave."""
+    logits = truth_logits(checkpoint("llama-yarn"), PROMPT)
+    params = SamplingParams(seed=0, **changes).resolved(DEFAULTS)  # type: ignore[arg-type]
+    counts: Counter[int] = Counter()
+    for seed in range(20_000):
+        sampler = TokenSampler(msgspec.structs.replace(params, seed=seed), PROMPT, [], ())
+        counts[sampler(logits, len(PROMPT))] += 1
+    assert_follows(counts, reference(logits, params).numpy())
+
+
+def test_the_engine_samples_the_softmax_of_transformers(checkpoint: CheckpointMaker) -> None:
+    """The same through the whole engine: 4,000 requests for one token, in batches."""
+    folder = checkpoint("llama-yarn")
+    params = [SamplingParams(temperature=1.3, seed=seed, max_tokens=1) for seed in range(4_000)]
+    with LLM(folder, threads=1) as llm:
+        outputs = llm.generate([PROMPT] * len(params), params)
+    counts = Counter(o.token_ids[0] for o in outputs)
+    logits = truth_logits(folder, PROMPT)
+    assert_follows(counts, reference(logits, params[0].resolved(DEFAULTS)).numpy())
+
+
+def truth_logits(folder: Path, prompt: list[int]) -> np.ndarray:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        logits: np.ndarray = model(torch.tensor([prompt])).logits[0, -1].numpy()
+    return logits
+
+
+def assert_follows(counts: Counter[int], probabilities: np.ndarray) -> None:
+    expected = probabilities * counts.total()
+    assert set(counts) <= set(np.flatnonzero(expected).tolist())
+    # Pearson's test wants at least 5 expected in a cell; what is rarer goes into one.
+    big = expected >= 5
+    observed = [counts[int(i)] for i in np.flatnonzero(big)]
+    wanted = expected[big].tolist()
+    if expected[~big].sum() >= 5:
+        observed.append(sum(counts[int(i)] for i in np.flatnonzero(~big)))
+        wanted.append(expected[~big].sum())
+    assert len(observed) > 5
+    scale = sum(observed) / sum(wanted)
+    assert chisquare(observed, np.array(wanted) * scale).pvalue > 1e-3
+
+
+def reference(logits: np.ndarray, params: SamplingParams) -> torch.Tensor:
+    warpers = LogitsProcessorList()
+    if params.temperature:
+        warpers.append(TemperatureLogitsWarper(params.temperature))
+    if params.min_p:
+        warpers.append(MinPLogitsWarper(params.min_p))
+    if params.top_k:
+        warpers.append(TopKLogitsWarper(params.top_k))
+    if params.top_p and params.top_p < 1.0:
+        warpers.append(TopPLogitsWarper(params.top_p))
+    scores = warpers(torch.zeros(1, 1, dtype=torch.long), torch.from_numpy(logits)[None].double())
+    return torch.softmax(scores[0], -1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    temperature=st.floats(0.1, 3.0),
+    top_k=st.integers(0, 60),
+    top_p=st.floats(0.05, 1.0),
+    min_p=st.floats(0.0, 0.5),
+)
+def test_candidates_are_those_of_transformers(
+    seed: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    logits = np.random.default_rng(seed).normal(0, 3, 50).astype(np.float32)
+    params = SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    ).resolved(DEFAULTS)
+    ids, weights = candidates(logits.astype(np.float64), params)
+    expected = reference(logits, params).numpy()
+    got = np.zeros(50)
+    got[ids] = weights / weights.sum()
+    # A mass that meets top_p to the last bit may fall either side; both are right.
+    assert np.abs(got - expected).max() < 1e-6 or np.abs(got - expected).max() <= max(
+        got[got > 0].min(), 1e-6
+    )
+
+
+def test_repetition_penalty_is_that_of_transformers(checkpoint: CheckpointMaker) -> None:
+    prompt = random_ids(3, 30)
+    logits = np.random.default_rng(0).normal(0, 3, VOCAB_SIZE).astype(np.float32)
+    params = SamplingParams(temperature=0.0, repetition_penalty=1.7, seed=0).resolved(DEFAULTS)
+    sampler = TokenSampler(params, prompt, [], ())
+    processor = RepetitionPenaltyLogitsProcessor(1.7)
+    expected = processor(torch.tensor([prompt]), torch.from_numpy(logits)[None])[0]
+    assert np.allclose(sampler._adjust(logits.astype(np.float64)), expected.numpy(), atol=1e-5)
+
+
+def test_presence_and_frequency_penalties_count_the_output_only() -> None:
+    params = SamplingParams(
+        temperature=0.0, presence_penalty=0.5, frequency_penalty=0.25, seed=0
+    ).resolved(DEFAULTS)
+    sampler = TokenSampler(params, [1, 1, 1], [2], ())
+    for token in (2, 3):
+        sampler.accept(token)
+    row = sampler._adjust(np.zeros(5))
+    assert row.tolist() == [0.0, 0.0, -1.0, -0.75, 0.0]
+
+
+def test_bias_min_tokens_and_stop_ids(checkpoint: CheckpointMaker) -> None:
+    with LLM(checkpoint("llama"), threads=1) as llm:
+        prompt = [5, 6, 7]
+        forced = SamplingParams(temperature=0.0, max_tokens=3, logit_bias={42: 100.0})
+        assert llm.generate([prompt], forced)[0].token_ids == [42, 42, 42]
+        stopped = SamplingParams(
+            temperature=0.0, max_tokens=9, logit_bias={42: 100.0}, stop_token_ids=(42,)
+        )
+        output = llm.generate([prompt], stopped)[0]
+        assert (output.token_ids, output.finish_reason) == ([42], "stop")
+        held = msgspec.structs.replace(stopped, min_tokens=4)
+        output = llm.generate([prompt], held)[0]
+        assert len(output.token_ids) == 5
+        assert output.token_ids[-1] == 42
+        assert 42 not in output.token_ids[:4]
+        eos = msgspec.structs.replace(forced, logit_bias={0: 100.0}, max_tokens=5)
+        assert llm.generate([prompt], eos)[0].token_ids == [0]
+        ignored = msgspec.structs.replace(eos, ignore_eos=True)
+        output = llm.generate([prompt], ignored)[0]
+        assert (output.token_ids, output.finish_reason) == ([0] * 5, "length")
+
+
+def test_logprobs_are_those_of_the_score(checkpoint: CheckpointMaker) -> None:
+    with LLM(checkpoint("qwen2"), threads=1) as llm:
+        prompt = random_ids(2, 20)
+        output = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=8, logprobs=3))[
+            0
+        ]
+        assert output.logprobs is not None
+        scores = llm.score([prompt + output.token_ids])[0][len(prompt) - 1 :]
+        assert [entry.logprob for entry in output.logprobs] == scores
+        for entry, token in zip(output.logprobs, output.token_ids, strict=True):
+            assert len(entry.top) == 3
+            assert entry.top[0] == (token, entry.logprob)
+
+
+def test_logprob_tops_are_sorted_and_complete() -> None:
+    row = np.array([0.0, 2.0, 1.0, 2.0], dtype=np.float32)
+    entry = token_logprob(row, 0, 4)
+    assert [token for token, _ in entry.top] == [1, 3, 2, 0]
+    assert math.fsum(math.exp(logprob) for _, logprob in entry.top) == pytest.approx(1.0)
+
+
+def test_noise_is_uniform_and_a_function_of_seed_and_position() -> None:
+    values = [uniform(seed, position) for seed in range(100) for position in range(100)]
+    assert len(set(values)) == len(values)
+    histogram, _ = np.histogram(values, bins=20, range=(0, 1))
+    assert chisquare(histogram).pvalue > 1e-3
+    assert uniform(5, 7) == uniform(5, 7)
+    assert min(values) >= 0.0
+    assert max(values) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_p", math.nan),
+        ("top_k", -2),
+        ("min_p", 1.5),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -math.inf),
+        ("n", 0),
+        ("n", 10**9),
+        ("max_tokens", -1),
+        ("min_tokens", -1),
+        ("logprobs", 10**6),
+        ("seed", 2**64),
+        ("logit_bias", dict.fromkeys(range(10**5), 1.0)),
+        ("logit_bias", {3: math.nan}),
+        ("stop", ("",)),
+        ("stop", ("x",) * 10_000),
+        ("stop", ("x" * 2**20,)),
+        ("stop_token_ids", (-1,)),
+    ],
+)
+def test_parameters_out_of_range_are_named(field: str, value: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
+    assert caught.value.param == field

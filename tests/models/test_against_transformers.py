@@ -1,0 +1,181 @@
+"""Logits and greedy tokens of every family, shape and rope scaling against transformers in float32."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from galley import LLM, SamplingParams
+from galley.config import DType, EngineSettings
+from galley.engine.load import load_engine
+from galley.ops.executor import Batch, Executor
+from galley.types import BLOCK_TOKENS
+from tests.checkpoints import VARIANTS, VOCAB_SIZE, make_checkpoint
+from tests.conftest import CheckpointMaker
+
+LENGTH = 150
+
+
+def truth(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def random_ids(seed: int, length: int) -> list[int]:
+    ids: list[int] = np.random.default_rng(seed).integers(3, VOCAB_SIZE, length).tolist()
+    return ids
+
+
+def executor_of(folder: Path, dtype: DType = "float32") -> Executor:
+    settings = EngineSettings(model=str(folder), dtype=dtype, kv_cache_tokens=2048, threads=1)
+    return load_engine(settings, folder)._executor
+
+
+def run_chunks(executor: Executor, ids: list[int], chunks: list[int], first_block: int) -> Any:
+    """All logits of one sequence, computed in chunks, its KV from ``first_block`` on."""
+    table = np.arange(first_block, first_block + -(-len(ids) // BLOCK_TOKENS))
+    logits, begin = [], 0
+    for count in chunks:
+        end = begin + count
+        logits.append(
+            executor.forward(
+                Batch(
+                    tokens=np.array(ids[begin:end]),
+                    positions=np.arange(begin, end),
+                    starts=np.array([0, count]),
+                    tables=(table[: -(-end // BLOCK_TOKENS)],),
+                    wanted=np.arange(count),
+                )
+            )
+        )
+        begin = end
+    assert begin == len(ids)
+    return np.concatenate(logits)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_agree_and_do_not_depend_on_chunks(
+    variant: str, checkpoint: CheckpointMaker
+) -> None:
+    folder = checkpoint(variant)
+    ids = random_ids(1, LENGTH)
+    with torch.inference_mode():
+        expected = truth(folder)(torch.tensor([ids])).logits[0].numpy()
+    executor = executor_of(folder)
+    whole = run_chunks(executor, ids, [LENGTH], first_block=5)
+    assert np.abs(whole - expected).max() <= 1e-4 * np.abs(expected).max()
+    for seed in range(3):
+        cuts = sorted(np.random.default_rng(seed).choice(range(1, LENGTH), 7, replace=False))
+        chunks = np.diff([0, *cuts, LENGTH]).tolist()
+        assert np.array_equal(run_chunks(executor, ids, chunks, first_block=40), whole), chunks
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", ["llama-mqa-odd", "qwen2-window", "qwen3"])
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(
+    variant: str, dtype: DType, checkpoint: CheckpointMaker
+) -> None:
+    executor = executor_of(checkpoint(variant), dtype)
+    rng = np.random.default_rng(7)
+    lengths = [1, 2, 15, 16, 17, 33, 40, 64, 90]
+    prompts = [random_ids(10 + i, n) for i, n in enumerate(lengths)]
+    alone = [run_chunks(executor, ids, [len(ids)], first_block=0)[-1] for ids in prompts]
+    for size in (2, 5, 9):
+        chosen = rng.permutation(len(prompts))[:size]
+        rows = [prompts[i] for i in chosen]
+        counts = [-(-len(ids) // BLOCK_TOKENS) for ids in rows]
+        first = np.cumsum([1, *counts])
+        starts = np.cumsum([0, *map(len, rows)])
+        batch = Batch(
+            tokens=np.concatenate(rows),
+            positions=np.concatenate([np.arange(len(ids)) for ids in rows]),
+            starts=starts,
+            tables=tuple(np.arange(f, f + n) for f, n in zip(first, counts, strict=False)),
+            wanted=starts[1:] - 1,
+        )
+        for row, index in zip(executor.forward(batch), chosen, strict=True):
+            assert np.array_equal(row, alone[index]), lengths[index]
+
+
+PROMPT_LENGTHS = (1, 3, 16, 17, 40, 90)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_tokens_agree_in_mixed_batches(variant: str, checkpoint: CheckpointMaker) -> None:
+    """Every combination of chunk size, prefix cache and forced preemption."""
+    folder = checkpoint(variant)
+    shared = random_ids(3, 40)
+    prompts = [random_ids(20 + n, n) for n in PROMPT_LENGTHS] + [[*shared, 7], [*shared, 8, 9]]
+    model = truth(folder)
+    expected = [greedy(model, ids) for ids in prompts]
+    for chunk, prefix_cache, tight in itertools.product((8, 64), (True, False), (True, False)):
+        with LLM(
+            folder,
+            max_batch_tokens=chunk,
+            max_running=8,
+            prefix_cache=prefix_cache,
+            # 128 tokens hold the longest request alone, but never the batch of 8.
+            kv_cache_tokens=128 if tight else 2048,
+            threads=1,
+        ) as llm:
+            for _ in range(2):
+                outputs = llm.generate(prompts, GREEDY)
+                assert [o.token_ids for o in outputs] == expected, (chunk, prefix_cache, tight)
+            preempted = sum(o.timing.preemptions for o in outputs)
+            assert (preempted > 0) == tight
+            assert (outputs[-1].cached_tokens > 0) == prefix_cache or tight
+
+
+def greedy(model: Any, ids: list[int]) -> list[int]:
+    out = model.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        max_new_tokens=GREEDY.max_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    tokens: list[int] = out[0, len(ids) :].tolist()
+    return tokens
+
+
+def test_bfloat16_stays_near_float32(checkpoint: CheckpointMaker) -> None:
+    folder = checkpoint("llama-head-dim-bias")
+    ids = random_ids(4, 60)
+    exact = run_chunks(executor_of(folder), ids, [60], first_block=0)
+    rounded = run_chunks(executor_of(folder, "bfloat16"), ids, [60], first_block=0)
+    error = np.abs(rounded - exact)
+    # bfloat16 has 8 bits of mantissa; a few layers of rounding stay within some of its steps.
+    assert error.mean() < 0.02 * np.abs(exact).max()
+    assert error.max() > 0
+
+
+def test_shards_are_read_as_one(tmp_path: Path) -> None:
+    whole = make_checkpoint(tmp_path / "whole")
+    shards = make_checkpoint(tmp_path / "shards", max_shard_size="40KB")
+    assert len(list(shards.glob("*.safetensors"))) > 2
+    ids = random_ids(5, 30)
+    assert np.array_equal(
+        run_chunks(executor_of(whole), ids, [30], first_block=0),
+        run_chunks(executor_of(shards), ids, [30], first_block=0),
+    )
+
+
+def test_score_is_the_log_softmax_of_transformers(checkpoint: CheckpointMaker) -> None:
+    folder = checkpoint("qwen2")
+    prompts = [random_ids(6, 70), random_ids(7, 2), [5]]
+    with LLM(folder, max_batch_tokens=16, threads=1) as llm:
+        scores = llm.score(prompts)
+    model = truth(folder)
+    for ids, got in zip(prompts, scores, strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids])).logits[0]
+        logprobs = torch.log_softmax(logits.double(), -1)
+        expected = [logprobs[i, token].item() for i, token in enumerate(ids[1:])]
+        assert got == pytest.approx(expected, abs=1e-3)
