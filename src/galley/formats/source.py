@@ -1,0 +1,135 @@
+"""Where a model is: the bundled one, a folder, or a hub id that is downloaded into the cache."""
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from galley.errors import ModelNotFound
+
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+_WANTED: Final = ("*.safetensors", "*.json", "*.jinja")
+# Subfolders hold the same weights for other programs; so does Mistral's consolidated file.
+_UNWANTED: Final = ("*/*", "consolidated*.safetensors")
+
+
+def resolve_model(model: str, *, revision: str = "main", show_progress: bool = True) -> Path:
+    """The folder that holds ``model``'s checkpoint.
+
+    Args:
+        model: empty for the bundled model, a folder, or a hub id such as ``org/name``. A hub id is
+            downloaded into the hub library's cache (``HF_HOME``): only files that are not there yet;
+            a file whose connection breaks goes on in its midst. Pickled weights and code are never
+            fetched.
+        revision: branch, tag or commit of a hub id.
+        show_progress: draw progress bars on stderr while downloading.
+
+    Raises:
+        ModelNotFound: no such folder; no such hub id or revision; no leave to read it; or it is not
+            in the cache and the hub cannot be reached.
+    """
+    if not model:
+        from galley.demo import MODEL_DIR
+
+        return MODEL_DIR
+    path = _existing(model)
+    if path is not None and path.is_dir():
+        return path
+    if path is not None:
+        raise ModelNotFound(f"{model} is a file; give the folder that holds it")
+    if model.startswith((".", "/", "~")) or model.endswith("/"):
+        raise ModelNotFound(f"the folder {model} does not exist")
+    if not _HUB_ID.fullmatch(model):
+        raise ModelNotFound(f"{model!r} is neither a folder nor a hub id such as org/name")
+    folder = _download(model, revision, show_progress)
+    if not any(folder.glob("*.safetensors")):
+        raise ModelNotFound(
+            f"{model} (revision {revision}) holds no *.safetensors; Galley loads no other weights from "
+            "the hub, pickles least of all"
+        )
+    return folder
+
+
+def _existing(model: str) -> Path | None:
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, NUL, no access, no such user's home
+        return None
+
+
+def _download(repo: str, revision: str, show_progress: bool) -> Path:
+    import huggingface_hub  # takes half a second, and most starts need no hub
+    from huggingface_hub import errors
+
+    silence = None
+    try:
+        silence = _probe(repo, revision)
+        folder = huggingface_hub.snapshot_download(
+            repo,
+            revision=revision,
+            allow_patterns=list(_WANTED),
+            ignore_patterns=list(_UNWANTED),
+            local_files_only=silence is not None,
+            tqdm_class=None if show_progress else _silent_bar(),
+        )
+    except errors.HFValidationError as error:
+        raise ModelNotFound(f"{repo!r} is no hub id: {error}") from error
+    except errors.GatedRepoError as error:
+        raise ModelNotFound(
+            f"{repo} is gated: accept its terms on its page at the hub, then set HF_TOKEN to a token of "
+            "that account"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelNotFound(f"{repo} has no revision {revision!r}") from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelNotFound(
+            f"the hub has no model {repo}, or it is private: check the name, or set HF_TOKEN. A folder "
+            "of that name does not exist either"
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise ModelNotFound(
+            f"{repo} (revision {revision}) is not complete in the cache and the hub cannot be reached "
+            f"({_reason(silence or error)}): connect to the network (HF_ENDPOINT names a mirror), or "
+            "give a folder"
+        ) from error
+    except Exception as error:  # disk full, proxies ...; the transport library differs by version
+        raise ModelNotFound(
+            f"the download of {repo} broke off ({_reason(error)}); start again: files that are complete "
+            "are kept"
+        ) from error
+    return Path(folder)
+
+
+def _probe(repo: str, revision: str) -> Exception | None:
+    """Why the hub gives no answer at all, or ``None``: ``snapshot_download`` would wait for ever."""
+    from huggingface_hub import HfApi, constants, errors
+
+    try:
+        HfApi().repo_info(repo, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except (errors.HfHubHTTPError, errors.HFValidationError):
+        return None  # an answer, or no question; snapshot_download tells which
+    except Exception as error:  # the transport library differs by version
+        return error
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of the innermost error: outer ones are advice for callers of the library."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set"
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _silent_bar() -> type:
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+
+    class Silent(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
+
+    return Silent

@@ -1,0 +1,313 @@
+"""Hub cases run in a process of their own: the hub library reads its environment when imported."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from galley.errors import ModelNotFound
+from galley.formats.source import resolve_model
+
+COMMIT = "0123456789abcdef" * 2 + "01234567"
+WEIGHTS = bytes(range(256)) * 49_152  # 12 MiB; the library keeps steps of 10 MiB
+FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b'{"a": 1}',
+    "chat_template.jinja": b"{{ messages }}",
+    "model.safetensors": WEIGHTS,
+    "model.safetensors.index.json": b"{}",
+    "pytorch_model.bin": b"pickle",
+    "modeling_evil.py": b"raise SystemExit",
+    "consolidated.safetensors": b"twice",
+    "onnx/config.json": b"elsewhere",
+    "original/model.safetensors": b"elsewhere",
+}
+CUT_AFTER = 11 * 1024 * 1024
+WANTED = {name for name in FILES if name.endswith((".json", ".jinja", ".safetensors"))} - {
+    "consolidated.safetensors",
+    "onnx/config.json",
+    "original/model.safetensors",
+}
+REFUSALS = {  # part of the path -> status and error code, as the public hub answers
+    "acme/none": (401, "RepoNotFound"),
+    "acme/gated": (403, "GatedRepo"),
+    "acme/broken": (500, ""),
+    "acme/tiny/revision/v9": (404, "RevisionNotFound"),
+}
+
+
+class Hub(ThreadingHTTPServer):
+    """A small model hub on loopback that serves ``acme/tiny`` and refuses some others."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.requests: list[tuple[str, str, str | None]] = []  # method, path, Range
+        self.cuts = 0  # so many answers with weights end after CUT_AFTER bytes
+        self.closing = threading.Event()
+        self.silent = False
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # clients that hang up are part of the tests
+
+    def fetched(self) -> list[str]:
+        """Files asked for, in order."""
+        gets = (path for method, path, _ in self.requests if method == "GET")
+        return [path.split(f"/resolve/{COMMIT}/")[1] for path in gets if "/resolve/" in path]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Hub
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.server.requests.append((self.command, self.path, self.headers.get("Range")))
+        path = self.path.split("?")[0]
+        refusal = next((REFUSALS[repo] for repo in REFUSALS if repo in path), None)
+        if self.server.silent:
+            self.server.closing.wait()
+        elif refusal is not None:
+            self.answer(refusal[0], X_Error_Code=refusal[1])
+        elif "/resolve/" in path:
+            self.file(path.split(f"/resolve/{COMMIT}/")[1])
+        else:
+            self.listing(tree="/tree/" in path)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def listing(self, *, tree: bool) -> None:
+        value: Any = [
+            {"type": "file", "path": name, "size": len(data), "oid": oid_of(name)}
+            for name, data in FILES.items()
+        ]
+        if not tree:
+            names = [{"rfilename": name} for name in FILES]
+            value = {"id": "acme/tiny", "sha": COMMIT, "siblings": names}
+        self.answer(200, json.dumps(value).encode(), Content_Type="application/json")
+
+    def file(self, name: str) -> None:
+        body, status = FILES[name], 200
+        headers = {"ETag": f'"{oid_of(name)}"', "X_Repo_Commit": COMMIT}
+        if wanted := self.headers.get("Range"):
+            first = int(wanted.removeprefix("bytes=").split("-")[0])
+            headers["Content_Range"] = f"bytes {first}-{len(body) - 1}/{len(body)}"
+            body, status = body[first:], 206
+        headers["Content-Length"] = str(len(body))
+        if self.command == "GET" and name == "model.safetensors" and self.server.cuts:
+            self.server.cuts -= 1
+            body = b"" if wanted else body[:CUT_AFTER]
+        self.answer(status, body, **headers)
+
+
+def oid_of(name: str) -> str:
+    return f"{list(FILES).index(name):040x}"
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as hub:
+        thread = threading.Thread(target=hub.serve_forever, args=(0.05,))
+        thread.start()
+        yield hub
+        hub.closing.set()
+        hub.shutdown()
+        thread.join()
+
+
+def resolve(
+    home: Path, endpoint: str, model: str = "acme/tiny", *, call: str = "", **environ: str
+) -> tuple[Path | str, str]:
+    """The folder or the error's text, and what stderr showed."""
+    program = (
+        "import sys\nfrom galley.errors import ModelNotFound\n"
+        "from galley.formats.source import resolve_model\n"
+        f"try: print('ok', resolve_model({model!r}{call}))\n"
+        "except ModelNotFound as error: print('no', error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={
+            **os.environ,
+            "HF_HOME": str(home),
+            "HF_ENDPOINT": endpoint,
+            "HF_HUB_OFFLINE": "0",
+            "HF_TOKEN": "",
+            "NO_PROXY": "127.0.0.1",
+            **environ,
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    verdict, _, rest = done.stdout.strip().partition(" ")
+    return (Path(rest) if verdict == "ok" else rest), done.stderr
+
+
+# --- no hub needed ------------------------------------------------------------------------------
+
+
+def test_nothing_means_the_bundled_model() -> None:
+    from galley.demo import MODEL_DIR
+
+    assert resolve_model("") == MODEL_DIR
+
+
+def test_an_existing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert resolve_model(str(tmp_path)) == tmp_path
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve_model("org/name").resolve() == tmp_path / "org" / "name"
+    assert resolve_model("~/org") == tmp_path / "org"
+
+
+@pytest.mark.parametrize("model", ["./gone", "/gone/model", "~/gone", "../gone", "org/name/", "."])
+def test_a_missing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    if model == ".":
+        assert resolve_model(model) == Path(".")
+    else:
+        with pytest.raises(ModelNotFound, match=f"the folder {model} does not exist"):
+            resolve_model(model)
+
+
+def test_a_file(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ModelNotFound, match="is a file; give the folder"):
+        resolve_model(str(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "model", ["a/b/c", "gpt2", "org/na me", "org/\0", "-x/y", "x" * 5000, "ö/é"]
+)
+def test_neither_folder_nor_hub_id(model: str) -> None:
+    with pytest.raises(ModelNotFound, match="neither a folder nor a hub id"):
+        resolve_model(model)
+
+
+def test_an_id_that_the_hub_library_refuses(tmp_path: Path) -> None:
+    text, _ = resolve(tmp_path, "http://127.0.0.1:9", "org/na--me")
+    assert "'org/na--me' is no hub id" in str(text)
+
+
+# --- no hub there -------------------------------------------------------------------------------
+
+
+def test_offline(tmp_path: Path) -> None:
+    text, _ = resolve(tmp_path, "http://127.0.0.1:9", HF_HUB_OFFLINE="1")
+    assert "not complete in the cache" in str(text)
+    assert "HF_HUB_OFFLINE is set" in str(text)
+
+
+def test_unreachable(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # not listening, so connections are refused
+        text, _ = resolve(tmp_path, f"http://127.0.0.1:{unused.getsockname()[1]}")
+    assert "the hub cannot be reached" in str(text)
+    assert "refused" in str(text)
+
+
+def test_a_hub_that_never_answers(tmp_path: Path, hub: Hub) -> None:
+    hub.silent = True
+    text, _ = resolve(tmp_path, hub.url, HF_HUB_ETAG_TIMEOUT="1", HF_HUB_DOWNLOAD_TIMEOUT="1")
+    assert "the hub cannot be reached" in str(text)
+
+
+# --- a hub ----------------------------------------------------------------------------------------
+
+
+def test_download_then_cache(tmp_path: Path, hub: Hub) -> None:
+    folder, bars = resolve(tmp_path, hub.url)
+    assert isinstance(folder, Path), folder
+    assert {path.name for path in folder.rglob("*")} == WANTED
+    assert all((folder / name).read_bytes() == FILES[name] for name in WANTED)
+    assert set(hub.fetched()) == WANTED
+    assert "100%" in bars
+
+    hub.requests.clear()
+    assert resolve(tmp_path, hub.url)[0] == folder
+    assert hub.fetched() == []
+    assert resolve(tmp_path, hub.url, HF_HUB_OFFLINE="1")[0] == folder
+    assert resolve(tmp_path, "http://127.0.0.1:9")[0] == folder
+
+
+def test_no_bars(tmp_path: Path, hub: Hub) -> None:
+    folder, bars = resolve(tmp_path, hub.url, call=", show_progress=False")
+    assert isinstance(folder, Path)
+    assert "%" not in bars
+
+
+def test_a_cut_connection_goes_on_where_it_was(tmp_path: Path, hub: Hub) -> None:
+    hub.cuts = 1
+    folder, _ = resolve(tmp_path, hub.url)
+    assert isinstance(folder, Path), folder
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    ranges = [
+        r for m, path, r in hub.requests if m == "GET" and path.endswith("/model.safetensors")
+    ]
+    first, second = ranges
+    assert first is None
+    assert second is not None
+    assert 0 < int(second.removeprefix("bytes=").split("-")[0]) <= CUT_AFTER
+
+
+def test_a_failed_download_keeps_what_is_complete(tmp_path: Path, hub: Hub) -> None:
+    hub.cuts = 10**6
+    text, _ = resolve(tmp_path, hub.url)
+    assert "the download of acme/tiny broke off" in str(text)
+    offline, _ = resolve(tmp_path, hub.url, HF_HUB_OFFLINE="1")
+    assert "not complete in the cache" in str(offline)
+
+    hub.cuts = 0
+    before = {path.name for path in tmp_path.glob("hub/*/snapshots/*/*")}
+    hub.requests.clear()
+    folder, _ = resolve(tmp_path, hub.url)
+    assert isinstance(folder, Path), folder
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert before
+    assert set(hub.fetched()) == WANTED - before
+
+
+@pytest.mark.parametrize(
+    ("model", "call", "message"),
+    [
+        ("acme/none", "", "the hub has no model acme/none, or it is private"),
+        ("acme/gated", "", "acme/gated is gated: accept its terms"),
+        ("acme/tiny", ", revision='v9'", "acme/tiny has no revision 'v9'"),
+        ("acme/broken", "", "the hub cannot be reached"),
+    ],
+)
+def test_refusals(tmp_path: Path, hub: Hub, model: str, call: str, message: str) -> None:
+    text, _ = resolve(tmp_path, hub.url, model, call=call)
+    assert message in str(text)
+
+
+def test_a_repository_without_safetensors(
+    tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(FILES, "model.safetensors")
+    text, _ = resolve(tmp_path, hub.url)
+    assert "holds no *.safetensors" in str(text)
