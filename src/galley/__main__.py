@@ -1,0 +1,5 @@
+"""``python -m galley`` is ``galley``."""
+
+from galley.cli.main import main
+
+main()

@@ -1,0 +1,89 @@
+"""One line of a batch: checked and answered by the server's own code, which this module imports."""
+
+import asyncio
+import logging
+import secrets
+from typing import Any, Final, Literal
+
+from galley.cli.batch_files import result_id
+from galley.errors import EngineFailed, RequestError, Unavailable
+from galley.server import chat, completions
+from galley.server.body import parse_json, validate
+from galley.server.errors import envelope, to_http
+from galley.server.generate import Origin
+from galley.server.schemas import ChatRequest, CompletionRequest, Strict
+from galley.server.served import ServedModel
+
+log = logging.getLogger("galley.batch")
+
+_LONGEST_WAIT: Final = 1.0
+"""Seconds between two tries of a line that the engine's queue had no room for."""
+
+
+class BatchLine(Strict):
+    """One request of OpenAI's batch format."""
+
+    custom_id: str
+    method: Literal["POST"]
+    url: Literal["/v1/chat/completions", "/v1/completions"]
+    body: dict[str, Any]
+
+
+async def answer(
+    served: ServedModel, number: int, text: bytes, custom_id: str | None
+) -> dict[str, Any]:
+    """The result line for line ``number``: an answer, or what is wrong with the line.
+
+    Args:
+        custom_id: the line's, as :func:`galley.cli.batch_files.scan` found it.
+
+    Raises:
+        EngineFailed: no line can be answered any more.
+    """
+    result = {"id": result_id(number), "custom_id": custom_id, "response": None, "error": None}
+    try:
+        line = validate(BatchLine, parse_json(text))
+        if custom_id is None:
+            raise RequestError("custom_id is not valid Unicode")
+    except RequestError as error:
+        return {**result, "error": {"code": "invalid_line", "message": f"line {number}: {error}"}}
+    request_id = secrets.token_hex(12)
+    status, body = await _respond(served, line, request_id)
+    return {
+        **result,
+        "response": {"status_code": status, "request_id": request_id, "body": body},
+    }
+
+
+async def _respond(
+    served: ServedModel, line: BatchLine, request_id: str
+) -> tuple[int, dict[str, Any]]:
+    try:
+        return 200, await _complete(served, line, Origin(request_id))
+    except EngineFailed:
+        raise
+    except Exception as error:  # one line's failure is that line's result, as over HTTP
+        served.backend()  # not so if the engine is gone for good, which this raises
+        http = to_http(error)
+        if http.status >= 500:
+            log.exception("request %s failed", request_id)
+        return http.status, dict(envelope(http))
+
+
+async def _complete(served: ServedModel, line: BatchLine, origin: Origin) -> dict[str, Any]:
+    while True:
+        try:
+            if line.url == "/v1/chat/completions":
+                asked = validate(ChatRequest, line.body)
+                _refuse_stream(asked.stream)
+                return dict(await chat.complete(served, asked, origin))
+            prompt = validate(CompletionRequest, line.body)
+            _refuse_stream(prompt.stream)
+            return dict(await completions.complete(served, prompt, origin))
+        except Unavailable as error:
+            await asyncio.sleep(min(error.retry_after, _LONGEST_WAIT))
+
+
+def _refuse_stream(stream: bool | None) -> None:
+    if stream:
+        raise RequestError("stream is not possible in a batch", param="stream")

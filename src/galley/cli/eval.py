@@ -1,0 +1,112 @@
+"""``galley eval``: how well a model does what it was made for."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from galley.cli.options import EPILOG, MODEL_HELP, Flags, start_logging, with_flags
+from galley.config import EngineSettings
+from galley.types import SamplingParams
+
+if TYPE_CHECKING:
+    from galley.demo.evaluate import Evaluation
+    from galley.demo.generator import Message
+    from galley.llm import LLM
+
+eval_app = typer.Typer(help="Measure the quality of a model.", no_args_is_help=True)
+
+
+@eval_app.callback()
+def _eval() -> None:
+    """Keep ``demo`` a subcommand: typer runs the only command of a group without its name."""
+
+
+@eval_app.command(epilog=EPILOG)
+@with_flags(EngineSettings)
+def demo(
+    flags: Flags,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="write scores and misses to FILE, too"),
+    ] = None,
+) -> None:
+    """Score the call-centre tasks on both held-out sets, by exact match of greedy answers.
+
+    Set 1 holds out names, accounts and numbers; set 2 the wordings, too.
+    """
+    settings = flags.settings(model=model)
+    start_logging(settings)
+    from rich.progress import MofNCompleteColumn, Progress
+
+    from galley.demo import heldout
+    from galley.demo.evaluate import evaluate
+    from galley.llm import LLM
+
+    total = sum(len(heldout.read(number)) for number in heldout.SETS)
+    columns = [*Progress.get_default_columns(), MofNCompleteColumn()]
+    with LLM.from_settings(settings) as llm, Progress(*columns) as progress:
+        bar = progress.add_task("answering", total=total)
+        answer = _answerer(llm, settings.max_running, lambda n: progress.advance(bar, n))
+        evaluation = evaluate(answer)
+    _print_table(evaluation)
+    if json_file is not None:
+        json_file.write_text(json.dumps(_as_json(evaluation), indent=2, ensure_ascii=False) + "\n")
+
+
+def _answerer(
+    llm: "LLM", together: int, advance: Callable[[int], None]
+) -> "Callable[[Sequence[list[Message]]], list[str]]":
+    greedy = SamplingParams(temperature=0.0)
+
+    def answer(conversations: "Sequence[list[Message]]") -> list[str]:
+        said: list[str] = []
+        for start in range(0, len(conversations), together):
+            outputs = llm.chat(list(conversations[start : start + together]), greedy)
+            said += [output.text for output in outputs]
+            advance(len(outputs))
+        return said
+
+    return answer
+
+
+def _print_table(evaluation: "Evaluation") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from galley.demo.evaluate import TARGETS
+
+    table = Table("set", "task", "exact match", "target", "")
+    for score in evaluation.scores:
+        table.add_row(
+            str(score.set),
+            score.task,
+            f"{score.correct}/{score.total} = {score.rate:.1%}",
+            f"{TARGETS[score.set]:.0%}",
+            "reached" if score.passed else "missed",
+        )
+    Console().print(table)
+
+
+def _as_json(evaluation: "Evaluation") -> dict[str, Any]:
+    return {
+        "passed": evaluation.passed,
+        "scores": [
+            {**asdict(score), "rate": score.rate, "passed": score.passed}
+            for score in evaluation.scores
+        ],
+        "misses": [
+            {
+                "set": miss.item.set,
+                "task": miss.item.task,
+                "messages": miss.item.messages,
+                "expected": miss.item.answer,
+                "answer": miss.answer,
+            }
+            for miss in evaluation.misses
+        ],
+    }

@@ -1,0 +1,173 @@
+"""``galley run``: talk to a model in the terminal, with the engine in this process."""
+
+import contextlib
+import os
+import re
+import signal
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from galley.cli.options import MODEL_HELP, Flags, start_logging, with_flags
+from galley.config import EngineSettings
+from galley.errors import RequestError
+from galley.types import SamplingParams
+
+if TYPE_CHECKING:
+    from galley.llm import LLM
+
+COMMANDS_HELP: Final = """\
+/clear  forget the conversation
+/help   show this
+/exit   leave (or Ctrl-D)
+Ctrl-C  stop the answer in progress"""
+
+_HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
+# Control characters of an answer could drive the terminal; tab and newline are text.
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
+
+
+@with_flags(EngineSettings, sampling=True)
+def run(
+    flags: Flags,
+    first: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help=MODEL_HELP),
+    ] = None,
+    second: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="answer this and exit; default: chat")
+    ] = None,
+    system: Annotated[str, typer.Option(help="system message", show_default=False)] = "",
+) -> None:
+    """Chat with a model in the terminal, or answer one PROMPT.
+
+    With a single argument: an existing folder, a path or a hub id (org/name) is the MODEL; anything
+    else is the PROMPT for the bundled model. Text piped into the command is a PROMPT, too.
+    """
+    model, prompt = _model_and_prompt(first, second)
+    settings = flags.settings(model=model)
+    start_logging(settings)
+    params = flags.sampling()
+    if prompt is None and not sys.stdin.isatty():
+        prompt = sys.stdin.read()
+    if prompt is not None and not prompt.strip():
+        raise RequestError("the prompt is empty")
+    from galley.llm import LLM
+
+    with LLM.from_settings(settings) as llm:
+        chat = Chat(llm, params, system)
+        if prompt is None:
+            _converse(chat)
+        elif not chat.answer(prompt):
+            raise typer.Exit(130)
+
+
+def _model_and_prompt(first: str | None, second: str | None) -> tuple[str | None, str | None]:
+    if first is None or _names_model(first):
+        return first, second
+    if second is None:
+        return None, first
+    raise typer.BadParameter(
+        f"{first!r} is neither a folder nor a hub id (org/name); quote a prompt of several words"
+    )
+
+
+def _names_model(text: str) -> bool:
+    path_like = text.startswith(("/", "./", "../", "~"))
+    # os.path, because pathlib raises for what can be no path, and any prompt may come by here.
+    return path_like or _HUB_ID.fullmatch(text) is not None or os.path.isdir(text)
+
+
+class Chat:
+    """A conversation: what was said so far, and how answers are made."""
+
+    def __init__(self, llm: "LLM", params: SamplingParams, system: str) -> None:
+        self._llm = llm
+        self._params = params
+        self._system = system
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything but the system message."""
+        self.messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    def answer(self, prompt: str) -> bool:
+        """Print the answer while it is made. False: Ctrl-C ended it.
+
+        Raises:
+            RequestError: the conversation does not fit the context; it is as it was before.
+        """
+        question = {"role": "user", "content": prompt}
+        said: list[str] = []
+        with _Interrupt() as interrupt:
+            # Leaving the loop drops the stream, which cancels the request in the engine.
+            for delta in self._llm.chat_stream([*self.messages, question], self._params):
+                said.append(delta.text)
+                _print(delta.text)
+                if interrupt.seen:
+                    break
+        print(flush=True)
+        self.messages += [question, {"role": "assistant", "content": "".join(said)}]
+        return not interrupt.seen
+
+
+class _Interrupt:
+    """Turns the first Ctrl-C into a note, so that an engine step is never cut in half.
+
+    The second one is taken at its word.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def __enter__(self) -> "_Interrupt":
+        self._previous = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._previous)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.seen:
+            raise KeyboardInterrupt
+        self.seen = True
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(_CONTROL.sub("", text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def _converse(chat: Chat) -> None:
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # line editing and the arrow keys in input()
+
+    print("/help for help, Ctrl-D to leave")
+    while True:
+        try:
+            line = input(">>> ").strip()
+        except KeyboardInterrupt:
+            print()
+            continue
+        except EOFError:
+            print()
+            return
+        if line == "/exit":
+            return
+        if line == "/clear":
+            chat.clear()
+        elif line == "/help":
+            print(COMMANDS_HELP)
+        elif line.startswith("/"):
+            print(f"no command {line.split()[0]}; /help lists them")
+        elif line:
+            _say(chat, line)
+
+
+def _say(chat: Chat, line: str) -> None:
+    try:
+        chat.answer(line)
+    except RequestError as error:
+        print(f"{error} (/clear starts over)", file=sys.stderr)

@@ -1,0 +1,20 @@
+"""``galley serve``: the HTTP server with its engine."""
+
+from typing import Annotated
+
+import typer
+
+from galley.cli.options import MODEL_HELP, Flags, with_flags
+from galley.config import Settings
+
+
+@with_flags(Settings)
+def serve(
+    flags: Flags,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = None,
+) -> None:
+    """Serve a model through an OpenAI-compatible HTTP API."""
+    settings = flags.settings(model=model)
+    from galley.server.run import serve as run_server
+
+    raise typer.Exit(run_server(settings))

@@ -1,0 +1,40 @@
+"""The command line as users have it: a process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's, without galley's own variables; wide enough that help is not wrapped."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GALLEY_")}
+    return {**clean, "COLUMNS": "160", **variables}
+
+
+def galley(
+    *args: str | Path, cwd: Path | None = None, stdin: str = "", timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run to the end."""
+    return subprocess.run(
+        [sys.executable, "-m", "galley", *map(str, args)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        cwd=cwd,
+        env=environment(),
+    )
+
+
+def start_galley(*args: str | Path) -> subprocess.Popen[str]:
+    """Start, with everything it prints on one pipe."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "galley", *map(str, args)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+    )

@@ -1,0 +1,32 @@
+"""What the documentation says of the settings is what they are."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+from galley.config import Settings
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+def settings_table() -> list[str]:
+    """The table in docs/operations.md; print it to bring the page up to date."""
+    rows = ["| setting | default | group | meaning |", "|---|---|---|---|"]
+    for field in dataclasses.fields(Settings):
+        default = "" if field.default in (None, "", ()) else f"`{field.default}`".lower()
+        help_text = field.metadata["help"]
+        rows.append(f"| `{field.name}` | {default} | {field.metadata['group']} | {help_text} |")
+    return rows
+
+
+def test_the_settings_table_is_current() -> None:
+    lines = OPERATIONS.read_text(encoding="utf-8").splitlines()
+    start = lines.index(settings_table()[0])
+    assert lines[start : start + len(settings_table())] == settings_table()
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    root = OPERATIONS.parents[1]
+    for page in [*root.glob("*.md"), *root.glob("docs/*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            assert "://" in target or (page.parent / target).exists(), (page.name, target)

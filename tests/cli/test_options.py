@@ -1,0 +1,158 @@
+"""Flags made from declarations, and the command line as a process: exit codes, errors, start-up."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from hypothesis import given
+from typer.testing import CliRunner
+
+from galley.cli.options import SAMPLING_HELP, Flags, with_flags
+from galley.config import EngineSettings, Settings, setting_types
+from galley.types import SamplingParams
+
+from .command import galley
+from .test_settings import SOME_SETTINGS
+
+HEAVY = ("torch", "numpy", "fastapi", "tokenizers", "huggingface_hub", "yaml", "jinja2")
+
+
+def parse(
+    args: list[str],
+    *,
+    kind: type[EngineSettings] = Settings,
+    exit_code: int = 0,
+    model: bool = False,
+    sampling: bool = False,
+) -> Flags:
+    """The flags that a command gets for ``args``; empty ones if it was not called."""
+    caught: list[Flags] = []
+
+    @with_flags(kind, model=model, sampling=sampling)
+    def command(
+        flags: Flags, name: Annotated[str | None, typer.Argument(metavar="NAME")] = None
+    ) -> None:
+        caught.append(flags)
+
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(command)
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == exit_code, result.output
+    return caught[0] if caught else Flags({}, None)
+
+
+def as_flags(name: str, value: object) -> list[str]:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    values = value if isinstance(value, tuple) else (value,)
+    return [f"--{flag}={item}" for item in values]
+
+
+@given(values=SOME_SETTINGS)
+def test_flags_round_trip(values: dict[str, Any]) -> None:
+    values = {name: value for name, value in values.items() if value is not None and value != ()}
+    args = [arg for name, value in values.items() for arg in as_flags(name, value)]
+    flags = parse(args, model=True)
+    assert flags.given == values
+
+
+def test_only_what_was_given_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GALLEY_PORT", "1234")
+    monkeypatch.setenv("GALLEY_MAX_RUNNING", "5")
+    settings = parse(["--max-running", "64"]).settings()  # the default, said aloud
+    assert settings.port == 1234
+    assert settings.max_running == 64
+
+
+def test_the_positional_model_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GALLEY_MODEL", "from-environment")
+    flags = parse([])
+    assert flags.settings().model == "from-environment"
+    assert flags.settings(model="given").model == "given"
+
+
+def test_config_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("port: 77", encoding="utf-8")
+    assert parse(["--config", str(tmp_path / "a.yaml")]).settings().port == 77
+
+
+def test_commands_without_a_server_have_no_server_flags() -> None:
+    parse(["--port", "1"], kind=EngineSettings, exit_code=2)
+    flags = parse(["--log-level", "debug"], kind=EngineSettings)
+    assert flags.settings().log_level == "debug"
+
+
+def test_sampling_flags() -> None:
+    args = ["--temperature", "0.5", "--top-k=7", "--seed", "3", "--stop", "a", "--stop", "b"]
+    params = parse([*args, "--max-tokens=9"], sampling=True).sampling()
+    assert params == SamplingParams(temperature=0.5, top_k=7, seed=3, stop=("a", "b"), max_tokens=9)
+    assert parse([], sampling=True).sampling() == SamplingParams()
+
+
+def test_sampling_flags_are_sampling_parameters() -> None:
+    assert SAMPLING_HELP.keys() <= set(SamplingParams.__struct_fields__)
+    assert not SAMPLING_HELP.keys() & setting_types(Settings).keys()
+
+
+@pytest.mark.parametrize(
+    "args", [["--port", "eight"], ["--dtype", "int3"], ["--no-such"], ["--threads"]]
+)
+def test_malformed_flags_are_usage_errors(args: list[str]) -> None:
+    parse(args, exit_code=2)
+
+
+def test_help_groups_every_setting() -> None:
+    done = galley("serve", "--help")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    for name in setting_types(Settings).keys() - {"model"}:
+        assert any(f"--{name.replace('_', '-')} " in line for line in lines), name
+    for group in ("Model", "Engine", "Server", "Security", "Limits"):
+        assert any(line.startswith(f"╭─ {group} ─") for line in lines), group
+
+
+def test_version() -> None:
+    from galley import __version__
+
+    assert galley("--version").stdout == f"galley {__version__}\n"
+
+
+@pytest.mark.parametrize("command", [(), ("serve",), ("run",), ("batch",), ("eval", "demo")])
+def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
+    code = (
+        "import sys\n"
+        "from galley.cli.main import app\n"
+        f"app([*{command!r}, '--help'], standalone_mode=False)\n"
+        f"print('imported:', sorted(set(sys.modules) & set({HEAVY!r})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "imported: []"
+
+
+def test_wrong_settings_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "galley.yaml").write_text("prot: 1", encoding="utf-8")
+    done = galley("serve", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("galley: galley.yaml: unknown setting 'prot'")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_missing_model_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    done = galley("run", str(tmp_path / "nowhere"), "hello")
+    assert done.returncode == 1
+    assert done.stderr.startswith("galley: ")
+    assert "nowhere" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = galley("run", str(tmp_path / "nowhere"), "hello", "--log-level", "debug")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("galley: ")
