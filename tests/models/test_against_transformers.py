@@ -179,3 +179,18 @@ def test_score_is_the_log_softmax_of_transformers(checkpoint: CheckpointMaker) -
         logprobs = torch.log_softmax(logits.double(), -1)
         expected = [logprobs[i, token].item() for i, token in enumerate(ids[1:])]
         assert got == pytest.approx(expected, abs=1e-3)
+
+
+def test_requests_that_arrive_together_compute_their_prefix_once(
+    checkpoint: CheckpointMaker,
+) -> None:
+    folder = checkpoint("mistral-window")
+    shared = random_ids(8, 100)
+    prompts = [[*shared, 5 + i] for i in range(6)]
+    with LLM(folder, max_batch_tokens=64, max_running=8, threads=1) as llm:
+        together = llm.generate(prompts, GREEDY)
+        computed = llm._engine.stats.prefill_tokens
+    with LLM(folder, prefix_cache=False, threads=1) as llm:
+        apart = llm.generate(prompts, GREEDY)
+    assert [o.token_ids for o in together] == [o.token_ids for o in apart]
+    assert computed == 101 + 5 * (101 - 96)

@@ -125,7 +125,6 @@ class Engine:
             completes = work.completes
             self._score(sequence, rows, mine)
             sequence.computed += work.count
-            self._kv.commit(sequence.id, sequence.tokens, sequence.computed)
             if completes:
                 outputs.append(self._advance(sequence, mine[-1]))
         return outputs

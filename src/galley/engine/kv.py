@@ -82,7 +82,7 @@ class KVCache:
         return True
 
     def commit(self, request_id: str, tokens: Sequence[int], computed: int) -> None:
-        """``computed`` leading tokens are in the cache now: full blocks become shareable."""
+        """``computed`` tokens are in the cache once this step has run: full blocks can be shared."""
         if not self._sharing:
             return
         table = self._tables[request_id]
@@ -115,11 +115,3 @@ class KVCache:
             assert not (self._prefix.is_parked(block) and block in held), block
         assert self._pool.used == len(held) == self.used
         assert self._pool.free + self.cached + self.used == self.total
-
-    def writable(self, request_id: str, first: int, last: int) -> bool:
-        """Whether only this request holds the blocks of positions ``first`` to ``last``."""
-        blocks = self._tables[request_id].blocks
-        return all(
-            self._pool.references(block) == 1
-            for block in blocks[first // BLOCK_TOKENS : last // BLOCK_TOKENS + 1]
-        )

@@ -25,6 +25,10 @@ class Memory(Protocol):
         """Room for that many tokens in all, or False."""
         ...
 
+    def commit(self, request_id: str, tokens: Tokens[int], computed: int) -> None:
+        """So many leading tokens will be in the cache when this step has run."""
+        ...
+
     def close(self, request_id: str) -> None:
         """Give up the table."""
         ...
@@ -92,6 +96,10 @@ class Scheduler:
             # A victim of an earlier turn of this loop is no longer running.
             if count > 0 and sequence in self.running and self._make_room(sequence, count, plan):
                 plan[sequence.id] = Work(sequence, count)
+        # Only now is it certain who runs. An executor writes all of a step's keys and values before it
+        # reads any, so a newcomer may share blocks that this very step computes.
+        for work in plan.values():
+            self._commit(work)
         if self.preemptions == preempted:
             self._admit(plan)
         return list(plan.values())
@@ -132,8 +140,13 @@ class Scheduler:
             heapq.heappop(self._waiting)
             sequence.computed = computed
             self.running.append(sequence)
-            plan[sequence.id] = Work(sequence, min(sequence.remaining, budget))
-            budget -= plan[sequence.id].count
+            work = plan[sequence.id] = Work(sequence, min(sequence.remaining, budget))
+            self._commit(work)
+            budget -= work.count
+
+    def _commit(self, work: Work) -> None:
+        sequence = work.sequence
+        self._memory.commit(sequence.id, sequence.tokens, sequence.computed + work.count)
 
     def _rank(self, sequence: Sequence) -> tuple[int, int]:
         return sequence.order, self._arrivals[sequence.id]

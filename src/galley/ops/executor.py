@@ -51,7 +51,11 @@ class Executor(Protocol):
         ...
 
     def forward(self, batch: Batch) -> Logits:
-        """Writes the batch's keys and values; returns float32 logits [wanted, vocab]."""
+        """Float32 logits [wanted, vocab].
+
+        In each layer all of the batch's keys and values are written before any are read: sequences may
+        share blocks that the batch itself fills.
+        """
         ...
 
 
