@@ -89,26 +89,32 @@ class Scheduler:
         left, and newcomers what is left of that.
         """
         preempted = self.preemptions
-        plan: dict[str, Work] = {}
+        plan: list[Work] = []
         budget = self._max_batch_tokens
         for sequence in sorted(self.running, key=lambda s: (s.remaining > 1, self._rank(s))):
-            count = min(sequence.remaining, budget - _total(plan))
+            count = min(sequence.remaining, budget)
             # A victim of an earlier turn of this loop is no longer running.
-            if count > 0 and sequence in self.running and self._make_room(sequence, count, plan):
-                plan[sequence.id] = Work(sequence, count)
-        # Only now is it certain who runs. An executor writes all of a step's keys and values before it
-        # reads any, so a newcomer may share blocks that this very step computes.
-        for work in plan.values():
-            self._commit(work)
+            if count and sequence in self.running and self._make_room(sequence, count):
+                plan.append(self._work(sequence, count))
+                budget -= count
         if self.preemptions == preempted:
-            self._admit(plan)
-        return list(plan.values())
+            self._admit(plan, budget)
+        return plan
 
-    def _make_room(self, sequence: Sequence, count: int, plan: dict[str, Work]) -> bool:
-        """Grow, preempting the last in order as often as it takes; False if that is ``sequence``."""
+    def _work(self, sequence: Sequence, count: int) -> Work:
+        # An executor writes all of a step's keys and values before it reads any, so a newcomer may
+        # share blocks that this very step computes.
+        self._memory.commit(sequence.id, sequence.tokens, sequence.computed + count)
+        return Work(sequence, count)
+
+    def _make_room(self, sequence: Sequence, count: int) -> bool:
+        """Grow, preempting the last in order as often as it takes; False if that is ``sequence``.
+
+        Only decoding grows, and decoding sequences take their turns in order: a victim's turn is still
+        to come, so nothing that is planned is ever taken back.
+        """
         while not self._memory.grow(sequence.id, sequence.computed + count):
             victim = max(self.running, key=self._rank)
-            plan.pop(victim.id, None)
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -122,15 +128,13 @@ class Scheduler:
         self.preemptions += 1
         self._queue(victim)
 
-    def _admit(self, plan: dict[str, Work]) -> None:
-        budget = self._max_batch_tokens - _total(plan)
-        while self._waiting and budget > 0 and len(self.running) < self._max_running:
+    def _admit(self, plan: list[Work], budget: int) -> None:
+        while self._waiting and budget and len(self.running) < self._max_running:
             sequence = self._waiting[0][2]
-            request = sequence.request
             computed = self._memory.open(
                 sequence.id,
                 sequence.tokens,
-                salt=request.cache_salt,
+                salt=sequence.request.cache_salt,
                 reuse=not sequence.scores_prompt,
             )
             # Room for all that is known: a prompt, once begun, is not stopped halfway for memory.
@@ -140,20 +144,12 @@ class Scheduler:
             heapq.heappop(self._waiting)
             sequence.computed = computed
             self.running.append(sequence)
-            work = plan[sequence.id] = Work(sequence, min(sequence.remaining, budget))
-            self._commit(work)
-            budget -= work.count
-
-    def _commit(self, work: Work) -> None:
-        sequence = work.sequence
-        self._memory.commit(sequence.id, sequence.tokens, sequence.computed + work.count)
+            count = min(sequence.remaining, budget)
+            plan.append(self._work(sequence, count))
+            budget -= count
 
     def _rank(self, sequence: Sequence) -> tuple[int, int]:
         return sequence.order, self._arrivals[sequence.id]
 
     def _queue(self, sequence: Sequence) -> None:
         heapq.heappush(self._waiting, (*self._rank(sequence), sequence))
-
-
-def _total(plan: dict[str, Work]) -> int:
-    return sum(work.count for work in plan.values())
