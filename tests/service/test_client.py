@@ -1,0 +1,173 @@
+"""The engine client against a real engine process, without HTTP."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from galley import SamplingParams
+from galley.config import EngineSettings, Settings
+from galley.errors import EngineNotReady, ModelError, QueueFull, RequestError, SettingsError
+from galley.service.client import EngineClient, OutputStream
+from galley.service.requests import choice_seed, expand
+from galley.types import EngineRequest, ModelInfo, Output, SamplingDefaults
+from tests.conftest import CheckpointMaker
+
+INFO = ModelInfo(
+    name="m",
+    path="/m",
+    family="llama",
+    executor="reference",
+    dtype="float32",
+    vocab_size=100,
+    max_model_len=64,
+    kv_cache_tokens=48,
+    eos_token_ids=(0,),
+    defaults=SamplingDefaults(temperature=0.6, top_k=20),
+)
+
+
+def settings(folder: Path, **changes: int) -> EngineSettings:
+    return EngineSettings(model=str(folder), threads=1, kv_cache_tokens=4096, **changes)  # type: ignore[arg-type]
+
+
+def request(client: EngineClient, name: str, tokens: int) -> EngineRequest:
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    return expand([5, 6, 7], params, client.info, request_id=name)[0]
+
+
+async def drain(stream: OutputStream) -> list[Output]:
+    return [output async for output in stream]
+
+
+def test_phases_are_timed_and_keys_stay_behind(checkpoint: CheckpointMaker) -> None:
+    async def run() -> None:
+        phases: dict[str, float] = {}
+        folder = checkpoint("llama")
+        all_settings = Settings(model=str(folder), threads=1, api_key=("secret",))
+        client = await EngineClient.start(
+            all_settings, str(folder), max_queue=1, on_phase=phases.__setitem__
+        )
+        try:
+            assert type(client._settings) is EngineSettings
+            assert list(phases) == ["spawn", "import", "load", "warm-up"]
+            assert all(seconds >= 0 for seconds in phases.values())
+            assert client.info.vocab_size == 320
+        finally:
+            await client.close()
+        with pytest.raises(EngineNotReady):
+            client.submit(request(client, "late", 1))
+
+    asyncio.run(run())
+
+
+def test_the_queue_is_bounded_and_nothing_admitted_is_hurt(checkpoint: CheckpointMaker) -> None:
+    async def run() -> None:
+        folder = checkpoint("llama")
+        client = await EngineClient.start(settings(folder, max_running=2), str(folder), max_queue=2)
+        try:
+            streams = client.submit_all([request(client, f"r{i}", 60) for i in range(4)])
+            with pytest.raises(QueueFull) as refused:
+                client.submit(request(client, "r9", 1))
+            assert 1.0 <= refused.value.retry_after <= 60.0
+            results = await asyncio.gather(*map(drain, streams))
+            assert [sum(len(o.tokens) for o in r) for r in results] == [60] * 4
+            # All of them or none: three do not fit behind two.
+            two = client.submit_all([request(client, f"s{i}", 60) for i in range(2)])
+            with pytest.raises(QueueFull):
+                client.submit_all([request(client, f"t{i}", 1) for i in range(3)])
+            assert client.in_flight == 2
+            await asyncio.gather(*map(drain, two))
+        finally:
+            await client.close()
+
+    asyncio.run(run())
+
+
+def test_cancelling_frees_the_blocks_of_waiting_and_running(checkpoint: CheckpointMaker) -> None:
+    async def run() -> None:
+        folder = checkpoint("llama")
+        client = await EngineClient.start(settings(folder, max_running=2), str(folder), max_queue=4)
+        try:
+            streams = client.submit_all([request(client, f"r{i}", 400) for i in range(4)])
+            await anext(streams[0])
+            assert client.stats.running > 0
+            for stream in streams:
+                stream.cancel()
+            assert client.in_flight == 0
+            while client.stats.running or client.stats.waiting or client.stats.kv_used_blocks:
+                await asyncio.sleep(0.01)
+            assert [await drain(stream) for stream in streams[1:]] == [[], [], []]
+            # One step, not 400: the engine stopped at once.
+            assert client.stats.steps < 300
+        finally:
+            await client.close()
+
+    asyncio.run(run())
+
+
+def test_closing_ends_open_streams(checkpoint: CheckpointMaker) -> None:
+    async def run() -> str | None:
+        folder = checkpoint("llama")
+        client = await EngineClient.start(settings(folder), str(folder), max_queue=1)
+        stream = client.submit(request(client, "r", 400))
+        await anext(stream)
+        await client.close()
+        return (await drain(stream))[-1].finish_reason
+
+    assert asyncio.run(run()) == "abort"
+
+
+def test_start_errors_keep_their_type(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(checkpoint("llama"), broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+    async def start(folder: Path, **changes: int) -> None:
+        await EngineClient.start(settings(folder, **changes), str(folder), max_queue=1)
+
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        asyncio.run(start(broken))
+    with pytest.raises(SettingsError, match="max_model_len"):
+        asyncio.run(start(checkpoint("llama"), max_model_len=10**6))
+
+
+def test_defaults_come_from_the_model_and_choices_get_seeds() -> None:
+    choices = expand([1, 2], SamplingParams(n=3, seed=-1), INFO, request_id="x")
+    assert [c.id for c in choices] == ["x-0", "x-1", "x-2"]
+    assert {c.sampling.temperature for c in choices} == {0.6}
+    assert {c.sampling.top_k for c in choices} == {20}
+    assert {c.sampling.max_tokens for c in choices} == {46}
+    assert choices[0].sampling.seed == 2**64 - 1
+    assert len({c.sampling.seed for c in choices}) == 3
+    assert choices[2].sampling.seed == choice_seed(2**64 - 1, 2)
+    unseeded = [expand([1], SamplingParams(), INFO, request_id="x")[0] for _ in range(2)]
+    assert unseeded[0].sampling.seed != unseeded[1].sampling.seed
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "param"),
+    [
+        ([], {}, "prompt"),
+        ([100], {}, "prompt"),
+        ([-1], {}, "prompt"),
+        ([1] * 48, {}, "prompt"),
+        ([1] * 40, {"max_tokens": 9}, "max_tokens"),
+        ([1] * 40, {"min_tokens": 9}, "min_tokens"),
+        ([1], {"logit_bias": {100: 1.0}}, "logit_bias"),
+        ([1], {"stop_token_ids": (100,)}, "stop_token_ids"),
+    ],
+)
+def test_requests_that_cannot_be_honoured_name_the_field(
+    prompt: list[int], params: dict[str, object], param: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        expand(prompt, SamplingParams(**params), INFO, request_id="x")  # type: ignore[arg-type]
+    assert caught.value.param == param
+
+
+def test_a_full_context_can_be_scored_but_not_continued() -> None:
+    scored = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    assert expand([1] * 48, scored, INFO, request_id="x")[0].sampling.max_tokens == 0
