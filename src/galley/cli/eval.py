@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from galley.demo.evaluate import Evaluation
     from galley.demo.generator import Message
     from galley.llm import LLM
+
+_LONGEST_ANSWER: Final = 256
+"""Tokens; twice what any right answer needs. A model that rambles on is wrong already."""
 
 eval_app = typer.Typer(help="Measure the quality of a model.", no_args_is_help=True)
 
@@ -55,13 +58,14 @@ def demo(
         evaluation = evaluate(answer)
     _print_table(evaluation)
     if json_file is not None:
-        json_file.write_text(json.dumps(_as_json(evaluation), indent=2, ensure_ascii=False) + "\n")
+        page = json.dumps(_as_json(evaluation), indent=2, ensure_ascii=False)
+        json_file.write_text(page + "\n", encoding="utf-8")
 
 
 def _answerer(
     llm: "LLM", together: int, advance: Callable[[int], None]
 ) -> "Callable[[Sequence[list[Message]]], list[str]]":
-    greedy = SamplingParams(temperature=0.0)
+    greedy = SamplingParams(temperature=0.0, max_tokens=_LONGEST_ANSWER)
 
     def answer(conversations: "Sequence[list[Message]]") -> list[str]:
         said: list[str] = []

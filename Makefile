@@ -1,0 +1,58 @@
+# make run    serve the bundled model, show one answer, keep serving
+# make test   every check that a change must pass (the same as .ci/run)
+# make help   all targets
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint bench demo-model clean
+
+help:
+	@echo "make run         serve the bundled model, show one answer, keep serving (PORT=8000)"
+	@echo "make test        lint, types, import rules and tests"
+	@echo "make lint        ruff, mypy and import-linter only"
+	@echo "make bench       measure latency and throughput of the server"
+	@echo "make demo-model  train the bundled model again (up to two hours on two cores)"
+	@echo "make clean       remove the virtual environment and the caches"
+
+run: $(VENV)/.installed
+	@$(if $(PORT),GALLEY_PORT=$(PORT)) $(BIN)/python scripts/quickstart.py
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/serving.py
+
+demo-model: $(VENV)/.installed-dev
+	$(BIN)/python -m galley.demo.train
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# The stamps make a second run quick; a change of the pins installs again.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing galley into $(VENV) (once; torch makes it the longest step)"
+	@$(PIP) --editable '.[torch]'
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing galley and its checks into $(VENV) (once)"
+	@$(PIP) --editable '.[dev]'
+	@touch $(VENV)/.installed $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "galley needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)."; \
+	  echo "Install one and name it: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "'$(PYTHON) -m venv' failed. On Debian and Ubuntu: sudo apt install python3-venv"; exit 1; }
