@@ -63,6 +63,7 @@ class EngineSettings:
     )
 
     def __post_init__(self) -> None:
+        _one_of(self)
         _positive(self, "max_batch_tokens", "max_running", "priority_steps")
         _positive(self, "max_model_len", "kv_cache_tokens", "threads")
         if not 0.0 < self.kv_memory_fraction <= 0.95:
@@ -141,6 +142,16 @@ class Settings(EngineSettings):
         values.update(_from_environ(cls, os.environ if environ is None else environ))
         values.update(flags)
         return cls(**values)
+
+
+def _one_of(settings: EngineSettings) -> None:
+    """Literals hold for the library's callers too, whom no parser has checked."""
+    for name, kind in setting_types(type(settings)).items():
+        choices = typing.get_args(kind)
+        if typing.get_origin(kind) is Literal and getattr(settings, name) not in choices:
+            raise SettingsError(
+                f"{name}: {getattr(settings, name)!r} is not one of {', '.join(choices)}"
+            )
 
 
 def _positive(settings: EngineSettings, *names: str) -> None:

@@ -1,0 +1,65 @@
+"""Container limits decide sizes, not the host's: cgroup v2 and v1 trees as the kernel writes them."""
+
+from pathlib import Path
+
+from galley.engine.machine import available_cores, available_memory
+
+GIB = 2**30
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+    return root
+
+
+def meminfo(root: Path, available: int) -> Path:
+    write(root, {"meminfo": f"MemTotal: 99999 kB\nMemAvailable: {available // 1024} kB"})
+    return root / "meminfo"
+
+
+def test_memory_is_what_the_v2_limit_leaves(tmp_path: Path) -> None:
+    cgroup = write(
+        tmp_path,
+        {
+            "memory.max": str(4 * GIB),
+            "memory.current": str(3 * GIB),
+            "memory.stat": f"anon 5\ninactive_file {GIB}\nactive_file 7",
+        },
+    )
+    assert available_memory(cgroup, meminfo(tmp_path, 64 * GIB)) == 2 * GIB
+    assert available_memory(cgroup, meminfo(tmp_path, GIB)) == GIB
+
+
+def test_memory_is_what_the_v1_limit_leaves(tmp_path: Path) -> None:
+    cgroup = write(
+        tmp_path,
+        {
+            "memory/memory.limit_in_bytes": str(2 * GIB),
+            "memory/memory.usage_in_bytes": str(GIB),
+            "memory/memory.stat": "total_inactive_file 0",
+        },
+    )
+    assert available_memory(cgroup, meminfo(tmp_path, 64 * GIB)) == GIB
+
+
+def test_no_limit_means_the_machine(tmp_path: Path) -> None:
+    cgroup = write(tmp_path, {"memory.max": "max", "memory.current": "5", "cpu.max": "max 100000"})
+    assert available_memory(cgroup, meminfo(tmp_path, 8 * GIB)) == 8 * GIB
+    assert available_cores(cgroup) == available_cores(tmp_path / "nothing") >= 1
+
+
+def test_cores_are_bounded_by_the_quota(tmp_path: Path) -> None:
+    half = write(tmp_path / "v2", {"cpu.max": "50000 100000"})
+    assert available_cores(half) == 1
+    many = write(tmp_path / "many", {"cpu.max": "99900000 100000"})
+    assert available_cores(many) == available_cores(tmp_path / "nothing")
+    v1 = write(
+        tmp_path / "v1", {"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}
+    )
+    assert available_cores(v1) == 1
+    unlimited = write(
+        tmp_path / "v1u", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}
+    )
+    assert available_cores(unlimited) == available_cores(tmp_path / "nothing")

@@ -1,0 +1,189 @@
+"""``galley.LLM`` as a library user meets it."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import galley
+from galley import LLM, RequestOutput, SamplingParams
+from galley.config import EngineSettings
+from galley.errors import (
+    ContextExceeded,
+    EngineError,
+    ModelError,
+    ModelNotFound,
+    RequestError,
+    SettingsError,
+)
+from tests.conftest import CheckpointMaker
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+def test_every_public_name_is_there() -> None:
+    for name in galley.__all__:
+        assert getattr(galley, name) is not None
+    with pytest.raises(AttributeError):
+        _ = galley.nothing
+
+
+def test_texts_token_ids_and_parameters_mix(checkpoint: CheckpointMaker) -> None:
+    with LLM(checkpoint("llama"), threads=1) as llm:
+        ids = llm.tokenizer.encode("the cat")
+        short = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=2)
+        prompts: list[str | list[int]] = ["the cat", ids]
+        outputs = llm.generate(prompts, [GREEDY, short])
+        assert all(isinstance(output, RequestOutput) for output in outputs)
+        first, second = outputs
+        assert first.token_ids[:3] == second.token_ids
+        assert first.text == llm.tokenizer.decode(first.token_ids)
+        assert (first.prompt_tokens, first.finish_reason) == (len(ids), "length")
+        assert first.logprobs is None
+        assert second.logprobs is not None
+        assert [entry.token for entry in second.logprobs] == second.token_ids
+        assert 0 <= first.timing.queued <= first.timing.first_token <= first.timing.total
+        assert [o.token_ids for o in llm.generate("the cat", GREEDY)] == [first.token_ids]
+        assert [o.token_ids for o in llm.generate(ids, GREEDY)] == [first.token_ids]
+        assert llm.generate([], GREEDY) == []
+
+
+def test_prompt_logprobs_are_the_score(checkpoint: CheckpointMaker) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=1)
+    with LLM(checkpoint("qwen3"), threads=1, max_batch_tokens=16) as llm:
+        ids = list(range(10, 60))
+        for _ in range(2):
+            output = llm.generate([ids], params)[0]
+            assert output.prompt_logprobs is not None
+            assert [e.token for e in output.prompt_logprobs] == ids[1:]
+            assert [[e.logprob for e in output.prompt_logprobs]] == llm.score([ids])
+            assert output.cached_tokens == 0
+
+
+def test_stop_strings_end_the_text_and_the_work(checkpoint: CheckpointMaker) -> None:
+    long = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+    with LLM(checkpoint("llama"), threads=1) as llm:
+        whole = llm.generate(["the"], long)[0].text
+        stop = whole[20:23]
+        params = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True, stop=(stop,))
+        steps = llm._engine.stats.steps
+        output = llm.generate(["the"], params)[0]
+        assert output.text == whole[: whole.index(stop)]
+        assert output.finish_reason == "stop"
+        assert llm._engine.stats.steps - steps < 60
+        assert llm._engine.stats.kv_used_blocks == 0
+
+
+def test_streams_can_be_dropped_and_must_not_overlap(checkpoint: CheckpointMaker) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    with LLM(checkpoint("llama"), threads=1) as llm:
+        whole = llm.chat(messages, GREEDY)[0]
+        deltas = list(llm.chat_stream(messages, GREEDY))
+        assert "".join(delta.text for delta in deltas) == whole.text
+        assert deltas[-1].finish_reason == "length"
+        stream = llm.chat_stream(messages, GREEDY)
+        next(stream)
+        with pytest.raises(EngineError, match="still open"):
+            llm.generate(["x"], GREEDY)
+        stream.close()  # type: ignore[attr-defined]
+        assert llm._engine.stats.kv_used_blocks == 0
+        assert llm.chat([messages, messages], GREEDY)[1].text == whole.text
+        with pytest.raises(RequestError, match="n must be 1"):
+            next(llm.chat_stream(messages, SamplingParams(n=2)))
+
+
+def test_threads_take_turns(checkpoint: CheckpointMaker) -> None:
+    with LLM(checkpoint("llama"), threads=1) as llm:
+        expected = llm.generate([[5, 6]], GREEDY)[0].token_ids
+        results: list[list[int]] = []
+
+        def work() -> None:
+            results.append(llm.generate([[5, 6]], GREEDY)[0].token_ids)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == [expected] * 4
+
+
+def test_bad_requests_run_nothing(checkpoint: CheckpointMaker) -> None:
+    with LLM(checkpoint("llama"), threads=1, max_model_len=64) as llm:
+        good = [5, 6, 7]
+        for bad in ([], [320], [-1], [5] * 64):
+            with pytest.raises(RequestError):
+                llm.generate([good, bad], GREEDY)
+        with pytest.raises(ContextExceeded):
+            llm.generate([good], SamplingParams(max_tokens=62))
+        with pytest.raises(RequestError):
+            llm.generate([good], [GREEDY, GREEDY])
+        with pytest.raises(RequestError):
+            llm.score([good, []])
+        assert llm._engine.stats.steps == 0
+        assert (
+            len(llm.generate([good], SamplingParams(temperature=0, ignore_eos=True))[0].token_ids)
+            == 61
+        )
+
+
+def test_a_checkpoint_without_tokenizer_takes_token_ids(
+    checkpoint: CheckpointMaker, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((checkpoint("llama") / name).read_bytes())
+    with LLM(folder, threads=1) as bare, LLM(checkpoint("llama"), threads=1) as full:
+        expected = full.generate([[5, 6]], GREEDY)[0]
+        output = bare.generate([[5, 6]], GREEDY)[0]
+        assert (output.token_ids, output.text) == (expected.token_ids, "")
+        with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+            bare.generate(["text"], GREEDY)
+        with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+            bare.generate([[5]], SamplingParams(stop=("x",)))
+
+
+def test_wrong_settings_and_models_say_so(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        LLM(tmp_path / "nothing")
+    with pytest.raises(SettingsError, match="executor: 'fast' is not one of reference"):
+        LLM(checkpoint("llama"), executor="fast")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="max_model_len"):
+        LLM(checkpoint("llama"), max_model_len=10**6)
+    with pytest.raises(SettingsError, match="max_running"):
+        LLM.from_settings(EngineSettings(model=str(checkpoint("llama")), max_batch_tokens=8))
+    with pytest.raises(SettingsError, match="dtype: 'float16' is not one of float32, bfloat16"):
+        LLM(checkpoint("llama"), dtype="float16")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="device 'nonsense' cannot be used"):
+        LLM(checkpoint("llama"), device="nonsense")
+    with pytest.raises(TypeError):
+        LLM(checkpoint("llama"), nonsense=1)
+
+
+def test_a_closed_llm_refuses(checkpoint: CheckpointMaker) -> None:
+    llm = LLM(checkpoint("llama"), threads=1)
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineError, match="closed"):
+        llm.generate([[5]], GREEDY)
+
+
+def test_nothing_is_left_running(checkpoint: CheckpointMaker) -> None:
+    """A script that forgets to close still ends, and has no child processes."""
+    script = f"""
+import json, psutil
+from galley import LLM, SamplingParams
+llm = LLM({str(checkpoint("llama"))!r}, threads=1)
+out = llm.generate([[5, 6]], SamplingParams(temperature=0, max_tokens=2))
+print(json.dumps([len(out[0].token_ids), len(psutil.Process().children())]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    tokens, children = json.loads(done.stdout)
+    assert tokens in (1, 2)
+    assert children == 0
