@@ -154,7 +154,7 @@ class _EngineCollector(Collector):
     def observe(self) -> None:
         """Take in the newest snapshot. Called often enough that little is lost with an engine."""
         stats, restarts = self._engine()
-        if stats is self._last:
+        if stats == self._last:
             return
         reborn = restarts != self._last_restarts or stats.steps < self._last.steps
         before = EngineStats() if reborn else self._last

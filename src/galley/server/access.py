@@ -1,4 +1,4 @@
-"""One log line, one count and one id for each HTTP request. Never its text, never its key."""
+"""One log line, one count, one id and an answer for each HTTP request. Never its text, never its key."""
 
 import logging
 import secrets
@@ -9,14 +9,14 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from galley.observe.metrics import Metrics
-from galley.server.errors import CLIENT_GONE
+from galley.server.errors import CLIENT_GONE, error_response
 from galley.server.lifecycle import PROBES
 
 log = logging.getLogger("galley.access")
 
 
 class AccessLog:
-    """ASGI middleware, the outermost.
+    """ASGI middleware, the outermost: what nobody else handles ends here.
 
     Gives each request an id (``scope["state"]["request_id"]``, header ``X-Request-Id``) and a
     dictionary of facts for its log line (``scope["state"]["facts"]``) that handlers add to.
@@ -35,7 +35,7 @@ class AccessLog:
         request_id = secrets.token_hex(12)
         facts: dict[str, Any] = {}
         scope.setdefault("state", {}).update(request_id=request_id, facts=facts)
-        status = CLIENT_GONE  # unless a response starts
+        status: int | None = None
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -46,16 +46,20 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            log.exception("request %s failed", request_id)
+            if status is None:
+                await error_response(error)(scope, receive, send_with_id)
         finally:
             endpoint = _route(scope)
-            status = facts.pop("status", status)
-            self._metrics.request_answered(endpoint, status)
+            final = facts.pop("status", status or CLIENT_GONE)
+            self._metrics.request_answered(endpoint, final)
             log.log(
                 logging.DEBUG if scope["path"] in PROBES else logging.INFO,
                 "%s %s %d %.3fs id=%s%s",
                 scope["method"],
                 endpoint,
-                status,
+                final,
                 time.monotonic() - started,
                 request_id,
                 "".join(f" {name}={value}" for name, value in facts.items()),

@@ -41,6 +41,7 @@ def create_app(served: ServedModel, *, keys: KeyRing) -> FastAPI:
         redirect_slashes=False,
         redoc_url=None,
         docs_url="/docs",
+        swagger_ui_oauth2_redirect_url=None,
     )
     for protocol in (chat, completions, models, tokenize, health):
         app.include_router(protocol.router(served))

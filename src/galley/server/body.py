@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from galley.errors import RequestError
 from galley.server.errors import ClientGone, HTTPError
+from galley.server.schemas import UNKNOWN_FIELD
 
 MAX_DEPTH: Final = 64
 
@@ -73,7 +74,7 @@ def validate(model: type[Model], value: dict[str, Any]) -> Model:
     try:
         return model.model_validate(value)
     except pydantic.ValidationError as error:
-        details = error.errors(include_url=False, include_input=False, include_context=False)
+        details = error.errors(include_url=False, include_input=False)
         raise _to_request_error(value, details) from None
 
 
@@ -172,13 +173,11 @@ def _to_request_error(body: dict[str, Any], details: list[ErrorDetails]) -> Requ
                 f"{_dotted(first.union)}: expected {members}", param=_dotted(first.union)
             )
     param = _dotted(first.path)
-    match first.kind:
-        case "extra_forbidden":
-            return RequestError(f"Unsupported field {_shown(param)}", param=param)
-        case "missing":
-            return RequestError(f"Missing field {_shown(param)}", param=param)
-        case _:
-            return RequestError(f"{param}: {first.message}", param=param)
+    if first.kind == UNKNOWN_FIELD:
+        return RequestError(f"Unsupported field {_shown(param)}", param=param)
+    if first.kind == "missing":
+        return RequestError(f"Missing field {_shown(param)}", param=param)
+    return RequestError(f"{param}: {_MESSAGES.get(first.kind, first.message)}", param=param)
 
 
 class _Located:
@@ -208,12 +207,18 @@ class _Located:
                     self.member, self.union = step, list(self.path)
                 continue
             self.path.append(step)
+        if self.kind == UNKNOWN_FIELD:
+            self.path.append(detail["ctx"]["name"])
 
 
 def _dotted(path: list[str | int]) -> str:
     """``messages[0].content``, as OpenAI writes it; cut to a sane length."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return text.removeprefix(".")[:200]
+
+
+_MESSAGES: Final = {"model_type": "expected an object", "none_required": "only null is supported"}
+"""Instead of pydantic's words, where those are about Python."""
 
 
 def _shown(name: str) -> str:

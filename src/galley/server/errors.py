@@ -76,7 +76,7 @@ def to_http(error: Exception) -> HTTPError:
         case _:
             return HTTPError(
                 500,
-                "Internal error; the server's log has the details",
+                "Internal error; the server's log has the details under this answer's X-Request-Id",
                 type="internal_error",
                 code="internal_error",
             )
@@ -106,7 +106,10 @@ def error_response(error: Exception) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Make ``app`` answer every exception, its router's own included, with the envelope."""
+    """Make ``app`` answer expected exceptions, its router's own included, with the envelope.
+
+    The others are bugs; they pass through to :class:`galley.server.access.AccessLog`.
+    """
 
     async def handle(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException) and error.status_code == 404:
@@ -122,7 +125,7 @@ def install(app: FastAPI) -> None:
             )
         return error_response(error)
 
-    for kind in (GalleyError, HTTPException, Exception):
+    for kind in (GalleyError, HTTPException):
         app.add_exception_handler(kind, handle)
 
 

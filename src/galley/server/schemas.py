@@ -13,12 +13,15 @@ and, in assistant messages sent back as they were received, ``null`` for what th
 import re
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from galley.errors import RequestError
 from galley.types import MAX_LOGPROBS, SamplingParams
 
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+# Without fail_fast a list of a million wrong items makes a million errors, which takes minutes.
+Texts = Annotated[list[str], Field(fail_fast=True)]
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
 
 _PASSED_ON: Final = (
     "temperature",
@@ -36,6 +39,9 @@ _PASSED_ON: Final = (
 )
 """Fields whose names and meanings are those of :class:`SamplingParams`."""
 
+UNKNOWN_FIELD: Final = "unknown_field"
+"""Type of the validation error whose context names a field that is not here."""
+
 _TOKEN_KEY: Final = re.compile(r"[0-9]{1,10}")
 
 
@@ -43,6 +49,15 @@ class Strict(BaseModel):
     """No conversions, no unknown fields, no infinities."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, data: Any) -> Any:
+        """One error for the first unknown field, where pydantic makes one for each of a million."""
+        if isinstance(data, dict) and not data.keys() <= cls.model_fields.keys():
+            name = next(key for key in data if key not in cls.model_fields)
+            raise PydanticCustomError(UNKNOWN_FIELD, "unknown field", {"name": name})
+        return data
 
 
 class TextPart(Strict):
@@ -56,7 +71,7 @@ class Message(Strict):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
     name: str | None = Field(None, description="Given to the chat template.")
     refusal: None = None
     tool_calls: None = None
@@ -79,6 +94,9 @@ class Message(Strict):
         return message if self.name is None else {**message, "name": self.name}
 
 
+Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+
+
 class TextFormat(Strict):
     """``response_format``: plain text is the only one implemented."""
 
@@ -99,20 +117,20 @@ class GenerationRequest(Strict):
     model: str = Field(description="The served model's name, as in `GET /v1/models`.")
     temperature: float | None = Field(None, description="0 is greedy. Default: the model's.")
     top_p: float | None = Field(None, description="In (0, 1].")
-    top_k: int | None = Field(None, description="0 or -1 keeps all.")
+    top_k: Annotated[int, Field(lt=2**31)] | None = Field(None, description="0 or -1 keeps all.")
     min_p: float | None = Field(None, description="In [0, 1].")
     presence_penalty: float | None = Field(None, description="In [-2, 2].")
     frequency_penalty: float | None = Field(None, description="In [-2, 2].")
     repetition_penalty: float | None = Field(None, description="In (0, 100]; 1 is off.")
-    logit_bias: dict[str, float] | None = Field(
+    logit_bias: Annotated[dict[str, float], Field(fail_fast=True)] | None = Field(
         None, description="Token id, as text, to a bias in [-100, 100]."
     )
     seed: int | None = Field(None, description="64 bits; the same seed gives the same text.")
     n: int | None = Field(None, description="Choices for each prompt.")
     max_tokens: int | None = Field(None, description="Default: the rest of the context.")
     min_tokens: int | None = Field(None, description="Nothing ends the text before.")
-    stop: str | list[str] | None = Field(None, description="Not part of the text they end.")
-    stop_token_ids: list[TokenId] | None = None
+    stop: str | Texts | None = Field(None, description="Not part of the text they end.")
+    stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
@@ -123,7 +141,9 @@ class GenerationRequest(Strict):
         None, description="Cached prefixes are shared between equal salts only."
     )
     user: str | None = Field(None, description="Taken and not used.")
-    metadata: dict[str, str] | None = Field(None, description="Taken and not used.")
+    metadata: Annotated[dict[str, str], Field(fail_fast=True)] | None = Field(
+        None, description="Taken and not used."
+    )
     store: Literal[False] | None = Field(None, description="Nothing is stored.")
     service_tier: Literal["auto", "default"] | None = None
 
@@ -148,7 +168,7 @@ class GenerationRequest(Strict):
 class ChatRequest(GenerationRequest):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: int | None = Field(None, description="Newer name of `max_tokens`.")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
@@ -184,7 +204,7 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """Body of `POST /v1/completions`."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(
+    prompt: str | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
         description="A text, token ids, or a list of either."
     )
     echo: bool | None = Field(None, description="Put the prompt before the completion.")
@@ -225,7 +245,7 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = Field(
         None, description="Only with `prompt`: whether to add BOS and the like. Default: true."
     )
@@ -238,7 +258,7 @@ class DetokenizeRequest(Strict):
     """Body of `POST /detokenize`."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds
 
 
 def _token_keys(bias: dict[str, float]) -> dict[int, float]:

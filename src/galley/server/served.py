@@ -1,12 +1,14 @@
 """The served model: its engine and text side, with everything that requests need to know of it."""
 
 import asyncio
+import concurrent.futures
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from galley.config import Settings
 from galley.errors import EngineFailed, EngineNotReady
@@ -20,6 +22,8 @@ from galley.text.tokenizer import Tokenizer
 from galley.types import EngineStats
 
 _RETRY_SECONDS: Final = 5.0
+
+T = TypeVar("T")
 
 OnPhase = Callable[[str, float], None]
 """Told the name and the seconds of each start-up phase that has ended."""
@@ -65,28 +69,20 @@ class ServedModel:
                 on_phase(name, seconds)
 
         began = time.monotonic()
-        folder = await asyncio.to_thread(
-            resolve_model, self.settings.model, revision=self.settings.revision
-        )
+        model, revision = self.settings.model, self.settings.revision
+        folder = await _in_daemon_thread(lambda: resolve_model(model, revision=revision))
         phase_ended("resolve", time.monotonic() - began)
-        engine = asyncio.create_task(
-            EngineClient.start(
-                self.settings,
-                str(folder),
-                max_queue=self.settings.max_queue,
-                on_phase=phase_ended,
-            )
+        began = time.monotonic()
+        tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
+        template = ChatTemplate.load(folder)
+        phase_ended("text", time.monotonic() - began)
+        engine = await EngineClient.start(
+            self.settings,
+            str(folder),
+            max_queue=self.settings.max_queue,
+            on_phase=phase_ended,
         )
-        try:
-            tokenizer, template = await asyncio.to_thread(_load_text, folder)
-            client = await engine
-        except BaseException:
-            engine.cancel()  # a client that did not become ready cleans up after itself
-            (outcome,) = await asyncio.gather(engine, return_exceptions=True)
-            if isinstance(outcome, EngineClient):
-                await outcome.close()
-            raise
-        self._backend = Backend(client, tokenizer, template, created=int(time.time()))
+        self._backend = Backend(engine, tokenizer, template, created=int(time.time()))
 
     async def close(self) -> None:
         """End the engine process. Idempotent."""
@@ -145,6 +141,16 @@ def _default_name(model: str) -> str:
     return Path(model).resolve().name if Path(model).is_dir() else model
 
 
-def _load_text(folder: Path) -> tuple[Tokenizer, ChatTemplate]:
-    tokenizer = Tokenizer.load(folder)
-    return tokenizer, ChatTemplate.load(folder)
+async def _in_daemon_thread(work: Callable[[], T]) -> T:
+    """As ``asyncio.to_thread``, but a download that nobody wants any more does not delay the exit."""
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="galley-resolve").start()
+    return await asyncio.wrap_future(future)

@@ -74,8 +74,8 @@ def _tokens(backend: Backend, asked: TokenizeRequest) -> list[int]:
 
 
 def _check_ids(tokens: list[int], vocab_size: int) -> None:
-    highest = max(tokens, default=0)
-    if highest >= vocab_size:
+    outside = next((token for token in tokens if not 0 <= token < vocab_size), None)
+    if outside is not None:
         raise RequestError(
-            f"tokens holds id {highest}; ids run from 0 to {vocab_size - 1}", param="tokens"
+            f"tokens holds id {outside}; ids run from 0 to {vocab_size - 1}", param="tokens"
         )

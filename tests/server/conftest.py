@@ -1,0 +1,27 @@
+"""A tiny model, and one server on it for each module that wants no special settings."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.server.serving import Server
+
+CONTEXT = 4096
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama with a context long enough for requests that take a while."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    folder.mkdir()
+    return make_checkpoint(folder, max_position_embeddings=CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Default settings, with a KV cache that is small enough to allocate quickly."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    with Server(model, log, kv_cache_tokens=4 * CONTEXT, threads=1) as running:
+        yield running

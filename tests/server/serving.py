@@ -1,0 +1,150 @@
+"""A real ``galley serve`` in a process of its own, for tests to talk to."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+import psutil
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+START_SECONDS = 120
+
+T = TypeVar("T")
+
+
+class Server:
+    """Started on entry, and killed with all its children on exit.
+
+    Settings are flags: ``Server(folder, log, max_queue=1, api_key="k")``.
+    """
+
+    def __init__(
+        self,
+        model: Path | str,
+        log: Path,
+        *,
+        wait: bool = True,
+        environ: dict[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.log_path = log
+        self._wait = wait
+        self._environ = os.environ | (environ or {})
+        settings = {"port": 0, **settings}
+        flags = [part for name, value in settings.items() for part in _flag(name, value)]
+        self._command = [sys.executable, "-m", "galley", "serve", str(model), *flags]
+
+    def __enter__(self) -> Self:
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                self._command, stdout=log, stderr=subprocess.STDOUT, env=self._environ
+            )
+        try:
+            self.port = int(self.wait_for_log(r"listens on http://\S+:(\d+)")[1])
+            self.url = f"http://127.0.0.1:{self.port}"
+            if self._wait:
+                self.wait_for_log(r"is ready after")
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process and its children at once."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in [*self.children(), psutil.Process(self.process.pid)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self.process.wait()
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 30) -> int:
+        """Send a signal; the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+    def children(self) -> list[psutil.Process]:
+        """The engine process, and whatever else there is."""
+        children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        return children
+
+    @property
+    def log(self) -> str:
+        """All that the server has written."""
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
+
+    def wait_for_log(self, pattern: str) -> re.Match[str]:
+        """The first match, once there is one."""
+
+        def found() -> re.Match[str] | None:
+            match = re.search(pattern, self.log)
+            if match is None and self.process.poll() is not None:
+                raise AssertionError(f"the server ended with {self.process.returncode}: {self.log}")
+            return match
+
+        match = until(found, START_SECONDS)
+        assert match is not None
+        return match
+
+    def client(self, **options: Any) -> httpx.Client:
+        """A plain HTTP client."""
+        return httpx.Client(base_url=self.url, timeout=60, **options)
+
+    def openai(self, api_key: str = "unused") -> OpenAI:
+        """OpenAI's own client, which must see errors as they are: no retries."""
+        return OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60)
+
+    def metrics(self, **headers: str) -> dict[str, float]:
+        """Every sample of ``/metrics`` by its name and labels, as in ``name{label=value}``."""
+        page = httpx.get(f"{self.url}/metrics", headers=headers).text
+        return {
+            _sample_name(sample.name, sample.labels): sample.value
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+        }
+
+
+def until(condition: Callable[[], T], seconds: float = 30) -> T:
+    """The first true value of ``condition()``; fails when there is none for so long."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+    return value
+
+
+def events(response: httpx.Response) -> Iterator[str]:
+    """The data of each server-sent event."""
+    for line in response.iter_lines():
+        if line:
+            assert line.startswith("data: ")
+            yield line.removeprefix("data: ")
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    flag = "--" + name.replace("_", "-")
+    if value is True:
+        return [flag]
+    return [flag, str(value)]
+
+
+def _sample_name(name: str, labels: dict[str, str]) -> str:
+    inside = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+    return f"{name}{{{inside}}}" if inside else name

@@ -1,0 +1,159 @@
+"""Keys, Host headers and what a public address needs."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from starlette.routing import Route
+
+from galley.config import Settings
+from galley.errors import SettingsError
+from galley.server.app import create_app
+from galley.server.auth import KeyRing, cache_salt, check_exposure
+from galley.server.served import ServedModel
+from tests.server.conftest import CONTEXT
+from tests.server.serving import Server
+
+pytestmark = pytest.mark.xdist_group("server_auth")
+
+KEYS = ["sk-first-key", "sk-second-key"]
+OPEN = {"/health", "/ready"}
+
+
+@pytest.fixture(scope="module")
+def locked(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("locked")
+    (folder / "keys").write_text(f"{KEYS[1]}\n\n")
+    settings: dict[str, Any] = {"kv_cache_tokens": CONTEXT, "threads": 1, "log_level": "debug"}
+    settings |= {"api_key": KEYS[0], "api_key_file": folder / "keys", "allowed_host": "proxy.test"}
+    with Server(model, folder / "log", **settings) as running:
+        yield running
+
+
+def routes() -> list[tuple[str, str]]:
+    """Method and path of everything that the application answers."""
+    app = create_app(ServedModel(Settings()), keys=KeyRing([]))
+    described = [
+        (method.upper(), path)
+        for path, methods in app.openapi()["paths"].items()
+        for method in methods
+    ]
+    pages = [("GET", route.path) for route in app.routes if isinstance(route, Route)]
+    assert ("POST", "/v1/chat/completions") in described
+    assert ("GET", "/openapi.json") in pages
+    return described + pages
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize(("method", "path"), routes())
+def test_every_route_asks_for_a_key(locked: Server, method: str, path: str) -> None:
+    url = locked.url + path.replace("{model}", "tiny")
+    wrong = ["", "Bearer", "Bearer wrong", f"Basic {KEYS[0]}", KEYS[0], f"Bearer {KEYS[0]}x"]
+    for value in wrong:
+        answer = httpx.request(method, url, headers={"Authorization": value})
+        if path in OPEN:
+            assert answer.status_code == 200
+            continue
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+    for key in KEYS:
+        assert httpx.request(method, url, headers=bearer(key)).status_code not in (401, 403)
+
+
+def test_unknown_routes_are_hidden_without_a_key(locked: Server) -> None:
+    assert httpx.get(f"{locked.url}/nowhere").status_code == 401
+    assert httpx.get(f"{locked.url}/nowhere", headers=bearer(KEYS[0])).status_code == 404
+
+
+def test_the_sdk_raises_its_authentication_error(locked: Server) -> None:
+    with pytest.raises(openai.AuthenticationError) as error:
+        locked.openai("sk-wrong").models.list()
+    assert error.value.code == "invalid_api_key"
+    assert [model.id for model in locked.openai(KEYS[1]).models.list()] == ["tiny"]
+
+
+def test_keys_are_never_logged(locked: Server) -> None:
+    for key in [*KEYS, "sk-not-a-key-but-secret"]:
+        httpx.get(f"{locked.url}/v1/models", headers=bearer(key))
+    assert "GET /v1/models 200" in locked.log
+    assert "GET unknown 401" in locked.log
+    assert not any(key in locked.log for key in [*KEYS, "sk-not-a-key-but-secret"])
+
+
+def test_keys_do_not_share_cached_prefixes(locked: Server) -> None:
+    def cached(key: str, **extra: str) -> int:
+        answer = locked.openai(key).completions.create(
+            model="tiny", prompt="the cat sat on the mat " * 9, max_tokens=1, extra_body=extra
+        )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    assert cached(KEYS[0]) == 0
+    assert cached(KEYS[0]) > 0
+    assert cached(KEYS[1]) == 0
+    assert cached(KEYS[0], cache_salt="s") == 0
+    assert cached(KEYS[1], cache_salt="s") == 0
+    assert cached(KEYS[1], cache_salt="s") > 0
+
+
+@pytest.mark.parametrize("host", ["evil.test", "127.0.0.1.evil.test", "localhost.evil.test:80", ""])
+def test_a_foreign_host_header_is_refused(locked: Server, host: str) -> None:
+    for path in ("/health", "/v1/models"):
+        answer = httpx.get(locked.url + path, headers=bearer(KEYS[0]) | {"Host": host})
+        assert answer.status_code == 403
+        assert answer.json()["error"]["code"] == "host_not_allowed"
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:1", "127.0.0.1:9", "[::1]", "[::1]:8000", "proxy.test:443"]
+)
+def test_names_of_this_machine_are_answered(locked: Server, host: str) -> None:
+    answer = httpx.get(f"{locked.url}/v1/models", headers=bearer(KEYS[0]) | {"Host": host})
+    assert answer.status_code == 200
+
+
+def test_metrics_can_be_open(model: Path, tmp_path: Path) -> None:
+    with Server(
+        model, tmp_path / "log", wait=False, api_key="k", metrics_without_key=True
+    ) as open_:
+        assert httpx.get(f"{open_.url}/metrics").status_code == 200
+        assert httpx.get(f"{open_.url}/v1/models").status_code == 401
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", ""])
+def test_a_public_bind_needs_a_key(host: str) -> None:
+    with pytest.raises(SettingsError, match="GALLEY_API_KEY"):
+        check_exposure(Settings(host=host), KeyRing([]))
+    check_exposure(Settings(host=host), KeyRing(["k"]))
+
+
+def test_a_public_bind_without_a_key_does_not_start(model: Path) -> None:
+    command = [sys.executable, "-m", "galley", "serve", str(model), "--host", "0.0.0.0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode != 0
+    assert "API key" in " ".join(ended.stderr.split())
+    assert "Traceback" not in ended.stderr
+
+
+def test_key_files_must_hold_keys(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n \n")
+    for name in ("empty", "missing"):
+        with pytest.raises(SettingsError, match="api_key_file"):
+            KeyRing.load(Settings(api_key_file=str(tmp_path / name)))
+
+
+def test_salts_of_different_tenants_differ() -> None:
+    pairs = [("", None), ("", "a"), ("a", None), ("a", "a"), ("aa", "a"), ("a", "aa"), ("b", None)]
+    assert len({cache_salt(*pair) for pair in pairs}) == len(pairs)
+    assert cache_salt("", None) == ""
