@@ -34,7 +34,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/serving.py
 
 demo-model: $(VENV)/.installed-dev
-	$(BIN)/python -m galley.demo.train
+	$(BIN)/python -m galley.demo.recipe
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from galley.llm import LLM
 
 _LONGEST_ANSWER: Final = 256
-"""Tokens; twice what any right answer needs. A model that rambles on is wrong already."""
+"""Tokens. Right answers have at most as many characters; a model that rambles on is wrong already."""
 
 eval_app = typer.Typer(help="Measure the quality of a model.", no_args_is_help=True)
 
