@@ -1,0 +1,207 @@
+"""Start-up, prefix cache and load of a real ``galley serve``, over HTTP. Run on an idle machine.
+
+``python benchmarks/serving.py [MODEL] [--json FILE]``; MODEL as for ``galley serve``.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+PREFIX_TOKENS = 1500
+TAIL_TOKENS = 20
+PROMPT_TOKENS = 64
+OUTPUT_TOKENS = 64
+CONCURRENCY = (1, 4, 16)
+REQUESTS_PER_LANE = 4
+
+
+@dataclass(frozen=True)
+class Server:
+    """A ready server: where, under which name, and how long it took (seconds)."""
+
+    url: str
+    model: str
+    vocab_size: int
+    ready_seconds: float
+
+
+@contextmanager
+def serving(model: str) -> Iterator[Server]:
+    """Start ``galley serve`` on a free port; wait until it is ready."""
+    command = [sys.executable, "-m", "galley", "serve", *([model] if model else []), "--port", "0"]
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = ""
+        for line in process.stdout:
+            if match := re.search(r"listens on (\S+)", line):
+                url = match[1]
+            if "is ready after" in line:
+                break
+        ready = time.perf_counter() - began
+        name = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+        ids = httpx.post(f"{url}/tokenize", json={"model": name, "prompt": "a"}).json()["tokens"]
+        yield Server(url, name, max(ids) + 1, ready)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def help_seconds(runs: int = 10) -> list[float]:
+    """Wall time of ``galley --help`` as a process."""
+    times = []
+    for _ in track(range(runs + 1), "galley --help"):
+        began = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "galley", "--help"], stdout=subprocess.DEVNULL, check=True
+        )
+        times.append(time.perf_counter() - began)
+    return times[1:]
+
+
+async def completion(
+    client: httpx.AsyncClient, server: Server, prompt: list[int], tokens: int
+) -> list[float]:
+    """Seconds from the request to each chunk that carries a token."""
+    body = {
+        "model": server.model,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "min_tokens": tokens,
+        "temperature": 0,
+        "stream": True,
+        "logprobs": 0,
+    }
+    began = time.perf_counter()
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        response.raise_for_status()
+        times = [
+            time.perf_counter() - began
+            async for line in response.aiter_lines()
+            if '"token_logprobs"' in line
+        ]
+    assert len(times) >= tokens, (len(times), tokens)
+    return times
+
+
+async def prefix_cache(server: Server, rounds: int = 5) -> dict[str, float]:
+    """TTFT of a request with a prefix never seen, and of the next one with the same prefix."""
+    random_ids = random.Random(0)
+    cold, warm = [], []
+
+    def ids(count: int) -> list[int]:
+        return [random_ids.randrange(server.vocab_size) for _ in range(count)]
+
+    async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
+        for _ in track(range(rounds), "prefix cache"):
+            prefix = ids(PREFIX_TOKENS)
+            cold.append((await completion(client, server, prefix + ids(TAIL_TOKENS), 1))[0])
+            warm.append((await completion(client, server, prefix + ids(TAIL_TOKENS), 1))[0])
+    first, second = statistics.median(cold), statistics.median(warm)
+    return {"first_ttft_s": first, "second_ttft_s": second, "ratio": first / second}
+
+
+async def load(server: Server, concurrency: int) -> dict[str, float]:
+    """Closed loop: so many clients, each sending its next request when the last one is answered."""
+    random_ids = random.Random(concurrency)
+    ttft: list[float] = []
+    tpot: list[float] = []
+
+    async def lane(client: httpx.AsyncClient) -> None:
+        for _ in range(REQUESTS_PER_LANE):
+            prompt = [random_ids.randrange(server.vocab_size) for _ in range(PROMPT_TOKENS)]
+            times = await completion(client, server, prompt, OUTPUT_TOKENS)
+            ttft.append(times[0])
+            tpot.append((times[-1] - times[0]) / (len(times) - 1))
+
+    async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
+        began = time.perf_counter()
+        await asyncio.gather(*(lane(client) for _ in range(concurrency)))
+        seconds = time.perf_counter() - began
+    return {
+        "concurrency": concurrency,
+        "output_tokens_per_s": len(ttft) * OUTPUT_TOKENS / seconds,
+        "ttft_p50_s": statistics.median(ttft),
+        "ttft_p95_s": percentile(ttft, 95),
+        "tpot_p50_s": statistics.median(tpot),
+        "tpot_p95_s": percentile(tpot, 95),
+    }
+
+
+def percentile(values: list[float], percent: int) -> float:
+    """The smallest value that at least ``percent`` % of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[-(-len(ordered) * percent // 100) - 1]
+
+
+def main() -> None:
+    """Measure everything and print it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", default="")
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    arguments = parser.parse_args()
+    results: dict[str, Any] = {"machine": machine(), "help_s": statistics.median(help_seconds())}
+    starts = []
+    for _ in track(range(3), "start-up"):
+        with serving(arguments.model) as server:
+            starts.append(server.ready_seconds)
+    results["ready_s"] = statistics.median(starts)
+    with serving(arguments.model) as server:
+        results["prefix_cache"] = asyncio.run(prefix_cache(server))
+        results["load"] = [
+            asyncio.run(load(server, concurrency)) for concurrency in track(CONCURRENCY, "load")
+        ]
+    report(results)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def machine() -> str:
+    """Processor and cores this process may use."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    match = re.search(r"model name\s*: (.*)", text)
+    return f"{match[1] if match else platform.processor()}, {len(os.sched_getaffinity(0))} cores"
+
+
+def report(results: dict[str, Any]) -> None:
+    """Two tables."""
+    console = Console()
+    console.print(results["machine"])
+    single = Table("measure", "figure")
+    single.add_row("galley --help", f"{results['help_s']:.2f} s")
+    single.add_row("galley serve, ready", f"{results['ready_s']:.2f} s")
+    cache = results["prefix_cache"]
+    single.add_row(f"TTFT, {PREFIX_TOKENS} tokens, new", f"{cache['first_ttft_s'] * 1e3:.0f} ms")
+    single.add_row(
+        f"TTFT, {PREFIX_TOKENS} tokens, cached", f"{cache['second_ttft_s'] * 1e3:.0f} ms"
+    )
+    single.add_row("ratio", f"{cache['ratio']:.1f}")
+    console.print(single)
+    table = Table(*results["load"][0])
+    for row in results["load"]:
+        table.add_row(*(f"{value:.4g}" for value in row.values()))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
