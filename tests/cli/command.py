@@ -1,6 +1,7 @@
 """The command line as users have it: a process."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,13 @@ def galley(
         cwd=cwd,
         env=environment(),
     )
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def start_galley(*args: str | Path) -> subprocess.Popen[str]:

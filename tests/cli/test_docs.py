@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 
 from galley.config import Settings
+from galley.observe.metrics import Metrics
+from galley.types import EngineStats
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
@@ -30,3 +32,11 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in [*root.glob("*.md"), *root.glob("docs/*.md")]:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
             assert "://" in target or (page.parent / target).exists(), (page.name, target)
+
+
+def test_every_metric_is_described() -> None:
+    page = Metrics(lambda: (EngineStats(), 0)).render().decode()
+    names = set(re.findall(r"^# TYPE (\S+)", page, flags=re.MULTILINE))
+    names = {name for name in names if not name.endswith("_created")}
+    described = set(re.findall(r"`(galley_\w+)`", OPERATIONS.read_text(encoding="utf-8")))
+    assert described == names

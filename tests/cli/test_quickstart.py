@@ -1,0 +1,76 @@
+"""What make run does after its install."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from galley import LLM, SamplingParams
+
+from .command import environment, free_port
+
+pytestmark = pytest.mark.xdist_group("cli-processes")
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "quickstart.py"
+
+
+def start(checkpoint: Path, port: int, **variables: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=environment(
+            GALLEY_MODEL=str(checkpoint),
+            GALLEY_PORT=str(port),
+            GALLEY_THREADS="1",
+            GALLEY_MAX_MODEL_LEN="64",
+            **variables,
+        ),
+    )
+
+
+def read_until(process: subprocess.Popen[bytes], text: bytes) -> bytes:
+    assert process.stdout
+    output = b""
+    while text not in output:
+        data = os.read(process.stdout.fileno(), 65536)
+        assert data, output.decode(errors="replace")
+        output += data
+    return output
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_one_answer_then_serving_until_stopped(checkpoint: Path, stop: signal.Signals) -> None:
+    port = free_port()
+    process = start(checkpoint, port, GALLEY_API_KEY="key")
+    try:
+        output = read_until(process, b"Ctrl-C stops the server.").decode()
+        with LLM(checkpoint, max_model_len=64, threads=1) as llm:
+            message = {"role": "user", "content": "What is a KV cache?"}
+            [answer] = llm.chat([message], SamplingParams(temperature=0))
+        assert answer.text in output
+        assert f"Serving at http://127.0.0.1:{port}/v1" in output
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) == 2
+        if stop is signal.SIGINT:
+            os.killpg(process.pid, stop)  # a terminal sends it to everybody
+        else:
+            process.send_signal(stop)
+        assert process.wait(30) == 0
+        assert not psutil.wait_procs(children, timeout=10)[1]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_a_server_that_cannot_start_ends_it(tmp_path: Path) -> None:
+    process = start(tmp_path / "nowhere", free_port())
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert b"nowhere does not exist" in output
