@@ -21,7 +21,8 @@ from galley.errors import SettingsError
 T = TypeVar("T")
 
 DType = Literal["float32", "bfloat16"]
-ExecutorName = Literal["reference"]
+ExecutorName = Literal["reference", "cpu"]
+Quantize = Literal["", "float32", "bf16", "int8", "int4"]
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -41,6 +42,9 @@ class EngineSettings:
     model: str = _setting("", "Model", "folder or hub id; empty for the bundled model")
     revision: str = _setting("main", "Model", "branch, tag or commit of a hub id")
     dtype: DType = _setting("float32", "Model", "type of weights, activations and KV cache")
+    quantize: Quantize = _setting(
+        "", "Model", "what the weights become for executor cpu; default: as dtype says"
+    )
     executor: ExecutorName = _setting("reference", "Model", "what runs the program")
     device: str = _setting("cpu", "Model", "device of the reference executor: cpu, cuda, cuda:1")
     threads: int | None = _setting(

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
-from galley.config import DType, EngineSettings, ExecutorName
+from galley.config import DType, EngineSettings, ExecutorName, Quantize
 from galley.engine.engine import Engine
 from galley.engine.load import load_engine
 from galley.errors import EngineError, ModelError, RequestError
@@ -102,6 +102,7 @@ class LLM:
         model: str | Path = "",
         *,
         dtype: DType = "float32",
+        quantize: Quantize = "",
         executor: ExecutorName = "reference",
         max_model_len: int | None = None,
         kv_cache_tokens: int | None = None,
@@ -114,6 +115,7 @@ class LLM:
         Args:
             model: a folder, a hub id, or nothing for the bundled model.
             dtype: of weights, activations and KV cache.
+            quantize: what executor "cpu" makes of the weights; default: as ``dtype`` says.
             executor: what runs the program.
             max_model_len: context limit in tokens; default: the model's own.
             kv_cache_tokens: size of the KV cache; default: from the memory available.
@@ -131,6 +133,7 @@ class LLM:
             EngineSettings(
                 model=str(model),
                 dtype=dtype,
+                quantize=quantize,
                 executor=executor,
                 max_model_len=max_model_len,
                 kv_cache_tokens=kv_cache_tokens,

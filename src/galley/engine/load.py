@@ -43,7 +43,12 @@ def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None
     program.check_weights(weights, folder=str(folder))
     threads = settings.threads or available_cores()
     executor = factory(
-        program, weights, dtype=settings.dtype, device=settings.device, threads=threads
+        program,
+        weights,
+        dtype=settings.dtype,
+        device=settings.device,
+        threads=threads,
+        quantize=settings.quantize,
     )
     clock.end("load")
     max_model_len = _max_model_len(settings, program)

@@ -63,13 +63,33 @@ class ExecutorFactory(Protocol):
     """Packs canonical weights into the executor's own layout."""
 
     def __call__(
-        self, program: Program, weights: Weights, *, dtype: str, device: str, threads: int
+        self,
+        program: Program,
+        weights: Weights,
+        *,
+        dtype: str,
+        device: str,
+        threads: int,
+        quantize: str,
     ) -> Executor:
-        """``dtype`` of weights, activations and KV; ``threads`` to compute with."""
+        """Pack and plan.
+
+        Args:
+            program: what to run.
+            weights: its tensors, as in the checkpoint.
+            dtype: of weights, activations and KV.
+            device: where to run.
+            threads: to compute with.
+            quantize: what weights become, or "" for ``dtype``.
+
+        Raises:
+            SettingsError: the executor cannot do what is asked.
+        """
         ...
 
 
 EXECUTORS: Final[Mapping[str, tuple[str, str]]] = {
+    "cpu": ("galley.ops.cpu", "CpuExecutor"),
     "reference": ("galley.ops.reference", "ReferenceExecutor"),
 }
 """Name -> module and class; a module is imported only when it is asked for."""

@@ -92,8 +92,20 @@ class ReferenceExecutor:
     """
 
     def __init__(
-        self, program: Program, weights: Weights, *, dtype: str, device: str, threads: int
+        self,
+        program: Program,
+        weights: Weights,
+        *,
+        dtype: str,
+        device: str,
+        threads: int,
+        quantize: str,
     ) -> None:
+        if quantize:
+            raise SettingsError(
+                f"quantize is {quantize!r}, but the reference executor computes in dtype; "
+                "leave it out, or use executor 'cpu'"
+            )
         self._program = program
         self._dtype = _TORCH_TYPES[dtype]
         self._device = _device(device)

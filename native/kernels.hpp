@@ -1,0 +1,115 @@
+// What the kernels are given, and the table of them that each instruction set fills.
+//
+// Only plain data: this header is compiled under the flags of every instruction set.
+#pragma once
+
+#include <stdint.h>
+
+namespace galley {
+
+constexpr int kLanes = 16;        // outputs of a linear layer that share a register
+constexpr int kBlockTokens = 16;  // tokens in a KV block
+
+enum class Kind : int32_t { kF32, kBF16, kInt8, kInt4 };
+enum class ScaleType : int32_t { kF32, kBF16, kF16 };
+
+// A weight matrix [outputs, depth] in tiles of 16 outputs; `blocks` = outputs / 16, rounded up.
+//
+//   kF32   [blocks][depth][16]
+//   kBF16  [blocks][depth / 2][16][2]
+//   kInt8  [blocks][depth / 4][16][4], unsigned: weight + 128
+//   kInt4  [blocks][depth / 8][64 bytes]: byte 4 * output + j holds k = j below, k = 4 + j above;
+//          unsigned: weight + zero point (8 when `zeros` is null)
+//
+// Integer kinds have one scale, and kInt4 optionally one zero point, for each
+// (block, group of `group` k, output). The last group may be shorter; padding holds zeros.
+struct Matrix {
+    Kind kind;
+    ScaleType scale_type;
+    int64_t outputs;
+    int64_t depth;
+    int64_t padded_depth;
+    int64_t group;
+    int64_t groups;
+    const uint8_t* weights;
+    const uint8_t* scales;
+    const uint8_t* zeros;
+};
+
+// Activations as a Matrix kind wants them; rows are `stride` bytes apart.
+//
+//   kF32   floats, as they are
+//   kBF16  [padded_depth] bfloat16
+//   kInt8, kInt4   [padded_depth] int8, then at `sums` [groups] int32: the sum of each group,
+//                  then one float: what an integer stands for
+struct Activations {
+    const uint8_t* data;
+    int64_t stride;
+    int64_t sums;
+};
+
+struct Linear {
+    const Matrix* matrix;
+    Activations x;
+    const float* bias;  // null, or [blocks * 16]
+    float* y;
+    int64_t y_stride;  // floats
+    int64_t rows;
+};
+
+// One layer's cache. Keys lie across tokens so that 16 tokens fill a register.
+struct Cache {
+    void* keys;    // [blocks][kv_heads][head_dim][16]
+    void* values;  // [blocks][kv_heads][16][padded_dim]
+    int64_t kv_heads;
+    int64_t head_dim;
+    int64_t padded_dim;  // head_dim rounded up to 16
+    bool bf16;           // else float
+};
+
+// Rows of one sequence against one KV head: `tokens` consecutive tokens, `group` query heads each.
+struct Attend {
+    Cache cache;
+    int64_t kv_head;
+    const float* q;  // first token's first head of the group
+    float* out;
+    int64_t q_stride;  // floats between tokens; `out` has the same
+    const int64_t* table;
+    int64_t first;  // position of the first token
+    int64_t tokens;
+    int64_t group;
+    int64_t window;  // 0: all
+    float scale;
+    uint8_t* scratch;  // attend_scratch() bytes, 64-byte aligned
+};
+
+struct Kernels {
+    const char* name;
+    // Blocks [begin, end) of the outputs for all rows. A row's bits depend on nothing but the row.
+    void (*linear)(const Linear&, int64_t begin, int64_t end);
+    // One row of floats -> one row of Activations for `matrix`.
+    void (*prepare)(const Matrix& matrix, const float* x, uint8_t* row, int64_t sums);
+    // Row `index` of the matrix as floats.
+    void (*embed)(const Matrix& matrix, int64_t index, float* y);
+    void (*rms_norm)(const float* x, const float* weight, float eps, int64_t width, int64_t group,
+                     float* y);
+    // cos and sin: [head_dim / 2].
+    void (*rope)(const float* x, const float* cos, const float* sin, int64_t width,
+                 int64_t head_dim, float* y);
+    void (*silu_mul)(const float* a, const float* b, int64_t width, float* y);
+    void (*add)(const float* a, const float* b, int64_t width, float* y);
+    void (*write_kv)(const Cache&, const float* k, const float* v, int64_t block, int64_t slot);
+    void (*attend)(const Attend&);
+};
+
+// How many blocks of outputs one unit of work of `linear` has.
+constexpr int64_t kBlocksPerItem = 4;
+// Most rows (tokens * group) of one Attend, unless the group alone is larger.
+constexpr int64_t kAttendRows = 16;
+
+inline int64_t attend_scratch(int64_t rows, int64_t padded_dim) {
+    constexpr int64_t kSpan = 64;
+    return rows * static_cast<int64_t>(sizeof(float)) * (kSpan + padded_dim + 3 * kLanes);
+}
+
+}  // namespace galley

@@ -1,0 +1,110 @@
+// Linear layers with float and bfloat16 weights.
+#include "tile.hpp"
+
+namespace galley {
+namespace GALLEY_ISA {
+namespace {
+
+constexpr int kMaxRows = kWidth == 16 ? 6 : 4;
+constexpr int kWide = 4;
+constexpr int kNarrow = kWidth == 16 ? 4 : 1;
+
+template <int R, int B>
+struct TileF32 {
+    static void run(const Linear& l, int64_t row, int64_t block) {
+        const int64_t depth = l.matrix->depth;
+        const float* w = reinterpret_cast<const float*>(l.matrix->weights) + block * depth * kLanes;
+        const float* x[R];
+        Floats acc[R][B];
+        GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+            x[r] = reinterpret_cast<const float*>(l.x.data + (row + r) * l.x.stride);
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = splat(0.0f);
+        }
+        for (int64_t k = 0; k < depth; ++k) {
+            Floats v[B];
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] = load(w + (b * depth + k) * kLanes);
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                const Floats a = splat(x[r][k]);
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = fma(a, v[b], acc[r][b]);
+            }
+        }
+        GALLEY_UNROLL for (int r = 0; r < R; ++r)
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) finish(l, row + r, block + b, acc[r][b]);
+    }
+};
+
+#if defined(__AVX512BF16__)
+struct Pairs {
+    __m512bh v;
+};
+GALLEY_INLINE Pairs load_pairs(const uint16_t* w) {
+    return {(__m512bh)_mm512_loadu_si512(w)};
+}
+GALLEY_INLINE Pairs splat_pair(const uint16_t* x) {
+    int32_t pair;
+    memcpy(&pair, x, sizeof pair);
+    return {(__m512bh)_mm512_set1_epi32(pair)};
+}
+GALLEY_INLINE Floats dot_pairs(Floats acc, Pairs x, Pairs w) {
+    acc.p[0] = _mm512_dpbf16_ps(acc.p[0], x.v, w.v);
+    return acc;
+}
+#else
+struct Pairs {
+    Floats even, odd;
+};
+GALLEY_INLINE Pairs load_pairs(const uint16_t* w) {
+    Pairs r;
+    Ints both;
+    memcpy(&both, w, sizeof both);
+    GALLEY_PARTS {
+        r.even.p[i] = (FloatPart)((UintPart)both.p[i] << 16);
+        r.odd.p[i] = (FloatPart)((UintPart)both.p[i] & 0xffff0000u);
+    }
+    return r;
+}
+GALLEY_INLINE Pairs splat_pair(const uint16_t* x) {
+    return {splat(from_bf16(x[0])), splat(from_bf16(x[1]))};
+}
+GALLEY_INLINE Floats dot_pairs(Floats acc, Pairs x, Pairs w) {
+    return fma(x.odd, w.odd, fma(x.even, w.even, acc));
+}
+#endif
+
+template <int R, int B>
+struct TileBF16 {
+    static void run(const Linear& l, int64_t row, int64_t block) {
+        const int64_t depth = l.matrix->padded_depth;
+        const uint16_t* w =
+            reinterpret_cast<const uint16_t*>(l.matrix->weights) + block * depth * kLanes;
+        const uint16_t* x[R];
+        Floats acc[R][B];
+        GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+            x[r] = reinterpret_cast<const uint16_t*>(l.x.data + (row + r) * l.x.stride);
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = splat(0.0f);
+        }
+        for (int64_t k = 0; k < depth; k += 2) {
+            Pairs v[B];
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] = load_pairs(w + (b * depth + k) * kLanes);
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                const Pairs a = splat_pair(x[r] + k);
+                GALLEY_UNROLL for (int b = 0; b < B; ++b)
+                    acc[r][b] = dot_pairs(acc[r][b], a, v[b]);
+            }
+        }
+        GALLEY_UNROLL for (int r = 0; r < R; ++r)
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) finish(l, row + r, block + b, acc[r][b]);
+    }
+};
+
+}  // namespace
+
+void linear_dense(const Linear& l, int64_t begin, int64_t end) {
+    if (l.matrix->kind == Kind::kF32)
+        Tiler<TileF32, kMaxRows, kWide, kNarrow>::run(l, begin, end);
+    else
+        Tiler<TileBF16, kMaxRows, kWide, kNarrow>::run(l, begin, end);
+}
+
+}  // namespace GALLEY_ISA
+}  // namespace galley

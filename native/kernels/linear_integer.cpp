@@ -1,0 +1,183 @@
+// Linear layers with int8 and int4 weights and int8 activations, summed exactly within a group.
+#include "tile.hpp"
+
+namespace galley {
+namespace GALLEY_ISA {
+namespace {
+
+constexpr int kMaxRows = kWidth == 16 ? 6 : 4;
+constexpr int kWide = kWidth == 16 ? 4 : 2;
+constexpr int kNarrow = kWidth == 16 ? 2 : 1;
+
+GALLEY_INLINE int32_t load_four(const uint8_t* x) {
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return four;
+}
+
+// acc[lane] += sum over j < 4 of w[4 * lane + j] * x[j], w unsigned and below 16, x signed.
+GALLEY_INLINE Ints dot_nibbles(Ints acc, Bytes w, int32_t x) {
+#if defined(__AVX512VNNI__)
+    acc.p[0] = (IntPart)_mm512_dpbusd_epi32((__m512i)acc.p[0], (__m512i)w.p[0],
+                                            _mm512_set1_epi32(x));
+#elif defined(__AVX2__)
+    GALLEY_PARTS {
+        const __m256i pairs = _mm256_maddubs_epi16((__m256i)w.p[i], _mm256_set1_epi32(x));
+        acc.p[i] += (IntPart)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    }
+#else
+    uint8_t bytes[4 * kLanes];
+    int32_t sums[kLanes];
+    memcpy(bytes, &w, sizeof bytes);
+    memcpy(sums, &acc, sizeof sums);
+    for (int lane = 0; lane < kLanes; ++lane)
+        for (int j = 0; j < 4; ++j)
+            sums[lane] += bytes[4 * lane + j] * static_cast<int8_t>(x >> 8 * j);
+    memcpy(&acc, sums, sizeof acc);
+#endif
+    return acc;
+}
+
+// The same with w any byte. AVX2's product would saturate: it takes |w - 128| and x with its sign, so
+// its sum is that of signed weights already.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+constexpr int32_t kInt8Offset = 0;
+GALLEY_INLINE Ints dot_bytes(Ints acc, Bytes w, int32_t x) {
+    GALLEY_PARTS {
+        const __m256i s = _mm256_xor_si256((__m256i)w.p[i], _mm256_set1_epi8(-128));
+        const __m256i pairs =
+            _mm256_maddubs_epi16(_mm256_abs_epi8(s), _mm256_sign_epi8(_mm256_set1_epi32(x), s));
+        acc.p[i] += (IntPart)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    }
+    return acc;
+}
+#else
+constexpr int32_t kInt8Offset = 128;
+GALLEY_INLINE Ints dot_bytes(Ints acc, Bytes w, int32_t x) { return dot_nibbles(acc, w, x); }
+#endif
+
+struct Int8 {
+    static constexpr int64_t kStep = 4;  // k a register of weights holds
+    static constexpr int32_t kOffset = kInt8Offset;
+
+    template <int R, int B>
+    GALLEY_INLINE void dot(Ints (&acc)[R][B], const uint8_t* w, int64_t block_bytes,
+                           const uint8_t* const (&x)[R], int64_t k) {
+        Bytes v[B];
+        GALLEY_UNROLL for (int b = 0; b < B; ++b)
+            v[b] = load_bytes(w + b * block_bytes + k * kLanes);
+        GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+            const int32_t four = load_four(x[r] + k);
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = dot_bytes(acc[r][b], v[b], four);
+        }
+    }
+};
+
+struct Int4 {
+    static constexpr int64_t kStep = 8;
+    static constexpr int32_t kOffset = 8;
+
+    template <int R, int B>
+    GALLEY_INLINE void dot(Ints (&acc)[R][B], const uint8_t* w, int64_t block_bytes,
+                           const uint8_t* const (&x)[R], int64_t k) {
+        Bytes low[B], high[B];
+        GALLEY_UNROLL for (int b = 0; b < B; ++b) {
+            const Bytes both = load_bytes(w + b * block_bytes + k * (kLanes / 2));
+            GALLEY_PARTS {
+                low[b].p[i] = both.p[i] & 0x0f0f;
+                high[b].p[i] = (both.p[i] >> 4) & 0x0f0f;
+            }
+        }
+        GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+            const int32_t first = load_four(x[r] + k), second = load_four(x[r] + k + 4);
+            GALLEY_UNROLL for (int b = 0; b < B; ++b)
+                acc[r][b] = dot_nibbles(acc[r][b], low[b], first);
+            GALLEY_UNROLL for (int b = 0; b < B; ++b)
+                acc[r][b] = dot_nibbles(acc[r][b], high[b], second);
+        }
+    }
+};
+
+GALLEY_INLINE Floats load_scales(const Matrix& m, int64_t at) {
+    if (m.scale_type == ScaleType::kBF16)
+        return load_bf16(reinterpret_cast<const uint16_t*>(m.scales) + at);
+    if (m.scale_type == ScaleType::kF16)
+        return load_f16(reinterpret_cast<const uint16_t*>(m.scales) + at);
+    return load(reinterpret_cast<const float*>(m.scales) + at);
+}
+
+GALLEY_INLINE Ints load_zeros(const uint8_t* zeros) {
+    Ints r;
+    GALLEY_PARTS {
+        BytePart part;
+        memcpy(&part, zeros + i * kWidth, sizeof part);
+        r.p[i] = __builtin_convertvector(part, IntPart);
+    }
+    return r;
+}
+
+template <class Weights>
+struct Integer {
+    template <int R, int B>
+    struct Tile {
+        static void run(const Linear& l, int64_t row, int64_t block) {
+            const Matrix& m = *l.matrix;
+            const int64_t block_bytes = m.padded_depth * 4 * kLanes / Weights::kStep;
+            const uint8_t* w = m.weights + block * block_bytes;
+            const uint8_t* x[R];
+            Floats acc[R][B];
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                x[r] = l.x.data + (row + r) * l.x.stride;
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = splat(0.0f);
+            }
+            for (int64_t g = 0; g < m.groups; ++g) {
+                Ints dots[R][B];
+                start(l, x, block, g, dots);
+                const int64_t begin = g * m.group;
+                const int64_t end = g + 1 < m.groups ? begin + m.group : m.padded_depth;
+                for (int64_t k = begin; k < end; k += Weights::kStep)
+                    Weights::dot(dots, w, block_bytes, x, k);
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) {
+                    const Floats s = load_scales(m, ((block + b) * m.groups + g) * kLanes);
+                    GALLEY_UNROLL for (int r = 0; r < R; ++r)
+                        acc[r][b] = fma(to_floats(dots[r][b]), s, acc[r][b]);
+                }
+            }
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                float scale;
+                memcpy(&scale, x[r] + l.x.sums + 4 * m.groups, sizeof scale);
+                GALLEY_UNROLL for (int b = 0; b < B; ++b)
+                    finish(l, row + r, block + b, acc[r][b] * splat(scale));
+            }
+        }
+
+        // The weights are stored with an offset; -offset * sum(x) takes its share out again.
+        GALLEY_INLINE void start(const Linear& l, const uint8_t* const (&x)[R], int64_t block,
+                                 int64_t g, Ints (&dots)[R][B]) {
+            const Matrix& m = *l.matrix;
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                int32_t sum;
+                memcpy(&sum, x[r] + l.x.sums + 4 * g, sizeof sum);
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) {
+                    if (m.zeros)
+                        dots[r][b] = load_zeros(m.zeros + ((block + b) * m.groups + g) * kLanes) *
+                                     splat_int(-sum);
+                    else
+                        dots[r][b] = splat_int(-Weights::kOffset * sum);
+                }
+            }
+        }
+    };
+};
+
+}  // namespace
+
+void linear_integer(const Linear& l, int64_t begin, int64_t end) {
+    if (l.matrix->kind == Kind::kInt8)
+        Tiler<Integer<Int8>::Tile, kMaxRows, kWide, kNarrow>::run(l, begin, end);
+    else
+        Tiler<Integer<Int4>::Tile, kMaxRows, kWide, kNarrow>::run(l, begin, end);
+}
+
+}  // namespace GALLEY_ISA
+}  // namespace galley

@@ -1,0 +1,92 @@
+// Activations on their way into a linear layer, and embeddings out of the same matrices.
+#include "tables.hpp"
+
+namespace galley {
+namespace GALLEY_ISA {
+namespace {
+
+void prepare_bf16(const Matrix& m, const float* x, uint8_t* row) {
+    uint16_t* out = reinterpret_cast<uint16_t*>(row);
+    int64_t k = 0;
+    for (; k + kLanes <= m.depth; k += kLanes) store_bf16(out + k, load(x + k));
+    for (; k < m.depth; ++k) out[k] = to_bf16(x[k]);
+    for (; k < m.padded_depth; ++k) out[k] = 0;
+}
+
+void prepare_integer(const Matrix& m, const float* x, uint8_t* row, int64_t sums) {
+    Floats high = splat(0.0f), bad = splat(0.0f);
+    for (int64_t k = 0; k < m.depth; k += kLanes) {
+        const Floats v = load_some(x + k, m.depth - k);
+        high = max(high, abs(v));
+        bad = bad + v * splat(0.0f);  // NaN as soon as one element is not finite
+    }
+    const float most = largest(high), poison = sum(bad);
+    // Below 1e-30 the quotient would overflow; such a row is zero for every purpose.
+    const bool usable = poison == 0.0f && most > 1e-30f;
+    const float scale = poison == 0.0f ? (usable ? most / 127.0f : 0.0f) : poison;
+    const Floats inverse = splat(usable ? 127.0f / most : 0.0f);
+    int8_t* out = reinterpret_cast<int8_t*>(row);
+    for (int64_t g = 0; g < m.groups; ++g) {
+        const int64_t end = g + 1 < m.groups ? (g + 1) * m.group : m.padded_depth;
+        Ints total = splat_int(0);
+        for (int64_t k = g * m.group; k < end; k += kLanes) {
+            Ints q = splat_int(0);
+            if (usable) q = to_ints(load_some(x + k, m.depth > k ? m.depth - k : 0) * inverse);
+            total = total + q;
+            store_bytes(out + k, q);
+        }
+        const int32_t group_sum = sum(total);
+        memcpy(row + sums + 4 * g, &group_sum, sizeof group_sum);
+    }
+    memcpy(row + sums + 4 * m.groups, &scale, sizeof scale);
+}
+
+float scale_at(const Matrix& m, int64_t at) {
+    if (m.scale_type == ScaleType::kF32) return reinterpret_cast<const float*>(m.scales)[at];
+    const uint16_t half = reinterpret_cast<const uint16_t*>(m.scales)[at];
+    return m.scale_type == ScaleType::kBF16 ? from_bf16(half) : from_f16(half);
+}
+
+void embed_integer(const Matrix& m, int64_t block, int64_t lane, float* y) {
+    const bool int4 = m.kind == Kind::kInt4;
+    const int64_t step = int4 ? 8 : 4;
+    const uint8_t* w = m.weights + block * m.padded_depth * 4 * kLanes / step + 4 * lane;
+    for (int64_t g = 0; g < m.groups; ++g) {
+        const int64_t at = (block * m.groups + g) * kLanes + lane;
+        const float scale = scale_at(m, at);
+        const int32_t zero = m.zeros ? m.zeros[at] : (int4 ? 8 : 128);
+        const int64_t end = g + 1 < m.groups ? (g + 1) * m.group : m.depth;
+        for (int64_t k = g * m.group; k < end; ++k) {
+            int32_t q = w[k / step * 4 * kLanes + k % 4];
+            if (int4) q = k % 8 < 4 ? q & 15 : q >> 4;
+            y[k] = static_cast<float>(q - zero) * scale;
+        }
+    }
+}
+
+}  // namespace
+
+void prepare(const Matrix& m, const float* x, uint8_t* row, int64_t sums) {
+    if (m.kind == Kind::kBF16)
+        prepare_bf16(m, x, row);
+    else
+        prepare_integer(m, x, row, sums);
+}
+
+void embed(const Matrix& m, int64_t index, float* y) {
+    const int64_t block = index / kLanes, lane = index % kLanes;
+    if (m.kind == Kind::kF32) {
+        const float* w = reinterpret_cast<const float*>(m.weights) + block * m.depth * kLanes;
+        for (int64_t k = 0; k < m.depth; ++k) y[k] = w[k * kLanes + lane];
+    } else if (m.kind == Kind::kBF16) {
+        const uint16_t* w =
+            reinterpret_cast<const uint16_t*>(m.weights) + block * m.padded_depth * kLanes;
+        for (int64_t k = 0; k < m.depth; ++k)
+            y[k] = from_bf16(w[(k / 2 * kLanes + lane) * 2 + k % 2]);
+    } else {
+        embed_integer(m, block, lane, y);
+    }
+}
+
+}  // namespace GALLEY_ISA
+}  // namespace galley

@@ -1,0 +1,57 @@
+// Ops that see one row at a time.
+#include "tables.hpp"
+
+namespace galley {
+namespace GALLEY_ISA {
+
+void rms_norm(const float* x, const float* weight, float eps, int64_t width, int64_t group,
+              float* y) {
+    for (int64_t at = 0; at < width; at += group) {
+        Floats squares = splat(0.0f);
+        for (int64_t i = 0; i < group; i += kLanes) {
+            const Floats v = load_some(x + at + i, group - i);
+            squares = fma(v, v, squares);
+        }
+        const float mean = sum(squares) / static_cast<float>(group);
+        const Floats scale = splat(1.0f / __builtin_sqrtf(mean + eps));
+        for (int64_t i = 0; i < group; i += kLanes) {
+            const int64_t left = group - i;
+            const Floats v = load_some(x + at + i, left) * scale * load_some(weight + i, left);
+            store_some(y + at + i, v, left);
+        }
+    }
+}
+
+void rope(const float* x, const float* cos, const float* sin, int64_t width, int64_t head_dim,
+          float* y) {
+    const int64_t half = head_dim / 2;
+    for (int64_t head = 0; head < width; head += head_dim) {
+        for (int64_t i = 0; i < half; i += kLanes) {
+            const int64_t left = half - i;
+            const Floats a = load_some(x + head + i, left);
+            const Floats b = load_some(x + head + half + i, left);
+            const Floats c = load_some(cos + i, left), s = load_some(sin + i, left);
+            store_some(y + head + i, a * c - b * s, left);
+            store_some(y + head + half + i, b * c + a * s, left);
+        }
+    }
+}
+
+void silu_mul(const float* a, const float* b, int64_t width, float* y) {
+    for (int64_t i = 0; i < width; i += kLanes) {
+        const int64_t left = width - i;
+        const Floats v = load_some(a + i, left);
+        const Floats sigmoid = splat(1.0f) / (splat(1.0f) + exp(splat(0.0f) - v));
+        store_some(y + i, v * sigmoid * load_some(b + i, left), left);
+    }
+}
+
+void add(const float* a, const float* b, int64_t width, float* y) {
+    for (int64_t i = 0; i < width; i += kLanes) {
+        const int64_t left = width - i;
+        store_some(y + i, load_some(a + i, left) + load_some(b + i, left), left);
+    }
+}
+
+}  // namespace GALLEY_ISA
+}  // namespace galley

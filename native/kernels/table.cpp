@@ -1,0 +1,29 @@
+#include "tables.hpp"
+
+namespace galley {
+
+namespace GALLEY_ISA {
+namespace {
+
+void linear(const Linear& l, int64_t begin, int64_t end) {
+    const bool integer = l.matrix->kind == Kind::kInt8 || l.matrix->kind == Kind::kInt4;
+    integer ? linear_integer(l, begin, end) : linear_dense(l, begin, end);
+}
+
+#define GALLEY_STRING_(x) #x
+#define GALLEY_STRING(x) GALLEY_STRING_(x)
+
+const Kernels kKernels = {
+    GALLEY_STRING(GALLEY_ISA), linear, prepare, embed, rms_norm, rope, silu_mul, add,
+    write_kv, attend,
+};
+
+}  // namespace
+}  // namespace GALLEY_ISA
+
+#define GALLEY_GETTER_(isa) kernels_##isa
+#define GALLEY_GETTER(isa) GALLEY_GETTER_(isa)
+
+const Kernels& GALLEY_GETTER(GALLEY_ISA)() { return GALLEY_ISA::kKernels; }
+
+}  // namespace galley

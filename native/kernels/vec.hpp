@@ -1,0 +1,266 @@
+// Sixteen floats or integers in as many registers as the instruction set needs for them.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "../kernels.hpp"
+
+#if defined(__AVX512F__)
+#define GALLEY_WIDTH 16
+#elif defined(__AVX2__)
+#define GALLEY_WIDTH 8
+#else
+#define GALLEY_WIDTH 4
+#endif
+
+#define GALLEY_INLINE static inline __attribute__((always_inline))
+#define GALLEY_PARTS _Pragma("GCC unroll 4") for (int i = 0; i < kParts; ++i)
+#define GALLEY_UNROLL _Pragma("GCC unroll 16")
+
+namespace galley {
+namespace GALLEY_ISA {
+
+constexpr int kWidth = GALLEY_WIDTH;
+constexpr int kParts = kLanes / kWidth;
+
+typedef float FloatPart __attribute__((vector_size(4 * GALLEY_WIDTH)));
+typedef int32_t IntPart __attribute__((vector_size(4 * GALLEY_WIDTH)));
+typedef uint32_t UintPart __attribute__((vector_size(4 * GALLEY_WIDTH)));
+typedef uint16_t HalfPart __attribute__((vector_size(2 * GALLEY_WIDTH)));
+typedef uint16_t PairPart __attribute__((vector_size(4 * GALLEY_WIDTH)));
+typedef int8_t SignedBytePart __attribute__((vector_size(GALLEY_WIDTH)));
+typedef uint8_t BytePart __attribute__((vector_size(GALLEY_WIDTH)));
+
+struct Floats {
+    FloatPart p[kParts];
+};
+struct Ints {
+    IntPart p[kParts];
+};
+struct Bytes {  // 64 of them
+    PairPart p[kParts];
+};
+
+GALLEY_INLINE Floats load(const float* a) {
+    Floats r;
+    memcpy(&r, a, sizeof r);
+    return r;
+}
+GALLEY_INLINE void store(float* a, Floats v) { memcpy(a, &v, sizeof v); }
+GALLEY_INLINE Bytes load_bytes(const uint8_t* a) {
+    Bytes r;
+    memcpy(&r, a, sizeof r);
+    return r;
+}
+GALLEY_INLINE Floats splat(float a) {
+    Floats r;
+    GALLEY_PARTS r.p[i] = a - FloatPart{};
+    return r;
+}
+GALLEY_INLINE Ints splat_int(int32_t a) {
+    Ints r;
+    GALLEY_PARTS r.p[i] = a - IntPart{};
+    return r;
+}
+// The first `count` of 16, zeros behind.
+GALLEY_INLINE Floats load_some(const float* a, int64_t count) {
+    if (count >= kLanes) return load(a);
+    float padded[kLanes] = {};
+    for (int64_t i = 0; i < count; ++i) padded[i] = a[i];
+    return load(padded);
+}
+GALLEY_INLINE void store_some(float* a, Floats v, int64_t count) {
+    if (count >= kLanes) return store(a, v);
+    float padded[kLanes];
+    store(padded, v);
+    for (int64_t i = 0; i < count; ++i) a[i] = padded[i];
+}
+
+#define GALLEY_OPERATOR(op)                             \
+    GALLEY_INLINE Floats operator op(Floats a, Floats b) { \
+        Floats r;                                       \
+        GALLEY_PARTS r.p[i] = a.p[i] op b.p[i];         \
+        return r;                                       \
+    }
+GALLEY_OPERATOR(+)
+GALLEY_OPERATOR(-)
+GALLEY_OPERATOR(*)
+GALLEY_OPERATOR(/)
+#undef GALLEY_OPERATOR
+
+GALLEY_INLINE Ints operator+(Ints a, Ints b) {
+    Ints r;
+    GALLEY_PARTS r.p[i] = a.p[i] + b.p[i];
+    return r;
+}
+GALLEY_INLINE Ints operator*(Ints a, Ints b) {
+    Ints r;
+    GALLEY_PARTS r.p[i] = a.p[i] * b.p[i];
+    return r;
+}
+
+// a * b + c, rounded once where the instruction set can.
+GALLEY_INLINE Floats fma(Floats a, Floats b, Floats c) {
+    Floats r;
+#if defined(__AVX512F__)
+    r.p[0] = _mm512_fmadd_ps(a.p[0], b.p[0], c.p[0]);
+#elif defined(__AVX2__)
+    GALLEY_PARTS r.p[i] = _mm256_fmadd_ps(a.p[i], b.p[i], c.p[i]);
+#else
+    GALLEY_PARTS r.p[i] = a.p[i] * b.p[i] + c.p[i];
+#endif
+    return r;
+}
+
+// Comparisons keep NaN in `a`.
+GALLEY_INLINE Floats max(Floats a, Floats b) {
+    Floats r;
+    GALLEY_PARTS r.p[i] = a.p[i] < b.p[i] ? b.p[i] : a.p[i];
+    return r;
+}
+GALLEY_INLINE Floats min(Floats a, Floats b) {
+    Floats r;
+    GALLEY_PARTS r.p[i] = a.p[i] > b.p[i] ? b.p[i] : a.p[i];
+    return r;
+}
+GALLEY_INLINE Floats abs(Floats a) {
+    Floats r;
+    GALLEY_PARTS r.p[i] = (FloatPart)((IntPart)a.p[i] & 0x7fffffff);
+    return r;
+}
+
+// Lanes folded in one fixed order.
+GALLEY_INLINE float sum(Floats a) {
+    float v[kLanes];
+    store(v, a);
+    for (int n = kLanes / 2; n; n /= 2)
+        for (int i = 0; i < n; ++i) v[i] += v[i + n];
+    return v[0];
+}
+GALLEY_INLINE float largest(Floats a) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(a.p[0]);
+#else
+    float v[kLanes];
+    store(v, a);
+    for (int n = kLanes / 2; n; n /= 2)
+        for (int i = 0; i < n; ++i) v[i] = v[i] < v[i + n] ? v[i + n] : v[i];
+    return v[0];
+#endif
+}
+GALLEY_INLINE int32_t sum(Ints a) {
+    int32_t total = 0;
+    for (int j = 0; j < kParts; ++j)
+        for (int i = 0; i < kWidth; ++i) total += a.p[j][i];
+    return total;
+}
+
+GALLEY_INLINE Floats to_floats(Ints a) {
+    Floats r;
+    GALLEY_PARTS r.p[i] = __builtin_convertvector(a.p[i], FloatPart);
+    return r;
+}
+// To the nearest, ties to even; |a| < 2^22.
+GALLEY_INLINE Ints to_ints(Floats a) {
+    Ints r;
+#if defined(__AVX512F__)
+    r.p[0] = (IntPart)_mm512_cvtps_epi32(a.p[0]);
+#elif defined(__AVX2__)
+    GALLEY_PARTS r.p[i] = (IntPart)_mm256_cvtps_epi32(a.p[i]);
+#else
+    GALLEY_PARTS r.p[i] = (IntPart)(a.p[i] + 12582912.0f) - 0x4b400000;
+#endif
+    return r;
+}
+
+GALLEY_INLINE void store_bytes(int8_t* a, Ints v) {
+    GALLEY_PARTS {
+        const SignedBytePart part = __builtin_convertvector(v.p[i], SignedBytePart);
+        memcpy(a + i * kWidth, &part, sizeof part);
+    }
+}
+GALLEY_INLINE Floats load_bf16(const uint16_t* a) {
+    Floats r;
+    GALLEY_PARTS {
+        HalfPart half;
+        memcpy(&half, a + i * kWidth, sizeof half);
+        r.p[i] = (FloatPart)(__builtin_convertvector(half, UintPart) << 16);
+    }
+    return r;
+}
+// To the nearest, ties to even; NaN stays NaN.
+GALLEY_INLINE void store_bf16(uint16_t* a, Floats v) {
+    GALLEY_PARTS {
+        UintPart bits = (UintPart)v.p[i];
+        UintPart rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+        rounded = v.p[i] == v.p[i] ? rounded : (UintPart{} + 0x7fc0);
+        HalfPart half = __builtin_convertvector(rounded, HalfPart);
+        memcpy(a + i * kWidth, &half, sizeof half);
+    }
+}
+GALLEY_INLINE uint16_t to_bf16(float v) {
+    uint32_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    if (v != v) return 0x7fc0;
+    return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+GALLEY_INLINE float from_bf16(uint16_t v) {
+    uint32_t bits = static_cast<uint32_t>(v) << 16;
+    float r;
+    memcpy(&r, &bits, sizeof r);
+    return r;
+}
+GALLEY_INLINE float from_f16(uint16_t v) {
+    // Shift exponent and mantissa into place, then multiply the bias away; exact for subnormals too.
+    uint32_t bits = static_cast<uint32_t>(v & 0x7fff) << 13;
+    float r;
+    memcpy(&r, &bits, sizeof r);
+    r *= 0x1p112f;
+    if ((v & 0x7c00) == 0x7c00) r = (v & 0x3ff) ? __builtin_nanf("") : __builtin_inff();
+    return v & 0x8000 ? -r : r;
+}
+GALLEY_INLINE Floats load_f16(const uint16_t* a) {
+    Floats r;
+#if defined(__AVX512F__)
+    r.p[0] = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a)));
+#elif defined(__AVX2__)
+    GALLEY_PARTS r.p[i] =
+        _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a + i * kWidth)));
+#else
+    float v[kLanes];
+    for (int i = 0; i < kLanes; ++i) v[i] = from_f16(a[i]);
+    r = load(v);
+#endif
+    return r;
+}
+
+// Relative error below 2e-7; exactly 1 at 0 and 0 below -87; NaN stays NaN.
+GALLEY_INLINE Floats exp(Floats x) {
+    const Floats low = splat(-87.0f);
+    Floats c = max(min(x, splat(88.0f)), low);
+    Ints n = to_ints(c * splat(1.44269504f));
+    Floats f = to_floats(n);
+    Floats r = fma(f, splat(-0.693359375f), c);
+    r = fma(f, splat(2.12194440e-4f), r);
+    Floats p = splat(1.9875691500e-4f);
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(5.0000001201e-1f));
+    Floats y = fma(p, r * r, r) + splat(1.0f);
+    Floats result;
+    GALLEY_PARTS {
+        FloatPart power = (FloatPart)((n.p[i] + 127) << 23);
+        result.p[i] = x.p[i] < low.p[i] ? FloatPart{} : y.p[i] * power;
+    }
+    return result;
+}
+
+}  // namespace GALLEY_ISA
+}  // namespace galley

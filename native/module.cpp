@@ -1,0 +1,165 @@
+// galley._native: the Python face of the executor. galley/ops/cpu.py is its only caller.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include "isa.hpp"
+#include "packed.hpp"
+#include "program.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace galley {
+namespace {
+
+using Ids = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using RawBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FloatRows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using SlotPair = std::pair<int64_t, int64_t>;
+
+Kind kind_named(const std::string& name) {
+    if (name == "float32") return Kind::kF32;
+    if (name == "bf16") return Kind::kBF16;
+    if (name == "int8") return Kind::kInt8;
+    if (name == "int4") return Kind::kInt4;
+    throw std::invalid_argument("unknown weight kind '" + name + "'");
+}
+
+// Tags as in galley.formats.weights.
+ScaleType type_tagged(const std::string& tag) {
+    if (tag == "F32") return ScaleType::kF32;
+    if (tag == "BF16") return ScaleType::kBF16;
+    if (tag == "F16") return ScaleType::kF16;
+    throw std::invalid_argument("unknown element type '" + tag + "'");
+}
+
+int64_t type_bytes(ScaleType type) { return type == ScaleType::kF32 ? 4 : 2; }
+
+void require_size(const RawBytes& array, int64_t bytes, const char* what) {
+    if (static_cast<int64_t>(array.size()) != bytes)
+        throw std::invalid_argument(std::string(what) + " has the wrong size");
+}
+
+void fill_dense(Packed& packed, const RawBytes& source, const std::string& tag) {
+    const ScaleType type = type_tagged(tag);
+    const Matrix& m = packed.matrix();
+    require_size(source, m.outputs * m.depth * type_bytes(type), "source");
+    nb::gil_scoped_release release;
+    packed.fill_dense(source.data(), type);
+}
+
+void fill_integer(Packed& packed, const RawBytes& q, const RawBytes& scales,
+                  const std::optional<RawBytes>& zeros) {
+    const Matrix& m = packed.matrix();
+    require_size(q, m.outputs * m.depth, "q");
+    require_size(scales, m.outputs * m.groups * type_bytes(m.scale_type), "scales");
+    if (zeros) require_size(*zeros, m.outputs * m.groups, "zeros");
+    nb::gil_scoped_release release;
+    packed.fill_integer(q.data(), scales.data(), zeros ? zeros->data() : nullptr);
+}
+
+Slot slot(const SlotPair& pair) { return {pair.first, pair.second}; }
+
+std::vector<float> to_vector(const Floats& values, int64_t padded) {
+    std::vector<float> v(padded, 0.0f);
+    for (size_t i = 0; i < values.size(); ++i) v[i] = values(i);
+    return v;
+}
+
+void forward(Program& program, const Ids& tokens, const Ids& positions, const Ids& starts,
+             const Ids& tables, const Ids& table_starts, const Ids& wanted, FloatRows logits) {
+    const auto rows = static_cast<int64_t>(tokens.size());
+    const auto sequences = static_cast<int64_t>(starts.size()) - 1;
+    const auto wanted_rows = static_cast<int64_t>(wanted.size());
+    if (static_cast<int64_t>(positions.size()) != rows || sequences < 1 ||
+        static_cast<int64_t>(table_starts.size()) != sequences + 1 ||
+        table_starts(sequences) != static_cast<int64_t>(tables.size()) ||
+        static_cast<int64_t>(logits.shape(0)) != wanted_rows ||
+        static_cast<int64_t>(logits.shape(1)) != program.vocab_size())
+        throw std::invalid_argument("the arrays of a step do not fit together");
+    const Step step = {tokens.data(), positions.data(),    rows,          starts.data(), sequences,
+                       tables.data(), table_starts.data(), wanted.data(), wanted_rows,   logits.data()};
+    nb::gil_scoped_release release;
+    program.forward(step);
+}
+
+using SharedPacked = std::shared_ptr<Packed>;
+
+void bind_ops(nb::class_<Program>& cls) {
+    cls.def("embed", [](Program& p, SharedPacked weight, SlotPair y) {
+        const int64_t width = weight->matrix().depth;
+        p.append(EmbedOp{std::move(weight), width, slot(y)});
+    });
+    cls.def("prepare", [](Program& p, SharedPacked weight, SlotPair x, SlotPair y) {
+        p.append(PrepareOp{std::move(weight), slot(x), slot(y)});
+    });
+    cls.def("linear", [](Program& p, SharedPacked weight, std::optional<Floats> bias, SlotPair x,
+                         SlotPair y) {
+        std::vector<float> padded;
+        if (bias) padded = to_vector(*bias, round_up(weight->matrix().outputs, kLanes));
+        p.append(LinearOp{std::move(weight), std::move(padded), slot(x), slot(y)});
+    }, "weight"_a, "bias"_a.none(), "x"_a, "y"_a);
+    cls.def("rms_norm", [](Program& p, const Floats& weight, float eps, int64_t width, SlotPair x,
+                           SlotPair y) {
+        p.append(RmsNormOp{to_vector(weight, weight.size()), eps, width, slot(x), slot(y)});
+    });
+    cls.def("rope", [](Program& p, std::vector<float> inv_freq, float scale, int64_t width,
+                       SlotPair x, SlotPair y) {
+        p.append(RopeOp{std::move(inv_freq), scale, width, 0, slot(x), slot(y)});
+    });
+    cls.def("attention", [](Program& p, int64_t layer, int64_t heads, float scale, int64_t window,
+                            SlotPair q, SlotPair k, SlotPair v, SlotPair y) {
+        p.append(AttentionOp{layer, heads, scale, window, slot(q), slot(k), slot(v), slot(y)});
+    });
+    cls.def("silu_mul", [](Program& p, int64_t width, SlotPair a, SlotPair b, SlotPair y) {
+        p.append(SiluMulOp{width, slot(a), slot(b), slot(y)});
+    });
+    cls.def("add", [](Program& p, int64_t width, SlotPair a, SlotPair b, SlotPair y) {
+        p.append(AddOp{width, slot(a), slot(b), slot(y)});
+    });
+    cls.def("select_rows", [](Program& p, int64_t width, SlotPair x, SlotPair y) {
+        p.append(SelectRowsOp{width, slot(x), slot(y)});
+    });
+}
+
+}  // namespace
+}  // namespace galley
+
+NB_MODULE(_native, m) {
+    using namespace galley;
+    m.def("supported_isas", &supported_isas);
+    m.attr("LOGITS") = Slot::kLogits;
+
+    nb::class_<Packed>(m, "Packed")
+        .def("__init__", [](Packed* self, const std::string& kind, int64_t outputs, int64_t depth,
+                            int64_t group, const std::string& scale_type, bool zeros) {
+            new (self) Packed(kind_named(kind), outputs, depth, group, type_tagged(scale_type), zeros);
+        }, "kind"_a, "outputs"_a, "depth"_a, "group"_a = 0, "scale_type"_a = "F32", "zeros"_a = false)
+        .def("fill_dense", &fill_dense, "source"_a, "type"_a)
+        .def("fill_integer", &fill_integer, "q"_a, "scales"_a, "zeros"_a.none())
+        .def_prop_ro("bytes", &Packed::bytes)
+        .def_prop_ro("activation_bytes", &Packed::activation_bytes);
+
+    auto program = nb::class_<Program>(m, "Program");
+    program
+        .def("__init__", [](Program* self, const std::string& isa, int threads,
+                            const std::vector<int>& cpus, int64_t arena_bytes, int64_t vocab_size) {
+            new (self) Program(kernels(isa), threads, cpus, arena_bytes, vocab_size);
+        }, "isa"_a, "threads"_a, "cpus"_a, "arena_bytes"_a, "vocab_size"_a)
+        .def("add_kv_layer", &Program::add_kv_layer, "kv_heads"_a, "head_dim"_a, "bf16"_a)
+        .def("kv_bytes_per_block", &Program::kv_bytes_per_block)
+        .def("allocate_kv", &Program::allocate_kv, "blocks"_a)
+        .def_prop_ro("isa", &Program::isa)
+        .def("forward", &forward);
+    bind_ops(program);
+}

@@ -1,0 +1,108 @@
+#include "pool.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <chrono>
+
+namespace galley {
+
+namespace {
+
+constexpr auto kSpin = std::chrono::microseconds(50);
+
+void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    std::this_thread::yield();
+#endif
+}
+
+void pin(std::thread& thread, int cpu) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    // A refusal (a cpuset that changed meanwhile) only costs speed.
+    (void)pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
+}
+
+}  // namespace
+
+Pool::Pool(int threads, const std::vector<int>& cpus) {
+    workers_.reserve(threads > 1 ? threads - 1 : 0);
+    for (int i = 1; i < threads; ++i) {
+        workers_.emplace_back([this, i] { work(i); });
+        if (!cpus.empty()) pin(workers_.back(), cpus[i]);
+    }
+}
+
+Pool::~Pool() {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        stop_.store(true);
+    }
+    wake_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+}
+
+void Pool::share(const Job& job) {
+    job_ = job;
+    next_.store(0, std::memory_order_relaxed);
+    const uint64_t generation = (state_.load() / kGeneration + 1) * kGeneration;
+    state_.store(generation | kOpen);
+    if (sleeping_.load() > 0) {
+        // Taken and given back: a worker between its last look and its sleep must not miss the call.
+        { std::lock_guard<std::mutex> lock(mutex_); }
+        wake_.notify_all();
+    }
+    take_items(0);
+    state_.fetch_and(~kOpen);
+    for (int spins = 0; state_.load(std::memory_order_acquire) & kActive; ++spins) {
+        relax();
+        if (spins > 20000) std::this_thread::yield();
+    }
+}
+
+void Pool::take_items(int thread) {
+    const Job& job = job_;
+    for (;;) {
+        const int64_t begin = next_.fetch_add(job.grain, std::memory_order_relaxed);
+        if (begin >= job.items) return;
+        const int64_t end = begin + job.grain < job.items ? begin + job.grain : job.items;
+        job.call(job.body, begin, end, thread);
+    }
+}
+
+void Pool::work(int thread) {
+    uint64_t seen = 0;
+    while (!stop_.load(std::memory_order_relaxed)) {
+        uint64_t state = wait_for_change(seen);
+        seen = state / kGeneration;
+        while (state & kOpen && state / kGeneration == seen) {
+            if (!state_.compare_exchange_weak(state, state + 1)) continue;
+            take_items(thread);
+            state_.fetch_sub(1, std::memory_order_release);
+            break;
+        }
+    }
+}
+
+// Returns once the generation is not `seen`, or the pool stops.
+uint64_t Pool::wait_for_change(uint64_t seen) {
+    const auto changed = [&] { return state_.load() / kGeneration != seen || stop_.load(); };
+    const auto until = std::chrono::steady_clock::now() + kSpin;
+    do {
+        for (int i = 0; i < 64; ++i) {
+            if (changed()) return state_.load();
+            relax();
+        }
+    } while (std::chrono::steady_clock::now() < until);
+    std::unique_lock<std::mutex> lock(mutex_);
+    sleeping_.fetch_add(1);
+    wake_.wait(lock, changed);
+    sleeping_.fetch_sub(1);
+    return state_.load();
+}
+
+}  // namespace galley

@@ -1,0 +1,65 @@
+// Threads that share the items of a job with the thread that asks for it.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace galley {
+
+class Pool {
+  public:
+    // `threads` in all, the caller's included. With `cpus` (one for each thread, the first is the
+    // caller's and not used) the others are pinned.
+    Pool(int threads, const std::vector<int>& cpus);
+    ~Pool();
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+
+    int threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+    // body(begin, end, thread) over [0, items) in pieces of `grain`; returns when all are done.
+    // Which thread takes a piece is left to chance. One caller at a time.
+    template <class Body>
+    void run(int64_t items, int64_t grain, const Body& body) {
+        if (items <= 0) return;
+        if (items <= grain || workers_.empty()) return body(int64_t{0}, items, 0);
+        Job job{[](const void* b, int64_t begin, int64_t end, int thread) {
+                    (*static_cast<const Body*>(b))(begin, end, thread);
+                },
+                &body, items, grain};
+        share(job);
+    }
+
+  private:
+    struct Job {
+        void (*call)(const void* body, int64_t begin, int64_t end, int thread);
+        const void* body;
+        int64_t items;
+        int64_t grain;
+    };
+
+    void share(const Job& job);
+    void take_items(int thread);
+    void work(int thread);
+    uint64_t wait_for_change(uint64_t seen);
+
+    // A job is open while there are items to take; workers join an open job by counting themselves in.
+    // One that wakes late finds it closed, so a busy machine never makes the caller wait for a worker
+    // that has not begun.
+    static constexpr uint64_t kActive = 0xffff, kOpen = 1 << 16, kGeneration = 1 << 17;
+
+    Job job_{};
+    alignas(64) std::atomic<int64_t> next_{0};
+    alignas(64) std::atomic<uint64_t> state_{0};
+    std::atomic<int> sleeping_{0};
+    std::atomic<bool> stop_{false};
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::vector<std::thread> workers_;
+};
+
+}  // namespace galley

@@ -1,0 +1,249 @@
+#include "program.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+namespace galley {
+
+namespace {
+
+// Less work than this, in floats, is not worth waking another thread for.
+constexpr int64_t kShareFrom = 16384;
+
+}  // namespace
+
+Program::Program(const Kernels& kernels, int threads, const std::vector<int>& cpus,
+                 int64_t arena_bytes, int64_t vocab_size)
+    : kernels_(kernels), pool_(threads, cpus), arena_bytes_(arena_bytes), vocab_size_(vocab_size) {}
+
+void Program::append(Op op) {
+    if (auto* rope = std::get_if<RopeOp>(&op)) {
+        const auto same = [&](const Angles& a) {
+            return a.inv_freq == rope->inv_freq && a.scale == rope->scale;
+        };
+        auto found = std::find_if(angles_.begin(), angles_.end(), same);
+        if (found == angles_.end())
+            found = angles_.insert(found, Angles{rope->inv_freq, rope->scale, {}, {}});
+        rope->angles = static_cast<int>(found - angles_.begin());
+    }
+    if (auto* attention = std::get_if<AttentionOp>(&op)) {
+        const Cache& c = layers_.at(attention->layer).shape;
+        const int64_t rows = std::max(kAttendRows, attention->heads / c.kv_heads);
+        scratch_bytes_ =
+            std::max(scratch_bytes_, round_up(attend_scratch(rows, c.padded_dim), 64));
+        scratch_ = Memory(scratch_bytes_ * pool_.threads());
+    }
+    ops_.push_back(std::move(op));
+}
+
+void Program::add_kv_layer(int64_t kv_heads, int64_t head_dim, bool bf16) {
+    Layer layer;
+    const int64_t padded = round_up(head_dim, kLanes), element = bf16 ? 2 : 4;
+    layer.shape = {nullptr, nullptr, kv_heads, head_dim, padded, bf16};
+    layer.key_bytes = kBlockTokens * kv_heads * head_dim * element;
+    layer.value_bytes = kBlockTokens * kv_heads * padded * element;
+    layers_.push_back(std::move(layer));
+}
+
+int64_t Program::kv_bytes_per_block() const {
+    int64_t bytes = 0;
+    for (const Layer& layer : layers_) bytes += layer.key_bytes + layer.value_bytes;
+    return bytes;
+}
+
+void Program::allocate_kv(int64_t blocks) {
+    for (Layer& layer : layers_) {
+        layer.keys = Memory(blocks * layer.key_bytes);
+        layer.values = Memory(blocks * layer.value_bytes);
+    }
+    blocks_ = blocks;
+}
+
+Cache Program::Layer::cache() const {
+    Cache c = shape;
+    c.keys = keys.data();
+    c.values = values.data();
+    return c;
+}
+
+void Program::forward(const Step& step) {
+    check(step);
+    begin(step);
+    for (const Op& op : ops_) {
+        if (std::holds_alternative<SelectRowsOp>(op) && step.wanted_rows == 0) return;
+        std::visit([this](const auto& o) { run(o); }, op);
+    }
+}
+
+void Program::check(const Step& step) const {
+    const auto require = [](bool holds, const char* what) {
+        if (!holds) throw std::invalid_argument(what);
+    };
+    require(step.rows > 0 && step.sequences > 0, "a step needs at least one row");
+    require(step.starts[0] == 0 && step.starts[step.sequences] == step.rows,
+            "starts do not cover the rows");
+    for (int64_t r = 0; r < step.rows; ++r)
+        require(step.tokens[r] >= 0 && step.tokens[r] < vocab_size_, "a token id is out of range");
+    for (int64_t s = 0; s < step.sequences; ++s) {
+        const int64_t begin = step.starts[s], end = step.starts[s + 1];
+        require(begin < end, "a sequence has no rows");
+        require(step.positions[begin] >= 0, "a position is negative");
+        for (int64_t r = begin + 1; r < end; ++r)
+            require(step.positions[r] == step.positions[r - 1] + 1,
+                    "a sequence's positions are not consecutive");
+        const int64_t blocks = step.table_starts[s + 1] - step.table_starts[s];
+        require(step.positions[end - 1] / kBlockTokens < blocks, "a KV table is too short");
+    }
+    for (int64_t i = 0; i < step.table_starts[step.sequences]; ++i)
+        require(step.tables[i] >= 0 && step.tables[i] < blocks_, "a KV block is out of range");
+    for (int64_t i = 0; i < step.wanted_rows; ++i)
+        require(step.wanted[i] >= 0 && step.wanted[i] < step.rows, "a wanted row is out of range");
+    require(step.wanted_rows <= step.rows, "more rows are wanted than there are");
+}
+
+void Program::begin(const Step& step) {
+    step_ = step;
+    rows_ = step.rows;
+    tile_group_ = 0;
+    const auto needed = static_cast<std::size_t>(arena_bytes_ * step.rows);
+    if (arena_.size() < needed) arena_ = Memory(needed);
+    sequence_of_.resize(step.rows);
+    for (int64_t s = 0; s < step.sequences; ++s)
+        std::fill(sequence_of_.begin() + step.starts[s], sequence_of_.begin() + step.starts[s + 1], s);
+    for (Angles& a : angles_) {
+        const int64_t half = a.inv_freq.size();
+        a.cos.resize(step.rows * half);
+        a.sin.resize(step.rows * half);
+        each_row(half * 16, [&](int64_t r) {
+            const float position = static_cast<float>(step.positions[r]);
+            for (int64_t i = 0; i < half; ++i) {
+                const float turn = position * a.inv_freq[i];
+                a.cos[r * half + i] = std::cos(turn) * a.scale;
+                a.sin[r * half + i] = std::sin(turn) * a.scale;
+            }
+        });
+    }
+}
+
+uint8_t* Program::at(const Slot& slot) const {
+    if (slot.offset == Slot::kLogits) return reinterpret_cast<uint8_t*>(step_.logits);
+    return arena_.data() + slot.offset * step_.rows;
+}
+
+float* Program::row(const Slot& slot, int64_t r) const {
+    return reinterpret_cast<float*>(at(slot) + r * slot.stride);
+}
+
+// body(r) for every row; `width` floats of work each.
+template <class Body>
+void Program::each_row(int64_t width, const Body& body) {
+    const int64_t grain = std::max<int64_t>(1, kShareFrom / width);
+    pool_.run(rows_, grain, [&](int64_t begin, int64_t end, int) {
+        for (int64_t r = begin; r < end; ++r) body(r);
+    });
+}
+
+void Program::run(const EmbedOp& op) {
+    each_row(op.width, [&](int64_t r) {
+        kernels_.embed(op.weight->matrix(), step_.tokens[r], row(op.y, r));
+    });
+}
+
+void Program::run(const PrepareOp& op) {
+    const Matrix& m = op.weight->matrix();
+    const int64_t sums = op.weight->sums_offset();
+    each_row(m.depth, [&](int64_t r) {
+        kernels_.prepare(m, row(op.x, r), at(op.y) + r * op.y.stride, sums);
+    });
+}
+
+void Program::run(const LinearOp& op) {
+    const Matrix& m = op.weight->matrix();
+    const Linear linear = {&m,
+                           {at(op.x), op.x.stride, op.weight->sums_offset()},
+                           op.bias.empty() ? nullptr : op.bias.data(),
+                           row(op.y, 0),
+                           op.y.stride / static_cast<int64_t>(sizeof(float)),
+                           rows_};
+    const int64_t blocks = round_up(m.outputs, kLanes) / kLanes;
+    pool_.run(blocks, kBlocksPerItem,
+              [&](int64_t begin, int64_t end, int) { kernels_.linear(linear, begin, end); });
+}
+
+void Program::run(const RmsNormOp& op) {
+    each_row(op.width, [&](int64_t r) {
+        kernels_.rms_norm(row(op.x, r), op.weight.data(), op.eps, op.width, op.weight.size(),
+                          row(op.y, r));
+    });
+}
+
+void Program::run(const RopeOp& op) {
+    const Angles& a = angles_[op.angles];
+    const int64_t half = a.inv_freq.size();
+    each_row(op.width, [&](int64_t r) {
+        kernels_.rope(row(op.x, r), a.cos.data() + r * half, a.sin.data() + r * half, op.width,
+                      2 * half, row(op.y, r));
+    });
+}
+
+void Program::run(const AttentionOp& op) {
+    const Cache cache = layers_[op.layer].cache();
+    const int64_t group = op.heads / cache.kv_heads;
+    write_kv(op, cache);
+    cut_tiles(group);
+    const int64_t items = static_cast<int64_t>(tiles_.size()) * cache.kv_heads;
+    const int64_t q_stride = op.q.stride / static_cast<int64_t>(sizeof(float));
+    pool_.run(items, 1, [&](int64_t begin, int64_t end, int thread) {
+        for (int64_t item = begin; item < end; ++item) {
+            const Tile& tile = tiles_[item / cache.kv_heads];
+            const int64_t head = item % cache.kv_heads, column = head * group * cache.head_dim;
+            kernels_.attend({cache, head, row(op.q, tile.row) + column,
+                             row(op.y, tile.row) + column, q_stride,
+                             step_.tables + step_.table_starts[tile.sequence],
+                             step_.positions[tile.row], tile.tokens, group, op.window, op.scale,
+                             scratch_.data() + thread * scratch_bytes_});
+        }
+    });
+}
+
+void Program::write_kv(const AttentionOp& op, const Cache& cache) {
+    each_row(8 * cache.kv_heads * cache.head_dim, [&](int64_t r) {
+        const int64_t position = step_.positions[r];
+        const int64_t* table = step_.tables + step_.table_starts[sequence_of_[r]];
+        kernels_.write_kv(cache, row(op.k, r), row(op.v, r), table[position / kBlockTokens],
+                          position % kBlockTokens);
+    });
+}
+
+void Program::cut_tiles(int64_t group) {
+    if (tile_group_ == group) return;
+    tile_group_ = group;
+    tiles_.clear();
+    const int64_t tokens = std::max<int64_t>(1, kAttendRows / group);
+    for (int64_t s = 0; s < step_.sequences; ++s)
+        for (int64_t r = step_.starts[s]; r < step_.starts[s + 1]; r += tokens)
+            tiles_.push_back({r, std::min(tokens, step_.starts[s + 1] - r), s});
+}
+
+void Program::run(const SiluMulOp& op) {
+    each_row(4 * op.width, [&](int64_t r) {
+        kernels_.silu_mul(row(op.a, r), row(op.b, r), op.width, row(op.y, r));
+    });
+}
+
+void Program::run(const AddOp& op) {
+    each_row(op.width, [&](int64_t r) {
+        kernels_.add(row(op.a, r), row(op.b, r), op.width, row(op.y, r));
+    });
+}
+
+void Program::run(const SelectRowsOp& op) {
+    rows_ = step_.wanted_rows;
+    for (int64_t r = 0; r < rows_; ++r)
+        std::memcpy(row(op.y, r), row(op.x, step_.wanted[r]), op.width * sizeof(float));
+}
+
+}  // namespace galley

@@ -1,0 +1,162 @@
+// A model as a list of ops over one arena, run in one call.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "kernels.hpp"
+#include "memory.hpp"
+#include "packed.hpp"
+#include "pool.hpp"
+
+namespace galley {
+
+// Where a buffer lives. The arena of a step with T rows is T times the planned one, so a buffer begins
+// at offset * T and its rows are `stride` bytes apart. `kLogits` is the caller's array.
+struct Slot {
+    static constexpr int64_t kLogits = -1;
+    int64_t offset;
+    int64_t stride;
+};
+
+using Weights = std::shared_ptr<const Packed>;
+
+struct EmbedOp {
+    Weights weight;
+    int64_t width;
+    Slot y;
+};
+struct PrepareOp {
+    Weights weight;
+    Slot x, y;
+};
+struct LinearOp {
+    Weights weight;
+    std::vector<float> bias;  // empty, or padded to whole blocks
+    Slot x, y;
+};
+struct RmsNormOp {
+    std::vector<float> weight;
+    float eps;
+    int64_t width;
+    Slot x, y;
+};
+struct RopeOp {
+    std::vector<float> inv_freq;
+    float scale;
+    int64_t width;
+    int angles;  // which table of the step
+    Slot x, y;
+};
+struct AttentionOp {
+    int64_t layer, heads;
+    float scale;
+    int64_t window;
+    Slot q, k, v, y;
+};
+struct SiluMulOp {
+    int64_t width;
+    Slot a, b, y;
+};
+struct AddOp {
+    int64_t width;
+    Slot a, b, y;
+};
+struct SelectRowsOp {
+    int64_t width;
+    Slot x, y;
+};
+using Op = std::variant<EmbedOp, PrepareOp, LinearOp, RmsNormOp, RopeOp, AttentionOp, SiluMulOp,
+                        AddOp, SelectRowsOp>;
+
+// One step; see galley.ops.executor.Batch. `tables` holds all sequences' blocks,
+// `table_starts` where each begins.
+struct Step {
+    const int64_t* tokens;
+    const int64_t* positions;
+    int64_t rows;
+    const int64_t* starts;
+    int64_t sequences;
+    const int64_t* tables;
+    const int64_t* table_starts;
+    const int64_t* wanted;
+    int64_t wanted_rows;
+    float* logits;
+};
+
+class Program {
+  public:
+    // `arena_bytes` for each row of a step.
+    Program(const Kernels& kernels, int threads, const std::vector<int>& cpus, int64_t arena_bytes,
+            int64_t vocab_size);
+
+    void append(Op op);
+    void add_kv_layer(int64_t kv_heads, int64_t head_dim, bool bf16);
+    int64_t kv_bytes_per_block() const;
+    void allocate_kv(int64_t blocks);
+
+    // Throws std::invalid_argument, before anything is computed, for a step that does not fit together.
+    void forward(const Step& step);
+
+    int64_t vocab_size() const { return vocab_size_; }
+    const char* isa() const { return kernels_.name; }
+
+  private:
+    struct Layer {
+        Cache shape;
+        int64_t key_bytes, value_bytes;  // of one block
+        Memory keys, values;
+        Cache cache() const;
+    };
+    struct Angles {
+        std::vector<float> inv_freq;
+        float scale;
+        std::vector<float> cos, sin;  // [rows][inv_freq]
+    };
+    // Consecutive rows of one sequence that share their loads of keys and values.
+    struct Tile {
+        int64_t row, tokens, sequence;
+    };
+
+    void check(const Step& step) const;
+    void begin(const Step& step);
+    uint8_t* at(const Slot& slot) const;
+    float* row(const Slot& slot, int64_t r) const;
+    template <class Body>
+    void each_row(int64_t width, const Body& body);
+
+    void run(const EmbedOp& op);
+    void run(const PrepareOp& op);
+    void run(const LinearOp& op);
+    void run(const RmsNormOp& op);
+    void run(const RopeOp& op);
+    void run(const AttentionOp& op);
+    void run(const SiluMulOp& op);
+    void run(const AddOp& op);
+    void run(const SelectRowsOp& op);
+    void write_kv(const AttentionOp& op, const Cache& cache);
+    void cut_tiles(int64_t group);
+
+    const Kernels& kernels_;
+    Pool pool_;
+    int64_t arena_bytes_, vocab_size_;
+    std::vector<Op> ops_;
+    std::vector<Layer> layers_;
+    std::vector<Angles> angles_;
+    int64_t blocks_ = 0;
+
+    // Grown to the largest step so far; a step that is no larger allocates nothing.
+    Memory arena_, scratch_;
+    int64_t scratch_bytes_ = 0;  // a thread's share
+    std::vector<int64_t> sequence_of_;
+    std::vector<Tile> tiles_;
+
+    // The step in progress.
+    Step step_{};
+    int64_t rows_ = 0;  // of the buffers in use; changes at select_rows
+    int64_t tile_group_ = 0;
+};
+
+}  // namespace galley

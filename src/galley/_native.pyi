@@ -1,0 +1,82 @@
+"""The native executor (``native/module.cpp``)."""
+
+import numpy as np
+import numpy.typing as npt
+
+LOGITS: int
+"""Offset of the slot that stands for the caller's logits array."""
+
+Slot = tuple[int, int]
+"""Offset in the arena of a one-row step, and bytes from row to row."""
+
+def supported_isas() -> list[str]:
+    """Instruction sets of this CPU that there are kernels for, best first."""
+
+class Packed:
+    """A weight matrix in the layout of the kernels (``native/kernels.hpp``)."""
+
+    def __init__(
+        self,
+        kind: str,
+        outputs: int,
+        depth: int,
+        group: int = 0,
+        scale_type: str = "F32",
+        zeros: bool = False,
+    ) -> None: ...
+    def fill_dense(self, source: npt.NDArray[np.uint8], type: str) -> None: ...
+    def fill_integer(
+        self,
+        q: npt.NDArray[np.uint8],
+        scales: npt.NDArray[np.uint8],
+        zeros: npt.NDArray[np.uint8] | None,
+    ) -> None: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def activation_bytes(self) -> int: ...
+
+class Program:
+    """A model as a list of ops over one arena; each op's method appends it."""
+
+    def __init__(
+        self, isa: str, threads: int, cpus: list[int], arena_bytes: int, vocab_size: int
+    ) -> None: ...
+    def embed(self, weight: Packed, y: Slot) -> None: ...
+    def prepare(self, weight: Packed, x: Slot, y: Slot) -> None: ...
+    def linear(
+        self, weight: Packed, bias: npt.NDArray[np.float32] | None, x: Slot, y: Slot
+    ) -> None: ...
+    def rms_norm(
+        self, weight: npt.NDArray[np.float32], eps: float, width: int, x: Slot, y: Slot
+    ) -> None: ...
+    def rope(self, inv_freq: list[float], scale: float, width: int, x: Slot, y: Slot) -> None: ...
+    def attention(
+        self,
+        layer: int,
+        heads: int,
+        scale: float,
+        window: int,
+        q: Slot,
+        k: Slot,
+        v: Slot,
+        y: Slot,
+    ) -> None: ...
+    def silu_mul(self, width: int, a: Slot, b: Slot, y: Slot) -> None: ...
+    def add(self, width: int, a: Slot, b: Slot, y: Slot) -> None: ...
+    def select_rows(self, width: int, x: Slot, y: Slot) -> None: ...
+    def add_kv_layer(self, kv_heads: int, head_dim: int, bf16: bool) -> None: ...
+    def kv_bytes_per_block(self) -> int: ...
+    def allocate_kv(self, blocks: int) -> None: ...
+    def forward(
+        self,
+        tokens: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        starts: npt.NDArray[np.int64],
+        tables: npt.NDArray[np.int64],
+        table_starts: npt.NDArray[np.int64],
+        wanted: npt.NDArray[np.int64],
+        logits: npt.NDArray[np.float32],
+    ) -> None: ...
+    @property
+    def isa(self) -> str: ...

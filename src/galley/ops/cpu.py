@@ -1,0 +1,231 @@
+"""The native executor: a whole program in one call of ``galley._native``. No GIL, no torch."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from galley import _native
+from galley.errors import SettingsError
+from galley.formats.weights import Weight, Weights
+from galley.graph.plan import Lifetime, plan_arena
+from galley.graph.program import Op, Program
+from galley.ops.executor import Batch, Logits
+from galley.quant.rtn import quantise_int4, quantise_int8
+from galley.quant.weights import IntWeight, bf16_bits, to_float32
+
+ISA_VARIABLE: Final = "GALLEY_CPU_ISA"
+_ROW_ALIGNMENT: Final = 64
+"""Bytes; rows begin on a cache line."""
+
+
+class CpuExecutor:
+    """See :class:`galley.ops.executor.Executor`.
+
+    Between ops, rows are float32. A linear layer rounds its input to what its weights want: bfloat16 for
+    ``bf16``, int8 with one scale a row for ``int8`` and ``int4``. Keys and values are kept in ``dtype``.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Weights,
+        *,
+        dtype: str,
+        device: str,
+        threads: int,
+        quantize: str,
+    ) -> None:
+        if device != "cpu":
+            raise SettingsError(f"device is {device!r}, but executor 'cpu' runs on 'cpu' alone")
+        kind = quantize or {"float32": "float32", "bfloat16": "bf16"}[dtype]
+        lowered = _lower(program, weights, kind)
+        plan = plan_arena(lowered.lifetimes())
+        self._vocab_size = program.vocab_size
+        self._native = _native.Program(
+            choose_isa(os.environ), threads, _cpus(threads), plan.size, program.vocab_size
+        )
+        for kv in program.kv:
+            self._native.add_kv_layer(kv.kv_heads, kv.head_dim, dtype == "bfloat16")
+        slots = list(zip(plan.offsets, lowered.row_bytes, strict=True))
+        slots[lowered.steps[-1].write] = (_native.LOGITS, 4 * program.vocab_size)
+        for step in lowered.steps:
+            buffers = [slots[b] for b in (*step.reads, step.write)]
+            getattr(self._native, step.name)(*step.arguments, *buffers)
+
+    @property
+    def isa(self) -> str:
+        """Which set of kernels runs."""
+        return self._native.isa
+
+    def kv_bytes_per_block(self) -> int:
+        """Bytes over all layers, padding included."""
+        return self._native.kv_bytes_per_block()
+
+    def allocate_kv(self, blocks: int) -> None:
+        """Zeroed, so pages are only touched when they are used."""
+        self._native.allocate_kv(blocks)
+
+    def forward(self, batch: Batch) -> Logits:
+        """See :meth:`galley.ops.executor.Executor.forward`.
+
+        Raises:
+            ValueError: the batch contradicts itself or names blocks that do not exist.
+        """
+        logits = np.empty((len(batch.wanted), self._vocab_size), dtype=np.float32)
+        table_starts = np.zeros(len(batch.tables) + 1, dtype=np.int64)
+        np.cumsum([len(table) for table in batch.tables], out=table_starts[1:])
+        self._native.forward(
+            batch.tokens,
+            batch.positions,
+            batch.starts,
+            np.concatenate(batch.tables),
+            table_starts,
+            batch.wanted,
+            logits,
+        )
+        return logits
+
+
+def choose_isa(environ: Mapping[str, str]) -> str:
+    """The best instruction set of this CPU, or the one that GALLEY_CPU_ISA names.
+
+    Raises:
+        SettingsError: the named one is unknown, or this CPU lacks it.
+    """
+    supported = _native.supported_isas()
+    wanted = environ.get(ISA_VARIABLE) or supported[0]
+    if wanted not in supported:
+        raise SettingsError(
+            f"{ISA_VARIABLE}: {wanted!r} is unknown or missing from this CPU, "
+            f"which supports {', '.join(supported)}"
+        )
+    return wanted
+
+
+def pack(weight: Weight, kind: str) -> _native.Packed:
+    """A checkpoint's matrix in the layout of ``kind``: float32, bf16, int8 or int4."""
+    if kind == "int8":
+        return pack_integers(quantise_int8(weight))
+    if kind == "int4":
+        return pack_integers(quantise_int4(weight))
+    outputs, depth = weight.shape
+    packed = _native.Packed(kind, outputs, depth)
+    packed.fill_dense(np.ascontiguousarray(weight.data), weight.dtype)
+    return packed
+
+
+def pack_integers(weight: IntWeight) -> _native.Packed:
+    """A canonical integer matrix in the native layout."""
+    whole = weight.group >= weight.shape[1]
+    packed = _native.Packed(
+        f"int{weight.bits}",
+        *weight.shape,
+        group=0 if whole else weight.group,
+        scale_type=weight.scale_type,
+        zeros=weight.zeros is not None,
+    )
+    scales: Any = weight.scales
+    if weight.scale_type == "BF16":
+        scales = bf16_bits(scales)
+    elif weight.scale_type == "F16":
+        scales = scales.astype(np.float16)
+    packed.fill_integer(_raw(weight.q), _raw(scales), _raw(weight.zeros))
+    return packed
+
+
+def _raw(values: Any) -> Any:
+    """Flat bytes; None stays None."""
+    return None if values is None else np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+
+def _cpus(threads: int) -> list[int]:
+    """Where to pin the threads: nowhere if there are more cores, which another process may want."""
+    cpus = sorted(os.sched_getaffinity(0))
+    return cpus if len(cpus) == threads else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A method of ``_native.Program`` and what to call it with: arguments, buffers read, buffer written."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    reads: tuple[int, ...]
+    write: int
+
+
+@dataclass(slots=True)
+class _Lowered:
+    """The program in native steps. ``row_bytes``: one entry for each buffer."""
+
+    steps: list[_Step] = field(default_factory=list)
+    row_bytes: list[int] = field(default_factory=list)
+
+    def emit(
+        self, name: str, arguments: tuple[Any, ...], reads: tuple[int, ...], row_bytes: int
+    ) -> int:
+        """Append a step; returns the buffer it writes."""
+        self.row_bytes.append(-(-row_bytes // _ROW_ALIGNMENT) * _ROW_ALIGNMENT)
+        self.steps.append(_Step(name, arguments, reads, len(self.row_bytes) - 1))
+        return len(self.row_bytes) - 1
+
+    def lifetimes(self) -> list[Lifetime]:
+        """Of each buffer's row, in steps. The last buffer is the caller's and takes no room."""
+        last = {b: i for i, step in enumerate(self.steps) for b in step.reads}
+        sizes = [*self.row_bytes[:-1], 0]
+        return [Lifetime(size, i, last.get(i, i)) for i, size in enumerate(sizes)]
+
+
+def _lower(program: Program, weights: Weights, kind: str) -> _Lowered:
+    lowered = _Lowered()
+    packed: dict[str, _native.Packed] = {}
+    buffers: dict[int, int] = {}
+    prepared: dict[tuple[int, int], int] = {}
+
+    def matrix(op: Op) -> _native.Packed:
+        name = op.weights["weight"]
+        if name not in packed:
+            packed[name] = pack(weights[name], kind)
+        return packed[name]
+
+    def input_of(weight: _native.Packed, x: int) -> int:
+        """``x`` as ``weight`` wants it; layers that read the same buffer share it."""
+        if kind == "float32":
+            return x
+        # Of one kind and depth, so one layout: the same executor quantises all matrices alike.
+        key = (x, weight.activation_bytes)
+        if key not in prepared:
+            prepared[key] = lowered.emit("prepare", (weight,), (x,), weight.activation_bytes)
+        return prepared[key]
+
+    for op in program.ops:
+        reads = tuple(buffers[b] for b in op.inputs)
+        arguments: tuple[Any, ...]
+        if op.name == "linear":
+            weight = matrix(op)
+            arguments = (weight, _vector(weights, op.weights.get("bias")))
+            reads = (input_of(weight, reads[0]),)
+        elif op.name == "embed":
+            arguments = (matrix(op),)
+        else:
+            arguments = _arguments(op, weights)
+        buffers[op.output] = lowered.emit(op.name, arguments, reads, 4 * op.width)
+    return lowered
+
+
+def _arguments(op: Op, weights: Weights) -> tuple[Any, ...]:
+    a = op.attrs
+    if op.name == "rms_norm":
+        return (_vector(weights, op.weights["weight"]), a["eps"], op.width)
+    if op.name == "rope":
+        return (list(a["inv_freq"]), a["scale"], op.width)
+    if op.name == "attention":
+        return (a["layer"], a["heads"], a["scale"], a["window"])
+    return (op.width,)
+
+
+def _vector(weights: Weights, name: str | None) -> Any:
+    return None if name is None else np.array(to_float32(weights[name]))

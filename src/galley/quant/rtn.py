@@ -1,0 +1,83 @@
+"""Round to nearest: each weight becomes the closest integer step, nothing is calibrated."""
+
+from typing import Final
+
+import numpy as np
+
+from galley.formats.weights import Weight
+from galley.quant.weights import INT4_MIDDLE, Floats, IntWeight, bf16_bits, to_float32
+
+GROUPS: Final = (128, 64, 32)
+"""Columns that may share an int4 scale, widest first."""
+_CHUNK_ELEMENTS: Final = 1 << 22
+
+
+def quantise_int8(weight: Weight) -> IntWeight:
+    """One float32 scale for each output; the largest magnitude becomes 127."""
+    values = to_float32(weight)
+    q = np.empty(values.shape, np.int8)
+    scales = np.empty((len(values), 1), np.float32)
+    for rows in _chunks(values):
+        scale = np.abs(values[rows]).max(axis=1, keepdims=True) / np.float32(127)
+        q[rows] = np.rint(values[rows] * _inverse(scale))
+        scales[rows] = scale
+    return IntWeight(weight.name, 8, q, values.shape[1], scales, None, "F32")
+
+
+def quantise_int4(weight: Weight, *, group: int = 0, symmetric: bool = True) -> IntWeight:
+    """One bfloat16 scale for each output and group.
+
+    Args:
+        weight: a matrix [outputs, depth].
+        group: columns that share a scale; 0 takes the widest of GROUPS that divides the depth, the
+            narrowest if none does.
+        symmetric: the value of largest magnitude becomes -8, so the range is used to its end; else a
+            zero point lets a group's least and greatest value be the ends.
+    """
+    values = to_float32(weight)
+    depth = values.shape[1]
+    group = group or next((g for g in GROUPS if depth % g == 0), GROUPS[-1])
+    groups = -(-depth // group)
+    q = np.empty(values.shape, np.uint8)
+    scales = np.empty((len(values), groups), np.float32)
+    zeros = None if symmetric else np.empty((len(values), groups), np.uint8)
+    for rows in _chunks(values):
+        padded = np.pad(values[rows], ((0, 0), (0, groups * group - depth)))
+        grouped = padded.reshape(-1, groups, group)
+        scale, zero = _symmetric(grouped) if symmetric else _asymmetric(grouped)
+        steps = np.rint(grouped * _inverse(scale)[:, :, None]) + zero[:, :, None]
+        q[rows] = np.clip(steps, 0, 15).reshape(len(padded), -1)[:, :depth]
+        scales[rows] = scale
+        if zeros is not None:
+            zeros[rows] = zero
+    return IntWeight(weight.name, 4, q, group, scales, zeros, "BF16")
+
+
+def _symmetric(grouped: Floats) -> tuple[Floats, Floats]:
+    at = np.abs(grouped).argmax(axis=2)[:, :, None]
+    extreme = np.take_along_axis(grouped, at, axis=2)[:, :, 0]
+    scale = _as_bf16(extreme / np.float32(-8))
+    return scale, np.full_like(scale, INT4_MIDDLE)
+
+
+def _asymmetric(grouped: Floats) -> tuple[Floats, Floats]:
+    low = np.minimum(grouped.min(axis=2), 0)
+    span: Floats = (np.maximum(grouped.max(axis=2), 0) - low).astype(np.float32)
+    scale = _as_bf16(span / np.float32(15))
+    return scale, np.clip(np.rint(-low * _inverse(scale)), 0, 15)
+
+
+def _as_bf16(scale: Floats) -> Floats:
+    return (bf16_bits(scale).astype(np.uint32) << 16).view(np.float32)
+
+
+def _inverse(scale: Floats) -> Floats:
+    """1 / scale, and 0 where the scale is too small to divide by: those weights are zeros."""
+    usable = np.abs(scale) > 1e-30
+    return np.where(usable, 1 / np.where(usable, scale, 1), 0).astype(np.float32)
+
+
+def _chunks(values: Floats) -> list[slice]:
+    """Row ranges that keep temporaries small."""
+    rows = max(1, _CHUNK_ELEMENTS // max(1, values.shape[1]))
+    return [slice(i, i + rows) for i in range(0, len(values), rows)]
