@@ -29,6 +29,8 @@ void Program::append(Op op) {
             found = angles_.insert(found, Angles{rope->inv_freq, rope->scale, {}, {}});
         rope->angles = static_cast<int>(found - angles_.begin());
     }
+    if (auto* embed = std::get_if<EmbedOp>(&op))
+        token_limit_ = std::min(token_limit_, embed->weight->matrix().outputs);
     if (auto* attention = std::get_if<AttentionOp>(&op)) {
         const Cache& c = layers_.at(attention->layer).shape;
         const int64_t rows = std::max(kAttendRows, attention->heads / c.kv_heads);
@@ -86,7 +88,7 @@ void Program::check(const Step& step) const {
     require(step.starts[0] == 0 && step.starts[step.sequences] == step.rows,
             "starts do not cover the rows");
     for (int64_t r = 0; r < step.rows; ++r)
-        require(step.tokens[r] >= 0 && step.tokens[r] < vocab_size_, "a token id is out of range");
+        require(step.tokens[r] >= 0 && step.tokens[r] < token_limit_, "a token id is out of range");
     for (int64_t s = 0; s < step.sequences; ++s) {
         const int64_t begin = step.starts[s], end = step.starts[s + 1];
         require(begin < end, "a sequence has no rows");

@@ -142,6 +142,7 @@ class Program {
     const Kernels& kernels_;
     Pool pool_;
     int64_t arena_bytes_, vocab_size_;
+    int64_t token_limit_ = INT64_MAX;  // ids below it have a row in every embedding
     std::vector<Op> ops_;
     std::vector<Layer> layers_;
     std::vector<Angles> angles_;

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from galley import LLM, SamplingParams
-from galley.config import DType, EngineSettings
+from galley.config import DType, EngineSettings, ExecutorName
 from galley.engine.load import load_engine
 from galley.ops.executor import Batch, Executor
 from galley.types import BLOCK_TOKENS
@@ -31,8 +31,15 @@ def random_ids(seed: int, length: int) -> list[int]:
     return ids
 
 
-def executor_of(folder: Path, dtype: DType = "float32") -> Executor:
-    settings = EngineSettings(model=str(folder), dtype=dtype, kv_cache_tokens=2048, threads=1)
+EXECUTORS: tuple[ExecutorName, ...] = ("reference", "cpu")
+
+
+def executor_of(
+    folder: Path, dtype: DType = "float32", executor: ExecutorName = "reference"
+) -> Executor:
+    settings = EngineSettings(
+        model=str(folder), dtype=dtype, executor=executor, kv_cache_tokens=2048, threads=1
+    )
     return load_engine(settings, folder)._executor
 
 
@@ -58,15 +65,16 @@ def run_chunks(executor: Executor, ids: list[int], chunks: list[int], first_bloc
     return np.concatenate(logits)
 
 
+@pytest.mark.parametrize("name", EXECUTORS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_agree_and_do_not_depend_on_chunks(
-    variant: str, checkpoint: CheckpointMaker
+    variant: str, name: ExecutorName, checkpoint: CheckpointMaker
 ) -> None:
     folder = checkpoint(variant)
     ids = random_ids(1, LENGTH)
     with torch.inference_mode():
         expected = truth(folder)(torch.tensor([ids])).logits[0].numpy()
-    executor = executor_of(folder)
+    executor = executor_of(folder, executor=name)
     whole = run_chunks(executor, ids, [LENGTH], first_block=5)
     assert np.abs(whole - expected).max() <= 1e-4 * np.abs(expected).max()
     for seed in range(3):
@@ -75,12 +83,13 @@ def test_logits_agree_and_do_not_depend_on_chunks(
         assert np.array_equal(run_chunks(executor, ids, chunks, first_block=40), whole), chunks
 
 
+@pytest.mark.parametrize("name", EXECUTORS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("variant", ["llama-mqa-odd", "qwen2-window", "qwen3"])
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
-    variant: str, dtype: DType, checkpoint: CheckpointMaker
+    variant: str, dtype: DType, name: ExecutorName, checkpoint: CheckpointMaker
 ) -> None:
-    executor = executor_of(checkpoint(variant), dtype)
+    executor = executor_of(checkpoint(variant), dtype, name)
     rng = np.random.default_rng(7)
     lengths = [1, 2, 15, 16, 17, 33, 40, 64, 90]
     prompts = [random_ids(10 + i, n) for i, n in enumerate(lengths)]
@@ -106,8 +115,11 @@ PROMPT_LENGTHS = (1, 3, 16, 17, 40, 90)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
+@pytest.mark.parametrize("name", EXECUTORS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_greedy_tokens_agree_in_mixed_batches(variant: str, checkpoint: CheckpointMaker) -> None:
+def test_greedy_tokens_agree_in_mixed_batches(
+    variant: str, name: ExecutorName, checkpoint: CheckpointMaker
+) -> None:
     """Every combination of chunk size, prefix cache and forced preemption."""
     folder = checkpoint(variant)
     shared = random_ids(3, 40)
@@ -117,6 +129,7 @@ def test_greedy_tokens_agree_in_mixed_batches(variant: str, checkpoint: Checkpoi
     for chunk, prefix_cache, tight in itertools.product((8, 64), (True, False), (True, False)):
         with LLM(
             folder,
+            executor=name,
             max_batch_tokens=chunk,
             max_running=8,
             prefix_cache=prefix_cache,

@@ -19,6 +19,8 @@ from galley.quant.weights import IntWeight, bf16_bits, to_float32
 ISA_VARIABLE: Final = "GALLEY_CPU_ISA"
 _ROW_ALIGNMENT: Final = 64
 """Bytes; rows begin on a cache line."""
+_IN_PLACE: Final = frozenset({"rms_norm", "rope", "silu_mul", "add"})
+"""Steps that may write where they read."""
 
 
 class CpuExecutor:
@@ -41,18 +43,16 @@ class CpuExecutor:
         if device != "cpu":
             raise SettingsError(f"device is {device!r}, but executor 'cpu' runs on 'cpu' alone")
         kind = quantize or {"float32": "float32", "bfloat16": "bf16"}[dtype]
-        lowered = _lower(program, weights, kind)
-        plan = plan_arena(lowered.lifetimes())
+        lowered = lower(program, weights, kind)
+        slots, arena_bytes = lowered.slots(program.vocab_size)
         self._vocab_size = program.vocab_size
         self._native = _native.Program(
-            choose_isa(os.environ), threads, _cpus(threads), plan.size, program.vocab_size
+            choose_isa(os.environ), threads, _cpus(threads), arena_bytes, program.vocab_size
         )
         for kv in program.kv:
             self._native.add_kv_layer(kv.kv_heads, kv.head_dim, dtype == "bfloat16")
-        slots = list(zip(plan.offsets, lowered.row_bytes, strict=True))
-        slots[lowered.steps[-1].write] = (_native.LOGITS, 4 * program.vocab_size)
-        for step in lowered.steps:
-            buffers = [slots[b] for b in (*step.reads, step.write)]
+        for write, step in enumerate(lowered.steps):
+            buffers = [slots[b] for b in (*step.reads, write)]
             getattr(self._native, step.name)(*step.arguments, *buffers)
 
     @property
@@ -148,20 +148,19 @@ def _cpus(threads: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """A method of ``_native.Program`` and what to call it with: arguments, buffers read, buffer written."""
+class NativeStep:
+    """A method of ``_native.Program`` and what to call it with. Step i writes buffer i."""
 
     name: str
     arguments: tuple[Any, ...]
     reads: tuple[int, ...]
-    write: int
 
 
 @dataclass(slots=True)
-class _Lowered:
-    """The program in native steps. ``row_bytes``: one entry for each buffer."""
+class Lowered:
+    """The program in native steps. ``row_bytes``: one entry for each buffer; the last is the logits."""
 
-    steps: list[_Step] = field(default_factory=list)
+    steps: list[NativeStep] = field(default_factory=list)
     row_bytes: list[int] = field(default_factory=list)
 
     def emit(
@@ -169,18 +168,52 @@ class _Lowered:
     ) -> int:
         """Append a step; returns the buffer it writes."""
         self.row_bytes.append(-(-row_bytes // _ROW_ALIGNMENT) * _ROW_ALIGNMENT)
-        self.steps.append(_Step(name, arguments, reads, len(self.row_bytes) - 1))
-        return len(self.row_bytes) - 1
+        self.steps.append(NativeStep(name, arguments, reads))
+        return len(self.steps) - 1
+
+    def slots(self, vocab_size: int) -> tuple[list[tuple[int, int]], int]:
+        """Offset and row bytes of each buffer, and the bytes of the arena, all for one row."""
+        plan = plan_arena(self.lifetimes())
+        slots = [
+            (plan.offsets[owner], size)
+            for owner, size in zip(self._owners(), self.row_bytes, strict=True)
+        ]
+        slots[-1] = (_native.LOGITS, 4 * vocab_size)
+        return slots, plan.size
 
     def lifetimes(self) -> list[Lifetime]:
-        """Of each buffer's row, in steps. The last buffer is the caller's and takes no room."""
-        last = {b: i for i, step in enumerate(self.steps) for b in step.reads}
-        sizes = [*self.row_bytes[:-1], 0]
-        return [Lifetime(size, i, last.get(i, i)) for i, size in enumerate(sizes)]
+        """Of each buffer's row, in steps; what lies in another's room or with the caller has no size."""
+        owners, last_use = self._owners(), self._last_use()
+        sizes = [
+            size if owner == i else 0
+            for i, (owner, size) in enumerate(zip(owners, self.row_bytes, strict=True))
+        ]
+        sizes[-1] = 0
+        last = list(range(len(owners)))
+        for i, owner in enumerate(owners):
+            last[owner] = max(last[owner], last_use.get(i, i))
+        return [Lifetime(size, i, last[i]) for i, size in enumerate(sizes)]
+
+    def _last_use(self) -> dict[int, int]:
+        return {b: i for i, step in enumerate(self.steps) for b in step.reads}
+
+    def _owners(self) -> list[int]:
+        """For each buffer the one whose room it takes: its input's, when that is not needed again."""
+        last_use = self._last_use()
+        owners = list(range(len(self.steps)))
+        for i, step in enumerate(self.steps[:-1]):
+            if step.name in _IN_PLACE:
+                free = (b for b in step.reads if last_use[b] == i and self._fits(b, i))
+                owners[i] = owners[next(free, i)]
+        return owners
+
+    def _fits(self, a: int, b: int) -> bool:
+        return self.row_bytes[a] == self.row_bytes[b]
 
 
-def _lower(program: Program, weights: Weights, kind: str) -> _Lowered:
-    lowered = _Lowered()
+def lower(program: Program, weights: Weights, kind: str) -> Lowered:
+    """Pack the weights and turn the program's ops into native steps, one or two for each."""
+    lowered = Lowered()
     packed: dict[str, _native.Packed] = {}
     buffers: dict[int, int] = {}
     prepared: dict[tuple[int, int], int] = {}

@@ -1,0 +1,177 @@
+"""The native kernels and executor, reachable piece by piece, and a torch truth that rounds as they do."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn.functional import linear
+
+from galley import _native
+from galley.config import DType, EngineSettings, Quantize
+from galley.engine.load import load_engine
+from galley.formats.checkpoint import Checkpoint
+from galley.formats.weights import Weight
+from galley.graph.program import Op
+from galley.models.registry import build_program
+from galley.ops.executor import Batch, Executor
+from galley.ops.reference import ReferenceExecutor, Step, Tiles
+from galley.quant.rtn import quantise_int4, quantise_int8
+from galley.quant.weights import bf16_bits, dequantise, to_float32
+from galley.types import BLOCK_TOKENS
+
+Floats = npt.NDArray[np.float32]
+ISAS: Final = _native.supported_isas()
+KINDS: Final[tuple[Quantize, ...]] = ("float32", "bf16", "int8", "int4")
+
+
+def as_weight(values: Floats) -> Weight:
+    data = np.ascontiguousarray(values, dtype=np.float32)
+    return Weight("w", "F32", values.shape, data.reshape(-1).view(np.uint8))
+
+
+def round_bf16(values: Floats) -> Floats:
+    return (bf16_bits(values).astype(np.uint32) << 16).view(np.float32).reshape(values.shape)
+
+
+def run_linear(
+    x: Floats,
+    weight: _native.Packed,
+    outputs: int,
+    *,
+    isa: str,
+    prepare: bool,
+    bias: Floats | None = None,
+    threads: int = 1,
+) -> Floats:
+    """One linear layer as a program of its own; the rows come out of an exact float32 embedding."""
+    rows, depth = x.shape
+    table = _native.Packed("float32", rows, depth)
+    table.fill_dense(as_weight(x).data, "F32")
+    width = -(-4 * depth // 64) * 64
+    program = _native.Program(isa, threads, [], width + weight.activation_bytes, outputs)
+    program.embed(table, (0, width))
+    source = (0, width)
+    if prepare:
+        source = (width, weight.activation_bytes)
+        program.prepare(weight, (0, width), source)
+    program.linear(weight, bias, source, (_native.LOGITS, 4 * outputs))
+    return run_rows(program, rows, outputs)
+
+
+def run_rows(program: _native.Program, rows: int, width: int) -> Floats:
+    """Token r of one sequence is row r; all rows are wanted."""
+    program.allocate_kv(-(-rows // BLOCK_TOKENS))
+    out = np.full((rows, width), np.nan, dtype=np.float32)
+    at = np.arange(rows)
+    tables = np.arange(-(-rows // BLOCK_TOKENS))
+    program.forward(at, at, np.array([0, rows]), tables, np.array([0, len(tables)]), at, out)
+    return out
+
+
+def run_embed(weight: _native.Packed, rows: int, depth: int, *, isa: str) -> Floats:
+    """The first ``rows`` rows of an embedding, through select_rows into the result."""
+    width = -(-4 * depth // 64) * 64
+    program = _native.Program(isa, 1, [], width, depth)
+    program.embed(weight, (0, width))
+    program.select_rows(depth, (0, width), (_native.LOGITS, 4 * depth))
+    return run_rows(program, rows, depth)
+
+
+def cpu_executor(
+    folder: Path, quantize: Quantize, *, dtype: DType = "float32", threads: int = 1
+) -> Executor:
+    """GALLEY_CPU_ISA says which kernels."""
+    settings = EngineSettings(
+        model=str(folder),
+        dtype=dtype,
+        executor="cpu",
+        quantize=quantize,
+        kv_cache_tokens=4096,
+        threads=threads,
+    )
+    return load_engine(settings, folder)._executor
+
+
+class RoundingExecutor(ReferenceExecutor):
+    """The reference executor with the inputs of linear layers rounded as ``quantize`` rounds them."""
+
+    rounding: Callable[[torch.Tensor], torch.Tensor]
+
+    def _linear(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        weight = self._weights[op.weights["weight"]]
+        bias = self._weights[op.weights["bias"]] if "bias" in op.weights else None
+        return [linear(self.rounding(tile), weight, bias) for tile in inputs[0]]
+
+
+def _round_int8(x: torch.Tensor) -> torch.Tensor:
+    most = x.abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
+    return torch.round(x * (127 / most)) * (most / 127)
+
+
+_ROUNDING: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "float32": lambda x: x,
+    "bf16": lambda x: x.bfloat16().float(),
+    "int8": _round_int8,
+    "int4": _round_int8,
+}
+_DEQUANTISED: Final[Mapping[str, Callable[[Weight], Floats]]] = {
+    "float32": to_float32,
+    "bf16": lambda w: round_bf16(to_float32(w)),
+    "int8": lambda w: dequantise(quantise_int8(w)),
+    "int4": lambda w: dequantise(quantise_int4(w)),
+}
+
+
+def rounding_executor(
+    folder: Path, quantize: Quantize, *, round_activations: bool = True
+) -> RoundingExecutor:
+    """Torch on the dequantised weights, with 256 blocks of KV."""
+    checkpoint = Checkpoint.open(folder)
+    program = build_program(checkpoint.config)
+    weights = {
+        name: dataclasses.replace(as_weight(_DEQUANTISED[quantize](weight)), name=name)
+        if len(weight.shape) == 2
+        else weight
+        for name, weight in checkpoint.weights().items()
+    }
+    executor = RoundingExecutor(
+        program, weights, dtype="float32", device="cpu", threads=1, quantize=""
+    )
+    executor.rounding = _ROUNDING[quantize if round_activations else "float32"]
+    executor.allocate_kv(256)
+    return executor
+
+
+def ragged(sequences: list[tuple[list[int], int]], *, first_block: int) -> Batch:
+    """A batch that computes the last ``count`` tokens of each sequence, all rows wanted.
+
+    Args:
+        sequences: (all token ids, count).
+        first_block: sequences take whole blocks from here on.
+    """
+    tokens: list[int] = []
+    positions: list[int] = []
+    starts, tables = [0], []
+    for ids, count in sequences:
+        tokens += ids[len(ids) - count :]
+        positions += range(len(ids) - count, len(ids))
+        starts.append(len(tokens))
+        blocks = -(-len(ids) // BLOCK_TOKENS)
+        tables.append(np.arange(first_block, first_block + blocks))
+        first_block += blocks
+    return Batch(
+        tokens=np.array(tokens),
+        positions=np.array(positions),
+        starts=np.array(starts),
+        tables=tuple(tables),
+        wanted=np.arange(len(tokens)),
+    )
+
+
+def softmax(logits: Floats) -> Any:
+    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)

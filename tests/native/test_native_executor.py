@@ -1,0 +1,216 @@
+"""The whole executor, every kind of weights and instruction set, against torch on the same weights."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from galley.config import Quantize
+from galley.errors import SettingsError
+from galley.ops.cpu import ISA_VARIABLE, CpuExecutor, choose_isa
+from galley.ops.executor import Executor
+from tests.checkpoints import VARIANTS, make_checkpoint
+from tests.conftest import CheckpointMaker
+from tests.models.test_against_transformers import executor_of, random_ids, run_chunks
+from tests.native.harness import (
+    ISAS,
+    KINDS,
+    Floats,
+    cpu_executor,
+    ragged,
+    rounding_executor,
+    softmax,
+)
+
+LENGTH = 150
+
+
+def run_all(executor: Executor, ids: list[int]) -> Floats:
+    logits: Floats = run_chunks(executor, ids, [len(ids)], first_block=3)
+    return logits
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_kind_agrees_with_torch(
+    variant: str, isa: str, checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left is the rounding that a sum's last bit tips over: it grows in these wild models."""
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    folder, ids = checkpoint(variant), random_ids(1, LENGTH)
+    for kind, worst, mean in (
+        ("float32", 1e-4, 1e-5),
+        ("bf16", 5e-2, 2e-3),
+        ("int8", 1e-1, 4e-3),
+        ("int4", 1e-1, 4e-3),
+    ):
+        executor = cpu_executor(folder, kind)  # type: ignore[arg-type]
+        assert isinstance(executor, CpuExecutor)
+        assert executor.isa == isa
+        expected = run_all(rounding_executor(folder, kind), ids)  # type: ignore[arg-type]
+        error = np.abs(run_all(executor, ids) - expected) / np.abs(expected).max()
+        assert error.max() <= worst, (kind, error.max())
+        assert error.mean() <= mean, (kind, error.mean())
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights as small as a trained model's, so that rounding is not amplified layer by layer."""
+    return make_checkpoint(
+        tmp_path_factory.mktemp("calm"),
+        "llama",
+        hidden_size=256,
+        intermediate_size=512,
+        initializer_range=0.05,
+    )
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_rounded_activations_cost_little(
+    calm: Path, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    ids = random_ids(2, 400)
+    for kind, worst, agreement in (
+        ("bf16", 1e-2, 0.98),
+        ("int8", 5e-2, 0.93),
+        ("int4", 5e-2, 0.93),
+    ):
+        truth = rounding_executor(calm, kind, round_activations=False)  # type: ignore[arg-type]
+        expected = run_all(truth, ids)
+        got = run_all(cpu_executor(calm, kind), ids)  # type: ignore[arg-type]
+        assert np.abs(got - expected).max() <= worst * np.abs(expected).max(), kind
+        assert (got.argmax(1) == expected.argmax(1)).mean() >= agreement, kind
+        p = softmax(expected)
+        kl = (p * (np.log(p) - np.log(softmax(got)))).sum(axis=1).mean()
+        assert kl <= 2e-3, (kind, kl)
+
+
+def test_a_vocabulary_of_odd_size(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama-mha-tied", vocab_size=333)
+    ids = random_ids(2, 50)
+    expected = run_all(executor_of(folder), ids)
+    for threads in (1, 2):
+        got = run_all(cpu_executor(folder, "float32", threads=threads), ids)
+        assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_bf16_keys_and_values_cost_little(calm: Path) -> None:
+    ids = random_ids(2, 200)
+    exact = run_all(cpu_executor(calm, "float32"), ids)
+    rounded = run_all(cpu_executor(calm, "float32", dtype="bfloat16"), ids)
+    error = np.abs(rounded - exact).max() / np.abs(exact).max()
+    assert 0 < error <= 1e-2
+
+
+def test_dtype_alone_chooses_the_weights(calm: Path) -> None:
+    ids = random_ids(2, 40)
+    whole = cpu_executor(calm, "", dtype="float32")
+    assert np.array_equal(run_all(whole, ids), run_all(cpu_executor(calm, "float32"), ids))
+    half = cpu_executor(calm, "", dtype="bfloat16")
+    named = cpu_executor(calm, "bf16", dtype="bfloat16")
+    assert np.array_equal(run_all(half, ids), run_all(named, ids))
+    assert half.kv_bytes_per_block() * 2 == whole.kv_bytes_per_block()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", ["llama-mqa-odd", "mistral-window", "qwen3"])
+def test_bits_do_not_depend_on_batches_chunks_or_threads(
+    variant: str,
+    kind: Quantize,
+    isa: str,
+    checkpoint: CheckpointMaker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    folder = checkpoint(variant)
+    executor = cpu_executor(folder, kind, dtype="bfloat16" if kind == "bf16" else "float32")
+    rng = np.random.default_rng(7)
+    prompts = [random_ids(100 + i, int(n)) for i, n in enumerate(rng.integers(1, 90, 64))]
+    alone = [run_chunks(executor, ids, [len(ids)], first_block=0) for ids in prompts]
+    for ids, expected in zip(prompts[:8], alone, strict=False):
+        cuts = np.flatnonzero(rng.random(len(ids) - 1) < 0.3) + 1
+        chunks = np.diff([0, *cuts, len(ids)]).tolist()
+        assert np.array_equal(run_chunks(executor, ids, chunks, first_block=9), expected), chunks
+    threaded = cpu_executor(
+        folder, kind, dtype="bfloat16" if kind == "bf16" else "float32", threads=3
+    )
+    for size, other in itertools.product((2, 3, 7, 16, 33, 64), (executor, threaded)):
+        chosen = rng.permutation(64)[:size]
+        # All but the last few tokens first, then the rest: the second batch reads what the first wrote.
+        tails = [int(rng.integers(1, min(4, len(prompts[i])) + 1)) for i in chosen]
+        heads = [
+            (prompts[i][: len(prompts[i]) - tail], len(prompts[i]) - tail)
+            for i, tail in zip(chosen, tails, strict=True)
+        ]
+        blocks = 0
+        for (ids, count), i in zip(heads, chosen, strict=True):
+            if count:
+                batch = ragged([(ids, count)], first_block=blocks)
+                assert np.array_equal(other.forward(batch), alone[i][:count])
+            blocks += -(-len(prompts[i]) // 16)
+        logits = other.forward(
+            ragged([(prompts[i], t) for i, t in zip(chosen, tails, strict=True)], first_block=0)
+        )
+        expected = np.concatenate([alone[i][-t:] for i, t in zip(chosen, tails, strict=True)])
+        assert np.array_equal(logits, expected), size
+
+
+def test_a_step_without_wanted_rows_only_fills_the_cache(checkpoint: CheckpointMaker) -> None:
+    executor, ids = executor_of(checkpoint("llama"), executor="cpu"), random_ids(1, 40)
+    whole = run_all(executor, ids)
+    head = ragged([(ids[:39], 39)], first_block=8)
+    none = np.zeros(0, dtype=np.int64)
+    batch = type(head)(head.tokens, head.positions, head.starts, head.tables, none)
+    assert executor.forward(batch).shape == (0, whole.shape[1])
+    assert np.array_equal(executor.forward(ragged([(ids, 1)], first_block=8))[0], whole[-1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": [5, 10**6]}, "token id"),
+        ({"tokens": [5, -1]}, "token id"),
+        ({"positions": [3, 5]}, "consecutive"),
+        ({"positions": [-1, 0]}, "negative"),
+        ({"positions": [15, 16]}, "too short"),
+        ({"tables": ([10**6],)}, "KV block"),
+        ({"wanted": [2]}, "wanted row"),
+    ],
+)
+def test_batches_that_would_leave_memory_are_refused(
+    change: dict[str, list[int]], message: str, checkpoint: CheckpointMaker
+) -> None:
+    executor = executor_of(checkpoint("llama"), executor="cpu")
+    good = ragged([([5, 6], 2)], first_block=0)
+    fields = {
+        name: getattr(good, name) for name in ("tokens", "positions", "starts", "tables", "wanted")
+    }
+    for name, value in change.items():
+        fields[name] = (np.array(value[0]),) if name == "tables" else np.array(value)
+    with pytest.raises(ValueError, match=message):
+        executor.forward(type(good)(**fields))
+    assert np.isfinite(executor.forward(good)).all()
+
+
+def test_the_instruction_set_can_be_forced() -> None:
+    assert choose_isa({}) == ISAS[0]
+    assert choose_isa({ISA_VARIABLE: ""}) == ISAS[0]
+    for isa in ISAS:
+        assert choose_isa({ISA_VARIABLE: isa}) == isa
+    with pytest.raises(SettingsError, match=r"GALLEY_CPU_ISA: 'neon' .* supports .*portable"):
+        choose_isa({ISA_VARIABLE: "neon"})
+
+
+def test_what_an_executor_cannot_do_is_refused(checkpoint: CheckpointMaker) -> None:
+    from galley import LLM
+
+    folder = checkpoint("llama")
+    with pytest.raises(SettingsError, match=r"quantize is 'int4'.*executor 'cpu'"):
+        LLM(folder, quantize="int4", executor="reference")
+    with pytest.raises(SettingsError, match=r"device is 'cuda'.*'cpu' alone"):
+        LLM(folder, device="cuda", executor="cpu")
+    with pytest.raises(SettingsError, match=r"quantize: 'int3' is not one of"):
+        LLM(folder, quantize="int3", executor="cpu")  # type: ignore[arg-type]

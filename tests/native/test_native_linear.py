@@ -1,0 +1,214 @@
+"""Linear layers and embeddings of every kind, shape and instruction set against numpy."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from galley import _native
+from galley.ops.cpu import pack, pack_integers
+from galley.quant.rtn import quantise_int4, quantise_int8
+from galley.quant.weights import IntWeight, bf16_bits, dequantise
+from tests.native.harness import (
+    ISAS,
+    KINDS,
+    Floats,
+    as_weight,
+    round_bf16,
+    run_embed,
+    run_linear,
+)
+
+odd = st.integers(1, 100)
+many = st.one_of(st.integers(1, 30), st.sampled_from([33, 64]))
+seeds = st.integers(0, 2**32 - 1)
+isas = st.sampled_from(ISAS)
+
+
+def random_matrix(seed: int, rows: int, columns: int) -> Floats:
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((rows, columns)).astype(np.float32)
+
+
+def close(got: Floats, expected: Any, magnitude: Any) -> bool:
+    """Within the rounding of float32 sums; ``magnitude`` is the sum of the terms' sizes."""
+    return bool((np.abs(got - expected) <= 1e-5 * magnitude + 1e-30).all())
+
+
+@settings(max_examples=60, deadline=None)
+@given(isa=isas, rows=many, outputs=odd, depth=odd, seed=seeds, biased=st.booleans())
+def test_float32(isa: str, rows: int, outputs: int, depth: int, seed: int, biased: bool) -> None:
+    x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
+    bias = random_matrix(seed + 2, 1, outputs)[0] if biased else None
+    packed = pack(as_weight(w), "float32")
+    got = run_linear(x, packed, outputs, isa=isa, prepare=False, bias=bias)
+    expected = x.astype(np.float64) @ w.T + (0 if bias is None else bias)
+    assert close(got, expected, np.abs(x) @ np.abs(w).T + 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(isa=isas, rows=many, outputs=odd, depth=odd, seed=seeds)
+def test_bf16(isa: str, rows: int, outputs: int, depth: int, seed: int) -> None:
+    x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
+    got = run_linear(x, pack(as_weight(w), "bf16"), outputs, isa=isa, prepare=True)
+    expected = round_bf16(x).astype(np.float64) @ round_bf16(w).T
+    assert close(got, expected, np.abs(x) @ np.abs(w).T)
+
+
+def expected_integer(x: Floats, weight: IntWeight) -> tuple[Any, Any]:
+    """x rounded to int8 with one scale a row, times the dequantised weights; and the magnitude."""
+    most = np.abs(x).max(axis=1, keepdims=True)
+    usable = most > 1e-30
+    q = np.rint(x * np.where(usable, np.float32(127) / np.where(usable, most, 1), 0))
+    rounded = q * np.where(usable, most / np.float32(127), 0).astype(np.float64)
+    w = dequantise(weight)
+    return rounded @ w.T, np.abs(rounded) @ np.abs(w).T + np.abs(rounded).sum(1, keepdims=True)
+
+
+@settings(max_examples=80, deadline=None)
+@given(isa=isas, rows=many, outputs=odd, depth=st.integers(1, 300), seed=seeds)
+def test_int8(isa: str, rows: int, outputs: int, depth: int, seed: int) -> None:
+    x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
+    weight = quantise_int8(as_weight(w))
+    got = run_linear(x, pack_integers(weight), outputs, isa=isa, prepare=True)
+    assert close(got, *expected_integer(x, weight))
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    isa=isas,
+    rows=many,
+    outputs=odd,
+    depth=st.integers(1, 300),
+    group=st.sampled_from([0, 32, 64, 128]),
+    symmetric=st.booleans(),
+    scale_type=st.sampled_from(["F32", "F16", "BF16"]),
+    seed=seeds,
+)
+def test_int4(
+    isa: str,
+    rows: int,
+    outputs: int,
+    depth: int,
+    group: int,
+    symmetric: bool,
+    scale_type: str,
+    seed: int,
+) -> None:
+    x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
+    made = quantise_int4(as_weight(w), group=group, symmetric=symmetric)
+    scales = (
+        made.scales.astype(np.float16).astype(np.float32) if scale_type == "F16" else made.scales
+    )
+    weight = IntWeight("w", 4, made.q, made.group, scales, made.zeros, scale_type)  # type: ignore[arg-type]
+    got = run_linear(x, pack_integers(weight), outputs, isa=isa, prepare=True)
+    assert close(got, *expected_integer(x, weight))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_largest_integers_do_not_overflow(isa: str) -> None:
+    depth = 4096
+    for value in (-128, 127):
+        q = np.full((17, depth), value, np.int8)
+        scales = np.ones((17, 1), np.float32)
+        weight = IntWeight("w", 8, q, depth, scales, None, "F32")
+        for sign in (-1, 1):
+            x = np.full((3, depth), sign * 127, np.float32)
+            got = run_linear(x, pack_integers(weight), 17, isa=isa, prepare=True)
+            assert (got == np.float32(sign * 127 * value * depth)).all()
+    q4 = np.full((17, depth), 15, np.uint8)
+    zeros = np.zeros((17, depth // 128), np.uint8)
+    weight = IntWeight("w", 4, q4, 128, np.ones((17, depth // 128), np.float32), zeros, "F32")
+    x = np.full((3, depth), -127, np.float32)
+    got = run_linear(x, pack_integers(weight), 17, isa=isa, prepare=True)
+    assert (got == np.float32(-127 * 15 * depth)).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_bits_alone_and_among_any_number(kind: str, isa: str) -> None:
+    outputs, depth = 147, 260
+    x = random_matrix(1, 64, depth)
+    packed = pack(as_weight(random_matrix(2, outputs, depth)), kind)
+    prepare = kind != "float32"
+
+    def run(rows: Floats, threads: int = 1) -> Floats:
+        return run_linear(rows, packed, outputs, isa=isa, prepare=prepare, threads=threads)
+
+    alone = np.concatenate([run(x[i : i + 1]) for i in range(64)])
+    for count in range(2, 65):
+        assert np.array_equal(run(x[:count]), alone[:count]), count
+    for threads in (2, 3, 8):
+        assert np.array_equal(run(x, threads), alone)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_and_infinity_show_in_their_row_alone(kind: str, isa: str) -> None:
+    outputs, depth = 20, 70
+    x = random_matrix(1, 5, depth)
+    packed = pack(as_weight(random_matrix(2, outputs, depth)), kind)
+
+    def run(rows: Floats) -> Floats:
+        return run_linear(rows, packed, outputs, isa=isa, prepare=kind != "float32")
+
+    clean = run(x)
+    for bad in (np.nan, np.inf, -np.inf):
+        x[2, 40] = bad
+        got = run(x)
+        assert not np.isfinite(got[2]).any()
+        assert np.array_equal(np.delete(got, 2, 0), np.delete(clean, 2, 0))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_zero_and_denormal_rows_give_zeros(kind: str, isa: str) -> None:
+    packed = pack(as_weight(random_matrix(2, 20, 70)), kind)
+    x = np.zeros((2, 70), np.float32)
+    x[1] = 1e-40
+    assert not run_linear(x, packed, 20, isa=isa, prepare=True).any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(isa=isas, rows=odd, depth=st.integers(1, 300), kind=st.sampled_from(KINDS), seed=seeds)
+def test_embeddings_are_the_dequantised_rows(
+    isa: str, rows: int, depth: int, kind: str, seed: int
+) -> None:
+    w = random_matrix(seed, rows, depth)
+    expected = {
+        "float32": lambda: w,
+        "bf16": lambda: round_bf16(w),
+        "int8": lambda: dequantise(quantise_int8(as_weight(w))),
+        "int4": lambda: dequantise(quantise_int4(as_weight(w))),
+    }[kind]()
+    got = run_embed(pack(as_weight(w), kind), rows, depth, isa=isa)
+    assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bf16"])
+@pytest.mark.parametrize("tag", ["BF16", "F16"])
+def test_half_precision_sources(kind: str, tag: str) -> None:
+    w = random_matrix(3, 37, 21)
+    w[0, :4] = [1e-7, -6e-5, 65504.0, 0.0]
+    half = bf16_bits(w) if tag == "BF16" else w.astype(np.float16)
+    values = round_bf16(w) if tag == "BF16" else half.astype(np.float32)
+    packed = _native.Packed(kind, 37, 21)
+    packed.fill_dense(half.reshape(-1).view(np.uint8), tag)
+    expected = values if kind == "float32" else round_bf16(values)
+    assert np.array_equal(run_embed(packed, 37, 21, isa="portable"), expected)
+
+
+def test_impossible_matrices_are_refused() -> None:
+    with pytest.raises(ValueError, match="multiple of 16"):
+        _native.Packed("int4", 16, 64, group=24)
+    with pytest.raises(ValueError, match="zero points"):
+        _native.Packed("int8", 16, 64, zeros=True)
+    with pytest.raises(ValueError, match="empty"):
+        _native.Packed("float32", 0, 64)
+    packed = _native.Packed("int4", 16, 64, group=32)
+    with pytest.raises(ValueError, match="q has the wrong size"):
+        packed.fill_integer(np.zeros(3, np.uint8), np.zeros(128, np.uint8), None)
+    with pytest.raises(ValueError, match="scales"):
+        packed.fill_dense(np.zeros(16 * 64 * 4, np.uint8), "F32")
