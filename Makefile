@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 help:
 	@echo "make run         serve the bundled model, show one answer, keep serving (PORT=8000)"
 	@echo "make test        lint, types, import rules and tests"
-	@echo "make lint        ruff, mypy and import-linter only"
+	@echo "make lint        ruff, mypy, import-linter and clang-format only"
 	@echo "make bench       measure latency and throughput of the server"
 	@echo "make demo-model  train the bundled model again (up to two hours on two cores)"
 	@echo "make clean       remove the virtual environment and the caches"
@@ -29,6 +29,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror native/*.?pp native/kernels/*.?pp
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/serving.py
@@ -40,12 +41,15 @@ clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The stamps make a second run quick; a change of the pins installs again.
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+# So does a change of the native code, which is compiled then.
+NATIVE := $(shell find native -type f)
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	@echo "installing galley into $(VENV) (once; torch makes it the longest step)"
 	@$(PIP) --editable '.[torch]'
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	@echo "installing galley and its checks into $(VENV) (once)"
 	@$(PIP) --editable '.[dev]'
 	@touch $(VENV)/.installed $@

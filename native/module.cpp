@@ -87,8 +87,9 @@ void forward(Program& program, const Ids& tokens, const Ids& positions, const Id
         static_cast<int64_t>(logits.shape(0)) != wanted_rows ||
         static_cast<int64_t>(logits.shape(1)) != program.vocab_size())
         throw std::invalid_argument("the arrays of a step do not fit together");
-    const Step step = {tokens.data(), positions.data(),    rows,          starts.data(), sequences,
-                       tables.data(), table_starts.data(), wanted.data(), wanted_rows,   logits.data()};
+    const Step step = {
+        tokens.data(), positions.data(),    rows,          starts.data(), sequences,
+        tables.data(), table_starts.data(), wanted.data(), wanted_rows,   logits.data()};
     nb::gil_scoped_release release;
     program.forward(step);
 }
@@ -103,16 +104,18 @@ void bind_ops(nb::class_<Program>& cls) {
     cls.def("prepare", [](Program& p, SharedPacked weight, SlotPair x, SlotPair y) {
         p.append(PrepareOp{std::move(weight), slot(x), slot(y)});
     });
-    cls.def("linear", [](Program& p, SharedPacked weight, std::optional<Floats> bias, SlotPair x,
-                         SlotPair y) {
-        std::vector<float> padded;
-        if (bias) padded = to_vector(*bias, round_up(weight->matrix().outputs, kLanes));
-        p.append(LinearOp{std::move(weight), std::move(padded), slot(x), slot(y)});
-    }, "weight"_a, "bias"_a.none(), "x"_a, "y"_a);
-    cls.def("rms_norm", [](Program& p, const Floats& weight, float eps, int64_t width, SlotPair x,
-                           SlotPair y) {
-        p.append(RmsNormOp{to_vector(weight, weight.size()), eps, width, slot(x), slot(y)});
-    });
+    cls.def(
+        "linear",
+        [](Program& p, SharedPacked weight, std::optional<Floats> bias, SlotPair x, SlotPair y) {
+            std::vector<float> padded;
+            if (bias) padded = to_vector(*bias, round_up(weight->matrix().outputs, kLanes));
+            p.append(LinearOp{std::move(weight), std::move(padded), slot(x), slot(y)});
+        },
+        "weight"_a, "bias"_a.none(), "x"_a, "y"_a);
+    cls.def("rms_norm",
+            [](Program& p, const Floats& weight, float eps, int64_t width, SlotPair x, SlotPair y) {
+                p.append(RmsNormOp{to_vector(weight, weight.size()), eps, width, slot(x), slot(y)});
+            });
     cls.def("rope", [](Program& p, std::vector<float> inv_freq, float scale, int64_t width,
                        SlotPair x, SlotPair y) {
         p.append(RopeOp{std::move(inv_freq), scale, width, 0, slot(x), slot(y)});
@@ -141,10 +144,15 @@ NB_MODULE(_native, m) {
     m.attr("LOGITS") = Slot::kLogits;
 
     nb::class_<Packed>(m, "Packed")
-        .def("__init__", [](Packed* self, const std::string& kind, int64_t outputs, int64_t depth,
-                            int64_t group, const std::string& scale_type, bool zeros) {
-            new (self) Packed(kind_named(kind), outputs, depth, group, type_tagged(scale_type), zeros);
-        }, "kind"_a, "outputs"_a, "depth"_a, "group"_a = 0, "scale_type"_a = "F32", "zeros"_a = false)
+        .def(
+            "__init__",
+            [](Packed* self, const std::string& kind, int64_t outputs, int64_t depth, int64_t group,
+               const std::string& scale_type, bool zeros) {
+                new (self)
+                    Packed(kind_named(kind), outputs, depth, group, type_tagged(scale_type), zeros);
+            },
+            "kind"_a, "outputs"_a, "depth"_a, "group"_a = 0, "scale_type"_a = "F32",
+            "zeros"_a = false)
         .def("fill_dense", &fill_dense, "source"_a, "type"_a)
         .def("fill_integer", &fill_integer, "q"_a, "scales"_a, "zeros"_a.none())
         .def_prop_ro("bytes", &Packed::bytes)
@@ -152,10 +160,13 @@ NB_MODULE(_native, m) {
 
     auto program = nb::class_<Program>(m, "Program");
     program
-        .def("__init__", [](Program* self, const std::string& isa, int threads,
-                            const std::vector<int>& cpus, int64_t arena_bytes, int64_t vocab_size) {
-            new (self) Program(kernels(isa), threads, cpus, arena_bytes, vocab_size);
-        }, "isa"_a, "threads"_a, "cpus"_a, "arena_bytes"_a, "vocab_size"_a)
+        .def(
+            "__init__",
+            [](Program* self, const std::string& isa, int threads, const std::vector<int>& cpus,
+               int64_t arena_bytes, int64_t vocab_size) {
+                new (self) Program(kernels(isa), threads, cpus, arena_bytes, vocab_size);
+            },
+            "isa"_a, "threads"_a, "cpus"_a, "arena_bytes"_a, "vocab_size"_a)
         .def("add_kv_layer", &Program::add_kv_layer, "kv_heads"_a, "head_dim"_a, "bf16"_a)
         .def("kv_bytes_per_block", &Program::kv_bytes_per_block)
         .def("allocate_kv", &Program::allocate_kv, "blocks"_a)

@@ -12,20 +12,28 @@ constexpr int64_t kLongestGroup = 65536;
 
 int64_t depth_multiple(Kind kind) {
     switch (kind) {
-        case Kind::kF32: return 1;
-        case Kind::kBF16: return 2;
-        case Kind::kInt8: return 4;
-        case Kind::kInt4: return 8;
+        case Kind::kF32:
+            return 1;
+        case Kind::kBF16:
+            return 2;
+        case Kind::kInt8:
+            return 4;
+        case Kind::kInt4:
+            return 8;
     }
     throw std::invalid_argument("unknown weight kind");
 }
 
 int64_t weight_bytes(Kind kind, int64_t elements) {
     switch (kind) {
-        case Kind::kF32: return 4 * elements;
-        case Kind::kBF16: return 2 * elements;
-        case Kind::kInt8: return elements;
-        case Kind::kInt4: return elements / 2;
+        case Kind::kF32:
+            return 4 * elements;
+        case Kind::kBF16:
+            return 2 * elements;
+        case Kind::kInt8:
+            return elements;
+        case Kind::kInt4:
+            return elements / 2;
     }
     throw std::invalid_argument("unknown weight kind");
 }

@@ -52,8 +52,11 @@ void Pool::share(const Job& job) {
     const uint64_t generation = (state_.load() / kGeneration + 1) * kGeneration;
     state_.store(generation | kOpen);
     if (sleeping_.load() > 0) {
-        // Taken and given back: a worker between its last look and its sleep must not miss the call.
-        { std::lock_guard<std::mutex> lock(mutex_); }
+        // Taken and given back: a worker between its last look and its sleep must not miss the
+        // call.
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+        }
         wake_.notify_all();
     }
     take_items(0);

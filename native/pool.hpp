@@ -47,9 +47,9 @@ class Pool {
     void work(int thread);
     uint64_t wait_for_change(uint64_t seen);
 
-    // A job is open while there are items to take; workers join an open job by counting themselves in.
-    // One that wakes late finds it closed, so a busy machine never makes the caller wait for a worker
-    // that has not begun.
+    // A job is open while there are items to take; workers join an open job by counting themselves
+    // in. One that wakes late finds it closed, so a busy machine never makes the caller wait for a
+    // worker that has not begun.
     static constexpr uint64_t kActive = 0xffff, kOpen = 1 << 16, kGeneration = 1 << 17;
 
     Job job_{};

@@ -34,8 +34,7 @@ void Program::append(Op op) {
     if (auto* attention = std::get_if<AttentionOp>(&op)) {
         const Cache& c = layers_.at(attention->layer).shape;
         const int64_t rows = std::max(kAttendRows, attention->heads / c.kv_heads);
-        scratch_bytes_ =
-            std::max(scratch_bytes_, round_up(attend_scratch(rows, c.padded_dim), 64));
+        scratch_bytes_ = std::max(scratch_bytes_, round_up(attend_scratch(rows, c.padded_dim), 64));
         scratch_ = Memory(scratch_bytes_ * pool_.threads());
     }
     ops_.push_back(std::move(op));
@@ -114,7 +113,8 @@ void Program::begin(const Step& step) {
     if (arena_.size() < needed) arena_ = Memory(needed);
     sequence_of_.resize(step.rows);
     for (int64_t s = 0; s < step.sequences; ++s)
-        std::fill(sequence_of_.begin() + step.starts[s], sequence_of_.begin() + step.starts[s + 1], s);
+        std::fill(sequence_of_.begin() + step.starts[s], sequence_of_.begin() + step.starts[s + 1],
+                  s);
     for (Angles& a : angles_) {
         const int64_t half = a.inv_freq.size();
         a.cos.resize(step.rows * half);
@@ -237,9 +237,8 @@ void Program::run(const SiluMulOp& op) {
 }
 
 void Program::run(const AddOp& op) {
-    each_row(op.width, [&](int64_t r) {
-        kernels_.add(row(op.a, r), row(op.b, r), op.width, row(op.y, r));
-    });
+    each_row(op.width,
+             [&](int64_t r) { kernels_.add(row(op.a, r), row(op.b, r), op.width, row(op.y, r)); });
 }
 
 void Program::run(const SelectRowsOp& op) {

@@ -13,8 +13,8 @@
 
 namespace galley {
 
-// Where a buffer lives. The arena of a step with T rows is T times the planned one, so a buffer begins
-// at offset * T and its rows are `stride` bytes apart. `kLogits` is the caller's array.
+// Where a buffer lives. The arena of a step with T rows is T times the planned one, so a buffer
+// begins at offset * T and its rows are `stride` bytes apart. `kLogits` is the caller's array.
 struct Slot {
     static constexpr int64_t kLogits = -1;
     int64_t offset;
@@ -97,7 +97,8 @@ class Program {
     int64_t kv_bytes_per_block() const;
     void allocate_kv(int64_t blocks);
 
-    // Throws std::invalid_argument, before anything is computed, for a step that does not fit together.
+    // Throws std::invalid_argument, before anything is computed, for a step that does not fit
+    // together.
     void forward(const Step& step);
 
     int64_t vocab_size() const { return vocab_size_; }

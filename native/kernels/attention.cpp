@@ -1,8 +1,8 @@
 // Attention over the paged cache with a running softmax (arXiv:2205.14135).
 //
-// A row's keys are taken in spans of 64 from the start of its context, whatever other rows share the
-// work, and a key that a row may not see changes none of its bits: so they do not depend on batches or
-// chunks.
+// A row's keys are taken in spans of 64 from the start of its context, whatever other rows share
+// the work, and a key that a row may not see changes none of its bits: so they do not depend on
+// batches or chunks.
 #include "tables.hpp"
 
 namespace galley {
@@ -60,8 +60,8 @@ struct Worker {
             const Floats k = load_as_floats(keys + d * kBlockTokens);
             GALLEY_UNROLL for (int r = 0; r < R; ++r) acc[r] = fma(splat(q[r][d]), k, acc[r]);
         }
-        GALLEY_UNROLL for (int r = 0; r < R; ++r)
-            store(scores + (row + r) * kSpan + column, masked(acc[r] * splat(a.scale), row + r, at));
+        GALLEY_UNROLL for (int r = 0; r < R; ++r) store(
+            scores + (row + r) * kSpan + column, masked(acc[r] * splat(a.scale), row + r, at));
     }
 
     Floats masked(Floats s, int64_t row, int64_t at) const {
@@ -104,20 +104,19 @@ struct Worker {
         const int64_t padded = a.cache.padded_dim;
         for (int64_t d = 0; d < padded; d += kLanes) {
             Floats acc[R];
-            GALLEY_UNROLL for (int r = 0; r < R; ++r)
-                acc[r] = load(mixed + (row + r) * padded + d) * splat(shrink[row + r]);
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) acc[r] =
+                load(mixed + (row + r) * padded + d) * splat(shrink[row + r]);
             for (int64_t at = 0; at < keys; at += kBlockTokens) {
                 const T* v = values + heads_before(span + at) * kBlockTokens * padded + d;
                 const int64_t end = keys - at < kBlockTokens ? keys - at : kBlockTokens;
                 const float* p = scores + row * kSpan + at;
                 for (int64_t j = 0; j < end; ++j) {
                     const Floats value = load_as_floats(v + j * padded);
-                    GALLEY_UNROLL for (int r = 0; r < R; ++r)
-                        acc[r] = fma(splat(p[r * kSpan + j]), value, acc[r]);
+                    GALLEY_UNROLL for (int r = 0; r < R; ++r) acc[r] =
+                        fma(splat(p[r * kSpan + j]), value, acc[r]);
                 }
             }
-            GALLEY_UNROLL for (int r = 0; r < R; ++r)
-                store(mixed + (row + r) * padded + d, acc[r]);
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) store(mixed + (row + r) * padded + d, acc[r]);
         }
     }
 

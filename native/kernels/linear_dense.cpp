@@ -28,8 +28,8 @@ struct TileF32 {
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = fma(a, v[b], acc[r][b]);
             }
         }
-        GALLEY_UNROLL for (int r = 0; r < R; ++r)
-            GALLEY_UNROLL for (int b = 0; b < B; ++b) finish(l, row + r, block + b, acc[r][b]);
+        GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int b = 0; b < B; ++b)
+            finish(l, row + r, block + b, acc[r][b]);
     }
 };
 
@@ -37,9 +37,7 @@ struct TileF32 {
 struct Pairs {
     __m512bh v;
 };
-GALLEY_INLINE Pairs load_pairs(const uint16_t* w) {
-    return {(__m512bh)_mm512_loadu_si512(w)};
-}
+GALLEY_INLINE Pairs load_pairs(const uint16_t* w) { return {(__m512bh)_mm512_loadu_si512(w)}; }
 GALLEY_INLINE Pairs splat_pair(const uint16_t* x) {
     int32_t pair;
     memcpy(&pair, x, sizeof pair);
@@ -85,15 +83,15 @@ struct TileBF16 {
         }
         for (int64_t k = 0; k < depth; k += 2) {
             Pairs v[B];
-            GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] = load_pairs(w + (b * depth + k) * kLanes);
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] =
+                load_pairs(w + (b * depth + k) * kLanes);
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {
                 const Pairs a = splat_pair(x[r] + k);
-                GALLEY_UNROLL for (int b = 0; b < B; ++b)
-                    acc[r][b] = dot_pairs(acc[r][b], a, v[b]);
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = dot_pairs(acc[r][b], a, v[b]);
             }
         }
-        GALLEY_UNROLL for (int r = 0; r < R; ++r)
-            GALLEY_UNROLL for (int b = 0; b < B; ++b) finish(l, row + r, block + b, acc[r][b]);
+        GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int b = 0; b < B; ++b)
+            finish(l, row + r, block + b, acc[r][b]);
     }
 };
 

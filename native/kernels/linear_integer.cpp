@@ -18,8 +18,8 @@ GALLEY_INLINE int32_t load_four(const uint8_t* x) {
 // acc[lane] += sum over j < 4 of w[4 * lane + j] * x[j], w unsigned and below 16, x signed.
 GALLEY_INLINE Ints dot_nibbles(Ints acc, Bytes w, int32_t x) {
 #if defined(__AVX512VNNI__)
-    acc.p[0] = (IntPart)_mm512_dpbusd_epi32((__m512i)acc.p[0], (__m512i)w.p[0],
-                                            _mm512_set1_epi32(x));
+    acc.p[0] =
+        (IntPart)_mm512_dpbusd_epi32((__m512i)acc.p[0], (__m512i)w.p[0], _mm512_set1_epi32(x));
 #elif defined(__AVX2__)
     GALLEY_PARTS {
         const __m256i pairs = _mm256_maddubs_epi16((__m256i)w.p[i], _mm256_set1_epi32(x));
@@ -38,8 +38,8 @@ GALLEY_INLINE Ints dot_nibbles(Ints acc, Bytes w, int32_t x) {
     return acc;
 }
 
-// The same with w any byte. AVX2's product would saturate: it takes |w - 128| and x with its sign, so
-// its sum is that of signed weights already.
+// The same with w any byte. AVX2's product would saturate: it takes |w - 128| and x with its sign,
+// so its sum is that of signed weights already.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 constexpr int32_t kInt8Offset = 0;
 GALLEY_INLINE Ints dot_bytes(Ints acc, Bytes w, int32_t x) {
@@ -64,8 +64,8 @@ struct Int8 {
     GALLEY_INLINE void dot(Ints (&acc)[R][B], const uint8_t* w, int64_t block_bytes,
                            const uint8_t* const (&x)[R], int64_t k) {
         Bytes v[B];
-        GALLEY_UNROLL for (int b = 0; b < B; ++b)
-            v[b] = load_bytes(w + b * block_bytes + k * kLanes);
+        GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] =
+            load_bytes(w + b * block_bytes + k * kLanes);
         GALLEY_UNROLL for (int r = 0; r < R; ++r) {
             const int32_t four = load_four(x[r] + k);
             GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = dot_bytes(acc[r][b], v[b], four);
@@ -90,10 +90,10 @@ struct Int4 {
         }
         GALLEY_UNROLL for (int r = 0; r < R; ++r) {
             const int32_t first = load_four(x[r] + k), second = load_four(x[r] + k + 4);
-            GALLEY_UNROLL for (int b = 0; b < B; ++b)
-                acc[r][b] = dot_nibbles(acc[r][b], low[b], first);
-            GALLEY_UNROLL for (int b = 0; b < B; ++b)
-                acc[r][b] = dot_nibbles(acc[r][b], high[b], second);
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] =
+                dot_nibbles(acc[r][b], low[b], first);
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] =
+                dot_nibbles(acc[r][b], high[b], second);
         }
     }
 };
@@ -139,8 +139,8 @@ struct Integer {
                     Weights::dot(dots, w, block_bytes, x, k);
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) {
                     const Floats s = load_scales(m, ((block + b) * m.groups + g) * kLanes);
-                    GALLEY_UNROLL for (int r = 0; r < R; ++r)
-                        acc[r][b] = fma(to_floats(dots[r][b]), s, acc[r][b]);
+                    GALLEY_UNROLL for (int r = 0; r < R; ++r) acc[r][b] =
+                        fma(to_floats(dots[r][b]), s, acc[r][b]);
                 }
             }
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {

@@ -14,8 +14,16 @@ void linear(const Linear& l, int64_t begin, int64_t end) {
 #define GALLEY_STRING(x) GALLEY_STRING_(x)
 
 const Kernels kKernels = {
-    GALLEY_STRING(GALLEY_ISA), linear, prepare, embed, rms_norm, rope, silu_mul, add,
-    write_kv, attend,
+    GALLEY_STRING(GALLEY_ISA),
+    linear,
+    prepare,
+    embed,
+    rms_norm,
+    rope,
+    silu_mul,
+    add,
+    write_kv,
+    attend,
 };
 
 }  // namespace

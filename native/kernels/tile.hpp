@@ -6,8 +6,9 @@
 namespace galley {
 namespace GALLEY_ISA {
 
-// Runs `Tile<R, B>` (R rows by B blocks) over rows x [begin, end). Few rows take more blocks at a time,
-// so that there are enough sums in flight; every tile adds in the same order, so its shape never shows.
+// Runs `Tile<R, B>` (R rows by B blocks) over rows x [begin, end). Few rows take more blocks at a
+// time, so that there are enough sums in flight; every tile adds in the same order, so its shape
+// never shows.
 template <template <int, int> class Tile, int kMaxRows, int kWide, int kNarrow>
 struct Tiler {
     template <int R, int B>

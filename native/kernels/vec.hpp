@@ -81,11 +81,11 @@ GALLEY_INLINE void store_some(float* a, Floats v, int64_t count) {
     for (int64_t i = 0; i < count; ++i) a[i] = padded[i];
 }
 
-#define GALLEY_OPERATOR(op)                             \
+#define GALLEY_OPERATOR(op)                                \
     GALLEY_INLINE Floats operator op(Floats a, Floats b) { \
-        Floats r;                                       \
-        GALLEY_PARTS r.p[i] = a.p[i] op b.p[i];         \
-        return r;                                       \
+        Floats r;                                          \
+        GALLEY_PARTS r.p[i] = a.p[i] op b.p[i];            \
+        return r;                                          \
     }
 GALLEY_OPERATOR(+)
 GALLEY_OPERATOR(-)
@@ -216,7 +216,8 @@ GALLEY_INLINE float from_bf16(uint16_t v) {
     return r;
 }
 GALLEY_INLINE float from_f16(uint16_t v) {
-    // Shift exponent and mantissa into place, then multiply the bias away; exact for subnormals too.
+    // Shift exponent and mantissa into place, then multiply the bias away; exact for subnormals
+    // too.
     uint32_t bits = static_cast<uint32_t>(v & 0x7fff) << 13;
     float r;
     memcpy(&r, &bits, sizeof r);

@@ -1,0 +1,83 @@
+"""Speed of one linear layer, kind by kind and row count by row count, beside the machine's read bandwidth.
+
+    python benchmarks/linear.py [--outputs 8192] [--depth 2048] [--threads 2] [--rows 1,4,8,32,512]
+
+Each figure is the least of several runs, weights cold (more of them than the caches hold). GB/s counts
+packed weight bytes, GOPS two operations for each weight and row.
+"""
+
+import argparse
+import os
+import time
+
+import numpy as np
+
+from galley import _native
+from galley.formats.weights import Weight
+from galley.ops.cpu import choose_isa, pack
+
+COLD_BYTES = 400 << 20
+KINDS = ("int4", "int8", "bf16", "float32")
+
+
+def layer_seconds(kind: str, outputs: int, depth: int, rows: int, threads: int) -> tuple[float, int]:
+    """Seconds for one layer of a stack that is larger than the caches, and the layer's bytes."""
+    values = np.random.default_rng(0).standard_normal((outputs, depth), dtype=np.float32)
+    weight = Weight("w", "F32", values.shape, values.reshape(-1).view(np.uint8))
+    first = pack(weight, kind)
+    packed = [first, *(pack(weight, kind) for _ in range(min(7, COLD_BYTES // first.bytes)))]
+    table = _native.Packed("float32", outputs, depth)
+    table.fill_dense(weight.data, "F32")
+    x = (0, 4 * depth)
+    prepared = (x[1], first.activation_bytes) if kind != "float32" else x
+    y = (x[1] + first.activation_bytes, 4 * outputs)
+    cpus = sorted(os.sched_getaffinity(0))
+    program = _native.Program(
+        choose_isa(os.environ),
+        threads,
+        cpus if len(cpus) == threads else [],
+        y[0] + y[1],
+        outputs,
+    )
+    program.embed(table, x)
+    if kind != "float32":
+        program.prepare(first, x, prepared)
+    repeats = max(len(packed), 24 if rows == 1 else 8)
+    for i in range(repeats):
+        program.linear(packed[i % len(packed)], None, prepared, y)
+    program.select_rows(outputs, y, (_native.LOGITS, 4 * outputs))
+    blocks = np.arange(-(-rows // 16))
+    program.allocate_kv(len(blocks))
+    at, out = np.arange(rows), np.zeros((1, outputs), np.float32)
+    arguments = (at, at, np.array([0, rows]), blocks, np.array([0, len(blocks)]), at[-1:], out)
+    best = float("inf")
+    for _ in range(7):
+        begin = time.perf_counter()
+        program.forward(*arguments)
+        best = min(best, time.perf_counter() - begin)
+    return best / repeats, first.bytes
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--outputs", type=int, default=8192)
+    parser.add_argument("--depth", type=int, default=2048)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rows", default="1,2,4,6,8,16,32,64,512")
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    arguments = parser.parse_args()
+    print(f"isa {choose_isa(os.environ)}, {arguments.threads} threads, "
+          f"layer {arguments.outputs} x {arguments.depth}, load {os.getloadavg()[0]:.1f}")
+    for kind in arguments.kinds.split(","):
+        for rows in map(int, arguments.rows.split(",")):
+            seconds, size = layer_seconds(
+                kind, arguments.outputs, arguments.depth, rows, arguments.threads
+            )
+            operations = 2 * arguments.outputs * arguments.depth * rows
+            print(f"{kind:8} rows {rows:4}  {seconds * 1e3:8.3f} ms  {size / seconds / 1e9:6.1f} GB/s"
+                  f"  {operations / seconds / 1e9:7.0f} GOPS")
+
+
+if __name__ == "__main__":
+    main()
