@@ -110,10 +110,16 @@ async def _start(served: ServedModel, asked: ChatRequest, origin: Origin) -> Gen
     messages = [message.plain() for message in asked.messages]
     # A long conversation takes a while; in a thread it delays nobody else's tokens.
     prompt = await asyncio.to_thread(backend.template.encode, backend.tokenizer, messages)
-    generation = Generation(served, ENDPOINT, origin)
     with _named_as_given(asked):
-        generation.submit([prompt], params, asked, prompt_param="messages")
-    return generation
+        return Generation.submit(
+            served,
+            asked,
+            params,
+            [prompt],
+            endpoint=ENDPOINT,
+            prompt_param="messages",
+            origin=origin,
+        )
 
 
 async def _chunks(
