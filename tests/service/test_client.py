@@ -1,9 +1,12 @@
 """The engine client against a real engine process, without HTTP."""
 
 import asyncio
+import os
 import shutil
+import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from galley import SamplingParams
@@ -101,6 +104,61 @@ def test_cancelling_frees_the_blocks_of_waiting_and_running(checkpoint: Checkpoi
             assert [await drain(stream) for stream in streams[1:]] == [[], [], []]
             # One step, not 400: the engine stopped at once.
             assert client.stats.steps < 300
+        finally:
+            await client.close()
+
+    asyncio.run(run())
+
+
+def test_a_poisonous_request_fails_alone(checkpoint: CheckpointMaker) -> None:
+    async def run() -> None:
+        folder = checkpoint("llama")
+        client = await EngineClient.start(settings(folder), str(folder), max_queue=4)
+        try:
+            calm = await asyncio.gather(
+                *(drain(client.submit(request(client, f"c{i}", 80 + i))) for i in range(3))
+            )
+            streams = [client.submit(request(client, f"r{i}", 80 + i)) for i in range(3)]
+            await anext(streams[0])
+            # No caller gets this token past expand(); the engine's embedding dies of it.
+            poison = msgspec.structs.replace(request(client, "poison", 5), prompt=[10**6])
+            bad = client.submit(poison)
+            last = (await drain(bad))[-1]
+            assert last.finish_reason == "error"
+            assert last.error is not None
+            assert "died" in last.error
+            results = await asyncio.gather(*map(drain, streams))
+            assert client.restarts == 2
+            after = await drain(client.submit(request(client, "after", 4)))
+            assert sum(len(o.tokens) for o in after) == 4
+        finally:
+            await client.close()
+        texts = [[t for o in outputs for t in o.tokens] for outputs in calm]
+        again = [[t for o in outputs for t in o.tokens] for outputs in results]
+        # The first Output of the first stream was read above.
+        assert again == [texts[0][1:], *texts[1:]]
+
+    asyncio.run(run())
+
+
+def test_a_killed_engine_is_nobodys_fault(checkpoint: CheckpointMaker) -> None:
+    """Kill after kill, each as soon as an engine is ready: the streams still get their text."""
+
+    async def run() -> None:
+        folder = checkpoint("llama")
+        client = await EngineClient.start(settings(folder), str(folder), max_queue=4)
+        try:
+            streams = [client.submit(request(client, f"r{i}", 200)) for i in range(4)]
+            await anext(streams[0])
+            for _ in range(2):
+                assert client.engine_pid is not None
+                os.kill(client.engine_pid, signal.SIGKILL)
+                while client.state == "ready":
+                    await asyncio.sleep(0.01)
+                await client.ready()
+            results = await asyncio.gather(*map(drain, streams))
+            assert [sum(len(o.tokens) for o in r) for r in results] == [199, 200, 200, 200]
+            assert {r[-1].finish_reason for r in results} == {"length"}
         finally:
             await client.close()
 

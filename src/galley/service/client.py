@@ -3,12 +3,17 @@
 Each request's prompt and the tokens delivered so far live here. When the engine dies a new one is
 started and every unfinished request is resubmitted with what it has; since noise is a function of seed
 and position, its text goes on as it would have.
+
+One of those requests may be what killed the engine. So after a death they go back one at a time: the next
+follows when the one on trial has brought an Output. An engine that crashes with a request on trial has
+died of it twice, and that request alone is given up.
 """
 
 import asyncio
 import dataclasses
 import logging
 import math
+import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -28,13 +33,19 @@ log = logging.getLogger("galley.service")
 EngineState = Literal["starting", "ready", "recovering", "failed", "closed"]
 OnPhase = Callable[[str, float], None]
 
-MAX_DEATHS: Final = 3
-"""Engine deaths without a token in between that a request, or a start, is given."""
+MAX_FAILED_STARTS: Final = 3
+"""Engines that may die before they are ready, one after the other."""
+
+MAX_KILLED_TRIALS: Final = 3
+"""Trials that may end with SIGKILL: that is somebody else's doing, unless it happens every time."""
 
 
 @dataclass(slots=True)
 class _Live:
-    """An unfinished request: what it is, and what of it was delivered."""
+    """An unfinished request: what it is, and what of it was delivered.
+
+    ``sent``: the engine that is there now has it. ``failed_trials``: engines that died with it on trial.
+    """
 
     request: EngineRequest
     queue: "asyncio.Queue[Output]"
@@ -44,7 +55,8 @@ class _Live:
     cached: int = 0
     answered: bool = False
     resumed: bool = False
-    deaths: int = 0
+    sent: bool = False
+    failed_trials: int = 0
 
     def resumption(self) -> EngineRequest:
         """The request as a new engine needs it. Prompt log-probabilities are not computed twice."""
@@ -56,7 +68,6 @@ class _Live:
     def take(self, output: Output, now: float) -> Output:
         """Note what the engine delivered; hide that it is not the engine that began."""
         self.tokens.extend(output.tokens)
-        self.deaths = 0
         if not self.answered:
             self.answered, self.cached, self.first_token = True, output.cached_tokens, now
         if not self.resumed:
@@ -114,6 +125,8 @@ class EngineClient:
         self._max_queue = max_queue
         self._on_phase = on_phase
         self._live: dict[str, _Live] = {}
+        self._suspects: deque[str] = deque()
+        self._on_trial: str | None = None
         self._finished: deque[float] = deque(maxlen=64)
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
@@ -208,9 +221,9 @@ class EngineClient:
         for request in requests:
             live = _Live(request, asyncio.Queue(), now, tokens=list(request.output))
             self._live[request.id] = live
-            if self._process and self.state == "ready":
-                self._process.send(Submit(request))
             streams.append(OutputStream(live, self._abort))
+        if self.state == "ready" and self._on_trial is None:
+            self._send_all()
         return streams
 
     async def close(self) -> None:
@@ -232,6 +245,7 @@ class EngineClient:
     def _abort(self, request_id: str) -> None:
         if self._live.pop(request_id, None) and self._process:
             self._process.send(Abort([request_id]))
+            self._acquit(request_id)
 
     def _set_state(self, state: EngineState) -> None:
         self.state = state
@@ -239,7 +253,7 @@ class EngineClient:
 
     async def _supervise(self) -> None:
         """Start engines until one cannot start, or nobody wants one any more."""
-        deaths = 0
+        failed_starts = 0
         while True:
             try:
                 self._process = await EngineProcess.spawn(self._settings, self._folder)
@@ -251,15 +265,15 @@ class EngineClient:
                 return
             was_ready = self.state == "ready"
             status = await self._hang_up()
-            deaths = 1 if was_ready else deaths + 1
             log.error("the engine process ended with status %s; starting a new one", status)
-            if deaths >= MAX_DEATHS:
-                self._fail(EngineFailed(f"the engine died {deaths} times while starting"))
+            failed_starts = 0 if was_ready else failed_starts + 1
+            if failed_starts >= MAX_FAILED_STARTS:
+                self._fail(EngineFailed(f"the engine died {failed_starts} times while starting"))
                 return
-            if self._info is not None:
+            if was_ready:
+                self._suspect_all(killed=status == -signal.SIGKILL)
                 self._set_state("recovering")
             self.restarts += 1
-            self._blame_live()
 
     async def _hang_up(self) -> int | None:
         """The engine process's exit status, if there was one."""
@@ -271,16 +285,50 @@ class EngineClient:
         self._end_all("error", f"the engine is down: {error}")
         self._set_state("failed")
 
-    def _blame_live(self) -> None:
-        """A request that saw engine after engine die without a token of its own is given up."""
-        for request_id, live in list(self._live.items()):
-            live.deaths += 1
-            if live.deaths >= MAX_DEATHS:
-                del self._live[request_id]
-                message = f"the engine died {live.deaths} times while it worked on this request"
-                live.queue.put_nowait(
-                    Output(request_id=request_id, finish_reason="error", error=message)
-                )
+    def _suspect_all(self, *, killed: bool) -> None:
+        """The engine died: whatever it had is under suspicion, what was on trial most of all."""
+        if self._on_trial is not None:
+            live = self._live[self._on_trial]
+            live.failed_trials += 1
+            if not killed or live.failed_trials >= MAX_KILLED_TRIALS:
+                self._give_up(self._on_trial)
+        self._on_trial = None
+        self._suspects = deque(name for name, live in self._live.items() if live.sent)
+        for live in self._live.values():
+            live.sent = False
+
+    def _give_up(self, request_id: str) -> None:
+        log.error("the engine dies of request %s; giving it up", request_id)
+        message = "the engine died again and again while it worked on this request"
+        self._live.pop(request_id).queue.put_nowait(
+            Output(request_id=request_id, finish_reason="error", error=message)
+        )
+
+    def _acquit(self, request_id: str) -> None:
+        """The request on trial did no harm, or is gone: the next one."""
+        if request_id == self._on_trial:
+            self._next_trial()
+
+    def _next_trial(self) -> None:
+        """Send the next suspect; when there is none any more, everything that waits."""
+        self._on_trial = None
+        while self._suspects and self._on_trial is None:
+            suspect = self._suspects.popleft()
+            if suspect in self._live:
+                self._on_trial = suspect
+                self._send(self._live[suspect])
+        if self._on_trial is None:
+            self._send_all()
+
+    def _send_all(self) -> None:
+        for live in self._live.values():
+            if not live.sent:
+                self._send(live)
+
+    def _send(self, live: _Live) -> None:
+        assert self._process
+        live.sent = True
+        self._process.send(Submit(live.resumption() if live.resumed else live.request))
 
     def _end_all(self, reason: Literal["abort", "error"], error: str | None) -> None:
         for request_id, live in self._live.items():
@@ -297,14 +345,10 @@ class EngineClient:
                 self._on_phase(frame.name, frame.seconds)
         elif isinstance(frame, Ready):
             self._info = frame.info
-            self._resume()
+            for live in self._live.values():
+                live.resumed = True
+            self._next_trial()
             self._set_state("ready")
-
-    def _resume(self) -> None:
-        assert self._process
-        for live in self._live.values():
-            live.resumed = True
-            self._process.send(Submit(live.resumption()))
 
     def _deliver(self, output: Output) -> None:
         live = self._live.get(output.request_id)
@@ -315,3 +359,4 @@ class EngineClient:
             del self._live[output.request_id]
             self._finished.append(now)
         live.queue.put_nowait(live.take(output, now))
+        self._acquit(output.request_id)
