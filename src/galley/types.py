@@ -17,6 +17,9 @@ BLOCK_TOKENS: Final = 16
 MAX_LOGPROBS: Final = 20
 """Most alternatives per token that ``logprobs`` may ask for (OpenAI's limit)."""
 
+MAX_COUNT: Final = 2**31 - 1
+"""Bound of plain counts: far beyond use, and small enough for every encoding."""
+
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_CHARS: Final = 1024
 MAX_N: Final = 128
@@ -86,8 +89,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             _finite("temperature", self.temperature, 0.0, 100.0)
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise RequestError(f"top_p must be in (0, 1], got {self.top_p!r}", param="top_p")
-        if self.top_k is not None and self.top_k < -1:
-            raise RequestError(f"top_k must be -1, 0 or more, got {self.top_k}", param="top_k")
+        if self.top_k is not None and not -1 <= self.top_k <= MAX_COUNT:
+            raise RequestError(
+                f"top_k must be between -1 and {MAX_COUNT}, got {self.top_k}", param="top_k"
+            )
         if self.min_p is not None:
             _finite("min_p", self.min_p, 0.0, 1.0)
         if self.repetition_penalty is not None and not 0.0 < self.repetition_penalty <= 100.0:
@@ -114,13 +119,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise RequestError(f"seed must fit 64 bits, got {self.seed}", param="seed")
         if not 1 <= self.n <= MAX_N:
             raise RequestError(f"n must be between 1 and {MAX_N}, got {self.n}", param="n")
-        if self.max_tokens is not None and self.max_tokens < 0:
+        if self.max_tokens is not None and not 0 <= self.max_tokens <= MAX_COUNT:
             raise RequestError(
-                f"max_tokens must not be negative, got {self.max_tokens}", param="max_tokens"
+                f"max_tokens must be between 0 and {MAX_COUNT}, got {self.max_tokens}",
+                param="max_tokens",
             )
-        if self.min_tokens < 0 or (
-            self.max_tokens is not None and self.min_tokens > self.max_tokens
-        ):
+        most = MAX_COUNT if self.max_tokens is None else self.max_tokens
+        if not 0 <= self.min_tokens <= most:
             raise RequestError(
                 f"min_tokens must be between 0 and max_tokens, got {self.min_tokens}",
                 param="min_tokens",

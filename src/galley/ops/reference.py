@@ -64,7 +64,7 @@ class Layout:
         full = rows.new_zeros((self.tiles * TILE, *rows.shape[1:]))
         full[self.flat] = rows
         # clone: each tile must start on an aligned address of its own
-        return [tile.clone() for tile in full.split(TILE)]
+        return [tile.clone() for tile in torch.split(full, TILE)]
 
     def gather(self, tiles: Tiles) -> torch.Tensor:
         """Tiles -> [rows, ...] in the order of the rows."""

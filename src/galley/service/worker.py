@@ -45,8 +45,11 @@ class Connection:
         self._file = sock.makefile("rb")
 
     def send(self, frame: FromEngine) -> None:
-        """Raises OSError when the server is gone."""
-        self._socket.sendall(encode(frame))
+        """Ends the process when the server is gone: then there is nobody to work for."""
+        try:
+            self._socket.sendall(encode(frame))
+        except OSError:
+            raise SystemExit(0) from None
 
     def receive(self) -> ToEngine | None:
         """The next frame, or None when the server has closed its end."""
@@ -118,10 +121,7 @@ def _loop(
         _take_frames(engine, inbox)
         # After an abort of the last request there is no work, but the books have changed.
         outputs = engine.step() if engine.has_work else []
-        try:
-            connection.send(Step(outputs, engine.stats))
-        except OSError:
-            return
+        connection.send(Step(outputs, engine.stats))
 
 
 def _take_frames(engine: "Engine", inbox: "queue.SimpleQueue[Submit | Abort]") -> None:

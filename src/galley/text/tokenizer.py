@@ -141,7 +141,9 @@ class Tokenizer:
             add_special_tokens: put around it what ``tokenizer.json`` prescribes, such as a BOS token
                 (``add_bos_token`` in ``tokenizer_config.json`` has no say, as in transformers).
         """
-        return self._inner.encode(_valid(text), add_special_tokens=add_special_tokens).ids
+        # Unlike encode and decode, the batched calls let other Python threads run meanwhile.
+        texts = [_valid(text)]
+        return self._inner.encode_batch_fast(texts, add_special_tokens=add_special_tokens)[0].ids
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of ``text`` with no token added or recognised: ``<s>`` is three characters here."""
@@ -165,7 +167,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``ids``; unknown ids are nothing, bytes that are no UTF-8 are U+FFFD."""
-        return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
+        return self._inner.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def piece(self, token: int) -> str | None:
         """The token as the vocabulary spells it; ``None`` for an unknown id."""
