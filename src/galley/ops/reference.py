@@ -120,6 +120,13 @@ class ReferenceExecutor:
         """Bytes over all layers."""
         return BLOCK_TOKENS * self._program.kv_bytes_per_token(self._dtype.itemsize)
 
+    def free_device_memory(self) -> int | None:
+        """Of a GPU; the host's memory is not this executor's to judge."""
+        if self._device.type != "cuda":
+            return None
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return free
+
     def allocate_kv(self, blocks: int) -> None:
         """Zeroed, so pages are only touched when they are used."""
         for kv in self._program.kv:

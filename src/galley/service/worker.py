@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -117,26 +118,27 @@ def _read(connection: Connection, inbox: "queue.SimpleQueue[Submit | Abort]") ->
 def _loop(
     engine: "Engine", connection: Connection, inbox: "queue.SimpleQueue[Submit | Abort]"
 ) -> None:
+    seen = 0
     while True:
-        _take_frames(engine, inbox)
+        seen += _take_frames(engine, inbox)
         # After an abort of the last request there is no work, but the books have changed.
         outputs = engine.step() if engine.has_work else []
-        connection.send(Step(outputs, engine.stats))
+        connection.send(Step(outputs, engine.stats, seen))
 
 
-def _take_frames(engine: "Engine", inbox: "queue.SimpleQueue[Submit | Abort]") -> None:
-    """Everything that has arrived; sleeps for the next frame when there is no work."""
-    try:
+def _take_frames(engine: "Engine", inbox: "queue.SimpleQueue[Submit | Abort]") -> int:
+    """Everything that has arrived, counted; sleeps for the next frame when there is no work."""
+    count = 0
+    with suppress(queue.Empty):
+        # An abort is answered at once, even if it leaves nothing to do.
         while True:
-            frame = inbox.get(block=not engine.has_work)
+            frame = inbox.get(block=not engine.has_work and not count)
+            count += 1
             if isinstance(frame, Submit):
                 engine.add(frame.request)
             else:
                 engine.abort(frame.request_ids)
-                if not engine.has_work:
-                    return
-    except queue.Empty:
-        pass
+    return count
 
 
 if __name__ == "__main__":
