@@ -10,6 +10,7 @@ from galley.text.stops import StopScanner
 from galley.text.stream import Delta, TextStream, describe
 from galley.text.tokenizer import Tokenizer
 from galley.types import FinishReason, Output, SamplingParams, TokenLogprob
+from tests.text import trained
 
 
 def outputs(
@@ -170,7 +171,7 @@ def test_no_logprobs_asked_for(tokenizer: Tokenizer) -> None:
 
 def test_describe(byte_level: Tokenizer) -> None:
     part, *_ = ids_of(byte_level, "☃")
-    end = byte_level.token_id("<|eot_id|>") or 0
+    end = trained.token_id(byte_level, "<|eot_id|>")
     word = ids_of(byte_level, " fox")[0]
     chosen, top = describe(byte_level, TokenLogprob(part, -0.5, ((end, -0.1), (word, -2.0))))
     assert (chosen.text, chosen.logprob) == ("\ufffd", -0.5)
