@@ -1,16 +1,17 @@
 """``galley.LLM`` as a library user meets it."""
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import galley
 from galley import LLM, RequestOutput, SamplingParams
-from galley.config import EngineSettings
 from galley.errors import (
     ContextExceeded,
     EngineError,
@@ -77,31 +78,44 @@ def test_stop_strings_end_the_text_and_the_work(checkpoint: CheckpointMaker) -> 
         assert llm._engine.stats.kv_used_blocks == 0
 
 
-def test_streams_can_be_dropped_and_must_not_overlap(checkpoint: CheckpointMaker) -> None:
+def test_streams_can_be_dropped_or_left_open(checkpoint: CheckpointMaker) -> None:
     messages = [{"role": "user", "content": "hello"}]
     with LLM(checkpoint("llama"), threads=1) as llm:
         whole = llm.chat(messages, GREEDY)[0]
         deltas = list(llm.chat_stream(messages, GREEDY))
         assert "".join(delta.text for delta in deltas) == whole.text
         assert deltas[-1].finish_reason == "length"
-        stream = llm.chat_stream(messages, GREEDY)
-        next(stream)
-        with pytest.raises(EngineError, match="still open"):
-            llm.generate(["x"], GREEDY)
-        stream.close()  # type: ignore[attr-defined]
+        dropped = llm.chat_stream(messages, GREEDY)
+        next(dropped)
+        dropped.close()  # type: ignore[attr-defined]
         assert llm._engine.stats.kv_used_blocks == 0
+        suspended = llm.chat_stream(messages, GREEDY)
+        texts = [next(suspended).text]
         assert llm.chat([messages, messages], GREEDY)[1].text == whole.text
-        with pytest.raises(RequestError, match="n must be 1"):
-            next(llm.chat_stream(messages, SamplingParams(n=2)))
+        texts += [delta.text for delta in suspended]
+        assert "".join(texts) == whole.text
+        left_open = llm.chat_stream(messages, GREEDY)
+        next(left_open)
+    with pytest.raises(EngineError, match="closed"):
+        list(left_open)
 
 
-def test_threads_take_turns(checkpoint: CheckpointMaker) -> None:
+def test_a_stream_is_checked_before_it_begins(checkpoint: CheckpointMaker) -> None:
+    with LLM(checkpoint("llama"), threads=1) as llm, pytest.raises(RequestError, match="n must be"):
+        llm.chat_stream([{"role": "user", "content": "x"}], SamplingParams(n=2))
+
+
+def test_threads_share_the_batch(checkpoint: CheckpointMaker) -> None:
+    long = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     with LLM(checkpoint("llama"), threads=1) as llm:
-        expected = llm.generate([[5, 6]], GREEDY)[0].token_ids
+        expected = llm.generate([[5, 6]], long)[0].token_ids
+        steps = llm._engine.stats.steps
         results: list[list[int]] = []
+        start = threading.Barrier(4)
 
         def work() -> None:
-            results.append(llm.generate([[5, 6]], GREEDY)[0].token_ids)
+            start.wait()
+            results.append(llm.generate([[5, 6]], long)[0].token_ids)
 
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
@@ -109,6 +123,47 @@ def test_threads_take_turns(checkpoint: CheckpointMaker) -> None:
         for thread in threads:
             thread.join()
         assert results == [expected] * 4
+        # One after the other they would take four times as many steps as one alone.
+        assert llm._engine.stats.steps - steps < 4 * steps
+
+
+def test_an_interrupted_step_leaves_no_false_prefixes(
+    checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = list(range(10, 60))
+    with LLM(checkpoint("llama"), threads=1) as llm:
+        expected = llm.generate([prompt], GREEDY)[0].token_ids
+    with LLM(checkpoint("llama"), threads=1) as llm:
+
+        def interrupted(batch: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(llm._engine._executor, "forward", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate([prompt], GREEDY)
+        output = llm.generate([prompt], GREEDY)[0]
+        assert (output.token_ids, output.cached_tokens) == (expected, 0)
+        assert llm.generate([prompt], GREEDY)[0].cached_tokens == 48
+        llm._engine._kv.check()
+
+
+def test_logits_that_leave_no_choice_are_an_error_of_one_request(
+    checkpoint: CheckpointMaker, tmp_path: Path
+) -> None:
+    """NaN in the embedding of one token breaks the prompts that have it, and no others."""
+    folder = tmp_path / "nan"
+    shutil.copytree(checkpoint("llama"), folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][77] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for params in (GREEDY, SamplingParams(max_tokens=12, seed=1, ignore_eos=True)):
+        with LLM(folder, threads=1) as llm:
+            broken, fine = llm.generate([[5, 77, 6], [5, 6]], params)
+            assert (broken.finish_reason, broken.token_ids) == ("error", [])
+            assert broken.error is not None
+            assert "NaN" in broken.error
+            assert (fine.finish_reason, fine.error) == ("length", None)
 
 
 def test_bad_requests_run_nothing(checkpoint: CheckpointMaker) -> None:
@@ -143,7 +198,7 @@ def test_a_checkpoint_without_tokenizer_takes_token_ids(
         assert (output.token_ids, output.text) == (expected.token_ids, "")
         with pytest.raises(ModelError, match=r"no tokenizer\.json"):
             bare.generate(["text"], GREEDY)
-        with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+        with pytest.raises(RequestError, match="stop strings need one"):
             bare.generate([[5]], SamplingParams(stop=("x",)))
 
 
@@ -155,7 +210,7 @@ def test_wrong_settings_and_models_say_so(checkpoint: CheckpointMaker, tmp_path:
     with pytest.raises(SettingsError, match="max_model_len"):
         LLM(checkpoint("llama"), max_model_len=10**6)
     with pytest.raises(SettingsError, match="max_running"):
-        LLM.from_settings(EngineSettings(model=str(checkpoint("llama")), max_batch_tokens=8))
+        LLM(checkpoint("llama"), max_batch_tokens=8, max_running=9)
     with pytest.raises(SettingsError, match="dtype: 'float16' is not one of float32, bfloat16"):
         LLM(checkpoint("llama"), dtype="float16")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="device 'nonsense' cannot be used"):

@@ -60,7 +60,11 @@ class EngineSettings:
         0.5, "Engine", "share of the available memory that the KV cache may take"
     )
     max_batch_tokens: int = _setting(512, "Engine", "token budget of one engine step")
-    max_running: int = _setting(64, "Engine", "sequences that run at the same time")
+    max_running: int | None = _setting(
+        None,
+        "Engine",
+        "sequences that run at the same time; default: 64, or max_batch_tokens if less",
+    )
     prefix_cache: bool = _setting(True, "Engine", "share the KV blocks of equal prefixes")
     priority_steps: int = _setting(
         256, "Engine", "engine steps of waiting that make up for one level of priority"
@@ -74,11 +78,16 @@ class EngineSettings:
             raise SettingsError(
                 f"kv_memory_fraction must be in (0, 0.95], got {self.kv_memory_fraction}"
             )
-        if self.max_running > self.max_batch_tokens:
+        if self.running_limit > self.max_batch_tokens:
             raise SettingsError(
                 f"max_running ({self.max_running}) must not exceed max_batch_tokens "
                 f"({self.max_batch_tokens}): each running sequence decodes one token a step"
             )
+
+    @property
+    def running_limit(self) -> int:
+        """``max_running``, or its default."""
+        return self.max_running or min(64, self.max_batch_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

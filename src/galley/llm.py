@@ -2,6 +2,7 @@
 
 import threading
 import uuid
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,7 @@ class Choice:
         text: without stop token and stop string; empty if the checkpoint has no tokenizer.
         logprobs: one entry for each token, if asked for.
         timing: seconds on the engine's clock.
+        error: what went wrong, if ``finish_reason`` is "error".
     """
 
     token_ids: list[int]
@@ -47,6 +49,7 @@ class Choice:
     logprobs: list[TokenLogprob] | None
     finish_reason: FinishReason
     timing: Timing
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +93,16 @@ class RequestOutput:
         """See :class:`Choice`."""
         return self.choices[0].timing
 
+    @property
+    def error(self) -> str | None:
+        """See :class:`Choice`."""
+        return self.choices[0].error
+
 
 class LLM:
     """A loaded model. Use as a context manager, or :meth:`close` it; nothing is left running.
 
-    Methods may be called from several threads; they take turns.
+    Methods may be called from several threads; their requests share the batch.
     """
 
     def __init__(
@@ -127,8 +135,6 @@ class LLM:
             ModelError: the model cannot be found or used.
             SettingsError: a setting is wrong.
         """
-        # Not more can run than fit one step's budget.
-        settings.setdefault("max_running", min(64, max_batch_tokens))
         self._load(
             EngineSettings(
                 model=str(model),
@@ -152,8 +158,9 @@ class LLM:
 
     def _load(self, settings: EngineSettings) -> None:
         folder = resolve_model(settings.model, revision=settings.revision)
+        # Held for one engine step at most, never across a yield.
         self._lock = threading.Lock()
-        self._turn: int | None = None
+        self._boxes: dict[str, deque[Output]] = {}
         self._tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
         self._template = ChatTemplate.load(folder)
         self._loaded: Engine | None = load_engine(settings, folder)
@@ -222,17 +229,14 @@ class LLM:
 
         Raises:
             RequestError: the template refuses the messages, a parameter is wrong, or n is not 1.
+            EngineError: in the midst of it, if the model breaks.
         """
         params = params or SamplingParams()
         if params.n != 1:
             raise RequestError("a stream has one choice; n must be 1", param="n")
         request = self._expand(self._encode_chat(messages), params)[0]
-        stream = self._stream(params)
-        for output in self._outputs([request]):
-            delta = stream.feed(output)
-            if stream.stopped:
-                self._engine.abort([request.id])
-            yield delta
+        result = _Result(self._stream(params))
+        return _or_raise(self._deltas([request], {request.id: result}), result)
 
     def score(self, prompts: Sequence[list[int]]) -> list[list[float]]:
         """Log-probability (nats) of every token after the first, for each list of token ids."""
@@ -262,18 +266,8 @@ class LLM:
     def _expand(self, ids: list[int], params: SamplingParams) -> list[EngineRequest]:
         return expand(ids, params, self.info, request_id=uuid.uuid4().hex)
 
-    def _stream(self, params: SamplingParams) -> "TextStream | _TokenStream":
-        if self._tokenizer is None:
-            if params.stop:
-                raise ModelError(f"{self.info.path} has no tokenizer.json: stop strings need one")
-            return _TokenStream()
-        eos = () if params.ignore_eos else self.info.eos_token_ids
-        return TextStream(
-            self._tokenizer,
-            stop=params.stop,
-            min_tokens=params.min_tokens,
-            hidden=frozenset((*eos, *params.stop_token_ids)),
-        )
+    def _stream(self, params: SamplingParams) -> TextStream:
+        return TextStream.for_request(self._tokenizer, params, self.info.eos_token_ids)
 
     def _run(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[RequestOutput]:
         groups = [self._expand(ids, p) for ids, p in zip(prompts, params, strict=True)]
@@ -282,65 +276,78 @@ class LLM:
             for group, p in zip(groups, params, strict=True)
             for request in group
         }
-        for output in self._outputs([request for group in groups for request in group]):
-            result = results[output.request_id]
-            result.feed(output)
-            if result.stream.stopped:
-                self._engine.abort([output.request_id])
+        for _ in self._deltas([request for group in groups for request in group], results):
+            pass
         return [
-            _gather(ids, [results[r.id] for r in g]) for ids, g in zip(prompts, groups, strict=True)
+            _gather(ids, [results[request.id] for request in group])
+            for ids, group in zip(prompts, groups, strict=True)
         ]
 
-    def _outputs(self, requests: list[EngineRequest]) -> Iterator[Output]:
-        """Runs the engine until it is idle; whatever ends the loop early leaves nothing behind."""
-        if self._turn == threading.get_ident():
-            raise EngineError(
-                "a chat_stream of this thread is still open: exhaust or close it first"
-            )
+    def _deltas(
+        self, requests: list[EngineRequest], results: Mapping[str, "_Result"]
+    ) -> Iterator[Delta]:
+        """Runs the engine until these requests are done, feeding their results.
+
+        Steps run whatever else is in the engine too, for other threads or suspended streams; their
+        outputs go to their own boxes. Whatever ends the loop early leaves nothing behind.
+        """
+        box: deque[Output] = deque()
+        unfinished = {request.id for request in requests}
         with self._lock:
-            self._turn = threading.get_ident()
-            engine = self._engine
-            try:
-                for request in requests:
-                    engine.add(request)
-                while engine.has_work:
-                    yield from engine.step()
-            finally:
-                engine.abort([request.id for request in requests])
-                self._turn = None
+            for request in requests:
+                self._engine.add(request)
+                self._boxes[request.id] = box
+        try:
+            while unfinished:
+                if not box:
+                    self._step(box)
+                    continue
+                output = box.popleft()
+                delta = results[output.request_id].feed(output)
+                if delta.finish_reason is not None and output.request_id in unfinished:
+                    unfinished.remove(output.request_id)
+                    if output.finish_reason is None:
+                        self._forget([output.request_id])
+                yield delta
+        finally:
+            self._forget([request.id for request in requests])
 
+    def _step(self, box: "deque[Output]") -> None:
+        with self._lock:
+            # Another thread's step may have filled the box while this one waited.
+            if not box:
+                for output in self._engine.step():
+                    self._boxes[output.request_id].append(output)
 
-class _TokenStream:
-    """A TextStream for checkpoints without a tokenizer."""
-
-    stopped = False
-    text = ""
-
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprob] | None = None
-        self.finish_reason: FinishReason | None = None
-
-    def feed(self, output: Output) -> Delta:
-        self.token_ids += output.tokens
-        if output.logprobs is not None:
-            self.logprobs = [*(self.logprobs or []), *output.logprobs]
-        self.finish_reason = output.finish_reason
-        return Delta(token_ids=output.tokens, finish_reason=output.finish_reason)
+    def _forget(self, request_ids: list[str]) -> None:
+        with self._lock:
+            for request_id in request_ids:
+                self._boxes.pop(request_id, None)
+            if self._loaded is not None:
+                self._loaded.abort(request_ids)
 
 
 @dataclass(slots=True)
 class _Result:
     """A choice in the making."""
 
-    stream: TextStream | _TokenStream
+    stream: TextStream
     first: Output | None = None
     timing: Timing = field(default_factory=Timing)
+    error: str | None = None
 
-    def feed(self, output: Output) -> None:
+    def feed(self, output: Output) -> Delta:
         self.first = self.first or output
         self.timing = output.timing
-        self.stream.feed(output)
+        self.error = output.error
+        return self.stream.feed(output)
+
+
+def _or_raise(deltas: Iterator[Delta], result: _Result) -> Iterator[Delta]:
+    for delta in deltas:
+        if result.error is not None:
+            raise EngineError(result.error)
+        yield delta
 
 
 def _gather(prompt: list[int], results: list[_Result]) -> RequestOutput:
@@ -363,6 +370,7 @@ def _choice(result: _Result) -> Choice:
         logprobs=stream.logprobs,
         finish_reason=stream.finish_reason,
         timing=result.timing,
+        error=result.error,
     )
 
 

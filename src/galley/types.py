@@ -5,7 +5,8 @@ values only: no tensors, no callables.
 """
 
 import math
-from typing import Final, Literal
+from collections.abc import Callable
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -17,10 +18,16 @@ BLOCK_TOKENS: Final = 16
 MAX_LOGPROBS: Final = 20
 """Most alternatives per token that ``logprobs`` may ask for (OpenAI's limit)."""
 
+MAX_COUNT: Final = 2**31 - 1
+"""Bound of plain counts: far beyond use, and small enough for every encoding."""
+
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_CHARS: Final = 1024
 MAX_N: Final = 128
 MAX_LOGIT_BIAS: Final = 1024
+
+OnPhase: TypeAlias = Callable[[str, float], None]
+"""Told the name and the seconds of each start-up phase as it ends."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -44,10 +51,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         top_p: nucleus mass kept, in (0, 1].
         top_k: candidates kept; 0 or -1 keeps all.
         min_p: keeps candidates with at least this share of the best one's probability.
-        repetition_penalty: > 0; divides positive and multiplies negative logits of tokens seen in
-            prompt or output (CTRL, arXiv:1909.05858).
-        presence_penalty, frequency_penalty: in [-2, 2], subtracted from the logits of tokens seen in the
-            output, once or per occurrence (OpenAI API).
+        repetition_penalty: in [0.01, 100]; divides positive and multiplies negative logits of tokens that
+            prompt or output have (CTRL, arXiv:1909.05858).
+        presence_penalty, frequency_penalty: in [-2, 2], subtracted from the logits of tokens that the
+            output has, once or per occurrence (OpenAI API).
         logit_bias: token id -> value in [-100, 100] added to its logit.
         seed: 64-bit; the same seed gives the same text at any load. ``None`` draws one.
         n: independent choices for each prompt.
@@ -82,23 +89,39 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        self._coerce_sequences()
+        self._check_types()
         if self.temperature is not None:
             _finite("temperature", self.temperature, 0.0, 100.0)
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise RequestError(f"top_p must be in (0, 1], got {self.top_p!r}", param="top_p")
-        if self.top_k is not None and self.top_k < -1:
-            raise RequestError(f"top_k must be -1, 0 or more, got {self.top_k}", param="top_k")
+        if self.top_k is not None and not -1 <= self.top_k <= MAX_COUNT:
+            raise RequestError(
+                f"top_k must be between -1 and {MAX_COUNT}, got {self.top_k}", param="top_k"
+            )
         if self.min_p is not None:
             _finite("min_p", self.min_p, 0.0, 1.0)
-        if self.repetition_penalty is not None and not 0.0 < self.repetition_penalty <= 100.0:
-            raise RequestError(
-                f"repetition_penalty must be in (0, 100], got {self.repetition_penalty!r}",
-                param="repetition_penalty",
-            )
+        if self.repetition_penalty is not None:
+            _finite("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _finite("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _finite("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         self._check_counts()
         self._check_stops()
+
+    def _coerce_sequences(self) -> None:
+        """A single stop string is what it looks like; lists are as good as tuples."""
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        msgspec.structs.force_setattr(self, "stop", stop)
+        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids))
+
+    def _check_types(self) -> None:
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        try:
+            msgspec.convert(fields, _PlainParams, strict=True)
+        except msgspec.ValidationError as error:
+            # "Expected `int`, got `float` - at `$.n`"
+            name = str(error).rpartition("$.")[2].partition("`")[0].partition("[")[0]
+            raise RequestError(f"{name}: {error}", param=name) from None
 
     def _check_counts(self) -> None:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
@@ -114,13 +137,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise RequestError(f"seed must fit 64 bits, got {self.seed}", param="seed")
         if not 1 <= self.n <= MAX_N:
             raise RequestError(f"n must be between 1 and {MAX_N}, got {self.n}", param="n")
-        if self.max_tokens is not None and self.max_tokens < 0:
+        if self.max_tokens is not None and not 0 <= self.max_tokens <= MAX_COUNT:
             raise RequestError(
-                f"max_tokens must not be negative, got {self.max_tokens}", param="max_tokens"
+                f"max_tokens must be between 0 and {MAX_COUNT}, got {self.max_tokens}",
+                param="max_tokens",
             )
-        if self.min_tokens < 0 or (
-            self.max_tokens is not None and self.min_tokens > self.max_tokens
-        ):
+        most = MAX_COUNT if self.max_tokens is None else self.max_tokens
+        if not 0 <= self.min_tokens <= most:
             raise RequestError(
                 f"min_tokens must be between 0 and max_tokens, got {self.min_tokens}",
                 param="min_tokens",
@@ -156,6 +179,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if getattr(self, name) is None:
                 changes[name] = getattr(defaults, name)
         return msgspec.structs.replace(self, **changes) if changes else self
+
+
+_PlainParams = msgspec.defstruct(
+    "_PlainParams", [(field.name, field.type) for field in msgspec.structs.fields(SamplingParams)]
+)
+"""The fields' types without the checks, which call it."""
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):

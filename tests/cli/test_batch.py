@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from .command import galley, start_galley
+from .command import environment, galley, start_galley
 
 pytestmark = pytest.mark.xdist_group("cli-processes")
 
@@ -233,3 +234,28 @@ def test_a_model_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     assert "nowhere does not exist" in done.stderr
     assert done.stderr.count("galley: ") == 1
     assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_one_line_and_can_be_resumed(
+    tmp_path: Path, checkpoint: Path, run: Run
+) -> None:
+    source = write(tmp_path / "in.jsonl", *(chat(str(i), max_tokens=2) for i in range(8)))
+    target = tmp_path / "out.jsonl"
+    # ulimit counts in blocks of 512 bytes: room for some lines, and for a part of the next.
+    script = 'ulimit -f 3 && exec "$@"'
+    command = [sys.executable, "-m", "galley", "batch", str(source), str(target)]
+    flags = ["--model", str(checkpoint), "--threads", "1"]
+    full = subprocess.run(
+        ["sh", "-c", script, "sh", *command, *flags],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment(PYTHONDONTWRITEBYTECODE="1"),
+    )
+    assert full.returncode == 1, full.stderr
+    assert f"galley: cannot write {target}: File too large" in full.stderr
+    assert "Traceback" not in full.stderr
+    assert 0 < len(read(target)) < 8
+    assert run(source, target).returncode == 0
+    assert answers(target).keys() == set(map(str, range(8)))

@@ -1,6 +1,9 @@
 """The results file of a batch survives being killed at any byte."""
 
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +130,31 @@ def test_lines_may_move_between_runs(tmp_path: Path) -> None:
     path = write(tmp_path / "out", json.dumps(result(1, "c")))
     with Results(path, WANTED) as results:
         assert results.done == {"batch_req_3"}
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """As if the disk were full: no file grows beyond ``size`` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    wanted: dict[str, str | None] = {result_id(i): str(i) for i in (1, 2, 3)}
+    with Results(path, wanted) as results:
+        results.append(result(1, "1"))
+        whole = path.read_bytes()
+        with (
+            largest_file(len(whole) + 10),
+            pytest.raises(RequestError, match=r"cannot write .*out: File too large"),
+        ):
+            results.append(result(2, "2"))
+        assert path.read_bytes() == whole
+        results.append(result(3, "3"))
+    with Results(path, wanted) as results:
+        assert results.done == {result_id(1), result_id(3)}

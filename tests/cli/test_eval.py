@@ -12,6 +12,8 @@ from galley.demo import heldout
 from galley.demo.evaluate import Evaluation, evaluate
 from galley.demo.generator import Message
 
+from .command import galley
+
 
 @pytest.fixture(scope="module")
 def llm(checkpoint: Path) -> Iterator[LLM]:
@@ -55,3 +57,10 @@ def test_the_table_and_the_file_say_what_was_measured(capsys: pytest.CaptureFixt
     assert len(page["misses"]) == 60
     assert page["misses"][0]["answer"] == "wrong"
     assert json.loads(json.dumps(page)) == page
+
+
+def test_a_file_that_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
+    done = galley("eval", "demo", tmp_path, "--json", tmp_path / "nowhere" / "scores.json")
+    assert done.returncode == 2
+    assert "nowhere does not exist" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,7 +1,9 @@
 """What make run does after its install."""
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -74,3 +76,32 @@ def test_a_server_that_cannot_start_ends_it(tmp_path: Path) -> None:
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert b"nowhere does not exist" in output
+
+
+def test_any_port_and_a_key_from_a_file(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("\nfirst\nsecond\n")
+    process = start(checkpoint, 0, GALLEY_API_KEY_FILE=str(tmp_path / "keys"))
+    try:
+        output = read_until(process, b"Ctrl-C stops the server.").decode()
+        listens = re.search(r"listens on http://127\.0\.0\.1:(\d+)", output)
+        assert listens
+        assert int(listens[1]) > 0
+        assert f"Serving at http://127.0.0.1:{listens[1]}/v1" in output
+        assert "broke off" not in output
+        assert "first" not in output
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def test_the_server_of_somebody_else_is_not_shown(checkpoint: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        process = start(checkpoint, port)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert f"cannot listen on 127.0.0.1:{port}" in output.decode()
+        assert b"What is a KV cache?" not in output
+        other.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            other.accept()

@@ -14,6 +14,17 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
+def cores(cgroup: Path, membership: str = "") -> int:
+    cgroup.mkdir(exist_ok=True)
+    (cgroup / "self").write_text(membership)
+    return available_cores(cgroup, cgroup / "self")
+
+
+def memory(cgroup: Path, meminfo: Path, membership: str = "") -> int:
+    (cgroup / "self").write_text(membership)
+    return available_memory(cgroup, cgroup / "self", meminfo)
+
+
 def meminfo(root: Path, available: int) -> Path:
     write(root, {"meminfo": f"MemTotal: 99999 kB\nMemAvailable: {available // 1024} kB"})
     return root / "meminfo"
@@ -28,8 +39,8 @@ def test_memory_is_what_the_v2_limit_leaves(tmp_path: Path) -> None:
             "memory.stat": f"anon 5\ninactive_file {GIB}\nactive_file 7",
         },
     )
-    assert available_memory(cgroup, meminfo(tmp_path, 64 * GIB)) == 2 * GIB
-    assert available_memory(cgroup, meminfo(tmp_path, GIB)) == GIB
+    assert memory(cgroup, meminfo(tmp_path, 64 * GIB)) == 2 * GIB
+    assert memory(cgroup, meminfo(tmp_path, GIB)) == GIB
 
 
 def test_memory_is_what_the_v1_limit_leaves(tmp_path: Path) -> None:
@@ -41,25 +52,50 @@ def test_memory_is_what_the_v1_limit_leaves(tmp_path: Path) -> None:
             "memory/memory.stat": "total_inactive_file 0",
         },
     )
-    assert available_memory(cgroup, meminfo(tmp_path, 64 * GIB)) == GIB
+    assert memory(cgroup, meminfo(tmp_path, 64 * GIB)) == GIB
 
 
 def test_no_limit_means_the_machine(tmp_path: Path) -> None:
     cgroup = write(tmp_path, {"memory.max": "max", "memory.current": "5", "cpu.max": "max 100000"})
-    assert available_memory(cgroup, meminfo(tmp_path, 8 * GIB)) == 8 * GIB
-    assert available_cores(cgroup) == available_cores(tmp_path / "nothing") >= 1
+    assert memory(cgroup, meminfo(tmp_path, 8 * GIB)) == 8 * GIB
+    assert cores(cgroup) == cores(tmp_path / "nothing") >= 1
 
 
 def test_cores_are_bounded_by_the_quota(tmp_path: Path) -> None:
     half = write(tmp_path / "v2", {"cpu.max": "50000 100000"})
-    assert available_cores(half) == 1
+    assert cores(half) == 1
     many = write(tmp_path / "many", {"cpu.max": "99900000 100000"})
-    assert available_cores(many) == available_cores(tmp_path / "nothing")
+    assert cores(many) == cores(tmp_path / "nothing")
     v1 = write(
         tmp_path / "v1", {"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}
     )
-    assert available_cores(v1) == 1
+    assert cores(v1) == 1
     unlimited = write(
         tmp_path / "v1u", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}
     )
-    assert available_cores(unlimited) == available_cores(tmp_path / "nothing")
+    assert cores(unlimited) == cores(tmp_path / "nothing")
+
+
+def test_a_limit_anywhere_above_this_process_counts(tmp_path: Path) -> None:
+    """A systemd unit: the limit is on the slice, not on the root and not on the innermost group."""
+    cgroup = write(
+        tmp_path,
+        {
+            "system.slice/galley.service/memory.max": "max",
+            "system.slice/memory.max": str(3 * GIB),
+            "system.slice/memory.current": str(GIB),
+            "system.slice/cpu.max": "100000 100000",
+        },
+    )
+    mine = "0::/system.slice/galley.service"
+    assert memory(cgroup, meminfo(tmp_path, 64 * GIB), mine) == 2 * GIB
+    assert cores(cgroup, mine) == 1
+    v1 = write(
+        tmp_path / "v1",
+        {
+            "memory/docker/abc/memory.limit_in_bytes": str(GIB),
+            "memory/docker/abc/memory.usage_in_bytes": "0",
+        },
+    )
+    membership = "7:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc"
+    assert memory(v1, meminfo(tmp_path, 64 * GIB), membership) == GIB

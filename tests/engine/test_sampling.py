@@ -89,7 +89,9 @@ def test_samples_follow_the_reference_softmax(
     counts: Counter[int] = Counter()
     for seed in range(20_000):
         sampler = TokenSampler(msgspec.structs.replace(params, seed=seed), PROMPT, [], ())
-        counts[sampler(logits, len(PROMPT))] += 1
+        token = sampler(logits, len(PROMPT))
+        assert token is not None
+        counts[token] += 1
     assert_follows(counts, reference(logits, params).numpy())
 
 
@@ -249,6 +251,9 @@ def test_noise_is_uniform_and_a_function_of_seed_and_position() -> None:
         ("top_p", 1.1),
         ("top_p", math.nan),
         ("top_k", -2),
+        ("top_k", 2**80),
+        ("max_tokens", 2**80),
+        ("min_tokens", 2**80),
         ("min_p", 1.5),
         ("repetition_penalty", 0.0),
         ("presence_penalty", 2.1),
@@ -271,3 +276,44 @@ def test_parameters_out_of_range_are_named(field: str, value: object) -> None:
     with pytest.raises(RequestError) as caught:
         SamplingParams(**{field: value})  # type: ignore[arg-type]
     assert caught.value.param == field
+
+
+@pytest.mark.parametrize("temperature", [1e-310, 1e-12, 1e-3])
+def test_a_vanishing_temperature_is_greedy(temperature: float) -> None:
+    logits = np.random.default_rng(1).normal(0, 3, 50).astype(np.float32)
+    params = SamplingParams(temperature=temperature, min_p=0.1, top_p=0.9, seed=3).resolved(
+        DEFAULTS
+    )
+    assert TokenSampler(params, [1], [], ())(logits, 1) == int(np.argmax(logits))
+
+
+@pytest.mark.parametrize("changes", [{"temperature": 0.0}, {"temperature": 1.0, "min_p": 0.1}])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_leave_no_choice(changes: dict[str, float], bad: float) -> None:
+    params = SamplingParams(seed=0, **changes).resolved(DEFAULTS)  # type: ignore[arg-type]
+    logits = np.zeros(9, dtype=np.float32)
+    logits[4] = bad
+    assert TokenSampler(params, [1], [], ())(logits, 1) is None
+    everything = range(9)
+    held = msgspec.structs.replace(params, min_tokens=1)
+    assert TokenSampler(held, [1], [], everything)(np.zeros(9, dtype=np.float32), 1) is None
+
+
+def test_spellings_and_types_of_parameters() -> None:
+    assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
+    assert SamplingParams(stop_token_ids=[3]).stop_token_ids == (3,)  # type: ignore[arg-type]
+    assert SamplingParams(temperature=1).temperature == 1
+    for field, value in (
+        ("max_tokens", 2.5),
+        ("temperature", "1"),
+        ("n", True),
+        ("seed", 1.5),
+        ("logit_bias", {"5": 1.0}),
+        ("ignore_eos", 1),
+        ("stop", (5,)),
+        ("stop_token_ids", (1.5,)),
+    ):
+        with pytest.raises(RequestError) as caught:
+            SamplingParams(**{field: value})  # type: ignore[arg-type]
+        assert caught.value.param == field

@@ -223,15 +223,14 @@ def test_least_recently_used_prefixes_go_first() -> None:
     def use(name: str, first_token: int) -> int:
         tokens = [first_token] * (BLOCK_TOKENS + 1)
         cached = kv.open(name, tokens, salt="", reuse=True)
-        assert kv.grow(name, len(tokens))
+        assert cached is not None
         kv.commit(name, tokens, len(tokens))
         kv.close(name)
         return cached
 
     assert [use("a", 1), use("b", 2), use("a", 1)] == [0, 0, BLOCK_TOKENS]
     tokens = list(range(3 * BLOCK_TOKENS))
-    kv.open("big", tokens, salt="", reuse=True)
-    assert kv.grow("big", len(tokens))
+    assert kv.open("big", tokens, salt="", reuse=True) == 0
     kv.close("big")
     # Three of four blocks were needed: "b", the older, had to go and "a" could stay.
     assert use("a", 1) == BLOCK_TOKENS
@@ -244,8 +243,7 @@ def test_another_tenant_never_hits() -> None:
     tokens = list(range(40))
     hits: Counter[str] = Counter()
     for name, salt in (("1", "x"), ("2", "y"), ("3", "x"), ("4", "")):
-        hits[salt] += kv.open(name, tokens, salt=salt, reuse=True)
-        assert kv.grow(name, len(tokens))
+        hits[salt] += kv.open(name, tokens, salt=salt, reuse=True) or 0
         kv.commit(name, tokens, len(tokens))
         kv.close(name)
     assert hits == {"x": 32, "y": 0, "": 0}

@@ -85,6 +85,8 @@ RAW = [
     Case("infinity", b'{"temperature": -Infinity}', "Infinity"),
     Case("digits", b'{"seed": ' + b"9" * 5000 + b"}", "digits"),
     Case("duplicate", b'{"model": "tiny", "model": "other"}', "twice"),
+    Case("duplicate-surrogate", rb'{"\ud800": 1, "\ud800": 2}', "twice"),
+    Case("surrogate-field", rb'{"model": "tiny", "\ud800": 2}', "Unsupported"),
     Case("duplicate-inside", b'{"messages": [{"role": "user", "role": "user"}]}', "twice"),
 ]
 
@@ -97,7 +99,10 @@ def test_bodies_that_are_no_request(http: httpx.Client, path: str, case: Case) -
     assert case.says in error["message"]
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+@pytest.mark.parametrize(
+    "kind",
+    ["text/plain", "application/x-www-form-urlencoded", "", "application/json; charset=utf-16"],
+)
 def test_a_body_must_be_declared_as_json(http: httpx.Client, kind: str) -> None:
     answer = http.post(CHAT, content=b"{}", headers={"Content-Type": kind})
     assert "application/json" in error_of(answer, 415)["message"]

@@ -61,6 +61,8 @@ def test_echo_puts_the_prompt_first(server: Server, client: OpenAI) -> None:
     assert complete(client, echo=True).choices[0].text == expected
     assert complete(client, tokenize(server, PROMPT), echo=True).choices[0].text == expected
     assert complete(client, echo=True, max_tokens=0).choices[0].text == PROMPT
+    nothing = complete(client, max_tokens=0).choices[0]
+    assert (nothing.text, nothing.finish_reason) == ("", "length")
 
 
 def test_logprobs_are_parallel_lists(client: OpenAI) -> None:

@@ -69,7 +69,7 @@ def test_a_signal_drains(model: Path, tmp_path: Path, number: int) -> None:
     with small(model, tmp_path) as server:
         engine = server.children()
         assert engine
-        body = LONG | {"stream": True, "max_tokens": 400}
+        body = LONG | {"stream": True, "max_tokens": 800}
         with httpx.stream("POST", server.url + PLAIN, json=body, timeout=60) as stream:
             data = events(stream)
             next(data)
@@ -116,6 +116,15 @@ def test_a_second_signal_stops_at_once(model: Path, tmp_path: Path) -> None:
         assert psutil.wait_procs(engine, timeout=10)[1] == []
 
 
+def test_a_killed_server_leaves_no_engine(model: Path, tmp_path: Path) -> None:
+    with small(model, tmp_path) as server:
+        engine = server.children()
+        with httpx.stream("POST", server.url + PLAIN, json=LONG | {"stream": True}) as stream:
+            next(events(stream))
+            server.process.kill()
+            assert psutil.wait_procs(engine, timeout=10)[1] == []
+
+
 def test_a_signal_during_the_start_stops_it(model: Path, tmp_path: Path) -> None:
     with Server(model, tmp_path / "log", wait=False) as server:
         children = server.children()
@@ -160,6 +169,16 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
         assert "Traceback" not in ended.stderr
 
 
+@contextlib.contextmanager
+def sent(server: Server, path: str, body: dict[str, Any]) -> Iterator[None]:
+    """A client that sends its request, reads nothing, and hangs up at the end of the block."""
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        yield
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", PLAIN])
 def test_a_client_that_hangs_up_frees_its_blocks(server: Server, path: str, stream: bool) -> None:
@@ -167,13 +186,21 @@ def test_a_client_that_hangs_up_frees_its_blocks(server: Server, path: str, stre
     if "chat" in path:
         del body["prompt"]
         body["messages"] = [{"role": "user", "content": "x"}]
-    content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    with sent(server, path, body):
         until(lambda: running(server, 2))
     until(lambda: idle(server))
     server.wait_for_log(rf"POST {path} 499 .*finish=unfinished")
+
+
+def test_a_client_that_hangs_up_during_prefill_frees_its_blocks(
+    model: Path, tmp_path: Path
+) -> None:
+    body = LONG | {"prompt": [300] * (CONTEXT - 10), "max_tokens": 9}
+    with small(model, tmp_path, max_batch_tokens=2, max_running=2) as server:
+        with sent(server, PLAIN, body):
+            until(lambda: running(server, 1))
+        until(lambda: idle(server))
+        server.wait_for_log(f"POST {PLAIN} 499 .* generated=0 finish=unfinished")
 
 
 def test_queued_requests_are_bounded_and_can_be_cancelled(model: Path, tmp_path: Path) -> None:

@@ -1,9 +1,13 @@
 """The engine client against a real engine process, without HTTP."""
 
 import asyncio
+import os
 import shutil
+import signal
 from pathlib import Path
 
+import msgspec
+import psutil
 import pytest
 
 from galley import SamplingParams
@@ -51,9 +55,10 @@ def test_phases_are_timed_and_keys_stay_behind(checkpoint: CheckpointMaker) -> N
         )
         try:
             assert type(client._settings) is EngineSettings
-            assert list(phases) == ["spawn", "import", "load", "warm-up"]
+            assert list(phases) == ["spawn", "import", "load", "warm-up", "ready"]
             assert all(seconds >= 0 for seconds in phases.values())
-            assert client.info.vocab_size == 320
+            assert client.info.phases == phases
+            assert phases["ready"] == pytest.approx(sum(phases.values()) - phases["ready"])
         finally:
             await client.close()
         with pytest.raises(EngineNotReady):
@@ -101,6 +106,126 @@ def test_cancelling_frees_the_blocks_of_waiting_and_running(checkpoint: Checkpoi
             assert [await drain(stream) for stream in streams[1:]] == [[], [], []]
             # One step, not 400: the engine stopped at once.
             assert client.stats.steps < 300
+        finally:
+            await client.close()
+
+    asyncio.run(run())
+
+
+def test_a_poisonous_request_fails_alone(checkpoint: CheckpointMaker) -> None:
+    async def run() -> None:
+        folder = checkpoint("llama")
+        client = await EngineClient.start(settings(folder), str(folder), max_queue=4)
+        try:
+            calm = await asyncio.gather(
+                *(drain(client.submit(request(client, f"c{i}", 80 + i))) for i in range(3))
+            )
+            streams = [client.submit(request(client, f"r{i}", 80 + i)) for i in range(3)]
+            await anext(streams[0])
+            # No caller gets this token past expand(); the engine's embedding dies of it.
+            poison = msgspec.structs.replace(request(client, "poison", 5), prompt=[10**6])
+            bad = client.submit(poison)
+            last = (await drain(bad))[-1]
+            assert last.finish_reason == "error"
+            assert last.error is not None
+            assert "died" in last.error
+            results = await asyncio.gather(*map(drain, streams))
+            assert client.restarts == 2
+            after = await drain(client.submit(request(client, "after", 4)))
+            assert sum(len(o.tokens) for o in after) == 4
+        finally:
+            await client.close()
+        texts = [[t for o in outputs for t in o.tokens] for outputs in calm]
+        again = [[t for o in outputs for t in o.tokens] for outputs in results]
+        # The first Output of the first stream was read above.
+        assert again == [texts[0][1:], *texts[1:]]
+
+    asyncio.run(run())
+
+
+def test_hanging_up_on_a_dying_engine_blames_nobody_else(checkpoint: CheckpointMaker) -> None:
+    """The caller of what kills the engine goes away while it is on trial, or just after."""
+
+    async def run(wait_for_death: bool) -> None:
+        folder = checkpoint("llama")
+        client = await EngineClient.start(settings(folder), str(folder), max_queue=40)
+        try:
+            calm = client.submit(request(client, "calm", 150))
+            await anext(calm)
+            poison = msgspec.structs.replace(request(client, "poison", 5), prompt=[10**6])
+            bad = client.submit(poison)
+            while client._trials.on_trial != poison.id:
+                await asyncio.sleep(0)
+            while wait_for_death and client._process is not None:
+                await asyncio.sleep(0)
+            bad.cancel()
+            later = [client.submit(request(client, f"l{i}", 3)) for i in range(10)]
+            outputs = await asyncio.gather(drain(calm), *map(drain, later))
+            assert [r[-1].finish_reason for r in outputs] == ["length"] * 11
+            assert client.state == "ready"
+        finally:
+            await client.close()
+
+    asyncio.run(run(wait_for_death=False))
+    asyncio.run(run(wait_for_death=True))
+
+
+def test_submitting_while_the_engine_dies_loses_nothing(checkpoint: CheckpointMaker) -> None:
+    async def run() -> None:
+        folder = checkpoint("llama")
+        client = await EngineClient.start(settings(folder), str(folder), max_queue=5000)
+        try:
+            first = client.submit(request(client, "first", 100))
+            await anext(first)
+            assert client.engine_pid is not None
+            os.kill(client.engine_pid, signal.SIGKILL)
+            streams: list[OutputStream] = []
+            while client.restarts == 0:
+                if len(streams) < 500:
+                    streams.append(client.submit(request(client, f"x{len(streams)}", 2)))
+                await asyncio.sleep(0)
+            results = await asyncio.gather(drain(first), *map(drain, streams))
+            assert {r[-1].finish_reason for r in results} == {"length"}
+            assert client.in_flight == 0
+        finally:
+            await client.close()
+
+    asyncio.run(run())
+
+
+def test_the_engine_is_not_told_the_keys(
+    checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GALLEY_API_KEY", "secret")
+
+    async def run() -> dict[str, str]:
+        folder = checkpoint("llama")
+        client = await EngineClient.start(settings(folder), str(folder), max_queue=1)
+        environment = psutil.Process(client.engine_pid).environ()
+        await client.close()
+        return dict(environment)
+
+    assert "secret" not in asyncio.run(run()).values()
+
+
+def test_a_killed_engine_is_nobodys_fault(checkpoint: CheckpointMaker) -> None:
+    """Kill after kill, each as soon as an engine is ready: the streams still get their text."""
+
+    async def run() -> None:
+        folder = checkpoint("llama")
+        client = await EngineClient.start(settings(folder), str(folder), max_queue=4)
+        try:
+            streams = [client.submit(request(client, f"r{i}", 200)) for i in range(4)]
+            await anext(streams[0])
+            for _ in range(2):
+                assert client.engine_pid is not None
+                os.kill(client.engine_pid, signal.SIGKILL)
+                while client.state == "ready":
+                    await asyncio.sleep(0.01)
+                await client.ready()
+            results = await asyncio.gather(*map(drain, streams))
+            assert [sum(len(o.tokens) for o in r) for r in results] == [199, 200, 200, 200]
+            assert {r[-1].finish_reason for r in results} == {"length"}
         finally:
             await client.close()
 

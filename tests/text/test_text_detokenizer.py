@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from galley.text.detokenizer import detokenizer
 from galley.text.tokenizer import Tokenizer
+from tests.text import trained
 
 HARD = "😀👩‍👩‍👧e\u0301é你☃\x00 \n\ufffd"
 
@@ -69,8 +70,7 @@ def test_an_unfinished_character_ends_as_a_replacement(tokenizer: Tokenizer) -> 
 
 @pytest.mark.parametrize("special_first", [True, False])
 def test_the_leading_space_goes_once(sentencepiece: Tokenizer, special_first: bool) -> None:
-    word = sentencepiece.token_id("▁the")
-    assert word is not None
+    word = trained.token_id(sentencepiece, "▁the")
     ids = [1] * special_first + [word, 2, word]
     assert "".join(streamed(sentencepiece, ids, [0, 1, 2, 3])) == "the the"
 

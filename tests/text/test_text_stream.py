@@ -4,11 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from galley.errors import RequestError
 from galley.text.detokenizer import detokenizer
 from galley.text.stops import StopScanner
 from galley.text.stream import Delta, TextStream, describe
 from galley.text.tokenizer import Tokenizer
-from galley.types import FinishReason, Output, TokenLogprob
+from galley.types import FinishReason, Output, SamplingParams, TokenLogprob
+from tests.text import trained
 
 
 def outputs(
@@ -169,7 +171,7 @@ def test_no_logprobs_asked_for(tokenizer: Tokenizer) -> None:
 
 def test_describe(byte_level: Tokenizer) -> None:
     part, *_ = ids_of(byte_level, "☃")
-    end = byte_level.token_id("<|eot_id|>") or 0
+    end = trained.token_id(byte_level, "<|eot_id|>")
     word = ids_of(byte_level, " fox")[0]
     chosen, top = describe(byte_level, TokenLogprob(part, -0.5, ((end, -0.1), (word, -2.0))))
     assert (chosen.text, chosen.logprob) == ("\ufffd", -0.5)
@@ -179,3 +181,31 @@ def test_describe(byte_level: Tokenizer) -> None:
         (byte_level.token_text(word), byte_level.token_bytes(word), -2.0),
     ]
     assert describe(byte_level, TokenLogprob(word, -1.0))[1] == []
+
+
+def test_a_stream_for_a_request_hides_what_ends_it(byte_level: Tokenizer) -> None:
+    ids = ids_of(byte_level, "the cat")
+    end = 7  # text of its own, where it does not end the sequence
+    for params, ends, shown in (
+        (SamplingParams(), (end,), False),
+        (SamplingParams(ignore_eos=True), (end,), True),
+        (SamplingParams(ignore_eos=True, stop_token_ids=(end,)), (), False),
+    ):
+        stream = TextStream.for_request(byte_level, params, ends)
+        stream.feed(Output(request_id="r", tokens=[*ids, end], finish_reason="stop"))
+        assert stream.text == "the cat" + (byte_level.token_text(end) if shown else "")
+    params = SamplingParams(stop=("a",), min_tokens=len(ids))
+    stream = TextStream.for_request(byte_level, params, ())
+    stream.feed(Output(request_id="r", tokens=[*ids, *ids]))
+    assert (stream.text, stream.stopped) == ("the catthe c", True)
+
+
+def test_without_a_tokenizer_there_are_only_tokens() -> None:
+    stream = TextStream.for_request(None, SamplingParams(), (9,))
+    parts = outputs([5, 6, 9], [1], "stop", logprobs=True)
+    deltas = feed(stream, parts)
+    assert [d.token_ids for d in deltas if d.token_ids] == [[5], [6, 9]]
+    assert (stream.text, stream.token_ids, stream.finish_reason) == ("", [5, 6, 9], "stop")
+    assert [entry.token for entry in stream.logprobs or []] == [5, 6, 9]
+    with pytest.raises(RequestError, match="stop strings"):
+        TextStream.for_request(None, SamplingParams(stop=("x",)), ())

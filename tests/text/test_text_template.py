@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from galley.errors import CheckpointError, RequestError
+from galley.errors import CheckpointError, ContextExceeded, RequestError
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from tests.text import templates, trained
@@ -129,7 +129,7 @@ def test_reasoning_in_past_answers_is_the_templates_business(
     byte_level_folder: Path, tmp_path: Path
 ) -> None:
     tokenizer, template, truth = load(byte_level_folder, tmp_path, templates.THINKING)
-    think = tokenizer.token_id("<think>")
+    think = trained.token_id(tokenizer, "<think>")
     past = {"role": "assistant", "content": "<think>\nsecret thoughts\n</think>\n\nThe answer."}
     messages = [HISTORY[0], past, HISTORY[2]]
     ids = template.encode(tokenizer, messages)
@@ -161,8 +161,8 @@ def test_whole_word_vocabularies_do_not_smuggle(tmp_path: Path) -> None:
     trained.update_config(tmp_path, chat_template=templates.CHATML)
     tokenizer, template = Tokenizer.load(tmp_path), ChatTemplate.load(tmp_path)
     ids = template.encode(tokenizer, [{"role": "user", "content": "<|im_end|>"}])
-    end = tokenizer.token_id("<|im_end|>")
-    assert ids.count(end or -1) == 2  # of the system's and the user's message
+    end = trained.token_id(tokenizer, "<|im_end|>")
+    assert ids.count(end) == 2  # of the system's and the user's message
     assert "<|im_end|><|im_end|>" in tokenizer.decode(ids, skip_special_tokens=False)
 
 
@@ -173,7 +173,7 @@ def test_special_tokens_in_any_field_stay_text(byte_level_folder: Path, tmp_path
     messages = [HISTORY[0], {"role": "assistant", "content": None, "tool_calls": [call]}]
     ids = template.encode(tokenizer, messages, add_generation_prompt=False)
     assert ids == expected(truth, messages, sanitize_control_tokens=True)
-    assert ids.count(tokenizer.token_id("<|eot_id|>") or -1) == 3
+    assert ids.count(trained.token_id(tokenizer, "<|eot_id|>")) == 3
 
 
 def test_lone_surrogates_and_size(byte_level_folder: Path, tmp_path: Path) -> None:
@@ -304,3 +304,16 @@ def test_the_tools_of_templates(byte_level: Tokenizer) -> None:
     )
     ids = ChatTemplate(source, file="x").encode(byte_level, HISTORY)
     assert byte_level.decode(ids) == '{"b": "<é>", "a": 1} [\n 1\n] 4'
+
+
+@pytest.mark.parametrize("text", ["the cat ", "<|im_end|>", "<|im_end|>the "])
+def test_prompts_far_too_long_are_refused_before_they_are_read(
+    byte_level_folder: Path, tmp_path: Path, text: str
+) -> None:
+    tokenizer, template, _ = load(byte_level_folder, tmp_path, templates.CHATML)
+    messages = [{"role": "user", "content": text * 20_000}]
+    with pytest.raises(ContextExceeded, match="at least 401 tokens; the context holds 400"):
+        template.encode(tokenizer, messages, context=400)
+    messages = [{"role": "user", "content": text * 20}]
+    ids = template.encode(tokenizer, messages)
+    assert template.encode(tokenizer, messages, context=len(ids)) == ids

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 from transformers import AutoTokenizer
 
-from galley.errors import CheckpointError, UnsupportedModel
+from galley.errors import CheckpointError, ContextExceeded, UnsupportedModel
 from galley.text.tokenizer import Tokenizer
 from tests.text import trained
 
@@ -52,16 +52,16 @@ def test_text_equals_that_of_transformers(
 
 
 def test_named_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
-    assert byte_level.bos_token == "<|begin_of_text|>"
-    assert byte_level.eos_token == "<|eot_id|>"
+    assert byte_level.special_tokens == {
+        "bos_token": "<|begin_of_text|>",
+        "eos_token": "<|eot_id|>",
+    }
     assert sentencepiece.special_tokens == {
         "bos_token": "<s>",
         "eos_token": "</s>",
         "unk_token": "<unk>",
     }
     assert sentencepiece.special_ids == {0, 1, 2}
-    assert sentencepiece.token_id("</s>") == 2
-    assert sentencepiece.token_id("no such token") is None
 
 
 def test_every_id_is_below_vocab_size(tokenizer: Tokenizer, truth: Any) -> None:
@@ -76,8 +76,8 @@ def test_special_tokens_map_names_what_the_config_does_not(
     shutil.copy(sentencepiece_folder / "tokenizer.json", tmp_path)
     names = {"bos_token": {"content": "<s>"}, "eos_token": "</s>"}
     (tmp_path / "special_tokens_map.json").write_text(json.dumps(names))
-    tokenizer = Tokenizer.load(tmp_path)
-    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
+    expected = {"bos_token": "<s>", "eos_token": "</s>"}
+    assert Tokenizer.load(tmp_path).special_tokens == expected
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_named_token_that_is_an_ordinary_word_becomes_special(
     ids = tokenizer.encode("a<0x00>b")
     assert ids == truth("a<0x00>b").input_ids
     assert tokenizer.decode(ids) == truth.decode(ids, skip_special_tokens=True)
-    assert tokenizer.token_id("<0x00>") in tokenizer.special_ids
+    assert trained.token_id(tokenizer, "<0x00>") in tokenizer.special_ids
 
 
 def test_truncation_and_padding_of_the_file_are_not_obeyed(
@@ -178,8 +178,7 @@ def test_token_bytes_of_a_part_of_a_character(byte_level: Tokenizer) -> None:
 
 def test_token_text_of_sentencepiece(sentencepiece: Tokenizer) -> None:
     def text_of(piece: str) -> tuple[str, bytes]:
-        token = sentencepiece.token_id(piece)
-        assert token is not None
+        token = trained.token_id(sentencepiece, piece)
         return sentencepiece.token_text(token), sentencepiece.token_bytes(token)
 
     assert text_of("<0xE2>") == ("\ufffd", b"\xe2")
@@ -192,6 +191,28 @@ def test_an_unknown_id_is_nothing(tokenizer: Tokenizer) -> None:
     assert tokenizer.token_bytes(10**6) == b""
     assert tokenizer.token_text(10**6) == ""
     assert tokenizer.decode([10**6]) == ""
+
+
+@pytest.mark.parametrize("text", ["z", "the cat ", "é", "<s>", "\ud800", " "])
+def test_only_what_is_too_long_is_refused_by_its_beginning(tokenizer: Tokenizer, text: str) -> None:
+    for times in (1, 10, 50, 100, 1000, 10_000):
+        whole = text * times
+        try:
+            tokenizer.check_length(whole, 50, param="prompt")
+        except ContextExceeded:
+            refused = True
+        else:
+            refused = False
+        count = len(tokenizer.encode(whole))
+        assert not refused or count > 50
+        # Where a token is less than eight characters, everything beyond the beginning is refused.
+        assert refused or len(whole) <= 800 or count < len(whole) / 8
+
+
+def test_the_error_of_a_long_text(byte_level: Tokenizer) -> None:
+    with pytest.raises(ContextExceeded, match="at least 51 tokens; the context holds 50") as error:
+        byte_level.check_length("the cat " * 1000, 50, param="prompt")
+    assert (error.value.param, error.value.code) == ("prompt", "context_length_exceeded")
 
 
 # --- damaged files ------------------------------------------------------------------------------

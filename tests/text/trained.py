@@ -17,6 +17,8 @@ from tokenizers import (
     trainers,
 )
 
+from galley.text import tokenizer as text
+
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and it isn't even tired.",
     "Hello! How are you today?  I'm fine, thanks.\n\nSee you at 10:45 on 2024-05-01.",
@@ -136,3 +138,8 @@ def update_config(folder: Path, **changes: Any) -> None:
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     path.write_text(json.dumps(config | changes), encoding="utf-8")
+
+
+def token_id(tokenizer: text.Tokenizer, piece: str) -> int:
+    """The id of the token that the vocabulary spells so."""
+    return next(token for token in range(tokenizer.vocab_size) if tokenizer.piece(token) == piece)

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -85,6 +86,7 @@ class Results:
             RequestError: the file cannot be written, another process writes it, or it holds
                 something else than results of ``wanted``.
         """
+        self._path = path
         try:
             self._file = path.open("a+b", buffering=0)
         except OSError as error:
@@ -97,11 +99,21 @@ class Results:
             raise
 
     def append(self, result: dict[str, Any]) -> None:
-        """Write one result; when this returns, killing the process does not lose it."""
+        """Write one result; when this returns, killing the process does not lose it.
+
+        Raises:
+            RequestError: the disk is full or broken. The file holds whole lines nevertheless.
+        """
         # ASCII: what splits text into lines at U+2028 must not split these.
         line = memoryview(json.dumps(result).encode() + NEWLINE)
-        while line:
-            line = line[self._file.write(line) or 0 :]
+        end = self._file.seek(0, os.SEEK_END)
+        with self._written():
+            try:
+                while line:
+                    line = line[self._file.write(line) or 0 :]
+            except OSError:
+                self._file.truncate(end)  # needs no room
+                raise
 
     def __enter__(self) -> Self:
         return self
@@ -113,8 +125,18 @@ class Results:
         traceback: TracebackType | None,
     ) -> None:
         # Done is said after this, so that what was said to be done outlives a power cut, too.
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with self._file, self._written():
+            os.fsync(self._file.fileno())
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RequestError(
+                f"cannot write {self._path}: {error.strerror}. Its results are whole: run the same "
+                "command again, and it goes on"
+            ) from error
 
     def _lock(self, path: Path) -> None:
         try:

@@ -10,6 +10,7 @@ import typer
 
 from galley.cli.options import EPILOG, MODEL_HELP, Flags, start_logging, with_flags
 from galley.config import EngineSettings
+from galley.errors import SettingsError
 from galley.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ def demo(
     """
     settings = flags.settings(model=model)
     start_logging(settings)
+    if json_file is not None and not json_file.parent.is_dir():
+        raise SettingsError(f"--json {json_file}: the folder {json_file.parent} does not exist")
+    from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress
 
     from galley.demo import heldout
@@ -52,7 +56,10 @@ def demo(
 
     total = sum(len(heldout.read(number)) for number in heldout.SETS)
     columns = [*Progress.get_default_columns(), MofNCompleteColumn()]
-    with LLM.from_settings(settings) as llm, Progress(*columns) as progress:
+    with (
+        LLM.from_settings(settings) as llm,
+        Progress(*columns, console=Console(stderr=True)) as progress,
+    ):
         bar = progress.add_task("answering", total=total)
         answer = _answerer(llm, settings.max_running, lambda n: progress.advance(bar, n))
         evaluation = evaluate(answer)

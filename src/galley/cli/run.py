@@ -13,6 +13,7 @@ import typer
 from galley.cli.options import MODEL_HELP, Flags, start_logging, with_flags
 from galley.config import EngineSettings
 from galley.errors import RequestError
+from galley.formats.source import HUB_ID
 from galley.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ COMMANDS_HELP: Final = """\
 /exit   leave (or Ctrl-D)
 Ctrl-C  stop the answer in progress"""
 
-_HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
 # Control characters of an answer could drive the terminal; tab and newline are text.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
 
@@ -77,7 +77,7 @@ def _model_and_prompt(first: str | None, second: str | None) -> tuple[str | None
 def _names_model(text: str) -> bool:
     path_like = text.startswith(("/", "./", "../", "~"))
     # os.path, because pathlib raises for what can be no path, and any prompt may come by here.
-    return path_like or _HUB_ID.fullmatch(text) is not None or os.path.isdir(text)
+    return path_like or HUB_ID.fullmatch(text) is not None or os.path.isdir(text)
 
 
 class Chat:

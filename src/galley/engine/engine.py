@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable, Iterable
 
-import numpy as np
-
 from galley.engine.batch import assemble, wanted_rows
 from galley.engine.kv import KVCache
 from galley.engine.sampler import TokenSampler, token_logprob
@@ -23,7 +21,7 @@ from galley.types import (
 
 
 class Engine:
-    """Not thread-safe: one thread adds, aborts and steps. Requests have passed ``check_request``."""
+    """Not thread-safe: one thread adds, aborts and steps. Requests come from ``requests.expand``."""
 
     def __init__(
         self,
@@ -46,8 +44,6 @@ class Engine:
         self._steps = 0
         self._prefill_tokens = 0
         self._decode_tokens = 0
-        self._prefix_query_tokens = 0
-        self._prefix_hit_tokens = 0
 
     @property
     def has_work(self) -> bool:
@@ -76,8 +72,14 @@ class Engine:
     def step(self) -> list[Output]:
         """Schedule, assemble, run, sample, commit: what came out for each sequence that advanced."""
         plan = self._scheduler.schedule()
+        assert plan, "there is work, and every request fits the cache by itself"
         self._account(plan)
-        logits = self._executor.forward(assemble(plan, self._kv))
+        try:
+            logits = self._executor.forward(assemble(plan, self._kv))
+        except BaseException:
+            # An interrupt in a notebook: the blocks of this step were promised and never filled.
+            self._kv.forget_prefixes()
+            raise
         outputs = self._commit(plan, logits)
         self._steps += 1
         return outputs
@@ -94,8 +96,8 @@ class Engine:
             steps=self._steps,
             prefill_tokens=self._prefill_tokens,
             decode_tokens=self._decode_tokens,
-            prefix_query_tokens=self._prefix_query_tokens,
-            prefix_hit_tokens=self._prefix_hit_tokens,
+            prefix_query_tokens=self._kv.queried_tokens,
+            prefix_hit_tokens=self._kv.hit_tokens,
             preemptions=self._scheduler.preemptions,
         )
 
@@ -106,8 +108,6 @@ class Engine:
             if not sequence.started:
                 sequence.started = now
                 sequence.cached = sequence.computed
-                self._prefix_query_tokens += sequence.known
-                self._prefix_hit_tokens += sequence.computed
             if work.count == 1 and sequence.first_token:
                 self._decode_tokens += 1
             else:
@@ -145,10 +145,9 @@ class Engine:
         if sequence.generated >= sampling.max_tokens:
             return self._output(sequence, [], None, "length")
         token = sequence.sampler(logits, sequence.known)
-        if np.isnan(logits[token]):
-            return self._output(
-                sequence, [], None, "error", error="the model produced NaN logits for this request"
-            )
+        if token is None:
+            error = "the logits leave no token to choose: NaN, infinite, or all of them excluded"
+            return self._output(sequence, [], None, "error", error=error)
         logprobs = None
         if sampling.logprobs is not None:
             logprobs = [token_logprob(logits, token, sampling.logprobs)]

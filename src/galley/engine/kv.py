@@ -12,29 +12,42 @@ from galley.types import BLOCK_TOKENS
 
 
 @dataclass(slots=True)
-class _Table:
-    """``chain[i]`` is the hash of block i; ``registered`` blocks from the front are in the cache."""
+class _Chain:
+    """``links[i]`` is the hash of a request's block i. Outlives preemptions."""
 
     salt: str
-    blocks: list[int] = field(default_factory=list)
-    chain: list[bytes] = field(default_factory=list)
-    registered: int = 0
+    links: list[bytes] = field(default_factory=list)
 
     def extend(self, tokens: Sequence[int], full_blocks: int) -> None:
-        while len(self.chain) < full_blocks:
-            start = len(self.chain) * BLOCK_TOKENS
-            parent = self.chain[-1] if self.chain else root_hash(self.salt)
-            self.chain.append(extend_chain(parent, tokens[start : start + BLOCK_TOKENS]))
+        while len(self.links) < full_blocks:
+            start = len(self.links) * BLOCK_TOKENS
+            parent = self.links[-1] if self.links else root_hash(self.salt)
+            self.links.append(extend_chain(parent, tokens[start : start + BLOCK_TOKENS]))
+
+
+@dataclass(slots=True)
+class _Table:
+    """A running request's blocks; the first ``registered`` ones are in the prefix cache."""
+
+    blocks: list[int]
+    registered: int
 
 
 class KVCache:
-    """Block tables by request id. Every change keeps ``free + cached + used == total``."""
+    """Block tables by request id. Every change keeps ``free + cached + used == total``.
+
+    Attributes:
+        queried_tokens, hit_tokens: looked up in, and supplied by, the prefix cache so far.
+    """
 
     def __init__(self, blocks: int, *, prefix_cache: bool) -> None:
         self._pool = BlockPool(blocks)
         self._prefix = PrefixCache()
         self._sharing = prefix_cache
         self._tables: dict[str, _Table] = {}
+        self._chains: dict[str, _Chain] = {}
+        self.queried_tokens = 0
+        self.hit_tokens = 0
 
     @property
     def total(self) -> int:
@@ -51,23 +64,34 @@ class KVCache:
         """Blocks held by requests."""
         return self._pool.total - self._pool.free - self._prefix.parked
 
-    def open(self, request_id: str, tokens: Sequence[int], *, salt: str, reuse: bool) -> int:
-        """Start a table; returns how many leading tokens are already computed.
+    def open(self, request_id: str, tokens: Sequence[int], *, salt: str, reuse: bool) -> int | None:
+        """Start a table with room for all ``tokens``; returns how many leading ones are computed already.
 
         At least the last token is left to compute, since its logits are wanted. Without ``reuse``
-        nothing is looked up (the request wants logits of its whole prompt).
+        nothing is looked up (the request wants logits of its whole prompt). None, and nothing changed,
+        if there is no room.
         """
         assert request_id not in self._tables
-        table = self._tables[request_id] = _Table(salt)
-        if not (self._sharing and reuse):
-            return 0
-        table.extend(tokens, (len(tokens) - 1) // BLOCK_TOKENS)
-        table.blocks = self._prefix.lookup(table.chain)
-        for block in table.blocks:
+        chain = self._chains.setdefault(request_id, _Chain(salt))
+        hits: list[int] = []
+        if self._sharing and reuse:
+            chain.extend(tokens, (len(tokens) - 1) // BLOCK_TOKENS)
+            hits = self._prefix.lookup(chain.links)
+        idle_hits = sum(map(self._prefix.is_parked, hits))
+        missing = -(-len(tokens) // BLOCK_TOKENS) - len(hits)
+        if missing > self._pool.free + self._prefix.parked - idle_hits:
+            return None
+        cached = len(hits) * BLOCK_TOKENS
+        for block in hits:
             self._prefix.unpark(block)
             self._pool.share(block)
-        table.registered = len(table.blocks)
-        return len(table.blocks) * BLOCK_TOKENS
+        self._tables[request_id] = _Table(hits, registered=len(hits))
+        has_room = self.grow(request_id, len(tokens))
+        assert has_room
+        if self._sharing and reuse:
+            self.queried_tokens += len(tokens)
+            self.hit_tokens += cached
+        return cached
 
     def grow(self, request_id: str, tokens: int) -> bool:
         """Make room for ``tokens`` tokens in all; False, and nothing taken, if there is none."""
@@ -85,11 +109,11 @@ class KVCache:
         """``computed`` tokens are in the cache once this step has run: full blocks can be shared."""
         if not self._sharing:
             return
-        table = self._tables[request_id]
+        table, chain = self._tables[request_id], self._chains[request_id]
         full = computed // BLOCK_TOKENS
-        table.extend(tokens, full)
+        chain.extend(tokens, full)
         for i in range(table.registered, full):
-            self._prefix.register(table.chain[i], table.blocks[i])
+            self._prefix.register(chain.links[i], table.blocks[i])
         table.registered = max(table.registered, full)
 
     def close(self, request_id: str) -> None:
@@ -97,6 +121,16 @@ class KVCache:
         for block in reversed(self._tables.pop(request_id).blocks):
             if self._pool.release(block) and not self._prefix.park(block):
                 self._pool.give_back(block)
+
+    def forget(self, request_id: str) -> None:
+        """The request is over; it holds no table any more."""
+        assert request_id not in self._tables
+        self._chains.pop(request_id, None)
+
+    def forget_prefixes(self) -> None:
+        """A step failed, so blocks may be registered that were never computed: share none of them."""
+        for block in self._prefix.clear():
+            self._pool.give_back(block)
 
     def table(self, request_id: str, tokens: int) -> Ints:
         """The blocks of the first ``tokens`` tokens, in order."""

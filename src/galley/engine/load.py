@@ -1,10 +1,8 @@
 """From settings to an engine that is ready: load, size the KV cache, warm up. Each phase is timed."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from galley.config import EngineSettings
@@ -16,9 +14,7 @@ from galley.formats.checkpoint import Checkpoint
 from galley.graph.program import Program
 from galley.models.registry import build_program
 from galley.ops.executor import Batch, Executor, executor_factory
-from galley.types import BLOCK_TOKENS, ModelInfo
-
-OnPhase = Callable[[str, float], None]
+from galley.types import BLOCK_TOKENS, ModelInfo, OnPhase
 
 
 def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None = None) -> Engine:
@@ -39,6 +35,7 @@ def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None
     clock.end("import")
     checkpoint = Checkpoint.open(folder)
     program = build_program(checkpoint.config)
+    checkpoint.check_token_ids(program.vocab_size)
     weights = checkpoint.weights()
     program.check_weights(weights, folder=str(folder))
     threads = settings.threads or available_cores()
@@ -52,10 +49,11 @@ def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None
     )
     clock.end("load")
     max_model_len = _max_model_len(settings, program)
-    blocks = _kv_blocks(settings, max_model_len, executor.kv_bytes_per_block())
+    blocks = _kv_blocks(settings, max_model_len, executor)
     executor.allocate_kv(blocks)
     _warm_up(executor)
     clock.end("warm-up")
+    phases["ready"] = sum(phases.values())
     info = ModelInfo(
         name=settings.model or folder.name,
         path=str(folder),
@@ -74,7 +72,7 @@ def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None
         KVCache(blocks, prefix_cache=settings.prefix_cache),
         info,
         max_batch_tokens=settings.max_batch_tokens,
-        max_running=settings.max_running,
+        max_running=settings.running_limit,
         priority_steps=settings.priority_steps,
     )
 
@@ -102,19 +100,22 @@ def _max_model_len(settings: EngineSettings, program: Program) -> int:
     return wanted
 
 
-def _kv_blocks(settings: EngineSettings, max_model_len: int, block_bytes: int) -> int:
+def _kv_blocks(settings: EngineSettings, max_model_len: int, executor: Executor) -> int:
     """As asked, or what the memory share holds, but no more than all running sequences can fill."""
+    block_bytes = executor.kv_bytes_per_block()
+    device_memory = executor.free_device_memory()
+    left = available_memory() if device_memory is None else device_memory
     if settings.kv_cache_tokens is not None:
         blocks = -(-settings.kv_cache_tokens // BLOCK_TOKENS)
-        needed, left = blocks * block_bytes, available_memory()
-        if settings.device == "cpu" and needed > left:
+        needed = blocks * block_bytes
+        if needed > left:
             raise EngineFailed(
                 f"kv_cache_tokens {settings.kv_cache_tokens} needs {needed / 2**20:.0f} MiB, "
                 f"{left / 2**20:.0f} MiB are available"
             )
         return blocks
-    useful = settings.max_running * -(-max_model_len // BLOCK_TOKENS)
-    affordable = int(available_memory() * settings.kv_memory_fraction) // block_bytes
+    useful = settings.running_limit * -(-max_model_len // BLOCK_TOKENS)
+    affordable = int(left * settings.kv_memory_fraction) // block_bytes
     if affordable < 1:
         raise EngineFailed("no memory is left for the KV cache after loading the weights")
     return min(useful, affordable)
@@ -135,8 +136,3 @@ def _warm_up(executor: Executor) -> None:
             wanted=zero,
         )
     )
-
-
-def with_phase(info: ModelInfo, name: str, seconds: float) -> ModelInfo:
-    """``info`` with one more start-up phase, put first."""
-    return msgspec.structs.replace(info, phases={name: seconds, **info.phases})

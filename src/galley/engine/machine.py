@@ -5,38 +5,54 @@ from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
+MEMBERSHIP = Path("/proc/self/cgroup")
 
 
-def available_cores(cgroup: Path = CGROUP) -> int:
+def available_cores(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
     """CPU affinity, or the cgroup's quota (v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``) if less."""
     cores = len(os.sched_getaffinity(0))
-    v2 = _read(cgroup / "cpu.max").split()
-    v1 = [_read(cgroup / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
-    for limit in (v2, v1):
-        if len(limit) == 2 and all(number.isdigit() for number in limit):
-            quota, period = map(int, limit)
-            cores = min(cores, max(1, round(quota / period)))
+    for folder in _folders(cgroup, membership, "cpu"):
+        v2 = _read(folder / "cpu.max").split()
+        v1 = [_read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        for limit in (v2, v1):
+            if len(limit) == 2 and all(number.isdigit() for number in limit):
+                quota, period = map(int, limit)
+                cores = min(cores, max(1, round(quota / period)))
     return cores
 
 
-def available_memory(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int:
-    """Bytes that can still be taken: the kernel's MemAvailable, or what the cgroup leaves if less."""
+def available_memory(
+    cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path = MEMINFO
+) -> int:
+    """Bytes that can still be taken: the kernel's MemAvailable, or what a cgroup leaves if less."""
     available = int(_table(_read(meminfo))["MemAvailable:"]) * 1024
-    for limit_file, usage_file, stat_file, dropped in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.usage_in_bytes",
-            "memory/memory.stat",
-            "total_inactive_file",
-        ),
-    ):
-        limit, usage = _read(cgroup / limit_file), _read(cgroup / usage_file)
-        if limit.isdigit() and usage.isdigit():
-            # File pages that the kernel can drop count as usage but not as need.
-            spare = int(_table(_read(cgroup / stat_file)).get(dropped, "0"))
-            available = min(available, max(0, int(limit) - int(usage) + spare))
+    for folder in _folders(cgroup, membership, "memory"):
+        for limit_file, usage_file, dropped in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, usage = _read(folder / limit_file), _read(folder / usage_file)
+            if limit.isdigit() and usage.isdigit():
+                # File pages that the kernel can drop count as usage but not as need.
+                spare = int(_table(_read(folder / "memory.stat")).get(dropped, "0"))
+                available = min(available, max(0, int(limit) - int(usage) + spare))
     return available
+
+
+def _folders(cgroup: Path, membership: Path, controller: str) -> list[Path]:
+    """The cgroups this process is in, from its own up to the root: each may set a limit.
+
+    Lines of ``/proc/self/cgroup`` are ``0::/path`` (v2) or ``5:cpu,cpuacct:/path`` (v1). In a container
+    the path may be the host's and not exist here; the root is then the container's own.
+    """
+    folders = []
+    for line in _read(membership).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or controller in controllers.split(","):
+            root = cgroup / controller if controllers else cgroup
+            own = root / path.strip("/")
+            folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(root)]
+    return folders or [cgroup, cgroup / controller]
 
 
 def _read(path: Path) -> str:

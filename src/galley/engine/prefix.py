@@ -70,6 +70,14 @@ class PrefixCache:
         """The block is referenced again."""
         self._parked.pop(block, None)
 
+    def clear(self) -> list[int]:
+        """Forget everything; returns the blocks that were parked."""
+        parked = list(self._parked)
+        self._block_of.clear()
+        self._hash_of.clear()
+        self._parked.clear()
+        return parked
+
     def evict(self) -> int:
         """Forget the least recently parked block and return it. There must be one."""
         block, _ = self._parked.popitem(last=False)

@@ -7,7 +7,6 @@ the batch, the chunking, the cache or a restart did.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ from galley.ops.executor import Logits
 from galley.types import SamplingParams, TokenLogprob
 
 Row = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
 
 
 def uniform(seed: int, position: int) -> float:
@@ -44,7 +44,9 @@ class TokenSampler:
         self._output = Counter(output)
         self._generated = len(output)
         self._penalised_output = bool(params.presence_penalty or params.frequency_penalty)
-        self._seen = set(prompt) | set(output) if params.repetition_penalty != 1.0 else None
+        self._seen = None
+        if params.repetition_penalty != 1.0:
+            self._seen = np.unique(np.array([*prompt, *output], dtype=np.int64))
 
     @property
     def is_pure_argmax(self) -> bool:
@@ -53,11 +55,15 @@ class TokenSampler:
         untouched = not (p.logit_bias or self._penalised_output or self._seen is not None)
         return p.temperature == 0.0 and untouched and self._generated >= p.min_tokens
 
-    def __call__(self, logits: Logits, position: int) -> int:
-        """The token at ``position`` given its logits [vocab]."""
+    def __call__(self, logits: Logits, position: int) -> int | None:
+        """The token at ``position`` given its logits [vocab]; None if they leave nothing to choose."""
         if self.is_pure_argmax:
-            return int(np.argmax(logits))
+            token = int(np.argmax(logits))
+            return token if np.isfinite(logits[token]) else None
         row = self._adjust(logits.astype(np.float64))
+        # NaN anywhere is the maximum; minus infinity is it only if every token is excluded.
+        if not np.isfinite(row.max()):
+            return None
         if self._params.temperature == 0.0:
             return int(np.argmax(row))
         ids, probabilities = candidates(row, self._params)
@@ -72,14 +78,15 @@ class TokenSampler:
         if self._penalised_output:
             self._output[token] += 1
         if self._seen is not None:
-            self._seen.add(token)
+            self._seen = np.union1d(self._seen, [token])
 
     def _adjust(self, row: Row) -> Row:
         p = self._params
         if self._seen is not None and p.repetition_penalty is not None:
-            ids = np.fromiter(self._seen, dtype=np.int64)
-            seen = row[ids]
-            row[ids] = np.where(seen > 0, seen / p.repetition_penalty, seen * p.repetition_penalty)
+            seen = row[self._seen]
+            row[self._seen] = np.where(
+                seen > 0, seen / p.repetition_penalty, seen * p.repetition_penalty
+            )
         if self._penalised_output and self._output:
             ids = np.fromiter(self._output.keys(), dtype=np.int64)
             counts = np.fromiter(self._output.values(), dtype=np.float64)
@@ -90,31 +97,48 @@ class TokenSampler:
         return row
 
 
-def candidates(row: Row, params: SamplingParams) -> tuple[npt.NDArray[np.int64], Row]:
+def candidates(row: Row, params: SamplingParams) -> tuple[Ids, Row]:
     """(token ids, unnormalised probabilities) that temperature, min_p, top_k and top_p leave.
 
     Applied in that order, as transformers does apart from min_p, which here sees the whole
     distribution. Without top_k and top_p the ids are in vocabulary order, else best first.
+
+    Args:
+        row: [vocab], finite maximum.
     """
     assert params.temperature
-    row = row / params.temperature
-    p = np.exp(row - row.max())
-    ids = np.arange(len(p))
+    with np.errstate(over="ignore"):
+        scaled = (row - row.max()) / params.temperature
+    ids = np.arange(len(row))
     if params.min_p:
-        ids = ids[p >= params.min_p]
+        ids = ids[scaled >= np.log(params.min_p)]
     top_k = params.top_k if params.top_k and 0 < params.top_k < len(ids) else 0
     top_p = params.top_p if params.top_p is not None and params.top_p < 1.0 else 0.0
-    if not (top_k or top_p):
-        return ids, p[ids]
-    ids = ids[np.lexsort((ids, -p[ids]))]
     if top_k:
-        ids = ids[:top_k]
+        ids = _best(scaled, ids, top_k)
+    p = np.exp(scaled[ids])
     if top_p:
-        cumulative = np.cumsum(p[ids])
-        # The token that crosses the mass is kept.
-        keep = int(np.searchsorted(cumulative, top_p * cumulative[-1], side="left")) + 1
-        ids = ids[:keep]
-    return ids, p[ids]
+        return _nucleus(scaled, ids, top_p * p.sum())
+    return ids, p
+
+
+def _best(scaled: Row, ids: Ids, count: int) -> Ids:
+    """The ``count`` best of ``ids``, best first, equals by id. Sorts no more than it must."""
+    if count < len(ids):
+        ids = ids[np.argpartition(-scaled[ids], count - 1)[:count]]
+    return ids[np.lexsort((ids, -scaled[ids]))]
+
+
+def _nucleus(scaled: Row, ids: Ids, mass: float) -> tuple[Ids, Row]:
+    """The fewest best whose probabilities reach ``mass``; the token that crosses it is kept."""
+    count = 64
+    while True:
+        best = _best(scaled, ids, count)
+        p = np.exp(scaled[best])
+        keep = int(np.searchsorted(np.cumsum(p), mass, side="left")) + 1
+        if keep <= len(best) or len(best) == len(ids):
+            return best[:keep], p[:keep]
+        count *= 16
 
 
 def token_logprob(logits: Logits, token: int, top: int) -> TokenLogprob:
@@ -124,8 +148,7 @@ def token_logprob(logits: Logits, token: int, top: int) -> TokenLogprob:
     norm = best + np.log(np.exp(row - best).sum())
     if not top:
         return TokenLogprob(token, float(row[token] - norm))
-    ids: Any = np.argpartition(-row, min(top, len(row) - 1))[:top]
-    ids = ids[np.lexsort((ids, -row[ids]))]
+    ids = _best(row, np.arange(len(row)), top)
     return TokenLogprob(
         token, float(row[token] - norm), tuple((int(i), float(row[i] - norm)) for i in ids)
     )

@@ -7,31 +7,10 @@ in order or nobody; when blocks run out the last in order is preempted, so the f
 """
 
 import heapq
-from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
-from typing import Protocol
 
+from galley.engine.kv import KVCache
 from galley.engine.sequence import Sequence
-
-
-class Memory(Protocol):
-    """What the scheduler needs of the KV cache; see ``kv.py``."""
-
-    def open(self, request_id: str, tokens: Tokens[int], *, salt: str, reuse: bool) -> int:
-        """Start a table; returns the leading tokens that need no computing."""
-        ...
-
-    def grow(self, request_id: str, tokens: int) -> bool:
-        """Room for that many tokens in all, or False."""
-        ...
-
-    def commit(self, request_id: str, tokens: Tokens[int], computed: int) -> None:
-        """So many leading tokens will be in the cache when this step has run."""
-        ...
-
-    def close(self, request_id: str) -> None:
-        """Give up the table."""
-        ...
 
 
 @dataclass(slots=True)
@@ -50,9 +29,9 @@ class Work:
 class Scheduler:
     """Owns the waiting and the running sequences."""
 
-    def __init__(self, memory: Memory, *, max_batch_tokens: int, max_running: int) -> None:
+    def __init__(self, kv: KVCache, *, max_batch_tokens: int, max_running: int) -> None:
         assert max_running <= max_batch_tokens
-        self._memory = memory
+        self._kv = kv
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running
         self._waiting: list[tuple[int, int, Sequence]] = []
@@ -77,10 +56,11 @@ class Scheduler:
         del self._arrivals[sequence.id]
         if sequence in self.running:
             self.running.remove(sequence)
-            self._memory.close(sequence.id)
+            self._kv.close(sequence.id)
         else:
             self._waiting = [entry for entry in self._waiting if entry[2] is not sequence]
             heapq.heapify(self._waiting)
+        self._kv.forget(sequence.id)
 
     def schedule(self) -> list[Work]:
         """The next step's work, within the token budget; allocates the blocks it needs.
@@ -104,7 +84,7 @@ class Scheduler:
     def _work(self, sequence: Sequence, count: int) -> Work:
         # An executor writes all of a step's keys and values before it reads any, so a newcomer may
         # share blocks that this very step computes.
-        self._memory.commit(sequence.id, sequence.tokens, sequence.computed + count)
+        self._kv.commit(sequence.id, sequence.tokens, sequence.computed + count)
         return Work(sequence, count)
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
@@ -113,7 +93,7 @@ class Scheduler:
         Only decoding grows, and decoding sequences take their turns in order: a victim's turn is still
         to come, so nothing that is planned is ever taken back.
         """
-        while not self._memory.grow(sequence.id, sequence.computed + count):
+        while not self._kv.grow(sequence.id, sequence.computed + count):
             victim = max(self.running, key=self._rank)
             self._preempt(victim)
             if victim is sequence:
@@ -122,7 +102,7 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence) -> None:
         self.running.remove(victim)
-        self._memory.close(victim.id)
+        self._kv.close(victim.id)
         victim.computed = 0
         victim.preemptions += 1
         self.preemptions += 1
@@ -131,15 +111,14 @@ class Scheduler:
     def _admit(self, plan: list[Work], budget: int) -> None:
         while self._waiting and budget and len(self.running) < self._max_running:
             sequence = self._waiting[0][2]
-            computed = self._memory.open(
+            # Room for all that is known: a prompt, once begun, is not stopped halfway for memory.
+            computed = self._kv.open(
                 sequence.id,
                 sequence.tokens,
                 salt=sequence.request.cache_salt,
                 reuse=not sequence.scores_prompt,
             )
-            # Room for all that is known: a prompt, once begun, is not stopped halfway for memory.
-            if not self._memory.grow(sequence.id, sequence.known):
-                self._memory.close(sequence.id)
+            if computed is None:
                 return
             heapq.heappop(self._waiting)
             sequence.computed = computed

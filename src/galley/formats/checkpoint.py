@@ -43,13 +43,26 @@ class Checkpoint:
             )
         generation_file = folder / "generation_config.json"
         generation = read_json(generation_file) if generation_file.exists() else {}
-        eos = generation.get("eos_token_id", config.get("eos_token_id"))
+        eos_file = folder / "config.json"
+        if generation.get("eos_token_id") is not None:
+            eos_file = generation_file
+        eos = (generation if eos_file is generation_file else config).get("eos_token_id")
         return cls(
             folder=folder,
             config=config,
-            eos_token_ids=_token_ids(eos, file=str(generation_file)),
+            eos_token_ids=_token_ids(eos, file=str(eos_file)),
             defaults=_sampling_defaults(generation, str(generation_file)),
         )
+
+    def check_token_ids(self, vocab_size: int) -> None:
+        """Raises CheckpointError if an end-of-sequence id is no token of the model."""
+        for token in self.eos_token_ids:
+            if token >= vocab_size:
+                raise CheckpointError(
+                    f"is {token}, the model has {vocab_size} tokens",
+                    file=str(self.folder),
+                    field="eos_token_id",
+                )
 
     def weights(self) -> Weights:
         """All tensors, mapped.

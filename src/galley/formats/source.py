@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from galley.errors import ModelNotFound
 
-_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 _WANTED: Final = ("*.safetensors", "*.json", "*.jinja")
 # Subfolders hold the same weights for other programs; so does Mistral's consolidated file.
@@ -39,7 +39,7 @@ def resolve_model(model: str, *, revision: str = "main", show_progress: bool = T
         raise ModelNotFound(f"{model} is a file; give the folder that holds it")
     if model.startswith((".", "/", "~")) or model.endswith("/"):
         raise ModelNotFound(f"the folder {model} does not exist")
-    if not _HUB_ID.fullmatch(model):
+    if not HUB_ID.fullmatch(model):
         raise ModelNotFound(f"{model!r} is neither a folder nor a hub id such as org/name")
     folder = _download(model, revision, show_progress)
     if not any(folder.glob("*.safetensors")):

@@ -23,7 +23,6 @@ class DecoderConfig:
     rope: Rope
     windows: tuple[int, ...]
     tied: bool
-    max_positions: int
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -65,7 +64,9 @@ def read_decoder(
             field="hidden_size",
         )
     dim = config.count("head_dim", head_dim or hidden // heads)
-    max_positions = config.count("max_position_embeddings", 2048)
+    rope = read_rope(
+        config, head_dim=dim, max_positions=config.count("max_position_embeddings", 2048)
+    )
     return DecoderConfig(
         vocab_size=config.count("vocab_size"),
         hidden_size=hidden,
@@ -75,10 +76,9 @@ def read_decoder(
         kv_heads=config.count("num_key_value_heads", kv_heads or heads),
         head_dim=dim,
         eps=config.number("rms_norm_eps", 1e-6),
-        rope=read_rope(config, head_dim=dim, max_positions=max_positions),
+        rope=rope,
         windows=windows or (0,) * layers,
         tied=config.flag("tie_word_embeddings", False),
-        max_positions=max_positions,
         qkv_bias=qkv_bias,
         o_bias=o_bias,
         mlp_bias=mlp_bias,

@@ -32,4 +32,4 @@ def build_program(config: Mapping[str, Any]) -> Program:
         )
     module = importlib.import_module(FAMILIES[family])
     decoder: DecoderConfig = module.read_config(Fields(config))
-    return trace(lambda g: describe_decoder(g, decoder), max_positions=decoder.max_positions)
+    return trace(lambda g: describe_decoder(g, decoder), max_positions=decoder.rope.max_positions)

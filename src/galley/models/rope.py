@@ -14,10 +14,14 @@ Angles = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """``inv_freq`` [head_dim / 2] in radians per position; ``scale`` multiplies sine and cosine."""
+    """``inv_freq`` [head_dim / 2] in radians per position; ``scale`` multiplies sine and cosine.
+
+    ``max_positions``: the context that the frequencies are made for.
+    """
 
     inv_freq: tuple[float, ...]
     scale: float
+    max_positions: int
 
 
 def read_rope(config: Fields, *, head_dim: int, max_positions: int) -> Rope:
@@ -38,8 +42,13 @@ def read_rope(config: Fields, *, head_dim: int, max_positions: int) -> Rope:
     elif kind == "llama3":
         inv_freq = _llama3(inv_freq, rope, config.count("max_position_embeddings", max_positions))
     elif kind == "yarn":
-        inv_freq, scale = _yarn(inv_freq, rope, config, theta, head_dim, max_positions)
-    return Rope(tuple(inv_freq.tolist()), scale)
+        trained = _trained_positions(config, rope, max_positions)
+        factor = rope.number("factor", max_positions / trained)
+        inv_freq = _yarn(inv_freq, rope, trained, factor, theta)
+        scale = _yarn_scale(rope, factor)
+        # Configs switched to yarn by hand, as Qwen's cards advise, keep the trained length there.
+        max_positions = max(max_positions, int(trained * factor))
+    return Rope(tuple(inv_freq.tolist()), scale, max_positions)
 
 
 def _llama3(inv_freq: Angles, rope: Fields, max_positions: int) -> Angles:
@@ -56,20 +65,17 @@ def _llama3(inv_freq: Angles, rope: Fields, max_positions: int) -> Angles:
     return np.where(is_between, between, scaled).astype(np.float32)
 
 
-def _yarn(
-    inv_freq: Angles,
-    rope: Fields,
-    config: Fields,
-    theta: float,
-    head_dim: int,
-    max_positions: int,
-) -> tuple[Angles, float]:
-    """YaRN (arXiv:2309.00071): per-dimension ramp between interpolation and extrapolation."""
-    trained = config.count(
-        "original_max_position_embeddings",
-        rope.count("original_max_position_embeddings", max_positions),
-    )
-    factor = rope.number("factor", max_positions / trained)
+def _trained_positions(config: Fields, rope: Fields, max_positions: int) -> int:
+    name = "original_max_position_embeddings"
+    return config.count(name, rope.count(name, max_positions))
+
+
+def _yarn(inv_freq: Angles, rope: Fields, trained: int, factor: float, theta: float) -> Angles:
+    """YaRN (arXiv:2309.00071): per-dimension ramp between interpolation and extrapolation.
+
+    ``trained`` positions are stretched ``factor`` times.
+    """
+    head_dim = 2 * len(inv_freq)
 
     def dimension(rotations: float) -> float:
         return head_dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(theta))
@@ -84,7 +90,7 @@ def _yarn(
     ramp = np.clip((np.arange(head_dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
     extrapolate = (1 - ramp).astype(np.float32)
     mixed = inv_freq / np.float32(factor) * (1 - extrapolate) + inv_freq * extrapolate
-    return mixed.astype(np.float32), _yarn_scale(rope, factor)
+    return np.asarray(mixed, dtype=np.float32)
 
 
 def _yarn_scale(rope: Fields, factor: float) -> float:

@@ -106,12 +106,12 @@ class Metrics:
         """An HTTP response is complete."""
         self._requests.labels(endpoint, str(status)).inc()
 
-    def prompt_taken(self, tokens: int) -> None:
-        """A prompt was admitted."""
+    def prompts_taken(self, tokens: int) -> None:
+        """A request was admitted; its prompts have ``tokens`` together."""
         self._prompt_tokens.inc(tokens)
 
-    def prefix_reused(self, tokens: int) -> None:
-        """The prefix cache held this many tokens of an admitted prompt."""
+    def prefixes_reused(self, tokens: int) -> None:
+        """The prefix cache held this many tokens of a request's prompts."""
         self._cached_tokens.inc(tokens)
 
     def first_token(self, endpoint: str, seconds: float) -> None:

@@ -46,6 +46,10 @@ class Executor(Protocol):
         """Bytes of keys and values, over all layers, of one block of BLOCK_TOKENS tokens."""
         ...
 
+    def free_device_memory(self) -> int | None:
+        """Bytes free for a KV cache on the executor's device; None if that is the host's memory."""
+        ...
+
     def allocate_kv(self, blocks: int) -> None:
         """Make room for ``blocks`` KV blocks. Called once, before :meth:`forward`."""
         ...

@@ -64,7 +64,7 @@ class Layout:
         full = rows.new_zeros((self.tiles * TILE, *rows.shape[1:]))
         full[self.flat] = rows
         # clone: each tile must start on an aligned address of its own
-        return [tile.clone() for tile in full.split(TILE)]
+        return [tile.clone() for tile in torch.split(full, TILE)]
 
     def gather(self, tiles: Tiles) -> torch.Tensor:
         """Tiles -> [rows, ...] in the order of the rows."""
@@ -131,6 +131,13 @@ class ReferenceExecutor:
     def kv_bytes_per_block(self) -> int:
         """Bytes over all layers."""
         return BLOCK_TOKENS * self._program.kv_bytes_per_token(self._dtype.itemsize)
+
+    def free_device_memory(self) -> int | None:
+        """Of a GPU; the host's memory is not this executor's to judge."""
+        if self._device.type != "cuda":
+            return None
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return free
 
     def allocate_kv(self, blocks: int) -> None:
         """Zeroed, so pages are only touched when they are used."""

@@ -18,8 +18,8 @@ log = logging.getLogger("galley.access")
 class AccessLog:
     """ASGI middleware, the outermost: what nobody else handles ends here.
 
-    Gives each request an id (``scope["state"]["request_id"]``, header ``X-Request-Id``) and a
-    dictionary of facts for its log line (``scope["state"]["facts"]``) that handlers add to.
+    Leaves in ``scope["state"]``: ``request_id`` (also the header ``X-Request-Id``), ``arrived`` (on the
+    monotonic clock) and ``facts``, a dictionary to which handlers add what the log line will tell.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -31,10 +31,10 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = time.monotonic()
+        arrived = time.monotonic()
         request_id = secrets.token_hex(12)
         facts: dict[str, Any] = {}
-        scope.setdefault("state", {}).update(request_id=request_id, facts=facts)
+        scope.setdefault("state", {}).update(request_id=request_id, arrived=arrived, facts=facts)
         status: int | None = None
 
         async def send_with_id(message: Message) -> None:
@@ -60,7 +60,7 @@ class AccessLog:
                 scope["method"],
                 endpoint,
                 final,
-                time.monotonic() - started,
+                time.monotonic() - arrived,
                 request_id,
                 "".join(f" {name}={value}" for name, value in facts.items()),
             )

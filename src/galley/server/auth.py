@@ -25,15 +25,8 @@ class KeyRing:
 
     @classmethod
     def load(cls, settings: Settings) -> "KeyRing":
-        """The keys of ``settings.api_key`` and of the file it names.
-
-        Raises:
-            SettingsError: the key file cannot be read or holds no key.
-        """
-        keys = list(settings.api_key)
-        if settings.api_key_file:
-            keys += _read_keys(settings.api_key_file)
-        return cls(keys)
+        """The keys of :func:`read_keys`, and raises as it does."""
+        return cls(read_keys(settings))
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -49,6 +42,26 @@ class KeyRing:
             if hmac.compare_digest(digest, known):
                 found = known.hex()
         return found
+
+
+def read_keys(settings: Settings) -> list[str]:
+    """The keys of ``settings.api_key``, then those of ``settings.api_key_file``.
+
+    Raises:
+        SettingsError: the file cannot be read or holds no key, or a key could not be sent.
+    """
+    keys = [("api_key", key) for key in settings.api_key]
+    if settings.api_key_file:
+        name = f"api_key_file {settings.api_key_file}"
+        keys += [(name, key) for key in _file_keys(settings.api_key_file)]
+    for name, key in keys:
+        # A header is Latin-1 at best, and clients differ in how they would encode the rest.
+        if not (key.isascii() and key.isprintable() and key == key.strip()):
+            raise SettingsError(
+                f"{name}: a key holds a character that is not printable ASCII, or begins or ends with "
+                "a space; no client could send it in a header"
+            )
+    return [key for _, key in keys]
 
 
 def check_exposure(settings: Settings, keys: KeyRing) -> None:
@@ -123,7 +136,7 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def _read_keys(path: str) -> list[str]:
+def _file_keys(path: str) -> list[str]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -19,6 +19,7 @@ from galley.server.schemas import UNKNOWN_FIELD
 
 MAX_DEPTH: Final = 64
 
+_CHARSET = re.compile(r"""charset=["']?([\w-]*)""", re.IGNORECASE)
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -79,9 +80,9 @@ def validate(model: type[Model], value: dict[str, Any]) -> Model:
 
 
 def _check_content_type(header: str) -> None:
-    kind, _, rest = header.partition(";")
-    charset = rest.lower().replace('"', "").strip()
-    if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
+    kind = header.partition(";")[0].strip().lower()
+    charset = _CHARSET.search(header)
+    if kind != "application/json" or (charset and charset[1].lower() != "utf-8"):
         raise HTTPError(
             415,
             f"Content-Type must be application/json (in UTF-8), got {header[:80]!r}",
@@ -117,8 +118,9 @@ def _too_large(max_bytes: int) -> HTTPError:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
-        raise RequestError(f"The key {_shown(twice)} appears twice in one object", param=twice[:64])
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        name = _whole(twice[:64])
+        raise RequestError(f"The key {name!r} appears twice in one object", param=name)
     return value
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, Final
 
@@ -73,33 +73,30 @@ async def complete(served: ServedModel, asked: ChatRequest, origin: Origin) -> C
     """
     tokenizer = served.backend().tokenizer
     with await _start(served, asked, origin) as generation:
-        texts = [""] * generation.choices
-        finishes: list[Finish] = ["stop"] * generation.choices
-        logprobs: list[list[ChatLogprob]] = [[] for _ in range(generation.choices)]
+        parts: list[list[Piece]] = [[] for _ in range(generation.choices)]
         async with aclosing(generation.pieces()) as pieces:
             async for piece in pieces:
-                texts[piece.choice] += piece.delta.text
-                logprobs[piece.choice] += _entries(tokenizer, piece)
-                finishes[piece.choice] = piece.finish or finishes[piece.choice]
-        choices: list[ChatChoice] = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": {"content": entries, "refusal": None} if asked.logprobs else None,
-                "finish_reason": finish,
-            }
-            for index, (text, entries, finish) in enumerate(
-                zip(texts, logprobs, finishes, strict=True)
-            )
-        ]
+                parts[piece.choice].append(piece)
         return {
             "id": f"chatcmpl-{origin.request_id}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": served.name,
-            "choices": choices,
+            "choices": [_whole(asked, tokenizer, choice) for choice in parts],
             "usage": generation.usage(),
         }
+
+
+def _whole(asked: ChatRequest, tokenizer: Tokenizer, parts: Sequence[Piece]) -> ChatChoice:
+    """The pieces of one choice, of which there is at least the last, as one."""
+    content = "".join(piece.delta.text for piece in parts)
+    entries = [entry for piece in parts for entry in _entries(tokenizer, piece)]
+    return {
+        "index": parts[-1].choice,
+        "message": {"role": "assistant", "content": content, "refusal": None},
+        "logprobs": {"content": entries, "refusal": None} if asked.logprobs else None,
+        "finish_reason": parts[-1].finish or "stop",
+    }
 
 
 async def _start(served: ServedModel, asked: ChatRequest, origin: Origin) -> Generation:
@@ -110,10 +107,16 @@ async def _start(served: ServedModel, asked: ChatRequest, origin: Origin) -> Gen
     messages = [message.plain() for message in asked.messages]
     # A long conversation takes a while; in a thread it delays nobody else's tokens.
     prompt = await asyncio.to_thread(backend.template.encode, backend.tokenizer, messages)
-    generation = Generation(served, ENDPOINT, origin)
     with _named_as_given(asked):
-        generation.submit([prompt], params, asked, prompt_param="messages")
-    return generation
+        return Generation.submit(
+            served,
+            asked,
+            params,
+            [prompt],
+            endpoint=ENDPOINT,
+            prompt_param="messages",
+            origin=origin,
+        )
 
 
 async def _chunks(

@@ -83,8 +83,15 @@ async def _start(served: ServedModel, asked: CompletionRequest, origin: Origin) 
     tokenizer = served.backend().tokenizer
     # Long texts take a while; in a thread they delay nobody else's tokens.
     prompts = await asyncio.to_thread(_read_prompts, asked, tokenizer)
-    generation = Generation(served, ENDPOINT, origin)
-    generation.submit([p.token_ids for p in prompts], params, asked, prompt_param="prompt")
+    generation = Generation.submit(
+        served,
+        asked,
+        params,
+        [prompt.token_ids for prompt in prompts],
+        endpoint=ENDPOINT,
+        prompt_param="prompt",
+        origin=origin,
+    )
     return _Job(served, asked, origin, prompts, generation)
 
 

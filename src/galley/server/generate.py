@@ -29,17 +29,19 @@ class Origin:
         request_id: unique; the engine's request ids and the answer's id are made of it.
         key: identity of the API key; keys never share cached prefixes.
         facts: what its log line will tell.
+        arrived: on the monotonic clock, in seconds.
     """
 
     request_id: str
     key: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
+    arrived: float = field(default_factory=time.monotonic)
 
     @classmethod
     def of(cls, request: Request) -> Self:
         """As the middlewares left it."""
         state = request.state
-        return cls(state.request_id, getattr(state, "key", ""), state.facts)
+        return cls(state.request_id, getattr(state, "key", ""), state.facts, state.arrived)
 
 
 @dataclass(frozen=True)
@@ -58,31 +60,37 @@ class Generation:
     Use as a context manager: leaving it cancels what still runs, in the engine too.
     """
 
-    def __init__(self, served: ServedModel, endpoint: str, origin: Origin) -> None:
-        self._served = served
-        self._endpoint = endpoint
-        self._origin = origin
-        self._choices: list[_Choice] = []  # complete once submitted
-        self._prompt_tokens: list[int] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def submit(
+    def __init__(
         self,
-        prompts: Sequence[list[int]],
-        params: SamplingParams,
-        body: GenerationRequest,
-        *,
-        prompt_param: str,
+        metrics: Metrics,
+        origin: Origin,
+        choices: Sequence["_Choice"],
+        prompt_lengths: Sequence[int],
     ) -> None:
+        """Made by :meth:`submit`; ``choices`` are already in the engine."""
+        self._metrics = metrics
+        self._origin = origin
+        self._choices = choices
+        self._prompt_lengths = prompt_lengths
+        self._closed = False
+
+    @classmethod
+    def submit(
+        cls,
+        served: ServedModel,
+        asked: GenerationRequest,
+        params: SamplingParams,
+        prompts: Sequence[list[int]],
+        *,
+        endpoint: str,
+        prompt_param: str,
+        origin: Origin,
+    ) -> Self:
         """Hand all sequences to the engine, or none.
 
         Args:
             prompts: token ids.
+            endpoint: the route, for metrics.
             prompt_param: the field to name if a prompt is at fault.
 
         Raises:
@@ -90,39 +98,40 @@ class Generation:
             Unavailable: the queue is full, or the engine not ready.
             EngineFailed: the engine will not come back.
         """
-        backend = self._served.backend()
-        settings = self._served.settings
-        most = settings.max_queue + settings.max_running
-        if len(prompts) * params.n > most:
-            raise RequestError(
-                f"{len(prompts)} prompts with n {params.n} are {len(prompts) * params.n} sequences; "
-                f"this server holds at most {most}",
-                param="n" if params.n > 1 else prompt_param,
-            )
+        engine, tokenizer = served.backend().engine, served.backend().tokenizer
+        _check_count(len(prompts), params.n, served, prompt_param)
         requests = [
             request
             for index, prompt in enumerate(prompts)
             for request in expand(
                 prompt,
                 params,
-                backend.engine.info,
-                request_id=f"{self._origin.request_id}-{index}",
-                priority=body.priority or 0,
-                cache_salt=cache_salt(self._origin.key, body.cache_salt),
+                engine.info,
+                request_id=f"{origin.request_id}-{index}",
+                priority=asked.priority or 0,
+                cache_salt=cache_salt(origin.key, asked.cache_salt),
                 prompt_param=prompt_param,
             )
         ]
         hidden = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
-            hidden |= frozenset(backend.engine.info.eos_token_ids)
-        for index, stream in enumerate(backend.engine.submit_all(requests)):
+            hidden |= frozenset(engine.info.eos_token_ids)
+        choices = []
+        for index, stream in enumerate(engine.submit_all(requests)):
             text = TextStream(
-                backend.tokenizer, stop=params.stop, min_tokens=params.min_tokens, hidden=hidden
+                tokenizer, stop=params.stop, min_tokens=params.min_tokens, hidden=hidden
             )
-            clock = _Clock(self._served.metrics, self._endpoint)
-            self._choices.append(_Choice(index, stream, text, clock))
-        self._prompt_tokens = [len(prompt) for prompt in prompts]
-        self._served.metrics.prompt_taken(sum(self._prompt_tokens))
+            clock = _Clock(served.metrics, endpoint, origin.arrived)
+            choices.append(_Choice(index, stream, text, clock))
+        lengths = [len(prompt) for prompt in prompts]
+        served.metrics.prompts_taken(sum(lengths))
+        return cls(served.metrics, origin, choices, lengths)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """What the choices gain, as it comes, until all have finished.
@@ -141,10 +150,10 @@ class Generation:
         return len(self._choices)
 
     def usage(self) -> Usage:
-        """Tokens so far. A prompt counts once, whatever ``n``."""
-        per_prompt = len(self._choices) // len(self._prompt_tokens)
-        cached = sum(choice.cached_tokens for choice in self._choices[::per_prompt])
-        prompt_tokens = sum(self._prompt_tokens)
+        """Tokens so far. A prompt counts once, whatever ``n``: as its first choice found it."""
+        n = len(self._choices) // len(self._prompt_lengths)
+        cached = sum(choice.cached_tokens for choice in self._choices[::n])
+        prompt_tokens = sum(self._prompt_lengths)
         generated = sum(len(choice.text.token_ids) for choice in self._choices)
         return {
             "prompt_tokens": prompt_tokens,
@@ -154,25 +163,40 @@ class Generation:
         }
 
     def close(self) -> None:
-        """Cancel the choices that still run. Idempotent."""
+        """Cancel the choices that still run, and settle the accounts. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
         for choice in self._choices:
             choice.close()
         usage = self.usage()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        self._metrics.prefixes_reused(cached)
         self._origin.facts.update(
             prompt=usage["prompt_tokens"],
-            cached=usage["prompt_tokens_details"]["cached_tokens"],
+            cached=cached,
             generated=usage["completion_tokens"],
             finish=",".join(sorted({c.text.finish_reason or "unfinished" for c in self._choices})),
+        )
+
+
+def _check_count(prompts: int, n: int, served: ServedModel, prompt_param: str) -> None:
+    most = served.settings.max_queue + served.settings.max_running
+    if prompts * n > most:
+        raise RequestError(
+            f"{prompts} prompts with n {n} are {prompts * n} sequences; this server holds at most "
+            f"{most}",
+            param="n" if n > 1 else prompt_param,
         )
 
 
 class _Clock:
     """What metrics learn of one sequence."""
 
-    def __init__(self, metrics: Metrics, endpoint: str) -> None:
-        self.metrics = metrics
+    def __init__(self, metrics: Metrics, endpoint: str, arrived: float) -> None:
+        self._metrics = metrics
         self._endpoint = endpoint
-        self._arrived = time.monotonic()
+        self._arrived = arrived
         self._first: float | None = None
         self._count = 0
 
@@ -180,17 +204,17 @@ class _Clock:
         now = time.monotonic()
         if count and self._first is None:
             self._first = now
-            self.metrics.first_token(self._endpoint, now - self._arrived)
+            self._metrics.first_token(self._endpoint, now - self._arrived)
         self._count += count
-        self.metrics.step_seen(count)
+        self._metrics.step_seen(count)
 
     def finished(self, reason: Finish, timing: Timing | None) -> None:
         now = time.monotonic()
         per_token = None
         if self._first is not None and self._count > 1:
             per_token = (now - self._first) / (self._count - 1)
-        self.metrics.sequence_finished(self._endpoint, reason)
-        self.metrics.sequence_timed(
+        self._metrics.sequence_finished(self._endpoint, reason)
+        self._metrics.sequence_timed(
             self._endpoint,
             duration=now - self._arrived,
             queued=timing.queued if timing else None,
@@ -198,10 +222,10 @@ class _Clock:
         )
 
     def cancelled(self) -> None:
-        self.metrics.sequence_finished(self._endpoint, "cancelled")
+        self._metrics.sequence_finished(self._endpoint, "cancelled")
 
     def failed(self) -> None:
-        self.metrics.sequence_finished(self._endpoint, "error")
+        self._metrics.sequence_finished(self._endpoint, "error")
 
 
 class _Choice:
@@ -218,9 +242,7 @@ class _Choice:
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """What the engine's outputs add, up to the end of the text."""
         async for output in self._stream:
-            if output.cached_tokens and not self.cached_tokens:
-                self.cached_tokens = output.cached_tokens
-                self._clock.metrics.prefix_reused(output.cached_tokens)
+            self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
             if output.finish_reason in ("error", "abort"):
                 self._open = False
                 self._clock.failed()

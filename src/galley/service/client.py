@@ -3,12 +3,14 @@
 Each request's prompt and the tokens delivered so far live here. When the engine dies a new one is
 started and every unfinished request is resubmitted with what it has; since noise is a function of seed
 and position, its text goes on as it would have.
+Which of them to try first after a crash is decided in ``trials.py``.
 """
 
 import asyncio
 import dataclasses
 import logging
 import math
+import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,15 +23,17 @@ from galley.config import EngineSettings
 from galley.errors import EngineFailed, EngineNotReady, GalleyError, QueueFull
 from galley.service.frames import Abort, FromEngine, Phase, Ready, Step, Submit
 from galley.service.process import EngineProcess
-from galley.types import EngineRequest, EngineStats, ModelInfo, Output, Timing
+from galley.service.trials import Trials
+from galley.types import EngineRequest, EngineStats, ModelInfo, OnPhase, Output, Timing
 
 log = logging.getLogger("galley.service")
 
 EngineState = Literal["starting", "ready", "recovering", "failed", "closed"]
-OnPhase = Callable[[str, float], None]
+MAX_FAILED_STARTS: Final = 5
+"""Engines in a row that may fail to become ready again, before nobody tries any more."""
 
-MAX_DEATHS: Final = 3
-"""Engine deaths without a token in between that a request, or a start, is given."""
+FIRST_RETRY_SECONDS: Final = 0.5
+"""Before the second attempt; doubles with each further one."""
 
 
 @dataclass(slots=True)
@@ -44,7 +48,6 @@ class _Live:
     cached: int = 0
     answered: bool = False
     resumed: bool = False
-    deaths: int = 0
 
     def resumption(self) -> EngineRequest:
         """The request as a new engine needs it. Prompt log-probabilities are not computed twice."""
@@ -56,7 +59,6 @@ class _Live:
     def take(self, output: Output, now: float) -> Output:
         """Note what the engine delivered; hide that it is not the engine that began."""
         self.tokens.extend(output.tokens)
-        self.deaths = 0
         if not self.answered:
             self.answered, self.cached, self.first_token = True, output.cached_tokens, now
         if not self.resumed:
@@ -105,21 +107,24 @@ class EngineClient:
         max_queue: int,
         on_phase: OnPhase | None = None,
     ) -> None:
-        """``max_queue`` sequences may wait beyond ``settings.max_running``."""
+        """``max_queue`` sequences may wait beyond the running ones."""
         names = [f.name for f in dataclasses.fields(EngineSettings)]
-        # Only these fields: the server's settings hold keys, which the engine must never see.
+        # Only these fields: the server's settings hold keys, which are none of the engine's business.
         self._settings = EngineSettings(**{name: getattr(settings, name) for name in names})
         self._folder = folder
-        self._max_live = settings.max_running + max_queue
+        self._max_live = settings.running_limit + max_queue
         self._max_queue = max_queue
         self._on_phase = on_phase
         self._live: dict[str, _Live] = {}
-        self._finished: deque[float] = deque(maxlen=64)
+        self._trials = Trials()
+        self._settled_at = 0
+        self._ended: deque[float] = deque(maxlen=64)
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._info: ModelInfo | None = None
         self._error: GalleyError | None = None
+        self._phases: dict[str, float] = {}
         self.state: EngineState = "starting"
         self.stats = EngineStats()
         self.restarts = 0
@@ -206,11 +211,9 @@ class EngineClient:
         now = time.monotonic()
         streams = []
         for request in requests:
-            live = _Live(request, asyncio.Queue(), now, tokens=list(request.output))
-            self._live[request.id] = live
-            if self._process and self.state == "ready":
-                self._process.send(Submit(request))
+            live = self._live[request.id] = _Live(request, asyncio.Queue(), now)
             streams.append(OutputStream(live, self._abort))
+        self._send(self._trials.add([request.id for request in requests]))
         return streams
 
     async def close(self) -> None:
@@ -224,14 +227,24 @@ class EngineClient:
 
     def _retry_after(self) -> float:
         """Seconds until half of the queue is gone, at the pace of the last finished sequences."""
-        if len(self._finished) < 2:
+        if len(self._ended) < 2:
             return 1.0
-        pace = (len(self._finished) - 1) / max(time.monotonic() - self._finished[0], 1e-3)
+        pace = (len(self._ended) - 1) / max(time.monotonic() - self._ended[0], 1e-3)
         return min(60.0, max(1.0, math.ceil(max(1, self._max_queue / 2) / pace)))
 
     def _abort(self, request_id: str) -> None:
-        if self._live.pop(request_id, None) and self._process:
+        if not self._live.pop(request_id, None):
+            return
+        self._ended.append(time.monotonic())
+        if self._trials.cancelled(request_id) and self._process:
             self._process.send(Abort([request_id]))
+            self._settled_at = self._process.frames_sent
+
+    def _send(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            assert self._process
+            live = self._live[request_id]
+            self._process.send(Submit(live.resumption() if live.resumed else live.request))
 
     def _set_state(self, state: EngineState) -> None:
         self.state = state
@@ -239,48 +252,67 @@ class EngineClient:
 
     async def _supervise(self) -> None:
         """Start engines until one cannot start, or nobody wants one any more."""
-        deaths = 0
-        while True:
-            try:
-                self._process = await EngineProcess.spawn(self._settings, self._folder)
-                async for frame in self._process.frames():
-                    self._handle(frame)
-            except (GalleyError, OSError) as error:
-                await self._hang_up()
-                self._fail(error)
-                return
-            was_ready = self.state == "ready"
-            status = await self._hang_up()
-            deaths = 1 if was_ready else deaths + 1
-            log.error("the engine process ended with status %s; starting a new one", status)
-            if deaths >= MAX_DEATHS:
-                self._fail(EngineFailed(f"the engine died {deaths} times while starting"))
-                return
-            if self._info is not None:
-                self._set_state("recovering")
-            self.restarts += 1
-            self._blame_live()
+        try:
+            failed_starts = 0
+            while failed_starts < MAX_FAILED_STARTS:
+                if failed_starts:
+                    await asyncio.sleep(FIRST_RETRY_SECONDS * 2 ** (failed_starts - 1))
+                was_ready = await self._one_engine()
+                self.restarts += 1
+                failed_starts = 0 if was_ready else failed_starts + 1
+            self._fail(EngineFailed(f"the engine failed to start {failed_starts} times in a row"))
+        except Exception as error:
+            if not isinstance(error, GalleyError):
+                log.exception("the supervisor failed")
+            self._fail(error)
 
-    async def _hang_up(self) -> int | None:
-        """The engine process's exit status, if there was one."""
+    async def _one_engine(self) -> bool:
+        """The life of one engine process; whether it ever became ready.
+
+        Raises:
+            GalleyError: it cannot start, and no engine has before: trying again will not help.
+        """
+        reason: object
+        try:
+            self._process = await EngineProcess.spawn(self._settings, self._folder)
+            async for frame in self._process.frames():
+                self._handle(frame)
+            reason = None
+        except (GalleyError, OSError) as error:
+            if self._info is None:
+                await self._hang_up()
+                raise
+            reason = error
+        was_ready = self.state == "ready"
+        # Before the first await: from here on nobody may send to this engine.
         process, self._process = self._process, None
-        return await process.close() if process else None
+        if was_ready:
+            self._set_state("recovering")
+        status = await process.close() if process else None
+        if was_ready:
+            self._judge(killed=status == -signal.SIGKILL)
+        log.error("the engine ended (%s); starting a new one", reason or f"status {status}")
+        return was_ready
+
+    async def _hang_up(self) -> None:
+        process, self._process = self._process, None
+        if process:
+            await process.close()
 
     def _fail(self, error: Exception) -> None:
         self._error = error if isinstance(error, GalleyError) else EngineFailed(str(error))
         self._end_all("error", f"the engine is down: {error}")
         self._set_state("failed")
 
-    def _blame_live(self) -> None:
-        """A request that saw engine after engine die without a token of its own is given up."""
-        for request_id, live in list(self._live.items()):
-            live.deaths += 1
-            if live.deaths >= MAX_DEATHS:
-                del self._live[request_id]
-                message = f"the engine died {live.deaths} times while it worked on this request"
-                live.queue.put_nowait(
-                    Output(request_id=request_id, finish_reason="error", error=message)
-                )
+    def _judge(self, *, killed: bool) -> None:
+        """The engine died with what it had."""
+        guilty = self._trials.engine_died(killed=killed)
+        if guilty is not None:
+            log.error("the engine dies of request %s; giving it up", guilty)
+            message = "the engine died again and again while it worked on this request"
+            self._live.pop(guilty).queue.put_nowait(
+                Output(request_id=guilty, finish_reason="error", error=message)
+            )
 
     def _end_all(self, reason: Literal["abort", "error"], error: str | None) -> None:
         for request_id, live in self._live.items():
@@ -292,26 +324,37 @@ class EngineClient:
             self.stats = frame.stats
             for output in frame.outputs:
                 self._deliver(output)
+            if self._trials.settling and frame.frames_seen >= self._settled_at:
+                self._send(self._trials.settled())
         elif isinstance(frame, Phase):
-            if self._on_phase:
-                self._on_phase(frame.name, frame.seconds)
+            self._phase_ended(frame.name, frame.seconds)
         elif isinstance(frame, Ready):
-            self._info = frame.info
-            self._resume()
-            self._set_state("ready")
+            self._become_ready(frame.info)
 
-    def _resume(self) -> None:
-        assert self._process
+    def _phase_ended(self, name: str, seconds: float) -> None:
+        self._phases[name] = seconds
+        if self._on_phase:
+            self._on_phase(name, seconds)
+
+    def _become_ready(self, info: ModelInfo) -> None:
+        self._phase_ended("ready", sum(s for name, s in self._phases.items() if name != "ready"))
+        self._info = msgspec.structs.replace(info, phases=dict(self._phases))
+        # A later engine must hold what this one has promised to hold.
+        self._settings = dataclasses.replace(self._settings, kv_cache_tokens=info.kv_cache_tokens)
         for live in self._live.values():
             live.resumed = True
-            self._process.send(Submit(live.resumption()))
+        self._set_state("ready")
+        self._send(self._trials.engine_ready())
 
     def _deliver(self, output: Output) -> None:
         live = self._live.get(output.request_id)
         if live is None:
             return
         now = time.monotonic()
-        if output.finish_reason is not None:
-            del self._live[output.request_id]
-            self._finished.append(now)
         live.queue.put_nowait(live.take(output, now))
+        if output.finish_reason is None:
+            self._send(self._trials.passed(output.request_id))
+            return
+        del self._live[output.request_id]
+        self._ended.append(now)
+        self._send(self._trials.finished(output.request_id))

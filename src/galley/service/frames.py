@@ -60,10 +60,14 @@ class StartFailed(msgspec.Struct, tag="start_failed", frozen=True):
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):
-    """All that one engine step produced."""
+    """All that one engine step produced.
+
+    ``frames_seen`` counts the Submit and Abort frames that the engine had taken in before it.
+    """
 
     outputs: list[Output]
     stats: EngineStats
+    frames_seen: int
 
 
 ToEngine = Start | Submit | Abort

@@ -1,6 +1,7 @@
 """One engine process and the socket to it, seen from the server's event loop."""
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -35,6 +36,7 @@ class EngineProcess:
         self._child = child
         self._reader = reader
         self._writer = writer
+        self.frames_sent = -1  # the Start frame does not count
 
     @classmethod
     async def spawn(cls, settings: EngineSettings, folder: str) -> "EngineProcess":
@@ -47,6 +49,8 @@ class EngineProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
+                # What the engine may know is in the Start frame; keys are not.
+                env={k: v for k, v in os.environ.items() if not k.startswith("GALLEY_API_KEY")},
             )
         reader, writer = await asyncio.open_connection(sock=ours)
         process = cls(child, reader, writer)
@@ -60,6 +64,7 @@ class EngineProcess:
 
     def send(self, frame: ToEngine) -> None:
         """Queue a frame. To a dead process it goes nowhere; :meth:`frames` ends and says so."""
+        self.frames_sent += 1
         with suppress(ConnectionError, RuntimeError):
             self._writer.write(encode(frame))
 

@@ -22,7 +22,8 @@ def expand(
     """One engine request for each of ``n`` choices, with every default filled in.
 
     Choice i has the id ``{request_id}-{i}`` and a seed of its own, derived from the request's (drawn
-    here if there is none, so that a resubmitted request goes on as it began).
+    here if there is none, so that a resubmitted request goes on as it began). Only the first scores the
+    prompt.
 
     Args:
         prompt_param: the field to name when the prompt itself is wrong.
@@ -40,7 +41,13 @@ def expand(
             id=f"{request_id}-{choice}",
             prompt=prompt,
             sampling=msgspec.structs.replace(
-                resolved, max_tokens=max_tokens, seed=choice_seed(seed, choice), n=1, stop=()
+                resolved,
+                max_tokens=max_tokens,
+                seed=choice_seed(seed, choice),
+                n=1,
+                stop=(),
+                # Scored once; the other choices share the prompt's blocks instead.
+                prompt_logprobs=resolved.prompt_logprobs if choice == 0 else None,
             ),
             priority=priority,
             cache_salt=cache_salt,
@@ -74,6 +81,11 @@ def _check_ids(
                 f"ids run from 0 to {info.vocab_size - 1}",
                 param=name,
             )
+    if params.min_tokens and len(set(params.stop_token_ids)) >= info.vocab_size:
+        raise RequestError(
+            "stop_token_ids holds every token, so min_tokens leaves none to begin with",
+            param="stop_token_ids",
+        )
 
 
 def _max_tokens(length: int, params: SamplingParams, info: ModelInfo, prompt_param: str) -> int:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -45,8 +46,11 @@ class Connection:
         self._file = sock.makefile("rb")
 
     def send(self, frame: FromEngine) -> None:
-        """Raises OSError when the server is gone."""
-        self._socket.sendall(encode(frame))
+        """Ends the process when the server is gone: then there is nobody to work for."""
+        try:
+            self._socket.sendall(encode(frame))
+        except OSError:
+            raise SystemExit(0) from None
 
     def receive(self) -> ToEngine | None:
         """The next frame, or None when the server has closed its end."""
@@ -114,29 +118,27 @@ def _read(connection: Connection, inbox: "queue.SimpleQueue[Submit | Abort]") ->
 def _loop(
     engine: "Engine", connection: Connection, inbox: "queue.SimpleQueue[Submit | Abort]"
 ) -> None:
+    seen = 0
     while True:
-        _take_frames(engine, inbox)
+        seen += _take_frames(engine, inbox)
         # After an abort of the last request there is no work, but the books have changed.
         outputs = engine.step() if engine.has_work else []
-        try:
-            connection.send(Step(outputs, engine.stats))
-        except OSError:
-            return
+        connection.send(Step(outputs, engine.stats, seen))
 
 
-def _take_frames(engine: "Engine", inbox: "queue.SimpleQueue[Submit | Abort]") -> None:
-    """Everything that has arrived; sleeps for the next frame when there is no work."""
-    try:
+def _take_frames(engine: "Engine", inbox: "queue.SimpleQueue[Submit | Abort]") -> int:
+    """Everything that has arrived, counted; sleeps for the next frame when there is no work."""
+    count = 0
+    with suppress(queue.Empty):
+        # An abort is answered at once, even if it leaves nothing to do.
         while True:
-            frame = inbox.get(block=not engine.has_work)
+            frame = inbox.get(block=not engine.has_work and not count)
+            count += 1
             if isinstance(frame, Submit):
                 engine.add(frame.request)
             else:
                 engine.abort(frame.request_ids)
-                if not engine.has_work:
-                    return
-    except queue.Empty:
-        pass
+    return count
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """One choice of one request, seen as text."""
 
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
+from typing import Self
 
 import msgspec
 
+from galley.errors import RequestError
 from galley.text.detokenizer import detokenizer
 from galley.text.stops import StopScanner
 from galley.text.tokenizer import Tokenizer
-from galley.types import FinishReason, Output, TokenLogprob
+from galley.types import FinishReason, Output, SamplingParams, TokenLogprob
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,26 +44,49 @@ class TextStream:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         *,
         stop: tuple[str, ...] = (),
         min_tokens: int = 0,
         hidden: AbstractSet[int] = frozenset(),
     ) -> None:
         """Args:
-        stop: strings that end the text and are not part of it.
-        min_tokens: text of the first so many tokens is not searched for ``stop``.
-        hidden: end-of-sequence and stop tokens; the one that ends the sequence shows no text.
+            tokenizer: ``None`` for a model without one, whose text is empty.
+            stop: strings that end the text and are not part of it.
+            min_tokens: text of the first so many tokens is not searched for ``stop``.
+            hidden: end-of-sequence and stop tokens; the one that ends the sequence shows no text.
+
+        Raises:
+            RequestError: ``stop`` without a tokenizer.
         """
+        if tokenizer is None and stop:
+            raise RequestError("this model has no tokenizer; stop strings need one", param="stop")
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] | None = None
         self.finish_reason: FinishReason | None = None
-        self._detokenizer = detokenizer(tokenizer)
+        self._detokenizer = None if tokenizer is None else detokenizer(tokenizer)
         self._scanner = StopScanner(stop)
         self._min_tokens = min_tokens
         self._hidden = hidden
         self._parts: list[str] = []
         self._chars = 0  # of text from the detokeniser, searched or not
+
+    @classmethod
+    def for_request(
+        cls, tokenizer: Tokenizer | None, params: SamplingParams, eos_token_ids: Iterable[int]
+    ) -> Self:
+        """A stream for one choice of a request; ``eos_token_ids`` are the model's.
+
+        Raises:
+            RequestError: stop strings without a tokenizer.
+        """
+        ends = () if params.ignore_eos else eos_token_ids
+        return cls(
+            tokenizer,
+            stop=params.stop,
+            min_tokens=params.min_tokens,
+            hidden=frozenset((*ends, *params.stop_token_ids)),
+        )
 
     @property
     def text(self) -> str:
@@ -84,12 +110,12 @@ class TextStream:
         for index, token in enumerate(output.tokens):
             offsets.append(self._chars)
             self.token_ids.append(token)
-            if index < shown:
+            if self._detokenizer is not None and index < shown:
                 text.append(self._search(self._detokenizer.feed([token])))
             if self.stopped:
                 break
         finish_reason: FinishReason | None = "stop" if self.stopped else output.finish_reason
-        if output.finish_reason is not None and not self.stopped:
+        if self._detokenizer is not None and finish_reason is not None and not self.stopped:
             text += [self._search(self._detokenizer.finish()), self._scanner.finish()]
             finish_reason = "stop" if self.stopped else output.finish_reason
         return self._commit(output, "".join(text), offsets, finish_reason)

@@ -17,7 +17,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from galley.errors import CheckpointError, RequestError
-from galley.text.tokenizer import CONFIG_FILE, AddedToken, Tokenizer, read_json_object
+from galley.formats.checkpoint import read_json
+from galley.text.tokenizer import CONFIG_FILE, AddedToken, Tokenizer, certainly_longer
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 
@@ -62,7 +63,8 @@ class ChatTemplate:
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"cannot be read: {error}", file=str(path)) from error
         path = folder / CONFIG_FILE
-        return cls(_default_template(read_json_object(path), str(path)), file=str(path))
+        config = read_json(path) if path.exists() else {}
+        return cls(_default_template(config, str(path)), file=str(path))
 
     def encode(
         self,
@@ -70,6 +72,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        context: int | None = None,
     ) -> list[int]:
         """Ids of the conversation as the template writes it.
 
@@ -80,9 +83,11 @@ class ChatTemplate:
         Args:
             messages: ``role``, ``content`` and whatever else the template reads; plain JSON values.
             add_generation_prompt: end with the head of the assistant's answer.
+            context: refuse early what is certainly longer than so many tokens.
 
         Raises:
             RequestError: no template, or the template refuses the messages (``param="messages"``).
+            ContextExceeded: more than ``context`` tokens, but not if they are only a few more.
         """
         if not messages:
             raise RequestError("messages must not be empty", param="messages")
@@ -94,6 +99,7 @@ class ChatTemplate:
         patterns = [special if m.get("role") == "assistant" else control for m in chat]
         if not any(_contains(p, message) for p, message in zip(patterns, chat, strict=True)):
             prompt = self._render(tokenizer, chat, add_generation_prompt)
+            _check_length(tokenizer, prompt, context)
             return tokenizer.encode(prompt, add_special_tokens=False)
         start, end = _unused_chars(chat)
         marked = [
@@ -101,9 +107,10 @@ class ChatTemplate:
             for p, message in zip(patterns, chat, strict=True)
         ]
         prompt = self._render(tokenizer, marked, add_generation_prompt)
+        _check_length(tokenizer, re.sub(f"[{start}{end}]", "", prompt), context)
         # A template that cuts texts may leave a mark without its partner: still a break, never text.
         pieces = re.split(f"{start}({control.pattern}){end}|[{start}{end}]", prompt)
-        return _encode_pieces(tokenizer, pieces[0::2], pieces[1::2])
+        return _encode_pieces(tokenizer, pieces[0::2], pieces[1::2], context)
 
     def _render(self, tokenizer: Tokenizer, chat: Any, add_generation_prompt: bool) -> str:
         if self._template is None:
@@ -289,14 +296,24 @@ def _unused_chars(value: Any) -> tuple[str, str]:
         ) from None
 
 
+def _check_length(tokenizer: Tokenizer, prompt: str, context: int | None) -> None:
+    if context is not None:
+        tokenizer.check_length(prompt, context, param="messages")
+
+
 def _encode_pieces(
-    tokenizer: Tokenizer, written: Sequence[str], quoted: Sequence[str | None]
+    tokenizer: Tokenizer,
+    written: Sequence[str],
+    quoted: Sequence[str | None],
+    context: int | None,
 ) -> list[int]:
     """Ids of ``written[0] quoted[0] written[1] ...``; ``quoted`` pieces are plain text."""
     ids = _encode_written(tokenizer, written[0])
     for text, following in zip(quoted, written[1:], strict=True):
         ids += _within(tokenizer.encode_plain, text or "")
         ids += _within(lambda piece: _encode_written(tokenizer, piece), following)
+        if context is not None and len(ids) > context:
+            raise certainly_longer(context, param="messages")
     return ids
 
 

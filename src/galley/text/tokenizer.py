@@ -9,7 +9,8 @@ import msgspec
 import tokenizers
 from tokenizers import decoders
 
-from galley.errors import CheckpointError, UnsupportedModel
+from galley.errors import CheckpointError, ContextExceeded, UnsupportedModel
+from galley.formats.checkpoint import read_json
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 CONFIG_FILE: Final = "tokenizer_config.json"
@@ -25,6 +26,9 @@ _NAMED_TOKENS: Final = (
     "mask_token",
 )
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_CERTAINLY_LONG: Final = 16
+"""Characters for each token of the context; next to no text has tokens as long on average."""
+
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 # Decoder steps whose result for one token depends on no later token, so that text can be streamed.
@@ -113,25 +117,13 @@ class Tokenizer:
             raise CheckpointError(f"not a tokeniser: {error}", file=str(path)) from error
         inner.no_truncation()
         inner.no_padding()
-        config = read_json_object(folder / SPECIAL_TOKENS_FILE)
-        config |= read_json_object(folder / CONFIG_FILE)
+        config: dict[str, Any] = {}
+        for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):
+            if (folder / name).exists():
+                config |= read_json(folder / name)
         special_tokens = _named_tokens(config)
         _declare_special(inner, special_tokens.values())
         return cls(inner, decoder_steps=steps, special_tokens=special_tokens)
-
-    @property
-    def bos_token(self) -> str | None:
-        """Text of the beginning-of-sequence token."""
-        return self.special_tokens.get("bos_token")
-
-    @property
-    def eos_token(self) -> str | None:
-        """Text of the end-of-sequence token. A model may have more: see ``ModelInfo.eos_token_ids``."""
-        return self.special_tokens.get("eos_token")
-
-    def token_id(self, text: str) -> int | None:
-        """The id of the token that is spelt exactly so in the vocabulary."""
-        return self._inner.token_to_id(text)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of ``text``, in which special-token text means that token.
@@ -141,11 +133,26 @@ class Tokenizer:
             add_special_tokens: put around it what ``tokenizer.json`` prescribes, such as a BOS token
                 (``add_bos_token`` in ``tokenizer_config.json`` has no say, as in transformers).
         """
-        return self._inner.encode(_valid(text), add_special_tokens=add_special_tokens).ids
+        # Unlike encode and decode, the batched calls let other Python threads run meanwhile.
+        texts = [replace_surrogates(text)]
+        return self._inner.encode_batch_fast(texts, add_special_tokens=add_special_tokens)[0].ids
+
+    def check_length(self, text: str, context: int, *, param: str) -> None:
+        """Refuse a text that is far too long by its beginning, where :meth:`encode` takes seconds.
+
+        A text that passes may still be too long.
+
+        Raises:
+            ContextExceeded: ``text`` has more than ``context`` tokens; names ``param``.
+        """
+        beginning = text[: _CERTAINLY_LONG * context]
+        # Twice as many, because the cut and what comes after it can change how the beginning ends.
+        if len(beginning) < len(text) and len(self.encode(beginning)) > 2 * context:
+            raise certainly_longer(context, param=param)
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of ``text`` with no token added or recognised: ``<s>`` is three characters here."""
-        text = _valid(text)
+        text = replace_surrogates(text)
         if self._normalizer is not None:
             text = self._normalizer.normalize_str(text)
         words = [text]
@@ -165,7 +172,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``ids``; unknown ids are nothing, bytes that are no UTF-8 are U+FFFD."""
-        return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
+        return self._inner.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def piece(self, token: int) -> str | None:
         """The token as the vocabulary spells it; ``None`` for an unknown id."""
@@ -208,22 +215,16 @@ class Tokenizer:
         return self.join([piece], at_start=False).encode()
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``; empty if there is no such file.
-
-    Raises:
-        CheckpointError: the file cannot be read, or holds anything else.
-    """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"not a JSON object: {error}", file=str(path)) from error
+def certainly_longer(context: int, *, param: str) -> ContextExceeded:
+    """The error for a prompt whose tokens were not counted to their end."""
+    return ContextExceeded(
+        f"the prompt has at least {context + 1} tokens; the context holds {context}, output included",
+        param=param,
+    )
 
 
-def _valid(text: str) -> str:
-    """``text`` without lone surrogates, which have no UTF-8."""
+def replace_surrogates(text: str) -> str:
+    """``text`` with U+FFFD for lone surrogates, which have no UTF-8."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
