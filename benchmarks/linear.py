@@ -20,7 +20,9 @@ COLD_BYTES = 400 << 20
 KINDS = ("int4", "int8", "bf16", "float32")
 
 
-def layer_seconds(kind: str, outputs: int, depth: int, rows: int, threads: int) -> tuple[float, int]:
+def layer_seconds(
+    kind: str, outputs: int, depth: int, rows: int, threads: int
+) -> tuple[float, int]:
     """Seconds for one layer of a stack that is larger than the caches, and the layer's bytes."""
     values = np.random.default_rng(0).standard_normal((outputs, depth), dtype=np.float32)
     weight = Weight("w", "F32", values.shape, values.reshape(-1).view(np.uint8))
@@ -67,16 +69,20 @@ def main() -> None:
     parser.add_argument("--rows", default="1,2,4,6,8,16,32,64,512")
     parser.add_argument("--kinds", default=",".join(KINDS))
     arguments = parser.parse_args()
-    print(f"isa {choose_isa(os.environ)}, {arguments.threads} threads, "
-          f"layer {arguments.outputs} x {arguments.depth}, load {os.getloadavg()[0]:.1f}")
+    print(
+        f"isa {choose_isa(os.environ)}, {arguments.threads} threads, "
+        f"layer {arguments.outputs} x {arguments.depth}, load {os.getloadavg()[0]:.1f}"
+    )
     for kind in arguments.kinds.split(","):
         for rows in map(int, arguments.rows.split(",")):
             seconds, size = layer_seconds(
                 kind, arguments.outputs, arguments.depth, rows, arguments.threads
             )
             operations = 2 * arguments.outputs * arguments.depth * rows
-            print(f"{kind:8} rows {rows:4}  {seconds * 1e3:8.3f} ms  {size / seconds / 1e9:6.1f} GB/s"
-                  f"  {operations / seconds / 1e9:7.0f} GOPS")
+            print(
+                f"{kind:8} rows {rows:4}  {seconds * 1e3:8.3f} ms  {size / seconds / 1e9:6.1f} GB/s"
+                f"  {operations / seconds / 1e9:7.0f} GOPS"
+            )
 
 
 if __name__ == "__main__":

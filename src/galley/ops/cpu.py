@@ -64,6 +64,10 @@ class CpuExecutor:
         """Bytes over all layers, padding included."""
         return self._native.kv_bytes_per_block()
 
+    def free_device_memory(self) -> int | None:
+        """None: keys and values are in the host's memory."""
+        return None
+
     def allocate_kv(self, blocks: int) -> None:
         """Zeroed, so pages are only touched when they are used."""
         self._native.allocate_kv(blocks)
