@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 
 namespace galley {
@@ -29,7 +30,7 @@ void pin(std::thread& thread, int cpu) {
 
 }  // namespace
 
-Pool::Pool(int threads, const std::vector<int>& cpus) {
+Pool::Pool(int threads, const std::vector<int>& cpus) : shares_(threads > 1 ? threads : 1) {
     workers_.reserve(threads > 1 ? threads - 1 : 0);
     for (int i = 1; i < threads; ++i) {
         workers_.emplace_back([this, i] { work(i); });
@@ -48,7 +49,11 @@ Pool::~Pool() {
 
 void Pool::share(const Job& job) {
     job_ = job;
-    next_.store(0, std::memory_order_relaxed);
+    const int64_t pieces = (job.items + job.grain - 1) / job.grain;
+    for (int t = 0; t < threads(); ++t) {
+        shares_[t].next.store(pieces * t / threads() * job.grain, std::memory_order_relaxed);
+        shares_[t].end = std::min(job.items, pieces * (t + 1) / threads() * job.grain);
+    }
     const uint64_t generation = (state_.load() / kGeneration + 1) * kGeneration;
     state_.store(generation | kOpen);
     if (sleeping_.load() > 0) {
@@ -69,11 +74,13 @@ void Pool::share(const Job& job) {
 
 void Pool::take_items(int thread) {
     const Job& job = job_;
-    for (;;) {
-        const int64_t begin = next_.fetch_add(job.grain, std::memory_order_relaxed);
-        if (begin >= job.items) return;
-        const int64_t end = begin + job.grain < job.items ? begin + job.grain : job.items;
-        job.call(job.body, begin, end, thread);
+    for (int i = 0; i < threads(); ++i) {
+        Share& share = shares_[(thread + i) % threads()];
+        for (;;) {
+            const int64_t begin = share.next.fetch_add(job.grain, std::memory_order_relaxed);
+            if (begin >= share.end) break;
+            job.call(job.body, begin, std::min(begin + job.grain, share.end), thread);
+        }
     }
 }
 

@@ -22,7 +22,7 @@ class Pool {
     int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
     // body(begin, end, thread) over [0, items) in pieces of `grain`; returns when all are done.
-    // Which thread takes a piece is left to chance. One caller at a time.
+    // Each thread begins with a run of its own. One caller at a time.
     template <class Body>
     void run(int64_t items, int64_t grain, const Body& body) {
         if (items <= 0) return;
@@ -53,7 +53,13 @@ class Pool {
     static constexpr uint64_t kActive = 0xffff, kOpen = 1 << 16, kGeneration = 1 << 17;
 
     Job job_{};
-    alignas(64) std::atomic<int64_t> next_{0};
+    // A thread's share of the items: a run of its own, of which idle threads may take.
+    struct alignas(64) Share {
+        std::atomic<int64_t> next{0};
+        int64_t end = 0;
+    };
+
+    std::vector<Share> shares_;
     alignas(64) std::atomic<uint64_t> state_{0};
     std::atomic<int> sleeping_{0};
     std::atomic<bool> stop_{false};

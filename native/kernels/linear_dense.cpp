@@ -5,22 +5,26 @@ namespace galley {
 namespace GALLEY_ISA {
 namespace {
 
-constexpr int kMaxRows = kWidth == 16 ? 6 : 4;
+constexpr int kMaxRows = kWidth == 16 ? 8 : 4;
+constexpr int kWideRows = kWidth == 16 ? 5 : 2;
 constexpr int kWide = 4;
-constexpr int kNarrow = kWidth == 16 ? 4 : 1;
+constexpr int kNarrow = kWidth == 16 ? 2 : 1;
 
 template <int R, int B>
 struct TileF32 {
-    static void run(const Linear& l, int64_t row, int64_t block) {
+    static void run(const Linear& l, int64_t row, int64_t block, const Ahead& ahead) {
         const int64_t depth = l.matrix->depth;
         const float* w = reinterpret_cast<const float*>(l.matrix->weights) + block * depth * kLanes;
         const float* x[R];
+        const int64_t block_bytes = depth * kLanes * static_cast<int64_t>(sizeof(float));
+        const uint8_t* next = ahead.from(reinterpret_cast<const uint8_t*>(w), block_bytes);
         Floats acc[R][B];
         GALLEY_UNROLL for (int r = 0; r < R; ++r) {
             x[r] = reinterpret_cast<const float*>(l.x.data + (row + r) * l.x.stride);
             GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = splat(0.0f);
         }
-        for (int64_t k = 0; k < depth; ++k) {
+        for (int64_t k = 0; k < depth; ++k, next += ahead.pace) {
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) fetch(next + b * block_bytes);
             Floats v[B];
             GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] = load(w + (b * depth + k) * kLanes);
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {
@@ -71,17 +75,20 @@ GALLEY_INLINE Floats dot_pairs(Floats acc, Pairs x, Pairs w) {
 
 template <int R, int B>
 struct TileBF16 {
-    static void run(const Linear& l, int64_t row, int64_t block) {
+    static void run(const Linear& l, int64_t row, int64_t block, const Ahead& ahead) {
         const int64_t depth = l.matrix->padded_depth;
         const uint16_t* w =
             reinterpret_cast<const uint16_t*>(l.matrix->weights) + block * depth * kLanes;
         const uint16_t* x[R];
+        const int64_t block_bytes = depth * kLanes * static_cast<int64_t>(sizeof(uint16_t));
+        const uint8_t* next = ahead.from(reinterpret_cast<const uint8_t*>(w), block_bytes);
         Floats acc[R][B];
         GALLEY_UNROLL for (int r = 0; r < R; ++r) {
             x[r] = reinterpret_cast<const uint16_t*>(l.x.data + (row + r) * l.x.stride);
             GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = splat(0.0f);
         }
-        for (int64_t k = 0; k < depth; k += 2) {
+        for (int64_t k = 0; k < depth; k += 2, next += ahead.pace) {
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) fetch(next + b * block_bytes);
             Pairs v[B];
             GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] =
                 load_pairs(w + (b * depth + k) * kLanes);
@@ -99,9 +106,9 @@ struct TileBF16 {
 
 void linear_dense(const Linear& l, int64_t begin, int64_t end) {
     if (l.matrix->kind == Kind::kF32)
-        Tiler<TileF32, kMaxRows, kWide, kNarrow>::run(l, begin, end);
+        Tiler<TileF32, kMaxRows, kWideRows, kWide, kNarrow>::run(l, begin, end);
     else
-        Tiler<TileBF16, kMaxRows, kWide, kNarrow>::run(l, begin, end);
+        Tiler<TileBF16, kMaxRows, kWideRows, kWide, kNarrow>::run(l, begin, end);
 }
 
 }  // namespace GALLEY_ISA

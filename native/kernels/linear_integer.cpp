@@ -5,9 +5,10 @@ namespace galley {
 namespace GALLEY_ISA {
 namespace {
 
-constexpr int kMaxRows = kWidth == 16 ? 6 : 4;
+constexpr int kMaxRows = kWidth == 16 ? 8 : 4;
 constexpr int kWide = kWidth == 16 ? 4 : 2;
 constexpr int kNarrow = kWidth == 16 ? 2 : 1;
+constexpr int kWideRows = kWidth == 16 ? 5 : 2;
 
 GALLEY_INLINE int32_t load_four(const uint8_t* x) {
     int32_t four;
@@ -120,11 +121,12 @@ template <class Weights>
 struct Integer {
     template <int R, int B>
     struct Tile {
-        static void run(const Linear& l, int64_t row, int64_t block) {
+        static void run(const Linear& l, int64_t row, int64_t block, const Ahead& ahead) {
             const Matrix& m = *l.matrix;
             const int64_t block_bytes = m.padded_depth * 4 * kLanes / Weights::kStep;
             const uint8_t* w = m.weights + block * block_bytes;
             const uint8_t* x[R];
+            const uint8_t* next = ahead.from(w, block_bytes);
             Floats acc[R][B];
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {
                 x[r] = l.x.data + (row + r) * l.x.stride;
@@ -135,8 +137,10 @@ struct Integer {
                 start(l, x, block, g, dots);
                 const int64_t begin = g * m.group;
                 const int64_t end = g + 1 < m.groups ? begin + m.group : m.padded_depth;
-                for (int64_t k = begin; k < end; k += Weights::kStep)
+                for (int64_t k = begin; k < end; k += Weights::kStep, next += ahead.pace) {
+                    GALLEY_UNROLL for (int b = 0; b < B; ++b) fetch(next + b * block_bytes);
                     Weights::dot(dots, w, block_bytes, x, k);
+                }
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) {
                     const Floats s = load_scales(m, ((block + b) * m.groups + g) * kLanes);
                     GALLEY_UNROLL for (int r = 0; r < R; ++r) acc[r][b] =
@@ -174,9 +178,9 @@ struct Integer {
 
 void linear_integer(const Linear& l, int64_t begin, int64_t end) {
     if (l.matrix->kind == Kind::kInt8)
-        Tiler<Integer<Int8>::Tile, kMaxRows, kWide, kNarrow>::run(l, begin, end);
+        Tiler<Integer<Int8>::Tile, kMaxRows, kWideRows, kWide, kNarrow>::run(l, begin, end);
     else
-        Tiler<Integer<Int4>::Tile, kMaxRows, kWide, kNarrow>::run(l, begin, end);
+        Tiler<Integer<Int4>::Tile, kMaxRows, kWideRows, kWide, kNarrow>::run(l, begin, end);
 }
 
 }  // namespace GALLEY_ISA

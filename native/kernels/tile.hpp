@@ -6,32 +6,64 @@
 namespace galley {
 namespace GALLEY_ISA {
 
+// What to fetch from memory while a tile computes: the next item's weights, a share by each row
+// tile.
+struct Ahead {
+    int64_t blocks;  // from a block to the one in its place in the next item; 0 at the end
+    int64_t part, parts;
+    int64_t pace;  // bytes to go for each 64 that are used
+
+    const uint8_t* from(const uint8_t* weights, int64_t block_bytes) const {
+        return weights + blocks * block_bytes + block_bytes * part / parts;
+    }
+};
+
+// Blocks whose weights are read again for each tile of rows, and should stay in the second cache.
+GALLEY_INLINE int64_t panel_blocks(const Matrix& m, int64_t tiles) {
+    constexpr int64_t kPanelBytes = 512 << 10;
+    const int64_t element_bytes = m.kind == Kind::kF32 ? 4 : m.kind == Kind::kBF16 ? 2 : 1;
+    const bool fits = kBlocksPerItem * kLanes * m.padded_depth * element_bytes <= kPanelBytes;
+    return tiles == 1 || fits ? kBlocksPerItem : kBlocksPerItem / 2;
+}
+
+GALLEY_INLINE void fetch(const uint8_t* address) { __builtin_prefetch(address, 0, 2); }
+
 // Runs `Tile<R, B>` (R rows by B blocks) over rows x [begin, end). Few rows take more blocks at a
 // time, so that there are enough sums in flight; every tile adds in the same order, so its shape
 // never shows.
-template <template <int, int> class Tile, int kMaxRows, int kWide, int kNarrow>
+template <template <int, int> class Tile, int kMaxRows, int kWideRows, int kWide, int kNarrow>
 struct Tiler {
     template <int R, int B>
-    static void column(const Linear& l, int64_t row, int64_t begin, int64_t end) {
+    static void column(const Linear& l, int64_t row, int64_t begin, int64_t end, Ahead ahead) {
         int64_t block = begin;
-        for (; block + B <= end; block += B) Tile<R, B>::run(l, row, block);
-        for (; block < end; ++block) Tile<R, 1>::run(l, row, block);
+        for (; block + B <= end; block += B) Tile<R, B>::run(l, row, block, ahead);
+        for (; block < end; ++block) Tile<R, 1>::run(l, row, block, ahead);
     }
 
     template <int R>
-    static void rows(int64_t count, const Linear& l, int64_t row, int64_t begin, int64_t end) {
-        if (count == R) return column<R, (R <= 2 ? kWide : kNarrow)>(l, row, begin, end);
-        if constexpr (R > 1) rows<R - 1>(count, l, row, begin, end);
+    static void rows(int64_t count, const Linear& l, int64_t row, int64_t begin, int64_t end,
+                     Ahead ahead) {
+        if (count == R)
+            return column<R, (R <= kWideRows ? kWide : kNarrow)>(l, row, begin, end, ahead);
+        if constexpr (R > 1) rows<R - 1>(count, l, row, begin, end, ahead);
     }
 
-    // Tiles of nearly equal height: 8 rows are 4 + 4 and not 6 + 2.
+    // Panels of blocks that stay in the cache for all rows; tiles of nearly equal height: 10 rows
+    // are 5 + 5 and not 8 + 2.
     static void run(const Linear& l, int64_t begin, int64_t end) {
+        const int64_t blocks = (l.matrix->outputs + kLanes - 1) / kLanes;
         const int64_t tiles = (l.rows + kMaxRows - 1) / kMaxRows;
-        int64_t row = 0;
-        for (int64_t tile = 0; tile < tiles; ++tile) {
-            const int64_t next = l.rows * (tile + 1) / tiles;
-            rows<kMaxRows>(next - row, l, row, begin, end);
-            row = next;
+        const int64_t width = panel_blocks(*l.matrix, tiles);
+        for (int64_t panel = begin; panel < end; panel += width) {
+            const int64_t stop = panel + width < end ? panel + width : end;
+            const int64_t next_panel = stop + width <= blocks ? width : 0;
+            int64_t row = 0;
+            for (int64_t tile = 0; tile < tiles; ++tile) {
+                const int64_t next = l.rows * (tile + 1) / tiles;
+                rows<kMaxRows>(next - row, l, row, panel, stop,
+                               {next_panel, tile, tiles, 64 / tiles});
+                row = next;
+            }
         }
     }
 };
