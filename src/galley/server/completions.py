@@ -69,7 +69,7 @@ async def complete(served: ServedModel, asked: CompletionRequest, origin: Origin
     job = await _start(served, asked, origin)
     with job.generation as generation:
         parts: list[list[CompletionChoice]] = [[] for _ in range(generation.choices)]
-        async with aclosing(generation.pieces()) as pieces:
+        async with aclosing(job.pieces()) as pieces:
             async for piece in pieces:
                 parts[piece.choice].append(job.choice(piece))
         usage = generation.usage()
@@ -156,12 +156,30 @@ class _Job:
             "created": int(time.time()),
             "model": served.name,
         }
+        self._scores: dict[int, list[TokenLogprob]] = {}
         self._begun: set[int] = set()
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """The generation's.
+
+        A prompt is scored once, by its first choice; where an echo tells the scores, the others wait.
+        """
+        scored = self._asked.echo and self._asked.logprobs is not None
+        held: dict[int, list[Piece]] = {}
+        async with aclosing(self.generation.pieces()) as pieces:
+            async for piece in pieces:
+                prompt = self._prompt_of(piece)
+                if piece.prompt_logprobs is not None:
+                    self._scores[prompt] = piece.prompt_logprobs
+                held.setdefault(prompt, []).append(piece)
+                if not scored or prompt in self._scores:
+                    for ready in held.pop(prompt):
+                        yield ready
 
     async def chunks(self) -> AsyncGenerator[Completion, None]:
         """The streamed answer."""
         with_usage = self._asked.include_usage
-        async with aclosing(self.generation.pieces()) as pieces:
+        async with aclosing(self.pieces()) as pieces:
             async for piece in pieces:
                 choice = self.choice(piece)
                 if choice["text"] or choice["logprobs"] or choice["finish_reason"]:
@@ -176,7 +194,8 @@ class _Job:
 
     def choice(self, piece: Piece) -> CompletionChoice:
         """What ``piece`` adds to its choice; the first one of each brings the echo."""
-        echo = self._echoes[piece.choice // (self._asked.n or 1)] if self._echoes else None
+        prompt = self._prompt_of(piece)
+        echo = self._echoes[prompt] if self._echoes else None
         text, logprobs = piece.delta.text, None
         if self._asked.logprobs is not None:
             start = len(echo.text) if echo else 0
@@ -186,7 +205,7 @@ class _Job:
             self._begun.add(piece.choice)
             text = echo.text + text
             if logprobs is not None:
-                logprobs = _concatenated([self._echoed(echo, piece.prompt_logprobs), logprobs])
+                logprobs = _concatenated([self._echoed(echo, self._scores[prompt]), logprobs])
         return {
             "index": piece.choice,
             "text": text,
@@ -194,9 +213,12 @@ class _Job:
             "finish_reason": piece.finish,
         }
 
-    def _echoed(self, echo: _Echo, logprobs: Sequence[TokenLogprob] | None) -> CompletionLogprobs:
+    def _prompt_of(self, piece: Piece) -> int:
+        return piece.choice // (self._asked.n or 1)
+
+    def _echoed(self, echo: _Echo, scores: Sequence[TokenLogprob]) -> CompletionLogprobs:
         """The prompt's own; nothing comes before its first token, so that one has none."""
-        rest = self._logprobs(logprobs or [], echo.offsets[1:])
+        rest = self._logprobs(scores, echo.offsets[1:])
         token = echo.token_ids[0]
         text, spelling = self._tokenizer.token_text(token), self._tokenizer.token_bytes(token)
         first: CompletionLogprobs = {

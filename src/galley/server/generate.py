@@ -47,7 +47,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one choice gained; ``prompt_logprobs`` comes once, with or before its first text."""
+    """What one choice gained.
+
+    ``prompt_logprobs`` come once, with the first piece of a prompt's first choice.
+    """
 
     choice: int
     delta: Delta
