@@ -29,7 +29,7 @@ def load(
 
 def test_each_source_wins_over_the_one_below(tmp_path: Path) -> None:
     file, environ, flags = "max_running: 2", {"GALLEY_MAX_RUNNING": "3"}, {"max_running": 4}
-    assert load(tmp_path).max_running == 64
+    assert load(tmp_path).running_limit == 64
     assert load(tmp_path, file=file).max_running == 2
     assert load(tmp_path, file=file, environ=environ).max_running == 3
     assert load(tmp_path, file=file, environ=environ, flags=flags).max_running == 4

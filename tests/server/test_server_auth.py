@@ -1,10 +1,12 @@
 """Keys, Host headers and what a public address needs."""
 
+import gc
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import openai
@@ -13,6 +15,7 @@ from starlette.routing import Route
 
 from galley.config import Settings
 from galley.errors import SettingsError
+from galley.server import run
 from galley.server.app import create_app
 from galley.server.auth import KeyRing, cache_salt, check_exposure
 from galley.server.served import ServedModel
@@ -151,6 +154,40 @@ def test_key_files_must_hold_keys(tmp_path: Path) -> None:
     for name in ("empty", "missing"):
         with pytest.raises(SettingsError, match="api_key_file"):
             KeyRing.load(Settings(api_key_file=str(tmp_path / name)))
+
+
+def test_the_running_server_holds_no_plain_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Started(Exception):
+        pass
+
+    def start(settings: Settings, keys: KeyRing, listener: socket.socket) -> NoReturn:
+        assert keys.identify("sk-first-key")
+        raise Started(settings)
+
+    monkeypatch.setattr(run, "_Run", start)
+    monkeypatch.setattr(run, "_configure_logging", lambda level: None)
+    monkeypatch.setattr(gc, "set_threshold", lambda *thresholds: None)
+    with pytest.raises(Started) as started:
+        run.serve(Settings(port=0, api_key=("sk-first-key",), max_queue=7))
+    assert started.value.args == (Settings(port=0, max_queue=7),)
+
+
+@pytest.mark.parametrize(
+    "key", ["schlüssel", "\U0001f511", "x\ty", " sk-1", "sk-1 ", "\udcff", "\x7f"]
+)
+def test_keys_that_no_header_can_carry_are_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(SettingsError, match=r"^api_key: a key holds a character") as error:
+        KeyRing.load(Settings(api_key=("good", key)))
+    assert key.strip() not in str(error.value)
+    (tmp_path / "keys").write_text("good\nschlüssel\n", encoding="utf-8")
+    with pytest.raises(SettingsError, match=r"^api_key_file .*keys: a key holds"):
+        KeyRing.load(Settings(api_key_file=str(tmp_path / "keys")))
+
+
+def test_keys_may_hold_what_a_header_can() -> None:
+    ring = KeyRing.load(Settings(api_key=("a b~!,=",)))
+    assert ring.identify("a b~!,=")
+    assert not ring.identify("a b")
 
 
 def test_salts_of_different_tenants_differ() -> None:

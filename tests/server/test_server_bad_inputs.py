@@ -173,6 +173,8 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"the": 1}}, "logit_bias"),
     ({"logit_bias": {"5": 101}}, "logit_bias"),
     ({"logit_bias": {"5": "1"}}, "logit_bias.5"),
+    ({"logit_bias": {"5": 100, "05": -100}}, "logit_bias"),
+    ({"metadata": {str(i): "" for i in range(100_000)}}, "metadata"),
     ({"stop": ["x"] * 10_000}, "stop"),
     ({"stop": ""}, "stop"),
     ({"stop": ["a", ""]}, "stop"),
@@ -198,6 +200,7 @@ CHAT_ONLY: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
     ({"max_completion_tokens": 3}, "max_completion_tokens"),
     ({"max_tokens": None, "max_completion_tokens": 10**9}, "max_completion_tokens"),
+    ({"max_tokens": None, "max_completion_tokens": -1}, "max_completion_tokens"),
     ({"response_format": {"type": "json_object"}}, "response_format.type"),
     ({"tools": []}, "tools"),
     ({"functions": []}, "functions"),
@@ -215,6 +218,11 @@ CHAT_ONLY: list[tuple[dict[str, Any], str]] = [
         "messages[0].content[0]",
     ),
     ({"messages": [{"role": "user", "content": "the cat " * CONTEXT}]}, "messages"),
+    ({"messages": [{"role": "user", "content": ""}] * 5000}, "messages"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 300}]},
+        "messages[0].content",
+    ),
     ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool"),
 ]
 PLAIN_ONLY: list[tuple[dict[str, Any], str]] = [
@@ -224,6 +232,10 @@ PLAIN_ONLY: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "the cat " * CONTEXT}, "prompt"),
     ({"prompt": [CONTEXT * 1000]}, "prompt"),
     ({"prompt": [2**80]}, "prompt"),
+    ({"prompt": [2**80], "echo": True}, "prompt"),
+    ({"prompt": ["x"] * 2049}, "prompt"),
+    ({"prompt": [[1]] * 2049}, "prompt"),
+    ({"prompt": [1] * (2**20 + 1)}, "prompt"),
     ({"echo": 1}, "echo"),
     ({"suffix": ""}, "suffix"),
 ]
@@ -315,6 +327,50 @@ def test_a_megabyte_of_one_character_is_counted(http: httpx.Client) -> None:
     assert answer.json()["count"] > CONTEXT
     error = error_of(http.post(PLAIN, json={"model": "tiny", "prompt": "z" * 2**20}))
     assert error["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        (PLAIN, {"prompt": "the cat " * 10**6}, f"at least {CONTEXT + 1} tokens"),
+        (PLAIN, {"prompt": ["z" * 4000] * 2000}, "2000 prompts"),
+        (PLAIN, {"prompt": ["x"] * 5000}, "at most 2048 items"),
+        (PLAIN, {"prompt": [1] * 10**6, "echo": True}, f"{10**6} tokens"),
+        (CHAT, {"messages": [{"role": "user", "content": "the cat " * 10**6}]}, "at least"),
+        (CHAT, {"messages": [{"role": "user", "content": "<|im_end|>" * 10**5}]}, "at least"),
+    ],
+    ids=["text", "texts", "many", "ids", "chat", "control"],
+)
+def test_large_bodies_are_refused_for_what_is_wrong(
+    http: httpx.Client, path: str, body: dict[str, Any], says: str
+) -> None:
+    assert says in error_of(http.post(path, json={"model": "tiny", **body}))["message"]
+
+
+def test_max_completion_tokens_is_named_as_given(http: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    for value in (-1, CONTEXT + 1):
+        body = {"model": "tiny", "messages": messages, "max_completion_tokens": value}
+        message = error_of(http.post(CHAT, json=body))["message"]
+        assert message.startswith("max_completion_tokens ")
+        assert " max_tokens" not in message
+
+
+def test_sampling_values_at_the_edge_harm_nobody(server: Server, http: httpx.Client) -> None:
+    restarts = server.metrics()["galley_engine_restarts_total"]
+    for hostile in (
+        {"temperature": 1e-310, "min_p": 0.1},
+        {"temperature": 1e-310, "top_p": 0.5, "top_k": 3},
+        {"temperature": 5e-324, "min_p": 5e-324, "top_p": 5e-324},
+        {"temperature": 100, "min_p": 1, "top_p": 1e-300},
+        {"repetition_penalty": 0.01, "temperature": 1e-40, "presence_penalty": -2},
+        {"repetition_penalty": 100, "frequency_penalty": 2, "logit_bias": {"5": -100}},
+        {"logit_bias": {str(i): -100 for i in range(320)}, "temperature": 1e-310},
+    ):
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 3, "logprobs": 2, **hostile}
+        answer = http.post(PLAIN, json=body)
+        assert answer.status_code in (200, 400), (hostile, answer.text)
+    assert server.metrics()["galley_engine_restarts_total"] == restarts
 
 
 def test_special_tokens_in_content_stay_text(http: httpx.Client) -> None:

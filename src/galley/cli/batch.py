@@ -76,7 +76,7 @@ async def _run(
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(_AHEAD * settings.max_running):
+                for _ in range(_AHEAD * settings.running_limit):
                     group.create_task(work())
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None

@@ -61,7 +61,7 @@ def demo(
         Progress(*columns, console=Console(stderr=True)) as progress,
     ):
         bar = progress.add_task("answering", total=total)
-        answer = _answerer(llm, settings.max_running, lambda n: progress.advance(bar, n))
+        answer = _answerer(llm, settings.running_limit, lambda n: progress.advance(bar, n))
         evaluation = evaluate(answer)
     _print_table(evaluation)
     if json_file is not None:

@@ -4,6 +4,7 @@ Stricter than JSON parsers usually are, because what is ambiguous here is somebo
 duplicate keys, ``NaN``, nesting beyond :data:`MAX_DEPTH` and bodies over the cap are refused.
 """
 
+import asyncio
 import json
 import re
 from collections import Counter
@@ -16,12 +17,15 @@ from starlette.requests import Request
 from galley.errors import RequestError
 from galley.server.errors import ClientGone, HTTPError
 from galley.server.schemas import UNKNOWN_FIELD
+from galley.text.tokenizer import replace_surrogates
 
 MAX_DEPTH: Final = 64
 
+_LARGE: Final = 256 * 1024
+"""Bytes from which on a body takes so long that it is read in a thread."""
+
 _CHARSET = re.compile(r"""charset=["']?([\w-]*)""", re.IGNORECASE)
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
@@ -36,7 +40,14 @@ async def read(request: Request, model: type[Model], *, max_bytes: int) -> Model
         ClientGone: the client hung up before the body was complete.
     """
     _check_content_type(request.headers.get("content-type", ""))
-    return validate(model, parse_json(await _read_bytes(request, max_bytes)))
+    data = await _read_bytes(request, max_bytes)
+    if len(data) > _LARGE:
+        return await asyncio.to_thread(_parse, model, data)
+    return _parse(model, data)
+
+
+def _parse(model: type[Model], data: bytes) -> Model:
+    return validate(model, parse_json(data))
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -66,7 +77,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         _check_depth(value)
     if _ESCAPED_SURROGATE.search(body):
-        return {_whole(key): _replace_surrogates(item) for key, item in value.items()}
+        # Neither pydantic nor a tokenizer takes half a character, which JSON's escapes let through.
+        return {replace_surrogates(key): _whole(item) for key, item in value.items()}
     return value
 
 
@@ -119,7 +131,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
         twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        name = _whole(twice[:64])
+        name = replace_surrogates(twice[:64])
         raise RequestError(f"The key {name!r} appears twice in one object", param=name)
     return value
 
@@ -142,27 +154,23 @@ def _check_depth(value: Any) -> None:
     raise RequestError(f"The body nests deeper than {MAX_DEPTH} levels")
 
 
-def _replace_surrogates(value: Any) -> Any:
+def _whole(value: Any) -> Any:
     match value:
         case str():
-            return _whole(value)
+            return replace_surrogates(value)
         case list():
-            return [_replace_surrogates(item) for item in value]
+            return [_whole(item) for item in value]
         case dict():
-            return {_whole(key): _replace_surrogates(item) for key, item in value.items()}
+            return {replace_surrogates(key): _whole(item) for key, item in value.items()}
         case _:
             return value
 
 
-def _whole(text: str) -> str:
-    """Neither pydantic nor a tokenizer takes half a character, which JSON's escapes let through."""
-    return _SURROGATE.sub("\ufffd", text)
-
-
 def _to_request_error(body: dict[str, Any], details: list[ErrorDetails]) -> RequestError:
     located = [_Located(body, detail) for detail in details]
-    first = located[0]
-    if first.member is not None:
+    # A list of too many items was otherwise meant as the type that counted them.
+    first = next((error for error in located if error.kind == "too_long"), located[0])
+    if first.member is not None and first.kind != "too_long":
         siblings = [e for e in located if e.member is not None and e.union == first.union]
         # A value that fits no member of a union fails once or more for each. If only one member
         # agrees with its outer type, the value was meant to be that one.
@@ -194,6 +202,8 @@ class _Located:
     def __init__(self, body: dict[str, Any], detail: ErrorDetails) -> None:
         self.kind = detail["type"]
         self.message = detail["msg"]
+        if self.kind == "too_long":
+            self.message = f"at most {detail['ctx']['max_length']} items are taken"
         self.path: list[str | int] = []
         self.member: str | int | None = None
         self.union: list[str | int] = []

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from galley.errors import RequestError
 from galley.server import body
-from galley.server.generate import Generation, Origin, Piece
+from galley.server.generate import Generation, Origin, Piece, check_count
 from galley.server.responses import (
     ChatChoice,
     ChatChunk,
@@ -102,12 +102,10 @@ def _whole(asked: ChatRequest, tokenizer: Tokenizer, parts: Sequence[Piece]) -> 
 async def _start(served: ServedModel, asked: ChatRequest, origin: Origin) -> Generation:
     """The request's sequences, in the engine."""
     served.check_model(asked.model)
-    params = asked.sampling()
-    backend = served.backend()
-    messages = [message.plain() for message in asked.messages]
-    # A long conversation takes a while; in a thread it delays nobody else's tokens.
-    prompt = await asyncio.to_thread(backend.template.encode, backend.tokenizer, messages)
     with _named_as_given(asked):
+        params = asked.sampling()
+        check_count(served, 1, params.n, "messages")
+        prompt = await _prompt(served, asked)
         return Generation.submit(
             served,
             asked,
@@ -117,6 +115,18 @@ async def _start(served: ServedModel, asked: ChatRequest, origin: Origin) -> Gen
             prompt_param="messages",
             origin=origin,
         )
+
+
+async def _prompt(served: ServedModel, asked: ChatRequest) -> list[int]:
+    backend = served.backend()
+    messages = [message.plain() for message in asked.messages]
+    # A long conversation takes a while; in a thread it delays nobody else's tokens.
+    return await asyncio.to_thread(
+        backend.template.encode,
+        backend.tokenizer,
+        messages,
+        context=backend.engine.info.max_request_tokens,
+    )
 
 
 async def _chunks(
@@ -183,6 +193,7 @@ def _named_as_given(asked: ChatRequest) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        if error.param == "max_tokens":
-            error.param = asked.limit_name
-        raise
+        if error.param != "max_tokens":
+            raise
+        message = str(error).replace("max_tokens", asked.limit_name)
+        raise RequestError(message, param=asked.limit_name, code=error.code) from None

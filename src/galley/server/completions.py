@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from galley.server import body
 from galley.server.chat import LOWEST_LOGPROB
-from galley.server.generate import Generation, Origin, Piece
+from galley.server.generate import Generation, Origin, Piece, check_count
 from galley.server.responses import (
     Completion,
     CompletionChoice,
@@ -21,7 +21,7 @@ from galley.server.responses import (
     Finish,
 )
 from galley.server.schemas import CompletionRequest
-from galley.server.served import ServedModel
+from galley.server.served import Backend, ServedModel
 from galley.server.sse import EventStream, while_connected
 from galley.text.stream import TextStream, TokenText, describe
 from galley.text.tokenizer import Tokenizer
@@ -69,7 +69,7 @@ async def complete(served: ServedModel, asked: CompletionRequest, origin: Origin
     job = await _start(served, asked, origin)
     with job.generation as generation:
         parts: list[list[CompletionChoice]] = [[] for _ in range(generation.choices)]
-        async with aclosing(generation.pieces()) as pieces:
+        async with aclosing(job.pieces()) as pieces:
             async for piece in pieces:
                 parts[piece.choice].append(job.choice(piece))
         usage = generation.usage()
@@ -80,43 +80,59 @@ async def _start(served: ServedModel, asked: CompletionRequest, origin: Origin) 
     """The request's sequences, in the engine."""
     served.check_model(asked.model)
     params = asked.sampling()
-    tokenizer = served.backend().tokenizer
+    given = asked.prompts()
+    check_count(served, len(given), params.n, "prompt")
+    backend = served.backend()
     # Long texts take a while; in a thread they delay nobody else's tokens.
-    prompts = await asyncio.to_thread(_read_prompts, asked, tokenizer)
+    prompts = await asyncio.to_thread(_token_ids, given, backend)
     generation = Generation.submit(
-        served,
-        asked,
-        params,
-        [prompt.token_ids for prompt in prompts],
-        endpoint=ENDPOINT,
-        prompt_param="prompt",
-        origin=origin,
+        served, asked, params, prompts, endpoint=ENDPOINT, prompt_param="prompt", origin=origin
     )
-    return _Job(served, asked, origin, prompts, generation)
+    try:
+        echoes = await asyncio.to_thread(_echoes, given, prompts, asked, backend.tokenizer)
+    except BaseException:
+        generation.close()
+        raise
+    return _Job(served, asked, origin, echoes, generation)
+
+
+def _token_ids(given: Sequence[str | list[int]], backend: Backend) -> list[list[int]]:
+    context = backend.engine.info.max_request_tokens
+    for text in given:
+        if isinstance(text, str):
+            backend.tokenizer.check_length(text, context, param="prompt")
+    return [backend.tokenizer.encode(p) if isinstance(p, str) else p for p in given]
 
 
 @dataclass(frozen=True)
-class _Prompt:
+class _Echo:
+    """A prompt as ``echo`` shows it.
+
+    Attributes:
+        offsets: where each token starts in ``text``.
+    """
+
     token_ids: list[int]
     text: str
-    """Only for ``echo``; empty otherwise."""
     offsets: list[int]
-    """Where each token starts in ``text``."""
 
 
-def _read_prompts(asked: CompletionRequest, tokenizer: Tokenizer) -> list[_Prompt]:
-    prompts = []
-    for given in asked.prompts():
-        token_ids = tokenizer.encode(given) if isinstance(given, str) else given
-        if not asked.echo:
-            prompts.append(_Prompt(token_ids, "", []))
-            continue
-        shown = TextStream(tokenizer).feed(
-            Output(request_id="", tokens=token_ids, finish_reason="length")
-        )
-        text = given if isinstance(given, str) else shown.text
-        prompts.append(_Prompt(token_ids, text, shown.text_offsets))
-    return prompts
+def _echoes(
+    given: Sequence[str | list[int]],
+    prompts: Sequence[list[int]],
+    asked: CompletionRequest,
+    tokenizer: Tokenizer,
+) -> list[_Echo]:
+    """One for each prompt; none if ``asked`` wants no echo."""
+    if not asked.echo:
+        return []
+    echoes = []
+    for prompt, token_ids in zip(given, prompts, strict=True):
+        output = Output(request_id="", tokens=token_ids, finish_reason="length")
+        shown = TextStream(tokenizer).feed(output)
+        text = prompt if isinstance(prompt, str) else shown.text
+        echoes.append(_Echo(token_ids, text, shown.text_offsets))
+    return echoes
 
 
 class _Job:
@@ -127,25 +143,43 @@ class _Job:
         served: ServedModel,
         asked: CompletionRequest,
         origin: Origin,
-        prompts: Sequence[_Prompt],
+        echoes: Sequence[_Echo],
         generation: Generation,
     ) -> None:
         self.generation = generation
         self._asked = asked
         self._tokenizer = served.backend().tokenizer
-        self._prompts = prompts
+        self._echoes = echoes
         self._frame = {
             "id": f"cmpl-{origin.request_id}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": served.name,
         }
+        self._scores: dict[int, list[TokenLogprob]] = {}
         self._begun: set[int] = set()
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """The generation's.
+
+        A prompt is scored once, by its first choice; where an echo tells the scores, the others wait.
+        """
+        scored = self._asked.echo and self._asked.logprobs is not None
+        held: dict[int, list[Piece]] = {}
+        async with aclosing(self.generation.pieces()) as pieces:
+            async for piece in pieces:
+                prompt = self._prompt_of(piece)
+                if piece.prompt_logprobs is not None:
+                    self._scores[prompt] = piece.prompt_logprobs
+                held.setdefault(prompt, []).append(piece)
+                if not scored or prompt in self._scores:
+                    for ready in held.pop(prompt):
+                        yield ready
 
     async def chunks(self) -> AsyncGenerator[Completion, None]:
         """The streamed answer."""
         with_usage = self._asked.include_usage
-        async with aclosing(self.generation.pieces()) as pieces:
+        async with aclosing(self.pieces()) as pieces:
             async for piece in pieces:
                 choice = self.choice(piece)
                 if choice["text"] or choice["logprobs"] or choice["finish_reason"]:
@@ -160,16 +194,18 @@ class _Job:
 
     def choice(self, piece: Piece) -> CompletionChoice:
         """What ``piece`` adds to its choice; the first one of each brings the echo."""
-        prompt = self._prompts[piece.choice // (self._asked.n or 1)]
+        prompt = self._prompt_of(piece)
+        echo = self._echoes[prompt] if self._echoes else None
         text, logprobs = piece.delta.text, None
         if self._asked.logprobs is not None:
-            offsets = [len(prompt.text) + offset for offset in piece.delta.text_offsets]
+            start = len(echo.text) if echo else 0
+            offsets = [start + offset for offset in piece.delta.text_offsets]
             logprobs = self._logprobs(piece.delta.logprobs or [], offsets)
-        if self._asked.echo and piece.choice not in self._begun:
+        if echo is not None and piece.choice not in self._begun:
             self._begun.add(piece.choice)
-            text = prompt.text + text
+            text = echo.text + text
             if logprobs is not None:
-                logprobs = _concatenated([self._echoed(prompt, piece.prompt_logprobs), logprobs])
+                logprobs = _concatenated([self._echoed(echo, self._scores[prompt]), logprobs])
         return {
             "index": piece.choice,
             "text": text,
@@ -177,18 +213,19 @@ class _Job:
             "finish_reason": piece.finish,
         }
 
-    def _echoed(
-        self, prompt: _Prompt, logprobs: Sequence[TokenLogprob] | None
-    ) -> CompletionLogprobs:
+    def _prompt_of(self, piece: Piece) -> int:
+        return piece.choice // (self._asked.n or 1)
+
+    def _echoed(self, echo: _Echo, scores: Sequence[TokenLogprob]) -> CompletionLogprobs:
         """The prompt's own; nothing comes before its first token, so that one has none."""
-        rest = self._logprobs(logprobs or [], prompt.offsets[1:])
-        token = prompt.token_ids[0]
+        rest = self._logprobs(scores, echo.offsets[1:])
+        token = echo.token_ids[0]
         text, spelling = self._tokenizer.token_text(token), self._tokenizer.token_bytes(token)
         first: CompletionLogprobs = {
             "tokens": [_spelt(TokenText(text, spelling, 0.0))],
             "token_logprobs": [None],
             "top_logprobs": [None],
-            "text_offset": prompt.offsets[:1],
+            "text_offset": echo.offsets[:1],
         }
         return _concatenated([first, rest])
 

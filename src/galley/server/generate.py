@@ -12,6 +12,7 @@ from starlette.requests import Request
 from galley.errors import Draining, EngineError, RequestError
 from galley.observe.metrics import Metrics
 from galley.server.auth import cache_salt
+from galley.server.lifecycle import RETRY_SECONDS
 from galley.server.responses import Finish, Usage
 from galley.server.schemas import GenerationRequest
 from galley.server.served import ServedModel
@@ -46,7 +47,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one choice gained; ``prompt_logprobs`` comes once, with or before its first text."""
+    """What one choice gained.
+
+    ``prompt_logprobs`` come once, with the first piece of a prompt's first choice.
+    """
 
     choice: int
     delta: Delta
@@ -99,7 +103,6 @@ class Generation:
             EngineFailed: the engine will not come back.
         """
         engine, tokenizer = served.backend().engine, served.backend().tokenizer
-        _check_count(len(prompts), params.n, served, prompt_param)
         requests = [
             request
             for index, prompt in enumerate(prompts)
@@ -113,14 +116,9 @@ class Generation:
                 prompt_param=prompt_param,
             )
         ]
-        hidden = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            hidden |= frozenset(engine.info.eos_token_ids)
         choices = []
         for index, stream in enumerate(engine.submit_all(requests)):
-            text = TextStream(
-                tokenizer, stop=params.stop, min_tokens=params.min_tokens, hidden=hidden
-            )
+            text = TextStream.for_request(tokenizer, params, engine.info.eos_token_ids)
             clock = _Clock(served.metrics, endpoint, origin.arrived)
             choices.append(_Choice(index, stream, text, clock))
         lengths = [len(prompt) for prompt in prompts]
@@ -180,8 +178,13 @@ class Generation:
         )
 
 
-def _check_count(prompts: int, n: int, served: ServedModel, prompt_param: str) -> None:
-    most = served.settings.max_queue + served.settings.max_running
+def check_count(served: ServedModel, prompts: int, n: int, prompt_param: str) -> None:
+    """To be called before anything is done for the prompts.
+
+    Raises:
+        RequestError: ``n`` choices for each of so many prompts are more than ever fit the queue.
+    """
+    most = served.settings.max_queue + served.settings.running_limit
     if prompts * n > most:
         raise RequestError(
             f"{prompts} prompts with n {n} are {prompts * n} sequences; this server holds at most "
@@ -248,7 +251,8 @@ class _Choice:
                 self._clock.failed()
                 if output.finish_reason == "abort":
                     raise Draining(
-                        "The server stopped before the answer was complete", retry_after=5
+                        "The server stopped before the answer was complete",
+                        retry_after=RETRY_SECONDS,
                     )
                 raise EngineError(output.error or "The engine gave the request up")
             delta = self.text.feed(output)

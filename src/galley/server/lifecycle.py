@@ -8,14 +8,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from galley.errors import Draining
 from galley.server.errors import error_response
+from galley.service.client import EngineState
 
-EngineState = Literal["starting", "ready", "recovering", "failed", "closed"]
 State = EngineState | Literal["draining"]
 
 PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
 """Answered in every state; they neither wait for a drain nor hold it up."""
 
-_RETRY_SECONDS: Final = 5.0
+RETRY_SECONDS: Final = 5.0
+"""When to come back to a server that starts or stops."""
 
 
 class Lifecycle:
@@ -66,7 +67,7 @@ class DrainGate:
             await self._app(scope, receive, send)
             return
         if self._lifecycle.state == "draining":
-            error = Draining("The server is shutting down", retry_after=_RETRY_SECONDS)
+            error = Draining("The server is shutting down", retry_after=RETRY_SECONDS)
             await error_response(error)(scope, receive, send)
             return
         self._lifecycle.enter()

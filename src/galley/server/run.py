@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import signal
@@ -47,6 +48,8 @@ def serve(settings: Settings) -> int:
     gc.set_threshold(50_000, 20, 100)
     keys = KeyRing.load(settings)
     check_exposure(settings, keys)
+    # From here on digests are enough.
+    settings = dataclasses.replace(settings, api_key=(), api_key_file="")
     try:
         listener = _bind(settings.host, settings.port)
     except OSError as error:

@@ -17,11 +17,18 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from galley.errors import RequestError
-from galley.types import MAX_LOGPROBS, SamplingParams
+from galley.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
 
-# Without fail_fast a list of a million wrong items makes a million errors, which takes minutes.
-Texts = Annotated[list[str], Field(fail_fast=True)]
-TokenIds = Annotated[list[int], Field(fail_fast=True)]
+# Bounds far beyond use keep the work that a hostile body can ask for small: without fail_fast a list of
+# a million wrong items makes a million errors, which takes minutes.
+MAX_PROMPTS: Final = 2048
+MAX_PROMPT_IDS: Final = 2**20
+MAX_MESSAGES: Final = 4096
+MAX_PARTS: Final = 256
+MAX_METADATA: Final = 64
+
+Texts = Annotated[list[str], Field(max_length=MAX_PROMPTS, fail_fast=True)]
+TokenIds = Annotated[list[int], Field(max_length=MAX_PROMPT_IDS, fail_fast=True)]
 
 _PASSED_ON: Final = (
     "temperature",
@@ -71,7 +78,9 @@ class Message(Strict):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+    content: (
+        str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+    )
     name: str | None = Field(None, description="Given to the chat template.")
     refusal: None = None
     tool_calls: None = None
@@ -94,7 +103,7 @@ class Message(Strict):
         return message if self.name is None else {**message, "name": self.name}
 
 
-Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 class TextFormat(Strict):
@@ -121,10 +130,10 @@ class GenerationRequest(Strict):
     min_p: float | None = Field(None, description="In [0, 1].")
     presence_penalty: float | None = Field(None, description="In [-2, 2].")
     frequency_penalty: float | None = Field(None, description="In [-2, 2].")
-    repetition_penalty: float | None = Field(None, description="In (0, 100]; 1 is off.")
-    logit_bias: Annotated[dict[str, float], Field(fail_fast=True)] | None = Field(
-        None, description="Token id, as text, to a bias in [-100, 100]."
-    )
+    repetition_penalty: float | None = Field(None, description="In [0.01, 100]; 1 is off.")
+    logit_bias: (
+        Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIAS, fail_fast=True)] | None
+    ) = Field(None, description="Token id, as text, to a bias in [-100, 100].")
     seed: int | None = Field(None, description="64 bits; the same seed gives the same text.")
     n: int | None = Field(None, description="Choices for each prompt.")
     max_tokens: int | None = Field(None, description="Default: the rest of the context.")
@@ -141,8 +150,8 @@ class GenerationRequest(Strict):
         None, description="Cached prefixes are shared between equal salts only."
     )
     user: str | None = Field(None, description="Taken and not used.")
-    metadata: Annotated[dict[str, str], Field(fail_fast=True)] | None = Field(
-        None, description="Taken and not used."
+    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA, fail_fast=True)] | None = (
+        Field(None, description="Taken and not used.")
     )
     store: Literal[False] | None = Field(None, description="Nothing is stored.")
     service_tier: Literal["auto", "default"] | None = None
@@ -204,9 +213,12 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """Body of `POST /v1/completions`."""
 
-    prompt: str | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
-        description="A text, token ids, or a list of either."
-    )
+    prompt: (
+        str
+        | Texts
+        | TokenIds
+        | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast=True)]
+    ) = Field(description="A text, token ids, or a list of either.")
     echo: bool | None = Field(None, description="Put the prompt before the completion.")
     logprobs: int | None = Field(
         None, description="Alternatives for each token; with `echo`, for the prompt's tokens too."
@@ -262,7 +274,11 @@ class DetokenizeRequest(Strict):
 
 
 def _token_keys(bias: dict[str, float]) -> dict[int, float]:
-    for key in bias:
+    by_id: dict[int, float] = {}
+    for key, value in bias.items():
         if not _TOKEN_KEY.fullmatch(key):
             raise RequestError(f"logit_bias: {key[:40]!r} is not a token id", param="logit_bias")
-    return {int(key): value for key, value in bias.items()}
+        if int(key) in by_id:
+            raise RequestError(f"logit_bias names token {int(key)} twice", param="logit_bias")
+        by_id[int(key)] = value
+    return by_id

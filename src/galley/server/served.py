@@ -8,25 +8,20 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from galley.config import Settings
 from galley.errors import EngineFailed, EngineNotReady
 from galley.formats.source import resolve_model
 from galley.observe.metrics import Metrics
 from galley.server.errors import HTTPError
-from galley.server.lifecycle import EngineState, Lifecycle
-from galley.service.client import EngineClient
+from galley.server.lifecycle import RETRY_SECONDS, Lifecycle
+from galley.service.client import EngineClient, EngineState
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
-from galley.types import EngineStats
-
-_RETRY_SECONDS: Final = 5.0
+from galley.types import EngineStats, OnPhase
 
 T = TypeVar("T")
-
-OnPhase = Callable[[str, float], None]
-"""Told the name and the seconds of each start-up phase that has ended."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +92,7 @@ class ServedModel:
             EngineFailed: it died again and again, and will not come back.
         """
         if self._backend is None:
-            raise EngineNotReady("The model is loading", retry_after=_RETRY_SECONDS)
+            raise EngineNotReady("The model is loading", retry_after=RETRY_SECONDS)
         if self._engine_state() in ("failed", "closed"):
             raise EngineFailed("The engine has failed; the server's log has the reason")
         return self._backend
