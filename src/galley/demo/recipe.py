@@ -1,0 +1,322 @@
+"""Trains the demo model from nothing: `python -m galley.demo.recipe`.
+
+The text is generated as training goes; every step's batch depends on the seed and the step alone,
+so a killed run continues from its last checkpoint as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional
+
+from . import MODEL_DIR
+from .evaluate import Answerer, Evaluation, evaluate
+from .generator import Example, Message, example, examples
+from .model import DemoConfig, DemoModel, generate, load_checkpoint, save_checkpoint
+from .tokeniser import (
+    ASSISTANT,
+    BOS,
+    END,
+    PAD,
+    SPECIAL,
+    USER,
+    encode_prompt,
+    encode_turns,
+    load_tokeniser,
+    save_tokeniser,
+    token_id,
+    train_tokeniser,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that decides the outcome of a run."""
+
+    steps: int = 6000
+    seed: int = 17
+    step_tokens: int = 3500  # a step's batch, without padding
+    group_tokens: int = 2048  # padded tokens computed at once; bounds memory, not the result
+    longest: int = 1024  # conversations with more tokens are dropped
+    prompt_weight: float = 0.1  # loss weight of tokens the assistant did not write
+    muon_rate: float = 5e-3
+    adam_rate: float = 4e-3
+    warm_up: int = 100
+    decay_share: float = 0.5  # the last part of the run, in which the rate falls to zero
+    tokeniser_conversations: int = 20_000
+    copy_steps: int = 600  # the share of conversations that only copy falls to its floor here
+    copy_floor: float = 0.15
+    save_every: int = 50
+
+
+@dataclass(slots=True)
+class Batch:
+    """Right-padded conversations of similar length, all `[rows, tokens]`."""
+
+    ids: Tensor
+    weights: Tensor
+
+
+def build_tokeniser(recipe: Recipe, config: DemoConfig) -> Tokenizer:
+    """Train the tokeniser on the first conversations of the seed's stream."""
+
+    def texts() -> Iterator[str]:
+        stream = examples(recipe.seed)
+        for _ in range(recipe.tokeniser_conversations):
+            made = next(stream)
+            yield from (message["content"] for message in made.messages)
+            yield made.answer
+
+    return train_tokeniser(texts(), config.vocab_size)
+
+
+Row = tuple[list[int], list[float]]
+"""A conversation's token ids, and the loss weight of each."""
+
+
+def batches(recipe: Recipe, tokeniser: Tokenizer, step: int) -> list[Batch]:
+    """The batches of a step: its conversations by length, in groups padded alike."""
+    rng = random.Random(f"{recipe.seed}:{step}")
+    copying = 1.5 * (1 - step / recipe.copy_steps)
+    rows: list[Row] = []
+    while sum(len(ids) for ids, _ in rows) < recipe.step_tokens:
+        if rng.random() < min(0.95, max(recipe.copy_floor, copying)):
+            rows.append(_copying(tokeniser, rng, longest=min(30, 12 + step // 15)))
+            continue
+        row = _encode(tokeniser, example(rng), recipe.prompt_weight)
+        if len(row[0]) <= recipe.longest:
+            rows.append(row)
+    groups: list[list[Row]] = [[]]
+    for row in sorted(rows, key=lambda row: len(row[0])):
+        group, width = groups[-1], len(row[0])
+        full = (len(group) + 1) * width > recipe.group_tokens
+        if group and (full or width > 1.25 * len(group[0][0])):
+            groups.append([])
+        groups[-1].append(row)
+    return [_padded(group, token_id(tokeniser, PAD)) for group in groups]
+
+
+def _copying(tokeniser: Tokenizer, rng: random.Random, longest: int) -> Row:
+    """A message of random tokens to repeat: what teaches a young model to copy at all.
+
+    Often they come from a small alphabet, as digits do, so that one token back is not enough to
+    know where one is.
+    """
+    tokens: Sequence[int] = range(len(SPECIAL), tokeniser.get_vocab_size())
+    roll = rng.random()
+    if roll < 0.3:
+        tokens = [token_id(tokeniser, digit) for digit in "0123456789"]
+    elif roll < 0.6:
+        tokens = rng.choices(tokens, k=rng.choice((6, 12, 25)))
+    body = rng.choices(tokens, k=rng.randint(4, longest))
+    ids, _ = encode_turns(tokeniser, [{"role": "system", "content": "Repeat the message."}])
+    user, assistant, end = (token_id(tokeniser, token) for token in (USER, ASSISTANT, END))
+    weights = [0.0] * (len(ids) + len(body) + 3) + [1.0] * (len(body) + 1)
+    return [*ids, user, *body, end, assistant, *body, end], weights
+
+
+def _encode(tokeniser: Tokenizer, made: Example, prompt_weight: float) -> Row:
+    answer: Message = {"role": "assistant", "content": made.answer}
+    ids, written = encode_turns(tokeniser, [*made.messages, answer])
+    # A queue is named in two or three tokens, which long answers would drown out.
+    answer_weight = 4.0 if made.task == "queue" else 1.0
+    return ids, [answer_weight if own else prompt_weight for own in written]
+
+
+def _padded(group: list[Row], pad: int) -> Batch:
+    width = max(len(ids) for ids, _ in group)
+    ids = torch.full((len(group), width), pad)
+    weights = torch.zeros(len(group), width)
+    for row, (tokens, shares) in enumerate(group):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        weights[row, : len(tokens)] = torch.tensor(shares)
+    return Batch(ids, weights)
+
+
+def rate_factor(recipe: Recipe, step: int) -> float:
+    """Share of the peak learning rate at a step: warm-up, plateau, linear fall to zero."""
+    decay = max(1, round(recipe.steps * recipe.decay_share))
+    return min(1.0, (step + 1) / recipe.warm_up, (recipe.steps - step) / decay)
+
+
+class Trainer:
+    """The model, its two optimisers and the step they have reached."""
+
+    def __init__(self, recipe: Recipe, config: DemoConfig, device: torch.device) -> None:
+        torch.manual_seed(recipe.seed)
+        self.recipe, self.device, self.step = recipe, device, 0
+        self.model = DemoModel(config).to(device)
+        named = list(self.model.named_parameters())
+        matrices = [p for name, p in named if "layers." in name and p.ndim == 2]
+        others = [p for name, p in named if "layers." not in name or p.ndim < 2]
+        self.optimisers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(
+                matrices, lr=recipe.muon_rate, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"
+            ),
+            torch.optim.AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.98), weight_decay=0.0),
+        ]
+        self._peaks = [recipe.muon_rate, recipe.adam_rate]
+
+    def train_step(self, groups: Sequence[Batch]) -> float:
+        """One update from all groups; returns the loss per assistant-written token."""
+        factor = rate_factor(self.recipe, self.step)
+        total = sum(float(group.weights[:, 1:].sum()) for group in groups)
+        written = sum(int((group.weights[:, 1:] >= 1).sum()) for group in groups)
+        shown = 0.0
+        for group in groups:
+            losses, weights = self._losses(group)
+            ((losses * weights).sum() / total).backward()  # type: ignore[no-untyped-call]
+            shown += float(losses.detach()[weights >= 1].sum()) / written
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimiser, peak in zip(self.optimisers, self._peaks, strict=True):
+            for options in optimiser.param_groups:
+                options["lr"] = peak * factor
+            optimiser.step()
+            optimiser.zero_grad()
+        self.step += 1
+        return shown
+
+    def _losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        ids, weights = batch.ids.to(self.device), batch.weights.to(self.device)[:, 1:]
+        with torch.autocast(self.device.type, torch.bfloat16):
+            states, _ = self.model(ids)
+            chosen = weights > 0
+            logits = self.model.logits(states[:, :-1][chosen])
+        targets = ids[:, 1:][chosen]
+        return functional.cross_entropy(logits.float(), targets, reduction="none"), weights[chosen]
+
+    def save(self, path: Path) -> None:
+        """Write everything needed to continue; a killed write leaves the old file whole."""
+        state = {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+        }
+        part = path.with_suffix(".part")
+        torch.save(state, part)
+        part.replace(path)
+
+    def load(self, path: Path) -> None:
+        """Continue from what `save` wrote."""
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self.step = state["step"]
+        self.model.load_state_dict(state["model"])
+        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+
+
+def train(recipe: Recipe, config: DemoConfig, output: Path, work: Path, device: str) -> None:
+    """Train, or continue the run whose checkpoint lies in `work`, and export to `output`."""
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    console = Console()
+    work.mkdir(parents=True, exist_ok=True)
+    if not (work / "tokenizer.json").exists():
+        console.print("training the tokeniser")
+        save_tokeniser(build_tokeniser(recipe, config), work, config.max_positions)
+    tokeniser = load_tokeniser(work)
+    trainer = Trainer(recipe, config, torch.device(chosen))
+    checkpoint = work / "checkpoint.pt"
+    if checkpoint.exists():
+        trainer.load(checkpoint)
+        console.print(f"continuing at step {trainer.step}")
+    _run(trainer, tokeniser, checkpoint, console)
+    save_tokeniser(tokeniser, output, config.max_positions)
+    bos, eos, pad = (token_id(tokeniser, token) for token in (BOS, END, PAD))
+    save_checkpoint(trainer.model, output, bos, eos, pad)
+    console.print(f"wrote {output}")
+
+
+def _run(trainer: Trainer, tokeniser: Tokenizer, checkpoint: Path, console: Console) -> None:
+    recipe = trainer.recipe
+    columns = (
+        TextColumn("step {task.completed}/{task.total}"),
+        BarColumn(),
+        TextColumn("loss {task.fields[loss]:.4f}  {task.fields[speed]:.0f} tokens/s"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    smooth, speed = 0.0, 0.0
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("", total=recipe.steps, completed=trainer.step, loss=0.0, speed=0.0)
+        while trainer.step < recipe.steps:
+            began = time.perf_counter()
+            groups = batches(recipe, tokeniser, trainer.step)
+            loss = trainer.train_step(groups)
+            count = sum(int((group.weights > 0).sum()) for group in groups)
+            now = count / (time.perf_counter() - began)
+            smooth = loss if smooth == 0.0 else 0.98 * smooth + 0.02 * loss
+            speed = now if speed == 0.0 else 0.95 * speed + 0.05 * now
+            progress.update(bar, completed=trainer.step, loss=smooth, speed=speed)
+            if trainer.step % recipe.save_every == 0 or trainer.step == recipe.steps:
+                trainer.save(checkpoint)
+                console.print(f"step {trainer.step}  loss {smooth:.4f}  {speed:.0f} tokens/s")
+
+
+def answerer(model: DemoModel, tokeniser: Tokenizer, limit: int = 256) -> Answerer:
+    """Greedy answers from the torch model: what `evaluate` asks for."""
+    stop = token_id(tokeniser, END)
+
+    def answer(conversations: Sequence[list[Message]]) -> list[str]:
+        prompts = [encode_prompt(tokeniser, messages) for messages in conversations]
+        answers = [""] * len(prompts)
+        for width in sorted({len(prompt) for prompt in prompts}):
+            rows = [row for row, prompt in enumerate(prompts) if len(prompt) == width]
+            outputs = generate(model, [prompts[row] for row in rows], stop, limit)
+            for row, ids in zip(rows, outputs, strict=True):
+                answers[row] = tokeniser.decode(ids, skip_special_tokens=False)
+        return answers
+
+    return answer
+
+
+def _report(result: Evaluation, console: Console) -> None:
+    table = Table("set", "task", "exact match", "target met")
+    for row in result.scores:
+        shown = f"{row.correct}/{row.total} = {row.rate:.1%}"
+        table.add_row(str(row.set), row.task, shown, "yes" if row.passed else "no")
+    console.print(table)
+    for miss in result.misses:
+        console.print(
+            f"[bold]set {miss.item.set} {miss.item.task}[/bold]", miss.item.messages[-1]["content"]
+        )
+        console.print(f"  expected {miss.item.answer}\n  answered {miss.answer}", markup=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line of the recipe; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m galley.demo.recipe", description=__doc__)
+    default = Recipe()
+    parser.add_argument("--output", type=Path, default=MODEL_DIR, help="folder of the checkpoint")
+    parser.add_argument("--work", type=Path, default=Path("build/demo-model"), help="resume folder")
+    parser.add_argument("--steps", type=int, default=default.steps)
+    parser.add_argument("--seed", type=int, default=default.seed)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--threads", type=int, help="CPU threads; 1 is best on a busy machine")
+    parser.add_argument("--evaluate", type=Path, metavar="DIR", help="only evaluate a checkpoint")
+    options = parser.parse_args(arguments)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    if options.evaluate is not None:
+        model, tokeniser = load_checkpoint(options.evaluate), load_tokeniser(options.evaluate)
+        result = evaluate(answerer(model, tokeniser))
+        _report(result, Console())
+        return 0 if result.passed else 1
+    recipe = replace(default, steps=options.steps, seed=options.seed)
+    train(recipe, DemoConfig(), options.output, options.work, options.device)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

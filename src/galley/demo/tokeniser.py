@@ -1,0 +1,118 @@
+"""The demo model's byte-level BPE tokeniser and chat template.
+
+A capitalised word never carries the space before it, so a name has the same tokens in a sentence
+and between quotes; digits stand alone. Both make copying into JSON a matter of repeating tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from .generator import Message
+
+BOS, SYSTEM, USER, ASSISTANT, END, PAD = SPECIAL = (
+    "<|bos|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|end|>",
+    "<|pad|>",
+)
+
+_SPLIT = (
+    r"'(?:s|t|re|ve|m|ll|d)\b"
+    r"| ?[\p{Ll}\p{Lo}\p{Lm}][\p{Ll}\p{Lo}\p{Lm}\p{M}]*"
+    r"|[\p{Lu}\p{Lt}]+[\p{Ll}\p{M}]*"
+    r"|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+"
+    r"|\s"
+)
+
+CHAT_TEMPLATE = (
+    "{{- '<|bos|>' -}}"
+    "{%- for message in messages -%}"
+    "{%- if message['role'] not in ['system', 'user', 'assistant'] -%}"
+    "{{- raise_exception('unknown role: ' + message['role']) -}}"
+    "{%- endif -%}"
+    "{{- '<|' + message['role'] + '|>' + message['content'] | trim + '<|end|>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+
+
+def train_tokeniser(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train on texts. Every byte has a token, so any Unicode text survives a round trip."""
+    tokeniser = Tokenizer(models.BPE())
+    tokeniser.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokeniser.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokeniser.train_from_iterator(texts, trainer)
+    return tokeniser
+
+
+def save_tokeniser(tokeniser: Tokenizer, folder: Path, max_length: int) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json` with the chat template."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokeniser.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": END,
+        "pad_token": PAD,
+        "additional_special_tokens": [SYSTEM, USER, ASSISTANT],
+        "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    text = json.dumps(config, indent=2) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def load_tokeniser(folder: Path) -> Tokenizer:
+    """Read `tokenizer.json` from `folder`."""
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def token_id(tokeniser: Tokenizer, token: str) -> int:
+    """The id of a token.
+
+    Raises:
+        KeyError: the tokeniser has no such token.
+    """
+    number = tokeniser.token_to_id(token)
+    if number is None:
+        raise KeyError(token)
+    return number
+
+
+def encode_turns(tokeniser: Tokenizer, messages: list[Message]) -> tuple[list[int], list[bool]]:
+    """Token ids as the chat template lays them out, and which of them the assistant wrote."""
+    ids: list[int] = [token_id(tokeniser, BOS)]
+    written = [False]
+    for message in messages:
+        body = tokeniser.encode(message["content"].strip(), add_special_tokens=False).ids
+        end = token_id(tokeniser, END)
+        ids += [token_id(tokeniser, f"<|{message['role']}|>"), *body, end]
+        own = message["role"] == "assistant"
+        written += [False, *[own] * (len(body) + 1)]
+    return ids, written
+
+
+def encode_prompt(tokeniser: Tokenizer, messages: list[Message]) -> list[int]:
+    """Token ids of a conversation, up to where the assistant's answer begins."""
+    ids, _ = encode_turns(tokeniser, messages)
+    return [*ids, token_id(tokeniser, ASSISTANT)]
