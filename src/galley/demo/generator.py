@@ -413,7 +413,7 @@ def _turn(task: Task, source: Source) -> Turn:
 
 
 _TASKS: tuple[Task, ...] = ("ticket", "queue", "redact", "glossary", "chat")
-_SHARES = (0.43, 0.13, 0.31, 0.10, 0.03)
+_SHARES = (0.36, 0.07, 0.46, 0.09, 0.02)
 
 
 def example(rng: random.Random) -> Example:
