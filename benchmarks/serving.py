@@ -1,6 +1,6 @@
 """Start-up, prefix cache and load of a real ``galley serve``, over HTTP. Run on an idle machine.
 
-``python benchmarks/serving.py [MODEL] [--json FILE]``; MODEL as for ``galley serve``.
+``python benchmarks/serving.py [MODEL] [--json FILE]``; MODEL and GALLEY_* variables as for ``galley serve``.
 """
 
 import argparse
@@ -46,7 +46,8 @@ class Server:
 @contextmanager
 def serving(model: str) -> Iterator[Server]:
     """Start ``galley serve`` on a free port; wait until it is ready."""
-    command = [sys.executable, "-m", "galley", "serve", *([model] if model else []), "--port", "0"]
+    command = [sys.executable, "-m", "galley", "serve", *([model] if model else [])]
+    command += ["--port", "0", "--log-level", "warning"]
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -197,7 +198,7 @@ def report(results: dict[str, Any]) -> None:
     )
     single.add_row("ratio", f"{cache['ratio']:.1f}")
     console.print(single)
-    table = Table(*results["load"][0])
+    table = Table(*(name.replace("_", " ") for name in results["load"][0]))
     for row in results["load"]:
         table.add_row(*(f"{value:.4g}" for value in row.values()))
     console.print(table)
