@@ -1,6 +1,6 @@
 """Start-up, prefix cache and load of a real ``galley serve``, over HTTP. Run on an idle machine.
 
-``python benchmarks/serving.py [MODEL] [--json FILE]``; MODEL and GALLEY_* variables as for ``galley serve``.
+``python benchmarks/serving.py [MODEL] [--json FILE]``; MODEL and GALLEY_* variables are those of serve.
 """
 
 import argparse
