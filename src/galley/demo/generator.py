@@ -413,7 +413,7 @@ def _turn(task: Task, source: Source) -> Turn:
 
 
 _TASKS: tuple[Task, ...] = ("ticket", "queue", "redact", "glossary", "chat")
-_SHARES = (0.36, 0.07, 0.46, 0.09, 0.02)
+_SHARES = (0.42, 0.05, 0.42, 0.09, 0.02)
 
 
 def example(rng: random.Random) -> Example:
