@@ -16,6 +16,7 @@ class TrialsMachine(RuleBasedStateMachine):
         self.live: set[str] = set()
         self.held: set[str] = set()
         self.ready = False
+        self.dying = False
         self.count = 0
 
     def sent(self, request_ids: list[str]) -> None:
@@ -32,13 +33,13 @@ class TrialsMachine(RuleBasedStateMachine):
         self.live.update(names)
         self.sent(self.trials.add(names))
 
-    @precondition(lambda self: not self.ready)
+    @precondition(lambda self: not self.ready and not self.dying)
     @rule()
     def engine_ready(self) -> None:
         self.ready = True
         self.sent(self.trials.engine_ready())
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.ready and self.held)
     @rule(data=st.data(), last=st.booleans())
     def output(self, data: st.DataObject, last: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.held)))
@@ -57,12 +58,19 @@ class TrialsMachine(RuleBasedStateMachine):
         self.live.discard(name)
         self.held.discard(name)
 
-    @precondition(lambda self: self.trials.settling)
+    @precondition(lambda self: self.ready and self.trials.settling)
     @rule()
     def settled(self) -> None:
         self.sent(self.trials.settled())
 
     @precondition(lambda self: self.ready)
+    @rule()
+    def hang_up(self) -> None:
+        """The socket has closed; how the process ended is not known yet."""
+        self.trials.engine_away()
+        self.ready, self.dying = False, True
+
+    @precondition(lambda self: self.dying)
     @rule(killed=st.booleans())
     def die(self, killed: bool) -> None:
         suspect = self.trials.on_trial
@@ -73,7 +81,7 @@ class TrialsMachine(RuleBasedStateMachine):
         if guilty is not None:
             self.live.remove(guilty)
         self.held.clear()
-        self.ready = False
+        self.dying = False
 
     @invariant()
     def nobody_is_forgotten(self) -> None:

@@ -286,6 +286,7 @@ class EngineClient:
         was_ready = self.state == "ready"
         # Before the first await: from here on nobody may send to this engine.
         process, self._process = self._process, None
+        self._trials.engine_away()
         if was_ready:
             self._set_state("recovering")
         status = await process.close() if process else None

@@ -78,6 +78,10 @@ class Trials:
         self._settling = False
         return self._next()
 
+    def engine_away(self) -> None:
+        """Nobody can be sent to the engine any more; why, :meth:`engine_died` will tell."""
+        self._engine_ready = False
+
     def engine_died(self, *, killed: bool) -> str | None:
         """What the engine had is suspect. Returns the request to give up, if it was on trial.
 
