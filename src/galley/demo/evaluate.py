@@ -56,9 +56,8 @@ class Evaluation:
         return all(score.passed for score in self.scores)
 
 
-def score(task: Task, expected: str, answer: str) -> bool:
+def score(expected: str, answer: str) -> bool:
     """Whether an answer is exactly the expected text; only surrounding space is forgiven."""
-    del task  # every task is scored alike
     return answer.strip() == expected
 
 
@@ -78,7 +77,7 @@ def evaluate(answer: Answerer, sets: Sequence[int] = heldout.SETS) -> Evaluation
         wrong = [
             Miss(item, said)
             for item, said in zip(items, answers, strict=True)
-            if not score(item.task, item.answer, said)
+            if not score(item.answer, said)
         ]
         misses += wrong
         for task in dict.fromkeys(item.task for item in items):

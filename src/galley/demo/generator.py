@@ -82,12 +82,12 @@ def expand(template: str, rng: random.Random) -> str:
             out.append(template[at])
             at += 1
             continue
-        options, at = _alternatives(template, at)
+        options, at = alternatives(template, at)
         out.append(expand(rng.choice(options), rng))
     return " ".join("".join(out).split()).replace(" ,", ",")
 
 
-def _alternatives(template: str, start: int) -> tuple[list[str], int]:
+def alternatives(template: str, start: int) -> tuple[list[str], int]:
     """The alternatives of the bracket at `start`, and the place after its end."""
     options, depth, begin = [], 0, start + 1
     for at in range(start, len(template)):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from . import DATA_DIR
-from .generator import CALL_TASKS, SYSTEM, Message, Task, _alternatives, call_turn
+from .generator import CALL_TASKS, SYSTEM, Message, Task, alternatives, call_turn
 from .vocabulary import INTENTS, Source, is_held_out
 from .wordings import TRAINING, clauses_of
 from .wordings_heldout import HELD_OUT
@@ -124,7 +124,7 @@ def _pattern(template: str) -> str:
     out, at = "", 0
     while at < len(template):
         if template[at] == "[":
-            options, at = _alternatives(template, at)
+            options, at = alternatives(template, at)
             out += "(?:" + "|".join(_pattern(option) for option in options) + ")"
         else:
             out += r"\s*" if template[at] == " " else re.escape(template[at])

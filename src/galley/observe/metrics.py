@@ -33,6 +33,8 @@ _TOKEN_SECONDS: Final = (
 
 _ENGINE_TOTALS: Final = {
     "steps": ("galley_engine_steps", "Engine steps"),
+    "prefill_tokens": ("galley_prefill_tokens", "Prompt tokens computed, recomputed ones included"),
+    "decode_tokens": ("galley_decode_tokens", "Output tokens fed back through the model"),
     "prefix_query_tokens": (
         "galley_prefix_cache_query_tokens",
         "Prompt tokens looked up in the prefix cache",

@@ -111,6 +111,7 @@ class ReferenceExecutor:
         self._device = _device(device)
         torch.set_num_threads(threads)
         self._weights = {name: self._load(weights[name]) for name in program.shapes}
+        self._last_use = {b: i for i, op in enumerate(program.ops) for b in op.inputs}
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
         self._kernels: Mapping[str, Callable[[Op, Step, list[Tiles]], Tiles]] = {
@@ -150,7 +151,6 @@ class ReferenceExecutor:
     def forward(self, batch: Batch) -> Logits:
         """See :meth:`galley.ops.executor.Executor.forward`."""
         step = self._begin(batch)
-        last_use = {buffer: i for i, op in enumerate(self._program.ops) for buffer in op.inputs}
         buffers: dict[int, Tiles] = {}
         for i, op in enumerate(self._program.ops):
             if op.name == "select_rows" and not len(batch.wanted):
@@ -158,7 +158,7 @@ class ReferenceExecutor:
             inputs = [buffers[b] for b in op.inputs]
             buffers[op.output] = self._kernels[op.name](op, step, inputs)
             for b in op.inputs:
-                if last_use[b] == i:
+                if self._last_use[b] == i:
                     buffers.pop(b, None)
         logits = step.layout.gather(buffers[self._program.ops[-1].output])
         return logits.to("cpu", torch.float32).numpy()

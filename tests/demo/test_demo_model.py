@@ -1,0 +1,99 @@
+"""The bundled model and what it stands on: held-out sets, recipe, checkpoint."""
+
+import random
+from itertools import islice
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from galley import LLM, SamplingParams
+from galley.demo import MODEL_DIR, heldout
+from galley.demo.evaluate import TARGETS, evaluate, score
+from galley.demo.generator import CALL_TASKS, example, examples
+from galley.demo.heldout import Item
+from galley.demo.recipe import Recipe, batches
+from galley.demo.tokeniser import load_tokeniser
+from galley.demo.vocabulary import Source
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=256)
+
+
+@pytest.mark.parametrize("number", heldout.SETS)
+def test_held_out_sets_are_fixed_and_training_cannot_say_them(number: int) -> None:
+    items = heldout.read(number)
+    assert [sum(item.task == task for item in items) for task in CALL_TASKS] == [100] * 3
+    assert items == heldout.make(number)
+    assert heldout.violations(items) == []
+
+
+def test_a_violation_would_be_found() -> None:
+    """Items made of what training draws break the promise, and are told."""
+    source = Source(random.Random(1), held_out=False)
+    names = [source.name() for _ in range(5)]
+    trained = [Item(1, "ticket", [], "", (), (name,)) for name in names]
+    assert len(heldout.violations(trained)) >= 5
+    said = heldout.make(1)[0].clauses
+    as_set_2 = [Item(2, "ticket", [], "", said, ())]
+    assert len(heldout.violations(as_set_2)) == len(said)
+
+
+def test_held_out_messages_do_not_occur_in_the_stream_of_training() -> None:
+    held_out = {item.messages[-1]["content"] for n in heldout.SETS for item in heldout.read(n)}
+    for made in islice(examples(seed=17), 3_000):
+        assert not held_out & {message["content"] for message in made.messages}
+
+
+def test_scores_are_exact_matches() -> None:
+    assert score('{"a":1}', ' {"a":1}\n')
+    assert not score('{"a":1}', '{"a": 1}')
+    perfect = {item.messages[-1]["content"]: item.answer for item in heldout.read(2)}
+    result = evaluate(lambda asked: [perfect[m[-1]["content"]] for m in asked], sets=[2])
+    assert [row.correct for row in result.scores] == [100] * 3
+    result = evaluate(lambda asked: ["no"] * len(asked), sets=[2])
+    assert [row.correct for row in result.scores] == [0] * 3
+    assert not result.passed
+    with pytest.raises(ValueError, match="asked for 300"):
+        evaluate(lambda asked: ["one"], sets=[2])
+
+
+def test_the_recipe_is_a_function_of_seed_and_step() -> None:
+    tokeniser = load_tokeniser(MODEL_DIR)
+    first, again, other = (batches(Recipe(), tokeniser, step) for step in (900, 900, 901))
+    assert all(torch.equal(a.ids, b.ids) for a, b in zip(first, again, strict=True))
+    assert any(
+        a.ids.shape != b.ids.shape or not torch.equal(a.ids, b.ids)
+        for a, b in zip(first, other, strict=False)
+    )
+    assert example(random.Random(5)) == example(random.Random(5))
+
+
+def test_the_package_is_small() -> None:
+    assert sum(file.stat().st_size for file in MODEL_DIR.iterdir()) < 20_000_000
+
+
+def test_the_checkpoint_is_what_transformers_makes_of_it() -> None:
+    """Template, tokens and greedy answers of set 1, one of each task."""
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
+    model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32).eval()
+    items = [next(i for i in heldout.read(1) if i.task == task) for task in CALL_TASKS]
+    with LLM(threads=1) as llm:
+        outputs = llm.chat([item.messages for item in items], GREEDY)
+        assert llm.info.max_model_len == 2048
+    for item, output in zip(items, outputs, strict=True):
+        ids = tokenizer.apply_chat_template(
+            item.messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )["input_ids"]
+        assert output.prompt_tokens == ids.shape[1]
+        expected = model.generate(ids, max_new_tokens=256, do_sample=False)[0, ids.shape[1] :]
+        assert output.token_ids == expected.tolist()
+
+
+def test_most_of_set_1_is_answered_exactly() -> None:
+    """The model card has the figures; this is that nothing on the way to them is broken."""
+    assert TARGETS == {1: 0.95, 2: 0.85}
+    items = heldout.read(1)[::10]
+    with LLM(threads=1, executor="cpu") as llm:
+        outputs = llm.chat([item.messages for item in items], GREEDY)
+    right = sum(score(i.answer, o.text) for i, o in zip(items, outputs, strict=True))
+    assert right >= 27
