@@ -17,7 +17,7 @@ from galley.formats.checkpoint import Checkpoint
 from galley.formats.weights import Weight
 from galley.graph.program import Op
 from galley.models.registry import build_program
-from galley.ops.executor import Batch, Executor
+from galley.ops.executor import Batch, Executor, ExecutorOptions
 from galley.ops.reference import ReferenceExecutor, Step, Tiles
 from galley.quant.rtn import quantise_int4, quantise_int8
 from galley.quant.weights import bf16_bits, dequantise, to_float32
@@ -139,7 +139,7 @@ def rounding_executor(
         for name, weight in checkpoint.weights().items()
     }
     executor = RoundingExecutor(
-        program, weights, dtype="float32", device="cpu", threads=1, quantize=""
+        program, weights, ExecutorOptions(dtype="float32", device="cpu", threads=1)
     )
     executor.rounding = _ROUNDING[quantize if round_activations else "float32"]
     executor.allocate_kv(256)

@@ -13,7 +13,7 @@ from galley.errors import EngineFailed, SettingsError
 from galley.formats.checkpoint import Checkpoint
 from galley.graph.program import Program
 from galley.models.registry import build_program
-from galley.ops.executor import Batch, Executor, executor_factory
+from galley.ops.executor import Batch, Executor, ExecutorOptions, executor_factory
 from galley.types import BLOCK_TOKENS, ModelInfo, OnPhase
 
 
@@ -39,14 +39,13 @@ def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None
     weights = checkpoint.weights()
     program.check_weights(weights, folder=str(folder))
     threads = settings.threads or available_cores()
-    executor = factory(
-        program,
-        weights,
+    options = ExecutorOptions(
         dtype=settings.dtype,
         device=settings.device,
         threads=threads,
         quantize=settings.quantize,
     )
+    executor = factory(program, weights, options)
     clock.end("load")
     max_model_len = _max_model_len(settings, program)
     blocks = _kv_blocks(settings, max_model_len, executor)

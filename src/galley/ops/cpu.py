@@ -12,7 +12,7 @@ from galley.errors import SettingsError
 from galley.formats.weights import Weight, Weights
 from galley.graph.plan import Lifetime, plan_arena
 from galley.graph.program import Op, Program
-from galley.ops.executor import Batch, Logits
+from galley.ops.executor import Batch, ExecutorOptions, Logits
 from galley.quant.rtn import quantise_int4, quantise_int8
 from galley.quant.weights import IntWeight, bf16_bits, to_float32
 
@@ -30,19 +30,13 @@ class CpuExecutor:
     ``bf16``, int8 with one scale a row for ``int8`` and ``int4``. Keys and values are kept in ``dtype``.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        weights: Weights,
-        *,
-        dtype: str,
-        device: str,
-        threads: int,
-        quantize: str,
-    ) -> None:
-        if device != "cpu":
-            raise SettingsError(f"device is {device!r}, but executor 'cpu' runs on 'cpu' alone")
-        kind = quantize or {"float32": "float32", "bfloat16": "bf16"}[dtype]
+    def __init__(self, program: Program, weights: Weights, options: ExecutorOptions) -> None:
+        if options.device != "cpu":
+            raise SettingsError(
+                f"device is {options.device!r}, but executor 'cpu' runs on 'cpu' alone"
+            )
+        threads, dtype = options.threads, options.dtype
+        kind = options.quantize or {"float32": "float32", "bfloat16": "bf16"}[dtype]
         lowered = lower(program, weights, kind)
         slots, arena_bytes = lowered.slots(program.vocab_size)
         self._vocab_size = program.vocab_size

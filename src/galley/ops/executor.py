@@ -63,28 +63,33 @@ class Executor(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOptions:
+    """How to run a program.
+
+    Attributes:
+        dtype: of weights, activations and KV.
+        device: where to run.
+        threads: to compute with.
+        quantize: what weights become, or "" for ``dtype``.
+    """
+
+    dtype: str
+    device: str
+    threads: int
+    quantize: str = ""
+
+
 class ExecutorFactory(Protocol):
     """Packs canonical weights into the executor's own layout."""
 
-    def __call__(
-        self,
-        program: Program,
-        weights: Weights,
-        *,
-        dtype: str,
-        device: str,
-        threads: int,
-        quantize: str,
-    ) -> Executor:
+    def __call__(self, program: Program, weights: Weights, options: ExecutorOptions) -> Executor:
         """Pack and plan.
 
         Args:
             program: what to run.
             weights: its tensors, as in the checkpoint.
-            dtype: of weights, activations and KV.
-            device: where to run.
-            threads: to compute with.
-            quantize: what weights become, or "" for ``dtype``.
+            options: how.
 
         Raises:
             SettingsError: the executor cannot do what is asked.

@@ -20,7 +20,7 @@ from torch.nn.functional import embedding, linear, silu
 from galley.errors import SettingsError
 from galley.formats.weights import Weight, Weights
 from galley.graph.program import Op, Program
-from galley.ops.executor import Batch, Ints, Logits
+from galley.ops.executor import Batch, ExecutorOptions, Ints, Logits
 from galley.types import BLOCK_TOKENS
 
 TILE: Final = BLOCK_TOKENS
@@ -91,25 +91,16 @@ class ReferenceExecutor:
     Norms, softmax and rotation are computed in float32 whatever ``dtype`` is; products in ``dtype``.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        weights: Weights,
-        *,
-        dtype: str,
-        device: str,
-        threads: int,
-        quantize: str,
-    ) -> None:
-        if quantize:
+    def __init__(self, program: Program, weights: Weights, options: ExecutorOptions) -> None:
+        if options.quantize:
             raise SettingsError(
-                f"quantize is {quantize!r}, but the reference executor computes in dtype; "
+                f"quantize is {options.quantize!r}, but the reference executor computes in dtype; "
                 "leave it out, or use executor 'cpu'"
             )
         self._program = program
-        self._dtype = _TORCH_TYPES[dtype]
-        self._device = _device(device)
-        torch.set_num_threads(threads)
+        self._dtype = _TORCH_TYPES[options.dtype]
+        self._device = _device(options.device)
+        torch.set_num_threads(options.threads)
         self._weights = {name: self._load(weights[name]) for name in program.shapes}
         self._last_use = {b: i for i, op in enumerate(program.ops) for b in op.inputs}
         self._keys: list[torch.Tensor] = []
