@@ -10,6 +10,7 @@ from galley.formats.checkpoint import Checkpoint
 from galley.graph.plan import Lifetime, least_arena, plan_arena
 from galley.models.registry import build_program
 from galley.ops.cpu import lower
+from galley.ops.packing import Matrices
 from tests.checkpoints import VARIANTS
 from tests.conftest import CheckpointMaker
 
@@ -43,5 +44,7 @@ def test_models_are_planned_about_as_tightly_as_liveness_allows(
     for variant, kind in [(v, k) for v in VARIANTS for k in ("float32", "int4")]:
         folder: Path = checkpoint(variant)
         opened = Checkpoint.open(folder)
-        lifetimes = lower(build_program(opened.config), opened.weights(), kind).lifetimes()
+        weights = opened.weights()
+        lowered = lower(build_program(opened.config), weights, Matrices(weights, kind))
+        lifetimes = lowered.lifetimes()
         assert plan_arena(lifetimes).size <= 1.1 * least_arena(lifetimes), (variant, kind)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from galley import _native
-from galley.ops.cpu import pack, pack_integers
+from galley.ops.packing import pack, pack_integers
 from galley.quant.rtn import quantise_int4, quantise_int8
 from galley.quant.weights import IntWeight, bf16_bits, dequantise
 from tests.native.harness import (

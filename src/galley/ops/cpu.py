@@ -9,12 +9,12 @@ import numpy as np
 
 from galley import _native
 from galley.errors import SettingsError
-from galley.formats.weights import Weight, Weights
+from galley.formats.weights import Weights
 from galley.graph.plan import Lifetime, plan_arena
 from galley.graph.program import Op, Program
 from galley.ops.executor import Batch, ExecutorOptions, Logits
-from galley.quant.rtn import quantise_int4, quantise_int8
-from galley.quant.weights import IntWeight, bf16_bits, to_float32
+from galley.ops.packing import Matrices
+from galley.quant.weights import to_float32
 
 ISA_VARIABLE: Final = "GALLEY_CPU_ISA"
 _ROW_ALIGNMENT: Final = 64
@@ -37,7 +37,7 @@ class CpuExecutor:
             )
         threads, dtype = options.threads, options.dtype
         kind = options.quantize or {"float32": "float32", "bfloat16": "bf16"}[dtype]
-        lowered = lower(program, weights, kind)
+        lowered = lower(program, weights, Matrices(weights, kind))
         slots, arena_bytes = lowered.slots(program.vocab_size)
         self._vocab_size = program.vocab_size
         self._native = _native.Program(
@@ -101,42 +101,6 @@ def choose_isa(environ: Mapping[str, str]) -> str:
             f"which supports {', '.join(supported)}"
         )
     return wanted
-
-
-def pack(weight: Weight, kind: str) -> _native.Packed:
-    """A checkpoint's matrix in the layout of ``kind``: float32, bf16, int8 or int4."""
-    if kind == "int8":
-        return pack_integers(quantise_int8(weight))
-    if kind == "int4":
-        return pack_integers(quantise_int4(weight))
-    outputs, depth = weight.shape
-    packed = _native.Packed(kind, outputs, depth)
-    packed.fill_dense(np.ascontiguousarray(weight.data), weight.dtype)
-    return packed
-
-
-def pack_integers(weight: IntWeight) -> _native.Packed:
-    """A canonical integer matrix in the native layout."""
-    whole = weight.group >= weight.shape[1]
-    packed = _native.Packed(
-        f"int{weight.bits}",
-        *weight.shape,
-        group=0 if whole else weight.group,
-        scale_type=weight.scale_type,
-        zeros=weight.zeros is not None,
-    )
-    scales: Any = weight.scales
-    if weight.scale_type == "BF16":
-        scales = bf16_bits(scales)
-    elif weight.scale_type == "F16":
-        scales = scales.astype(np.float16)
-    packed.fill_integer(_raw(weight.q), _raw(scales), _raw(weight.zeros))
-    return packed
-
-
-def _raw(values: Any) -> Any:
-    """Flat bytes; None stays None."""
-    return None if values is None else np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
 def _cpus(threads: int) -> list[int]:
@@ -209,22 +173,15 @@ class Lowered:
         return self.row_bytes[a] == self.row_bytes[b]
 
 
-def lower(program: Program, weights: Weights, kind: str) -> Lowered:
-    """Pack the weights and turn the program's ops into native steps, one or two for each."""
+def lower(program: Program, weights: Weights, matrices: Matrices) -> Lowered:
+    """Turn the program's ops into native steps, one or two for each; ``matrices`` packs the weights."""
     lowered = Lowered()
-    packed: dict[str, _native.Packed] = {}
     buffers: dict[int, int] = {}
     prepared: dict[tuple[int, int], int] = {}
 
-    def matrix(op: Op) -> _native.Packed:
-        name = op.weights["weight"]
-        if name not in packed:
-            packed[name] = pack(weights[name], kind)
-        return packed[name]
-
     def input_of(weight: _native.Packed, x: int) -> int:
         """``x`` as ``weight`` wants it; layers that read the same buffer share it."""
-        if kind == "float32":
+        if matrices.kind == "float32":
             return x
         # Of one kind and depth, so one layout: the same executor quantises all matrices alike.
         key = (x, weight.activation_bytes)
@@ -236,11 +193,11 @@ def lower(program: Program, weights: Weights, kind: str) -> Lowered:
         reads = tuple(buffers[b] for b in op.inputs)
         arguments: tuple[Any, ...]
         if op.name == "linear":
-            weight = matrix(op)
+            weight = matrices.packed(op.weights["weight"])
             arguments = (weight, _vector(weights, op.weights.get("bias")))
             reads = (input_of(weight, reads[0]),)
         elif op.name == "embed":
-            arguments = (matrix(op),)
+            arguments = (matrices.packed(op.weights["weight"]),)
         else:
             arguments = _arguments(op, weights)
         buffers[op.output] = lowered.emit(op.name, arguments, reads, 4 * op.width)
