@@ -106,7 +106,7 @@ def test_a_stream_is_checked_before_it_begins(checkpoint: CheckpointMaker) -> No
 
 
 def test_threads_share_the_batch(checkpoint: CheckpointMaker) -> None:
-    long = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    long = SamplingParams(temperature=0.0, max_tokens=500, ignore_eos=True)
     with LLM(checkpoint("llama"), threads=1) as llm:
         expected = llm.generate([[5, 6]], long)[0].token_ids
         steps = llm._engine.stats.steps
@@ -205,13 +205,15 @@ def test_a_checkpoint_without_tokenizer_takes_token_ids(
 def test_wrong_settings_and_models_say_so(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         LLM(tmp_path / "nothing")
-    with pytest.raises(SettingsError, match="executor: 'fast' is not one of reference"):
+    with pytest.raises(SettingsError, match="executor: 'fast' is not one of auto, cpu, reference"):
         LLM(checkpoint("llama"), executor="fast")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="max_model_len"):
         LLM(checkpoint("llama"), max_model_len=10**6)
     with pytest.raises(SettingsError, match="max_running"):
         LLM(checkpoint("llama"), max_batch_tokens=8, max_running=9)
-    with pytest.raises(SettingsError, match="dtype: 'float16' is not one of float32, bfloat16"):
+    with pytest.raises(
+        SettingsError, match="dtype: 'float16' is not one of auto, float32, bfloat16"
+    ):
         LLM(checkpoint("llama"), dtype="float16")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="device 'nonsense' cannot be used"):
         LLM(checkpoint("llama"), device="nonsense")

@@ -20,9 +20,12 @@ from galley.errors import SettingsError
 
 T = TypeVar("T")
 
-DType = Literal["float32", "bfloat16"]
-ExecutorName = Literal["reference", "cpu"]
-Quantize = Literal["", "float32", "bf16", "int8", "int4"]
+DType = Literal["auto", "float32", "bfloat16"]
+ExecutorName = Literal["auto", "cpu", "reference"]
+Quantize = Literal["auto", "float32", "bf16", "int8", "int4"]
+
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+"""Of the server and its engine, who write to the same place."""
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -41,12 +44,14 @@ class EngineSettings:
 
     model: str = _setting("", "Model", "folder or hub id; empty for the bundled model")
     revision: str = _setting("main", "Model", "branch, tag or commit of a hub id")
-    dtype: DType = _setting("float32", "Model", "type of weights, activations and KV cache")
-    quantize: Quantize = _setting(
-        "", "Model", "what the weights become for executor cpu; default: as dtype says"
+    dtype: DType = _setting(
+        "auto", "Model", "what is computed and cached in; auto: as the checkpoint's matrices are"
     )
-    executor: ExecutorName = _setting("reference", "Model", "what runs the program")
-    device: str = _setting("cpu", "Model", "device of the reference executor: cpu, cuda, cuda:1")
+    quantize: Quantize = _setting("auto", "Model", "what the weights become; auto: as dtype says")
+    executor: ExecutorName = _setting(
+        "auto", "Model", "what runs the program; auto: cpu on device cpu, else reference"
+    )
+    device: str = _setting("cpu", "Model", "where it runs: cpu, or for reference cuda, cuda:1")
     threads: int | None = _setting(
         None, "Model", "compute threads; default: the cores this process may use"
     )

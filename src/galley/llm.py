@@ -109,9 +109,9 @@ class LLM:
         self,
         model: str | Path = "",
         *,
-        dtype: DType = "float32",
-        quantize: Quantize = "",
-        executor: ExecutorName = "reference",
+        dtype: DType = "auto",
+        quantize: Quantize = "auto",
+        executor: ExecutorName = "auto",
         max_model_len: int | None = None,
         kv_cache_tokens: int | None = None,
         max_batch_tokens: int = 512,
@@ -122,9 +122,9 @@ class LLM:
 
         Args:
             model: a folder, a hub id, or nothing for the bundled model.
-            dtype: of weights, activations and KV cache.
-            quantize: what executor "cpu" makes of the weights; default: as ``dtype`` says.
-            executor: what runs the program.
+            dtype: what is computed and cached in; "auto": as the checkpoint's matrices are.
+            quantize: what the weights become; "auto": as ``dtype`` says.
+            executor: what runs the program; "auto": "cpu" on device "cpu", else "reference".
             max_model_len: context limit in tokens; default: the model's own.
             kv_cache_tokens: size of the KV cache; default: from the memory available.
             max_batch_tokens: token budget of one engine step.

@@ -278,6 +278,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     executor: str
     dtype: str
+    quantize: str
     vocab_size: int
     max_model_len: int
     kv_cache_tokens: int

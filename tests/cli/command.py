@@ -14,7 +14,11 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def galley(
-    *args: str | Path, cwd: Path | None = None, stdin: str = "", timeout: float = 120
+    *args: str | Path,
+    cwd: Path | None = None,
+    stdin: str = "",
+    timeout: float = 120,
+    environ: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run to the end."""
     return subprocess.run(
@@ -25,7 +29,7 @@ def galley(
         timeout=timeout,
         check=False,
         cwd=cwd,
-        env=environment(),
+        env=environment(**(environ or {})),
     )
 
 

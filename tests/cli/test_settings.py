@@ -107,7 +107,7 @@ def test_environment_values(
         ("port: .inf", r"port: expected a whole number, got inf"),
         ("drain_seconds: [1]", r"drain_seconds: expected a number, got \[1\]"),
         ("prefix_cache: maybe", r"prefix_cache: expected true or false, got 'maybe'"),
-        ("dtype: int3", r"dtype: 'int3' is not one of float32, bfloat16"),
+        ("dtype: int3", r"dtype: 'int3' is not one of auto, float32, bfloat16"),
         ("model: 7", r"model: expected text, got 7; quote it"),
         ("api_key: {a: 1}", r"api_key: expected a list of strings"),
         ("api_key: [1]", r"api_key: expected a list of strings"),
@@ -168,9 +168,9 @@ TEXT = st.text(
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "model": TEXT,
     "revision": TEXT,
-    "dtype": st.sampled_from(["float32", "bfloat16"]),
-    "quantize": st.sampled_from(["", "float32", "bf16", "int8", "int4"]),
-    "executor": st.sampled_from(["reference", "cpu"]),
+    "dtype": st.sampled_from(["auto", "float32", "bfloat16"]),
+    "quantize": st.sampled_from(["auto", "float32", "bf16", "int8", "int4"]),
+    "executor": st.sampled_from(["auto", "cpu", "reference"]),
     "device": TEXT,
     "threads": st.none() | st.integers(1, 256),
     "max_model_len": st.none() | st.integers(1, 10**6),
@@ -198,7 +198,7 @@ SOME_SETTINGS = st.fixed_dictionaries({}, optional=VALUES)
 def test_the_round_trips_cover_every_setting() -> None:
     assert VALUES.keys() == setting_types(Settings).keys()
     assert setting_types(EngineSettings).keys() <= VALUES.keys()
-    assert setting_types(Settings)["dtype"] == Literal["float32", "bfloat16"]
+    assert setting_types(Settings)["dtype"] == Literal["auto", "float32", "bfloat16"]
 
 
 @given(values=SOME_SETTINGS)

@@ -77,7 +77,7 @@ def test_the_checkpoint_is_what_transformers_makes_of_it() -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
     model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32).eval()
     items = [next(i for i in heldout.read(1) if i.task == task) for task in CALL_TASKS]
-    with LLM(threads=1) as llm:
+    with LLM(threads=1, dtype="float32") as llm:
         outputs = llm.chat([item.messages for item in items], GREEDY)
         assert llm.info.max_model_len == 2048
     for item, output in zip(items, outputs, strict=True):

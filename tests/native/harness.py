@@ -139,7 +139,9 @@ def rounding_executor(
         for name, weight in checkpoint.weights().items()
     }
     executor = RoundingExecutor(
-        program, weights, ExecutorOptions(dtype="float32", device="cpu", threads=1)
+        program,
+        weights,
+        ExecutorOptions(dtype="float32", quantize="float32", device="cpu", threads=1),
     )
     executor.rounding = _ROUNDING[quantize if round_activations else "float32"]
     executor.allocate_kv(256)

@@ -106,9 +106,9 @@ def test_bf16_keys_and_values_cost_little(calm: Path) -> None:
 
 def test_dtype_alone_chooses_the_weights(calm: Path) -> None:
     ids = random_ids(2, 40)
-    whole = cpu_executor(calm, "", dtype="float32")
+    whole = cpu_executor(calm, "auto", dtype="float32")
     assert np.array_equal(run_all(whole, ids), run_all(cpu_executor(calm, "float32"), ids))
-    half = cpu_executor(calm, "", dtype="bfloat16")
+    half = cpu_executor(calm, "auto", dtype="bfloat16")
     named = cpu_executor(calm, "bf16", dtype="bfloat16")
     assert np.array_equal(run_all(half, ids), run_all(named, ids))
     assert half.kv_bytes_per_block() * 2 == whole.kv_bytes_per_block()
@@ -208,8 +208,8 @@ def test_what_an_executor_cannot_do_is_refused(checkpoint: CheckpointMaker) -> N
     from galley import LLM
 
     folder = checkpoint("llama")
-    with pytest.raises(SettingsError, match=r"quantize is 'int4'.*executor 'cpu'"):
-        LLM(folder, quantize="int4", executor="reference")
+    with pytest.raises(SettingsError, match=r"quantize is 'float32'.*'bfloat16'.*executor 'cpu'"):
+        LLM(folder, quantize="float32", dtype="bfloat16", executor="reference")
     with pytest.raises(SettingsError, match=r"device is 'cuda'.*'cpu' alone"):
         LLM(folder, device="cuda", executor="cpu")
     with pytest.raises(SettingsError, match=r"quantize: 'int3' is not one of"):

@@ -9,34 +9,27 @@ from typing import Any
 
 import pytest
 
+from tests.cli.command import galley
 from tests.conftest import CheckpointMaker
+from tests.missing import without
 from tests.server.serving import Server
-
-FORBID = """
-import sys
-
-class Forbid:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "transformers", "safetensors"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Forbid())
-"""
 
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    """Python runs ``sitecustomize`` at start, in child processes too."""
-    (tmp_path / "sitecustomize.py").write_text(FORBID)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    return {"PYTHONPATH": path.rstrip(os.pathsep)}
+    return without(tmp_path, "torch", "transformers", "safetensors")
 
 
-def test_the_library_generates(checkpoint: CheckpointMaker, environ: dict[str, str]) -> None:
+@pytest.fixture
+def folder(checkpoint: CheckpointMaker) -> Path:
+    return checkpoint("llama")
+
+
+def test_the_library_generates(folder: Path, environ: dict[str, str]) -> None:
     code = (
         "import json, sys\n"
         "from galley import LLM, SamplingParams\n"
-        "llm = LLM(sys.argv[1], executor='cpu', quantize=sys.argv[2], threads=1)\n"
+        "llm = LLM(sys.argv[1], quantize=sys.argv[2], threads=1)\n"
         "out = llm.generate([[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))\n"
         "try:\n"
         "    import torch\n"
@@ -45,9 +38,9 @@ def test_the_library_generates(checkpoint: CheckpointMaker, environ: dict[str, s
         "    found = False\n"
         "print(json.dumps([len(out[0].token_ids), found]))\n"
     )
-    for kind in ("", "int4"):
+    for kind in ("auto", "int4"):
         done = subprocess.run(
-            [sys.executable, "-c", code, str(checkpoint("llama")), kind],
+            [sys.executable, "-c", code, str(folder), kind],
             env=os.environ | environ,
             capture_output=True,
             text=True,
@@ -57,36 +50,39 @@ def test_the_library_generates(checkpoint: CheckpointMaker, environ: dict[str, s
         assert json.loads(done.stdout) == [4, False]
 
 
-def test_the_reference_executor_says_what_it_needs(
-    checkpoint: CheckpointMaker, environ: dict[str, str]
-) -> None:
-    code = (
-        "import sys\n"
-        "from galley import LLM\n"
-        "from galley.errors import SettingsError\n"
-        "try:\n"
-        "    LLM(sys.argv[1], executor='reference')\n"
-        "except SettingsError as error:\n"
-        "    print(error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(checkpoint("llama"))],
-        env=os.environ | environ,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "needs the package 'torch'" in done.stdout
-
-
-def test_the_server_serves(
-    checkpoint: CheckpointMaker, environ: dict[str, str], tmp_path: Path
-) -> None:
-    folder = checkpoint("llama")
-    settings: dict[str, Any] = {"executor": "cpu", "quantize": "int8", "threads": 1}
+def test_the_server_serves(folder: Path, environ: dict[str, str], tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"quantize": "int8", "threads": 1}
     with Server(folder, tmp_path / "log", environ=environ, **settings) as server:
         answer = server.openai().completions.create(
             model=folder.name, prompt=[5, 6, 7], max_tokens=4, temperature=0
         )
+        assert server.stop() == 0
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == 3
+    assert "WARNING" not in server.log
+
+
+def test_the_terminal_answers(folder: Path, environ: dict[str, str]) -> None:
+    done = galley("run", folder, "the cat", "--max-tokens", "4", "--threads", "1", environ=environ)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_batches_are_answered(folder: Path, environ: dict[str, str], tmp_path: Path) -> None:
+    line = {
+        "custom_id": "a",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"model": folder.name, "prompt": "the dog", "max_tokens": 4},
+    }
+    requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    requests.write_text(json.dumps(line) + "\n")
+    done = galley("batch", requests, results, "--model", folder, environ=environ)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(results.read_text())["response"]["status_code"] == 200
+
+
+def test_the_bundled_model_is_scored(environ: dict[str, str], tmp_path: Path) -> None:
+    scores = tmp_path / "scores.json"
+    done = galley("eval", "demo", "--json", scores, environ=environ)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(scores.read_text())["scores"]) == 6

@@ -11,9 +11,10 @@ from galley.engine.kv import KVCache
 from galley.engine.machine import available_cores, available_memory
 from galley.errors import EngineFailed, SettingsError
 from galley.formats.checkpoint import Checkpoint
+from galley.formats.weights import Weights
 from galley.graph.program import Program
 from galley.models.registry import build_program
-from galley.ops.executor import Batch, Executor, ExecutorOptions, executor_factory
+from galley.ops.executor import Batch, Executor, ExecutorOptions, choose_executor
 from galley.types import BLOCK_TOKENS, ModelInfo, OnPhase
 
 
@@ -31,20 +32,14 @@ def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None
     """
     phases: dict[str, float] = {}
     clock = _Phases(phases, on_phase)
-    factory = executor_factory(settings.executor)
+    executor_name, factory = choose_executor(settings.executor, settings.device)
     clock.end("import")
     checkpoint = Checkpoint.open(folder)
     program = build_program(checkpoint.config)
     checkpoint.check_token_ids(program.vocab_size)
     weights = checkpoint.weights()
     program.check_weights(weights, folder=str(folder))
-    threads = settings.threads or available_cores()
-    options = ExecutorOptions(
-        dtype=settings.dtype,
-        device=settings.device,
-        threads=threads,
-        quantize=settings.quantize,
-    )
+    options = _executor_options(settings, program, weights)
     executor = factory(program, weights, options)
     clock.end("load")
     max_model_len = _max_model_len(settings, program)
@@ -57,8 +52,9 @@ def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None
         name=settings.model or folder.name,
         path=str(folder),
         family=str(checkpoint.config["model_type"]),
-        executor=settings.executor,
-        dtype=settings.dtype,
+        executor=executor_name,
+        dtype=options.dtype,
+        quantize=options.quantize,
         vocab_size=program.vocab_size,
         max_model_len=max_model_len,
         kv_cache_tokens=blocks * BLOCK_TOKENS,
@@ -88,6 +84,25 @@ class _Phases:
         self._last = now
         if self._on_phase:
             self._on_phase(name, self._phases[name])
+
+
+def _executor_options(
+    settings: EngineSettings, program: Program, weights: Weights
+) -> ExecutorOptions:
+    """What is left to choose follows the checkpoint: dtype its matrices, quantize dtype."""
+    dtype: str = settings.dtype
+    if dtype == "auto":
+        types = {weights[name].dtype for name, shape in program.shapes.items() if len(shape) == 2}
+        dtype = "bfloat16" if types == {"BF16"} else "float32"
+    quantize: str = settings.quantize
+    if quantize == "auto":
+        quantize = "bf16" if dtype == "bfloat16" else "float32"
+    return ExecutorOptions(
+        dtype=dtype,
+        quantize=quantize,
+        device=settings.device,
+        threads=settings.threads or available_cores(),
+    )
 
 
 def _max_model_len(settings: EngineSettings, program: Program) -> int:

@@ -35,16 +35,15 @@ class CpuExecutor:
             raise SettingsError(
                 f"device is {options.device!r}, but executor 'cpu' runs on 'cpu' alone"
             )
-        threads, dtype = options.threads, options.dtype
-        kind = options.quantize or {"float32": "float32", "bfloat16": "bf16"}[dtype]
-        lowered = lower(program, weights, Matrices(weights, kind))
+        threads = options.threads
+        lowered = lower(program, weights, Matrices(weights, options.quantize))
         slots, arena_bytes = lowered.slots(program.vocab_size)
         self._vocab_size = program.vocab_size
         self._native = _native.Program(
             choose_isa(os.environ), threads, _cpus(threads), arena_bytes, program.vocab_size
         )
         for kv in program.kv:
-            self._native.add_kv_layer(kv.kv_heads, kv.head_dim, dtype == "bfloat16")
+            self._native.add_kv_layer(kv.kv_heads, kv.head_dim, options.dtype == "bfloat16")
         for write, step in enumerate(lowered.steps):
             buffers = [slots[b] for b in (*step.reads, write)]
             getattr(self._native, step.name)(*step.arguments, *buffers)

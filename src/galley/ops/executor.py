@@ -1,9 +1,10 @@
 """What an executor is: it runs a Program over a ragged batch against a paged KV cache."""
 
 import importlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,8 @@ import numpy.typing as npt
 from galley.errors import SettingsError
 from galley.formats.weights import Weights
 from galley.graph.program import Program
+
+log = logging.getLogger("galley.ops")
 
 Ints = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
@@ -68,16 +71,16 @@ class ExecutorOptions:
     """How to run a program.
 
     Attributes:
-        dtype: of weights, activations and KV.
+        dtype: what is computed and cached in: "float32" or "bfloat16".
+        quantize: what matrices become: "float32", "bf16", "int8" or "int4".
         device: where to run.
         threads: to compute with.
-        quantize: what weights become, or "" for ``dtype``.
     """
 
     dtype: str
+    quantize: str
     device: str
     threads: int
-    quantize: str = ""
 
 
 class ExecutorFactory(Protocol):
@@ -97,24 +100,65 @@ class ExecutorFactory(Protocol):
         ...
 
 
-EXECUTORS: Final[Mapping[str, tuple[str, str]]] = {
-    "cpu": ("galley.ops.cpu", "CpuExecutor"),
-    "reference": ("galley.ops.reference", "ReferenceExecutor"),
+class Entry(NamedTuple):
+    """Where an executor is, the package that it stands on, and how to come by that."""
+
+    module: str
+    attribute: str
+    needs: str
+    remedy: str
+
+
+EXECUTORS: Final[Mapping[str, Entry]] = {
+    "cpu": Entry(
+        "galley.ops.cpu",
+        "CpuExecutor",
+        "galley._native",
+        "install galley from a wheel for this machine, or from source with a C++17 compiler",
+    ),
+    "reference": Entry(
+        "galley.ops.reference", "ReferenceExecutor", "torch", "pip install 'galley[torch]'"
+    ),
 }
-"""Name -> module and class; a module is imported only when it is asked for."""
+"""By name. A module is imported only when it is asked for."""
 
 
 def executor_factory(name: str) -> ExecutorFactory:
-    """Raises SettingsError if the name is unknown or what the executor needs is not installed."""
+    """Raises SettingsError if the name is unknown or what the executor needs cannot be imported."""
     if name not in EXECUTORS:
         raise SettingsError(f"executor {name!r} is unknown; known: {', '.join(EXECUTORS)}")
-    module, attribute = EXECUTORS[name]
+    entry = EXECUTORS[name]
     try:
-        loaded: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name and error.name.startswith("galley"):
-            raise
+        importlib.import_module(entry.needs)
+    except ImportError as error:
         raise SettingsError(
-            f"executor {name!r} needs the package {error.name!r}: pip install 'galley[torch]'"
+            f"executor {name!r} needs {entry.needs}, which cannot be imported ({error}): "
+            f"{entry.remedy}"
         ) from error
-    return cast(ExecutorFactory, getattr(loaded, attribute))
+    loaded: Any = importlib.import_module(entry.module)
+    return cast(ExecutorFactory, getattr(loaded, entry.attribute))
+
+
+def choose_executor(name: str, device: str) -> tuple[str, ExecutorFactory]:
+    """The executor that was asked for by name, or with "auto" the best for ``device``.
+
+    Where the native one is missing, "auto" warns and takes the reference executor.
+
+    Raises:
+        SettingsError: what was asked for cannot be had, or nothing that runs on ``device``.
+    """
+    if name != "auto":
+        return name, executor_factory(name)
+    if device != "cpu":
+        return "reference", executor_factory("reference")
+    try:
+        return "cpu", executor_factory("cpu")
+    except SettingsError as native:
+        try:
+            factory = executor_factory("reference")
+        except SettingsError as reference:
+            raise SettingsError(f"no executor runs here. {native}. Or {reference}") from native
+        log.warning(
+            "%s. Until then the reference executor serves, which is many times slower", native
+        )
+        return "reference", factory

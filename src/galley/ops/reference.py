@@ -21,6 +21,8 @@ from galley.errors import SettingsError
 from galley.formats.weights import Weight, Weights
 from galley.graph.program import Op, Program
 from galley.ops.executor import Batch, ExecutorOptions, Ints, Logits
+from galley.quant.rtn import quantise_int4, quantise_int8
+from galley.quant.weights import Quantise, dequantise
 from galley.types import BLOCK_TOKENS
 
 TILE: Final = BLOCK_TOKENS
@@ -34,6 +36,7 @@ _TORCH_TYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
 }
+_QUANTISERS: Final[Mapping[str, Quantise]] = {"int8": quantise_int8, "int4": quantise_int4}
 _LOWEST: Final = -1e30
 
 Tiles = list[torch.Tensor]
@@ -89,15 +92,17 @@ class ReferenceExecutor:
     """See :class:`galley.ops.executor.Executor`.
 
     Norms, softmax and rotation are computed in float32 whatever ``dtype`` is; products in ``dtype``.
+    Matrices are rounded as ``quantize`` says and kept in ``dtype``; activations are not rounded.
     """
 
     def __init__(self, program: Program, weights: Weights, options: ExecutorOptions) -> None:
-        if options.quantize:
+        if options.quantize == "float32" != options.dtype:
             raise SettingsError(
-                f"quantize is {options.quantize!r}, but the reference executor computes in dtype; "
-                "leave it out, or use executor 'cpu'"
+                f"quantize is 'float32', but the reference executor keeps weights in dtype, "
+                f"which is {options.dtype!r}: leave quantize out, or use executor 'cpu'"
             )
         self._program = program
+        self._quantize = options.quantize
         self._dtype = _TORCH_TYPES[options.dtype]
         self._device = _device(options.device)
         torch.set_num_threads(options.threads)
@@ -117,8 +122,15 @@ class ReferenceExecutor:
         }
 
     def _load(self, weight: Weight) -> torch.Tensor:
-        raw = torch.from_numpy(np.array(weight.data)).view(_TORCH_TYPES[weight.dtype])
-        return raw.reshape(weight.shape).to(self._device, self._dtype).contiguous()
+        is_matrix = len(weight.shape) == 2
+        if is_matrix and self._quantize in _QUANTISERS:
+            values = torch.from_numpy(dequantise(_QUANTISERS[self._quantize](weight)))
+        else:
+            raw = torch.from_numpy(np.array(weight.data)).view(_TORCH_TYPES[weight.dtype])
+            values = raw.reshape(weight.shape)
+        if is_matrix and self._quantize == "bf16":
+            values = values.to(torch.bfloat16)
+        return values.to(self._device, self._dtype).contiguous()
 
     def kv_bytes_per_block(self) -> int:
         """Bytes over all layers."""

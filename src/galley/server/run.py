@@ -16,7 +16,7 @@ import uvicorn
 import uvloop
 
 from galley import __version__
-from galley.config import LOOPBACK_HOSTS, Settings
+from galley.config import LOG_FORMAT, LOOPBACK_HOSTS, Settings
 from galley.errors import GalleyError
 from galley.server.app import create_app
 from galley.server.auth import KeyRing, check_exposure
@@ -180,8 +180,6 @@ def _complain(message: str) -> None:
 
 
 def _configure_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=level.upper(), format=LOG_FORMAT)
     for chatty in ("uvicorn", "asyncio", "httpx", "huggingface_hub"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

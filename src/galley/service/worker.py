@@ -5,6 +5,7 @@ own: when the socket closes, because the server is done or dead, it exits at onc
 service-manager signals are for the server, which drains; the engine must outlive them.
 """
 
+import logging
 import os
 import queue
 import signal
@@ -17,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from galley.config import LOG_FORMAT
 from galley.errors import GalleyError, ModelError, SettingsError
 from galley.service.frames import (
     HEADER,
@@ -67,6 +69,7 @@ def main() -> None:
     """Serve one connection until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(format=LOG_FORMAT)
     connection = Connection(socket.socket(fileno=int(sys.argv[1])))
     start = connection.receive()
     if start is None:

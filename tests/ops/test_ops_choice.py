@@ -1,0 +1,151 @@
+"""Which executor runs, and in which types, when nobody says so; what is said when none can."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from galley import LLM, SamplingParams
+from galley.config import DType, EngineSettings, ExecutorName, Quantize
+from galley.engine.load import load_engine
+from galley.errors import SettingsError
+from galley.ops.executor import choose_executor
+from tests.conftest import CheckpointMaker
+from tests.missing import without
+from tests.models.test_against_transformers import random_ids
+from tests.native.harness import ragged, rounding_executor
+from tests.server.serving import Server
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+IDS = [[5, 6, 7, 8]]
+
+
+@pytest.fixture
+def no_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "galley._native", None)
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+
+def test_the_device_chooses_and_a_name_is_kept() -> None:
+    assert choose_executor("auto", "cpu")[0] == "cpu"
+    assert choose_executor("auto", "cuda:1")[0] == "reference"
+    assert choose_executor("reference", "cpu")[0] == "reference"
+
+
+@pytest.mark.usefixtures("no_native")
+@pytest.mark.parametrize("quantize", ["auto", "int4"])
+def test_the_reference_executor_serves_where_the_native_one_is_missing(
+    quantize: Quantize, checkpoint: CheckpointMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), LLM(checkpoint("llama"), quantize=quantize) as llm:
+        assert (llm.info.executor, llm.info.quantize) == (
+            "reference",
+            "float32" if quantize == "auto" else "int4",
+        )
+        assert len(llm.generate(IDS, GREEDY)[0].token_ids) == 8
+    [warning] = caplog.messages
+    assert "galley._native" in warning
+    assert "C++17 compiler" in warning
+    assert "reference executor serves" in warning
+
+
+@pytest.mark.usefixtures("no_native")
+def test_the_native_executor_by_name_is_an_error_where_it_is_missing(
+    checkpoint: CheckpointMaker,
+) -> None:
+    with pytest.raises(SettingsError, match=r"'cpu' needs galley\._native.*C\+\+17 compiler"):
+        LLM(checkpoint("llama"), executor="cpu")
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_the_reference_executor_says_what_it_needs(checkpoint: CheckpointMaker) -> None:
+    with pytest.raises(SettingsError, match=r"'reference' needs torch.*pip install 'galley\[torch"):
+        LLM(checkpoint("llama"), executor="reference")
+    with pytest.raises(SettingsError, match=r"'reference' needs torch"):
+        LLM(checkpoint("llama"), device="cuda")
+
+
+@pytest.mark.usefixtures("no_native", "no_torch")
+def test_with_neither_the_error_says_what_to_install(checkpoint: CheckpointMaker) -> None:
+    with pytest.raises(SettingsError, match=r"no executor.*a wheel.*Or.*galley\[torch\]"):
+        LLM(checkpoint("llama"))
+
+
+def test_a_server_warns_once_and_serves(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
+    folder, environ = checkpoint("llama"), without(tmp_path, "galley._native")
+    with Server(folder, tmp_path / "log", environ=environ, threads=1) as server:
+        answer = server.openai().completions.create(
+            model=folder.name, prompt=[5, 6, 7], max_tokens=4, temperature=0
+        )
+    assert answer.usage is not None
+    assert server.log.count("WARNING galley.ops: executor 'cpu' needs galley._native") == 1
+
+
+def test_a_server_without_any_executor_does_not_start(
+    checkpoint: CheckpointMaker, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "galley", "serve", str(checkpoint("llama")), "--port", "0"],
+        env=os.environ | without(tmp_path, "galley._native", "torch"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "cannot start: no executor runs here" in done.stderr
+    assert "galley[torch]" in done.stderr
+
+
+def in_bf16(source: Path, target: Path, *, keep_head: bool = False) -> Path:
+    """The checkpoint with bfloat16 matrices; ``keep_head``: all but the output's."""
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    head = model.lm_head.weight.data.clone()
+    model.bfloat16()
+    if keep_head:
+        model.lm_head.weight.data = head
+    model.save_pretrained(target)
+    return target
+
+
+@pytest.mark.parametrize("executor", ["cpu", "reference"])
+def test_types_follow_the_checkpoint(
+    executor: ExecutorName, checkpoint: CheckpointMaker, tmp_path: Path
+) -> None:
+    whole = checkpoint("llama")
+    half = in_bf16(whole, tmp_path / "half")
+    mixed = in_bf16(whole, tmp_path / "mixed", keep_head=True)
+
+    def types(folder: Path, dtype: DType = "auto", quantize: Quantize = "auto") -> tuple[str, str]:
+        with LLM(folder, dtype=dtype, quantize=quantize, executor=executor) as llm:
+            return llm.info.dtype, llm.info.quantize
+
+    assert types(whole) == ("float32", "float32")
+    assert types(half) == ("bfloat16", "bf16")
+    assert types(mixed) == ("float32", "float32")
+    assert types(half, dtype="float32") == ("float32", "float32")
+    assert types(half, quantize="int8") == ("bfloat16", "int8")
+    assert types(whole, dtype="bfloat16", quantize="int4") == ("bfloat16", "int4")
+
+
+@pytest.mark.parametrize("quantize", ["bf16", "int8", "int4"])
+def test_the_reference_executor_rounds_weights_too(
+    quantize: Quantize, checkpoint: CheckpointMaker
+) -> None:
+    folder = checkpoint("llama")
+    rounded = rounding_executor(folder, quantize, round_activations=False)
+    batch = ragged([(random_ids(1, 40), 40)], first_block=0)
+    settings = EngineSettings(
+        executor="reference", dtype="float32", quantize=quantize, kv_cache_tokens=64, threads=1
+    )
+    executor = load_engine(settings, folder)._executor
+    assert np.array_equal(executor.forward(batch), rounded.forward(batch))
