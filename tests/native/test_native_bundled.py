@@ -1,0 +1,72 @@
+"""What executing in integers costs the bundled model, on the text that it was never trained on."""
+
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from galley.config import Quantize
+from galley.demo import MODEL_DIR, heldout
+from galley.demo.tokeniser import encode_turns, load_tokeniser
+from galley.ops.cpu import ISA_VARIABLE
+from galley.ops.executor import Executor
+from tests.native.harness import ISAS, Floats, cpu_executor, ragged, rounding_executor, softmax
+
+ITEMS_APART = 20
+"""Every twentieth item of both sets: the three tasks alike, about 3,000 tokens."""
+
+
+@cache
+def conversations() -> list[tuple[list[int], list[bool]]]:
+    """Prompts with their right answers: token ids, and which of them the assistant writes."""
+    tokeniser = load_tokeniser(MODEL_DIR)
+    items = [item for number in heldout.SETS for item in heldout.read(number)[::ITEMS_APART]]
+    return [
+        encode_turns(tokeniser, [*item.messages, {"role": "assistant", "content": item.answer}])
+        for item in items
+    ]
+
+
+def before_answers() -> npt.NDArray[np.bool_]:
+    """The rows whose next token is the assistant's. What a caller says is drawn at random, with ties."""
+    return np.concatenate([[*written[1:], False] for _, written in conversations()])
+
+
+def logits_of(executor: Executor) -> Floats:
+    return np.concatenate(
+        [executor.forward(ragged([(ids, len(ids))], first_block=1)) for ids, _ in conversations()]
+    )
+
+
+@cache
+def truth(kind: Quantize) -> Floats:
+    """torch in float32 on the same canonical weights."""
+    return logits_of(rounding_executor(MODEL_DIR, kind, round_activations=False))
+
+
+LIMITS: Mapping[Quantize, float] = {"float32": 1e-4, "bf16": 1e-2}
+"""Of the largest logit."""
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", LIMITS)
+def test_floats_keep_the_logits(kind: Quantize, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    error = np.abs(logits_of(cpu_executor(MODEL_DIR, kind)) - truth(kind)).max()
+    assert error <= LIMITS[kind] * np.abs(truth(kind)).max()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_integer_activations_keep_the_distribution(
+    kind: Quantize, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    expected, got = truth(kind), logits_of(cpu_executor(MODEL_DIR, kind))
+    p, q = softmax(expected.astype(np.float64)), softmax(got.astype(np.float64))
+    divergence = (p * (np.log(p + 1e-30) - np.log(q + 1e-30))).sum(axis=1).mean()
+    agreement = (expected.argmax(axis=1) == got.argmax(axis=1))[before_answers()].mean()
+    assert divergence <= 2e-3
+    assert agreement >= 0.99
