@@ -31,9 +31,9 @@ def layer_seconds(
     packed = [first, *(pack(weight, kind) for _ in range(min(7, COLD_BYTES // first.bytes)))]
     table = _native.Packed("float32", outputs, depth)
     table.fill_dense(weight.data, "F32")
-    x = (0, 4 * depth)
-    prepared = (x[1], first.activation_bytes) if kind != "float32" else x
-    y = (x[1] + first.activation_bytes, 4 * outputs)
+    x = (0, 4 * depth, 0)
+    prepared = (x[1], first.activation_bytes, 0) if kind != "float32" else x
+    y = (x[1] + first.activation_bytes, 4 * outputs, 0)
     cpus = sorted(os.sched_getaffinity(0))
     program = _native.Program(
         choose_isa(os.environ),
@@ -48,7 +48,7 @@ def layer_seconds(
     repeats = max(len(packed), 24 if rows == 1 else 8)
     for i in range(repeats):
         program.linear(packed[i % len(packed)], None, prepared, y)
-    program.select_rows(outputs, y, (_native.LOGITS, 4 * outputs))
+    program.select_rows(outputs, y, (_native.LOGITS, 4 * outputs, 0))
     blocks = np.arange(-(-rows // 16))
     program.allocate_kv(len(blocks))
     at, out = np.arange(rows), np.zeros((1, outputs), np.float32)

@@ -73,7 +73,7 @@ struct Attend {
     int64_t kv_head;
     const float* q;  // first token's first head of the group
     float* out;
-    int64_t q_stride;  // floats between tokens; `out` has the same
+    int64_t q_stride, out_stride;  // floats between tokens
     const int64_t* table;
     int64_t first;  // position of the first token
     int64_t tokens;

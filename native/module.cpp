@@ -2,13 +2,14 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 
 #include "isa.hpp"
@@ -25,7 +26,7 @@ using Ids = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cp
 using RawBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FloatRows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using SlotPair = std::pair<int64_t, int64_t>;
+using SlotFields = std::tuple<int64_t, int64_t, int64_t>;
 
 Kind kind_named(const std::string& name) {
     if (name == "float32") return Kind::kF32;
@@ -68,7 +69,9 @@ void fill_integer(Packed& packed, const RawBytes& q, const RawBytes& scales,
     packed.fill_integer(q.data(), scales.data(), zeros ? zeros->data() : nullptr);
 }
 
-Slot slot(const SlotPair& pair) { return {pair.first, pair.second}; }
+Slot slot(const SlotFields& fields) {
+    return {std::get<0>(fields), std::get<1>(fields), std::get<2>(fields)};
+}
 
 std::vector<float> to_vector(const Floats& values, int64_t padded) {
     std::vector<float> v(padded, 0.0f);
@@ -96,41 +99,59 @@ void forward(Program& program, const Ids& tokens, const Ids& positions, const Id
 
 using SharedPacked = std::shared_ptr<Packed>;
 
+RmsNormOp norm(const Floats& weight, float eps, int64_t width, SharedPacked layout, SlotFields x,
+               SlotFields y) {
+    return {to_vector(weight, weight.size()), eps, width, std::move(layout), slot(x), slot(y)};
+}
+
 void bind_ops(nb::class_<Program>& cls) {
-    cls.def("embed", [](Program& p, SharedPacked weight, SlotPair y) {
+    cls.def("embed", [](Program& p, SharedPacked weight, SlotFields y) {
         const int64_t width = weight->matrix().depth;
         p.append(EmbedOp{std::move(weight), width, slot(y)});
     });
-    cls.def("prepare", [](Program& p, SharedPacked weight, SlotPair x, SlotPair y) {
+    cls.def("prepare", [](Program& p, SharedPacked weight, SlotFields x, SlotFields y) {
         p.append(PrepareOp{std::move(weight), slot(x), slot(y)});
     });
     cls.def(
         "linear",
-        [](Program& p, SharedPacked weight, std::optional<Floats> bias, SlotPair x, SlotPair y) {
+        [](Program& p, SharedPacked weight, std::optional<Floats> bias, SlotFields x,
+           SlotFields y) {
             std::vector<float> padded;
             if (bias) padded = to_vector(*bias, round_up(weight->matrix().outputs, kLanes));
             p.append(LinearOp{std::move(weight), std::move(padded), slot(x), slot(y)});
         },
         "weight"_a, "bias"_a.none(), "x"_a, "y"_a);
-    cls.def("rms_norm",
-            [](Program& p, const Floats& weight, float eps, int64_t width, SlotPair x, SlotPair y) {
-                p.append(RmsNormOp{to_vector(weight, weight.size()), eps, width, slot(x), slot(y)});
-            });
+    cls.def(
+        "rms_norm",
+        [](Program& p, const Floats& weight, float eps, int64_t width, SharedPacked layout,
+           SlotFields x, SlotFields y) { p.append(norm(weight, eps, width, layout, x, y)); },
+        "weight"_a, "eps"_a, "width"_a, "layout"_a.none(), "x"_a, "y"_a);
+    cls.def(
+        "add_rms_norm",
+        [](Program& p, const Floats& weight, float eps, int64_t width, SharedPacked layout,
+           SlotFields a, SlotFields b, SlotFields sum, SlotFields y) {
+            p.append(AddRmsNormOp{slot(a), slot(b), norm(weight, eps, width, layout, sum, y)});
+        },
+        "weight"_a, "eps"_a, "width"_a, "layout"_a.none(), "a"_a, "b"_a, "sum"_a, "y"_a);
     cls.def("rope", [](Program& p, std::vector<float> inv_freq, float scale, int64_t width,
-                       SlotPair x, SlotPair y) {
+                       SlotFields x, SlotFields y) {
         p.append(RopeOp{std::move(inv_freq), scale, width, 0, slot(x), slot(y)});
     });
     cls.def("attention", [](Program& p, int64_t layer, int64_t heads, float scale, int64_t window,
-                            SlotPair q, SlotPair k, SlotPair v, SlotPair y) {
+                            SlotFields q, SlotFields k, SlotFields v, SlotFields y) {
         p.append(AttentionOp{layer, heads, scale, window, slot(q), slot(k), slot(v), slot(y)});
     });
-    cls.def("silu_mul", [](Program& p, int64_t width, SlotPair a, SlotPair b, SlotPair y) {
-        p.append(SiluMulOp{width, slot(a), slot(b), slot(y)});
-    });
-    cls.def("add", [](Program& p, int64_t width, SlotPair a, SlotPair b, SlotPair y) {
+    cls.def(
+        "silu_mul",
+        [](Program& p, int64_t width, SharedPacked layout, SlotFields a, SlotFields b,
+           SlotFields y) {
+            p.append(SiluMulOp{width, std::move(layout), slot(a), slot(b), slot(y)});
+        },
+        "width"_a, "layout"_a.none(), "a"_a, "b"_a, "y"_a);
+    cls.def("add", [](Program& p, int64_t width, SlotFields a, SlotFields b, SlotFields y) {
         p.append(AddOp{width, slot(a), slot(b), slot(y)});
     });
-    cls.def("select_rows", [](Program& p, int64_t width, SlotPair x, SlotPair y) {
+    cls.def("select_rows", [](Program& p, int64_t width, SlotFields x, SlotFields y) {
         p.append(SelectRowsOp{width, slot(x), slot(y)});
     });
 }
@@ -155,6 +176,7 @@ NB_MODULE(_native, m) {
             "zeros"_a = false)
         .def("fill_dense", &fill_dense, "source"_a, "type"_a)
         .def("fill_integer", &fill_integer, "q"_a, "scales"_a, "zeros"_a.none())
+        .def_prop_ro("outputs", [](const Packed& p) { return p.matrix().outputs; })
         .def_prop_ro("bytes", &Packed::bytes)
         .def_prop_ro("activation_bytes", &Packed::activation_bytes);
 

@@ -34,10 +34,18 @@ void Program::append(Op op) {
     if (auto* attention = std::get_if<AttentionOp>(&op)) {
         const Cache& c = layers_.at(attention->layer).shape;
         const int64_t rows = std::max(kAttendRows, attention->heads / c.kv_heads);
-        scratch_bytes_ = std::max(scratch_bytes_, round_up(attend_scratch(rows, c.padded_dim), 64));
-        scratch_ = Memory(scratch_bytes_ * pool_.threads());
+        need_scratch(attend_scratch(rows, c.padded_dim));
     }
+    if (auto* norm = std::get_if<RmsNormOp>(&op)) need_scratch(4 * norm->width);
+    if (auto* add_norm = std::get_if<AddRmsNormOp>(&op)) need_scratch(4 * add_norm->norm.width);
+    if (auto* silu = std::get_if<SiluMulOp>(&op)) need_scratch(4 * silu->width);
     ops_.push_back(std::move(op));
+}
+
+void Program::need_scratch(int64_t bytes) {
+    if (round_up(bytes, 64) <= scratch_bytes_) return;
+    scratch_bytes_ = round_up(bytes, 64);
+    scratch_ = Memory(scratch_bytes_ * pool_.threads());
 }
 
 void Program::add_kv_layer(int64_t kv_heads, int64_t head_dim, bool bf16) {
@@ -119,7 +127,7 @@ void Program::begin(const Step& step) {
         const int64_t half = a.inv_freq.size();
         a.cos.resize(step.rows * half);
         a.sin.resize(step.rows * half);
-        each_row(half * 16, [&](int64_t r) {
+        each_row(half * 16, [&](int64_t r, int) {
             const float position = static_cast<float>(step.positions[r]);
             for (int64_t i = 0; i < half; ++i) {
                 const float turn = position * a.inv_freq[i];
@@ -132,24 +140,36 @@ void Program::begin(const Step& step) {
 
 uint8_t* Program::at(const Slot& slot) const {
     if (slot.offset == Slot::kLogits) return reinterpret_cast<uint8_t*>(step_.logits);
-    return arena_.data() + slot.offset * step_.rows;
+    return arena_.data() + slot.offset * step_.rows + slot.column;
 }
 
 float* Program::row(const Slot& slot, int64_t r) const {
     return reinterpret_cast<float*>(at(slot) + r * slot.stride);
 }
 
-// body(r) for every row; `width` floats of work each.
+// body(r, thread) for every row; `width` floats of work each.
 template <class Body>
 void Program::each_row(int64_t width, const Body& body) {
     const int64_t grain = std::max<int64_t>(1, kShareFrom / width);
-    pool_.run(rows_, grain, [&](int64_t begin, int64_t end, int) {
-        for (int64_t r = begin; r < end; ++r) body(r);
+    pool_.run(rows_, grain, [&](int64_t begin, int64_t end, int thread) {
+        for (int64_t r = begin; r < end; ++r) body(r, thread);
+    });
+}
+
+// body(r, out) computes row r of a float buffer, which becomes y, or is prepared for `layout`.
+template <class Body>
+void Program::each_row_prepared(const Weights& layout, int64_t width, const Slot& y,
+                                const Body& body) {
+    each_row(width, [&](int64_t r, int thread) {
+        if (!layout) return body(r, row(y, r));
+        auto* floats = reinterpret_cast<float*>(scratch(thread));
+        body(r, floats);
+        kernels_.prepare(layout->matrix(), floats, at(y) + r * y.stride, layout->sums_offset());
     });
 }
 
 void Program::run(const EmbedOp& op) {
-    each_row(op.width, [&](int64_t r) {
+    each_row(op.width, [&](int64_t r, int) {
         kernels_.embed(op.weight->matrix(), step_.tokens[r], row(op.y, r));
     });
 }
@@ -157,7 +177,7 @@ void Program::run(const EmbedOp& op) {
 void Program::run(const PrepareOp& op) {
     const Matrix& m = op.weight->matrix();
     const int64_t sums = op.weight->sums_offset();
-    each_row(m.depth, [&](int64_t r) {
+    each_row(m.depth, [&](int64_t r, int) {
         kernels_.prepare(m, row(op.x, r), at(op.y) + r * op.y.stride, sums);
     });
 }
@@ -176,16 +196,24 @@ void Program::run(const LinearOp& op) {
 }
 
 void Program::run(const RmsNormOp& op) {
-    each_row(op.width, [&](int64_t r) {
-        kernels_.rms_norm(row(op.x, r), op.weight.data(), op.eps, op.width, op.weight.size(),
-                          row(op.y, r));
+    each_row_prepared(op.layout, op.width, op.y, [&](int64_t r, float* y) {
+        kernels_.rms_norm(row(op.x, r), op.weight.data(), op.eps, op.width, op.weight.size(), y);
+    });
+}
+
+void Program::run(const AddRmsNormOp& op) {
+    const RmsNormOp& norm = op.norm;
+    each_row_prepared(norm.layout, 2 * norm.width, norm.y, [&](int64_t r, float* y) {
+        float* sum = row(norm.x, r);
+        kernels_.add(row(op.a, r), row(op.b, r), norm.width, sum);
+        kernels_.rms_norm(sum, norm.weight.data(), norm.eps, norm.width, norm.weight.size(), y);
     });
 }
 
 void Program::run(const RopeOp& op) {
     const Angles& a = angles_[op.angles];
     const int64_t half = a.inv_freq.size();
-    each_row(op.width, [&](int64_t r) {
+    each_row(op.width, [&](int64_t r, int) {
         kernels_.rope(row(op.x, r), a.cos.data() + r * half, a.sin.data() + r * half, op.width,
                       2 * half, row(op.y, r));
     });
@@ -198,21 +226,22 @@ void Program::run(const AttentionOp& op) {
     cut_tiles(group);
     const int64_t items = static_cast<int64_t>(tiles_.size()) * cache.kv_heads;
     const int64_t q_stride = op.q.stride / static_cast<int64_t>(sizeof(float));
+    const int64_t y_stride = op.y.stride / static_cast<int64_t>(sizeof(float));
     pool_.run(items, 1, [&](int64_t begin, int64_t end, int thread) {
         for (int64_t item = begin; item < end; ++item) {
             const Tile& tile = tiles_[item / cache.kv_heads];
             const int64_t head = item % cache.kv_heads, column = head * group * cache.head_dim;
             kernels_.attend({cache, head, row(op.q, tile.row) + column,
-                             row(op.y, tile.row) + column, q_stride,
+                             row(op.y, tile.row) + column, q_stride, y_stride,
                              step_.tables + step_.table_starts[tile.sequence],
                              step_.positions[tile.row], tile.tokens, group, op.window, op.scale,
-                             scratch_.data() + thread * scratch_bytes_});
+                             scratch(thread)});
         }
     });
 }
 
 void Program::write_kv(const AttentionOp& op, const Cache& cache) {
-    each_row(8 * cache.kv_heads * cache.head_dim, [&](int64_t r) {
+    each_row(8 * cache.kv_heads * cache.head_dim, [&](int64_t r, int) {
         const int64_t position = step_.positions[r];
         const int64_t* table = step_.tables + step_.table_starts[sequence_of_[r]];
         kernels_.write_kv(cache, row(op.k, r), row(op.v, r), table[position / kBlockTokens],
@@ -231,14 +260,15 @@ void Program::cut_tiles(int64_t group) {
 }
 
 void Program::run(const SiluMulOp& op) {
-    each_row(4 * op.width, [&](int64_t r) {
-        kernels_.silu_mul(row(op.a, r), row(op.b, r), op.width, row(op.y, r));
+    each_row_prepared(op.layout, 4 * op.width, op.y, [&](int64_t r, float* y) {
+        kernels_.silu_mul(row(op.a, r), row(op.b, r), op.width, y);
     });
 }
 
 void Program::run(const AddOp& op) {
-    each_row(op.width,
-             [&](int64_t r) { kernels_.add(row(op.a, r), row(op.b, r), op.width, row(op.y, r)); });
+    each_row(op.width, [&](int64_t r, int) {
+        kernels_.add(row(op.a, r), row(op.b, r), op.width, row(op.y, r));
+    });
 }
 
 void Program::run(const SelectRowsOp& op) {

@@ -14,11 +14,13 @@
 namespace galley {
 
 // Where a buffer lives. The arena of a step with T rows is T times the planned one, so a buffer
-// begins at offset * T and its rows are `stride` bytes apart. `kLogits` is the caller's array.
+// begins at offset * T, its rows are `stride` bytes apart and it has those from `column` bytes into
+// each row on. `kLogits` is the caller's array.
 struct Slot {
     static constexpr int64_t kLogits = -1;
     int64_t offset;
     int64_t stride;
+    int64_t column;
 };
 
 using Weights = std::shared_ptr<const Packed>;
@@ -41,7 +43,12 @@ struct RmsNormOp {
     std::vector<float> weight;
     float eps;
     int64_t width;
+    Weights layout;  // null: y is floats; else prepared for these
     Slot x, y;
+};
+struct AddRmsNormOp {
+    Slot a, b;
+    RmsNormOp norm;  // of the sum
 };
 struct RopeOp {
     std::vector<float> inv_freq;
@@ -58,6 +65,7 @@ struct AttentionOp {
 };
 struct SiluMulOp {
     int64_t width;
+    Weights layout;  // as RmsNormOp's
     Slot a, b, y;
 };
 struct AddOp {
@@ -68,8 +76,8 @@ struct SelectRowsOp {
     int64_t width;
     Slot x, y;
 };
-using Op = std::variant<EmbedOp, PrepareOp, LinearOp, RmsNormOp, RopeOp, AttentionOp, SiluMulOp,
-                        AddOp, SelectRowsOp>;
+using Op = std::variant<EmbedOp, PrepareOp, LinearOp, RmsNormOp, AddRmsNormOp, RopeOp, AttentionOp,
+                        SiluMulOp, AddOp, SelectRowsOp>;
 
 // One step; see galley.ops.executor.Batch. `tables` holds all sequences' blocks,
 // `table_starts` where each begins.
@@ -125,13 +133,18 @@ class Program {
     void begin(const Step& step);
     uint8_t* at(const Slot& slot) const;
     float* row(const Slot& slot, int64_t r) const;
+    uint8_t* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
+    void need_scratch(int64_t bytes);
     template <class Body>
     void each_row(int64_t width, const Body& body);
+    template <class Body>
+    void each_row_prepared(const Weights& layout, int64_t width, const Slot& y, const Body& body);
 
     void run(const EmbedOp& op);
     void run(const PrepareOp& op);
     void run(const LinearOp& op);
     void run(const RmsNormOp& op);
+    void run(const AddRmsNormOp& op);
     void run(const RopeOp& op);
     void run(const AttentionOp& op);
     void run(const SiluMulOp& op);

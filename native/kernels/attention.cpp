@@ -146,7 +146,7 @@ struct Worker {
             take_span(span, last - span + 1 < kSpan ? last - span + 1 : kSpan);
         for (int64_t row = 0; row < rows; ++row) {
             const Floats total = splat(sum(load(totals + row * kLanes)));
-            float* out = a.out + row / a.group * a.q_stride + row % a.group * a.cache.head_dim;
+            float* out = a.out + row / a.group * a.out_stride + row % a.group * a.cache.head_dim;
             for (int64_t d = 0; d < a.cache.head_dim; d += kLanes)
                 store_some(out + d, load(mixed + row * a.cache.padded_dim + d) / total,
                            a.cache.head_dim - d);

@@ -6,8 +6,8 @@ import numpy.typing as npt
 LOGITS: int
 """Offset of the slot that stands for the caller's logits array."""
 
-Slot = tuple[int, int]
-"""Offset in the arena of a one-row step, and bytes from row to row."""
+Slot = tuple[int, int, int]
+"""Offset in the arena of a one-row step, bytes from row to row, and bytes into each row."""
 
 def supported_isas() -> list[str]:
     """Instruction sets of this CPU that there are kernels for, best first."""
@@ -32,6 +32,8 @@ class Packed:
         zeros: npt.NDArray[np.uint8] | None,
     ) -> None: ...
     @property
+    def outputs(self) -> int: ...
+    @property
     def bytes(self) -> int: ...
     @property
     def activation_bytes(self) -> int: ...
@@ -48,7 +50,24 @@ class Program:
         self, weight: Packed, bias: npt.NDArray[np.float32] | None, x: Slot, y: Slot
     ) -> None: ...
     def rms_norm(
-        self, weight: npt.NDArray[np.float32], eps: float, width: int, x: Slot, y: Slot
+        self,
+        weight: npt.NDArray[np.float32],
+        eps: float,
+        width: int,
+        layout: Packed | None,
+        x: Slot,
+        y: Slot,
+    ) -> None: ...
+    def add_rms_norm(
+        self,
+        weight: npt.NDArray[np.float32],
+        eps: float,
+        width: int,
+        layout: Packed | None,
+        a: Slot,
+        b: Slot,
+        sum: Slot,
+        y: Slot,
     ) -> None: ...
     def rope(self, inv_freq: list[float], scale: float, width: int, x: Slot, y: Slot) -> None: ...
     def attention(
@@ -62,7 +81,7 @@ class Program:
         v: Slot,
         y: Slot,
     ) -> None: ...
-    def silu_mul(self, width: int, a: Slot, b: Slot, y: Slot) -> None: ...
+    def silu_mul(self, width: int, layout: Packed | None, a: Slot, b: Slot, y: Slot) -> None: ...
     def add(self, width: int, a: Slot, b: Slot, y: Slot) -> None: ...
     def select_rows(self, width: int, x: Slot, y: Slot) -> None: ...
     def add_kv_layer(self, kv_heads: int, head_dim: int, bf16: bool) -> None: ...

@@ -55,6 +55,9 @@ class EngineSettings:
     threads: int | None = _setting(
         None, "Model", "compute threads; default: the cores this process may use"
     )
+    disable_pass: tuple[str, ...] = _setting(
+        (), "Model", "pass over the program to leave out; repeat for several (see galley graph)"
+    )
     max_model_len: int | None = _setting(
         None, "Engine", "context limit in tokens; default: the model's own"
     )

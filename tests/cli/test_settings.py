@@ -173,6 +173,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "executor": st.sampled_from(["auto", "cpu", "reference"]),
     "device": TEXT,
     "threads": st.none() | st.integers(1, 256),
+    "disable_pass": st.lists(TEXT, max_size=3).map(tuple),
     "max_model_len": st.none() | st.integers(1, 10**6),
     "kv_cache_tokens": st.none() | st.integers(1, 10**9),
     "kv_memory_fraction": st.floats(0.01, 0.95),

@@ -1,18 +1,20 @@
 """Buffers that live at the same time never overlap, and the arena is small."""
 
-from pathlib import Path
-
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from galley.config import Quantize
 from galley.formats.checkpoint import Checkpoint
+from galley.graph.passes import PASSES, run_passes
 from galley.graph.plan import Lifetime, least_arena, plan_arena
 from galley.models.registry import build_program
-from galley.ops.cpu import lower
+from galley.ops.lowering import lower, traced_for
 from galley.ops.packing import Matrices
 from tests.checkpoints import VARIANTS
 from tests.conftest import CheckpointMaker
+from tests.native.harness import KINDS
 
 lifetime = st.builds(
     lambda size, first, length: Lifetime(size, first, first + length),
@@ -38,13 +40,14 @@ def test_nothing_needs_no_room() -> None:
     assert plan_arena([]).size == 0
 
 
-def test_models_are_planned_about_as_tightly_as_liveness_allows(
-    checkpoint: CheckpointMaker,
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("disabled", [(), tuple(PASSES)], ids=["passes", "plain"])
+def test_models_are_planned_as_tightly_as_liveness_allows(
+    disabled: tuple[str, ...], kind: Quantize, checkpoint: CheckpointMaker
 ) -> None:
-    for variant, kind in [(v, k) for v in VARIANTS for k in ("float32", "int4")]:
-        folder: Path = checkpoint(variant)
-        opened = Checkpoint.open(folder)
+    for variant in VARIANTS:
+        opened = Checkpoint.open(checkpoint(variant))
         weights = opened.weights()
-        lowered = lower(build_program(opened.config), weights, Matrices(weights, kind))
-        lifetimes = lowered.lifetimes()
-        assert plan_arena(lifetimes).size <= 1.1 * least_arena(lifetimes), (variant, kind)
+        program = run_passes(traced_for(build_program(opened.config), kind), disabled)
+        lifetimes = lower(program, weights, Matrices(weights, kind)).lifetimes()
+        assert plan_arena(lifetimes).size == least_arena(lifetimes), variant

@@ -53,12 +53,12 @@ def run_linear(
     table.fill_dense(as_weight(x).data, "F32")
     width = -(-4 * depth // 64) * 64
     program = _native.Program(isa, threads, [], width + weight.activation_bytes, outputs)
-    program.embed(table, (0, width))
-    source = (0, width)
+    program.embed(table, (0, width, 0))
+    source = (0, width, 0)
     if prepare:
-        source = (width, weight.activation_bytes)
-        program.prepare(weight, (0, width), source)
-    program.linear(weight, bias, source, (_native.LOGITS, 4 * outputs))
+        source = (width, weight.activation_bytes, 0)
+        program.prepare(weight, (0, width, 0), source)
+    program.linear(weight, bias, source, (_native.LOGITS, 4 * outputs, 0))
     return run_rows(program, rows, outputs)
 
 
@@ -76,8 +76,8 @@ def run_embed(weight: _native.Packed, rows: int, depth: int, *, isa: str) -> Flo
     """The first ``rows`` rows of an embedding, through select_rows into the result."""
     width = -(-4 * depth // 64) * 64
     program = _native.Program(isa, 1, [], width, depth)
-    program.embed(weight, (0, width))
-    program.select_rows(depth, (0, width), (_native.LOGITS, 4 * depth))
+    program.embed(weight, (0, width, 0))
+    program.select_rows(depth, (0, width, 0), (_native.LOGITS, 4 * depth, 0))
     return run_rows(program, rows, depth)
 
 
@@ -102,8 +102,8 @@ class RoundingExecutor(ReferenceExecutor):
     rounding: Callable[[torch.Tensor], torch.Tensor]
 
     def _linear(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        weight = self._weights[op.weights["weight"]]
-        bias = self._weights[op.weights["bias"]] if "bias" in op.weights else None
+        weight = self._weights[op.tensor("weight")]
+        bias = self._weights[op.tensor("bias")] if "bias" in op.weights else None
         return [linear(self.rounding(tile), weight, bias) for tile in inputs[0]]
 
 

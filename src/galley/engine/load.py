@@ -102,6 +102,7 @@ def _executor_options(
         quantize=quantize,
         device=settings.device,
         threads=settings.threads or available_cores(),
+        disable_pass=settings.disable_pass,
     )
 
 

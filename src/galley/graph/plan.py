@@ -2,6 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+_REPAIRS: Final = 12
+"""How often an order is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +26,25 @@ class Plan:
 
 
 def plan_arena(lifetimes: Sequence[Lifetime]) -> Plan:
-    """The smallest arena that first fit finds when buffers are placed in one of a few good orders."""
+    """First fit in one of a few good orders; what sticks out at the end is placed first the next time.
+
+    For the models tested that reaches the least size, mostly at the second try.
+    """
     orders = (
         lambda i: (-lifetimes[i].size, lifetimes[i].first),
         lambda i: (lifetimes[i].first, -lifetimes[i].size),
         lambda i: (lifetimes[i].first - lifetimes[i].last, -lifetimes[i].size),
     )
-    plans = [_first_fit(lifetimes, sorted(range(len(lifetimes)), key=order)) for order in orders]
+    buffers, least = range(len(lifetimes)), least_arena(lifetimes)
+    plans = []
+    for order in (sorted(buffers, key=key) for key in orders):
+        for _ in range(_REPAIRS):
+            plan = _first_fit(lifetimes, order)
+            if plan.size == least:
+                return plan
+            plans.append(plan)
+            out = [i for i in order if plan.offsets[i] + lifetimes[i].size == plan.size]
+            order = out + [i for i in order if i not in out]
     return min(plans, key=lambda plan: plan.size)
 
 
@@ -43,7 +59,7 @@ def least_arena(lifetimes: Sequence[Lifetime]) -> int:
 def _first_fit(lifetimes: Sequence[Lifetime], order: Sequence[int]) -> Plan:
     offsets = [0] * len(lifetimes)
     placed: list[int] = []
-    for i in order:
+    for i in (i for i in order if lifetimes[i].size):
         mine = lifetimes[i]
         taken = sorted(
             (offsets[j], offsets[j] + lifetimes[j].size)

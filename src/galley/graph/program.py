@@ -4,9 +4,10 @@ The token count is the only dynamic size. Buffers are numbered in the order they
 written once); weights are named as in the checkpoint.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from galley.errors import CheckpointError
 from galley.formats.weights import Weights
@@ -20,24 +21,47 @@ class Op:
     Attributes:
         name: the op.
         inputs: buffers read.
-        output: buffer written.
-        width: columns of the output buffer.
-        weights: role -> checkpoint tensor name, e.g. ``{"weight": ..., "bias": ...}``.
+        outputs: buffers written.
+        widths: columns of each output.
+        weights: role -> checkpoint tensors, e.g. ``{"weight": ("lm_head.weight",)}``; a linear layer
+            may have several, its outputs are theirs one after another.
         attrs: static numbers and tuples.
     """
 
     name: str
     inputs: tuple[int, ...]
-    output: int
-    width: int
-    weights: Mapping[str, str]
+    outputs: tuple[int, ...]
+    widths: tuple[int, ...]
+    weights: Mapping[str, tuple[str, ...]]
     attrs: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         signature = SIGNATURES[self.name]
         assert len(self.inputs) == signature.inputs, self
+        assert len(self.outputs) == len(self.widths) == signature.outputs, self
         assert set(self.attrs) == set(signature.attrs), self
         assert signature.weights <= set(self.weights) <= signature.weights | signature.optional
+
+    @property
+    def output(self) -> int:
+        """The only output of an op that has one."""
+        (output,) = self.outputs
+        return output
+
+    @property
+    def width(self) -> int:
+        """Columns of the only output."""
+        (width,) = self.widths
+        return width
+
+    def tensor(self, role: str) -> str:
+        """The only checkpoint tensor in ``role``."""
+        (name,) = self.weights[role]
+        return name
+
+    def reading(self, names: Mapping[int, int]) -> Self:
+        """This op with other inputs: ``names`` maps old buffers to new ones, where they differ."""
+        return dataclasses.replace(self, inputs=tuple(names.get(b, b) for b in self.inputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +101,40 @@ class Program:
                     file=folder,
                     field=name,
                 )
+
+    @property
+    def logits(self) -> int:
+        """The buffer of the last op."""
+        return self.ops[-1].output
+
+    def readers(self) -> dict[int, list[int]]:
+        """Buffer -> indices of the ops that read it, ascending; none for a buffer nobody reads."""
+        readers: dict[int, list[int]] = {b: [] for op in self.ops for b in op.outputs}
+        for i, op in enumerate(self.ops):
+            for b in dict.fromkeys(op.inputs):
+                readers[b].append(i)
+        return readers
+
+    def widths(self) -> dict[int, int]:
+        """Buffer -> columns."""
+        return {b: w for op in self.ops for b, w in zip(op.outputs, op.widths, strict=True)}
+
+    def new_buffer(self) -> int:
+        """A number from which on no buffer is in use."""
+        return 1 + max(b for op in self.ops for b in op.outputs)
+
+    def with_ops(self, ops: Iterable[Op]) -> Self:
+        """The same model computed by other ops; buffers are numbered anew."""
+        numbers: dict[int, int] = {}
+        renumbered = []
+        for op in ops:
+            inputs = tuple(numbers[b] for b in op.inputs)
+            for b in op.outputs:
+                assert b not in numbers, f"buffer {b} is written twice"
+                numbers[b] = len(numbers)
+            outputs = tuple(numbers[b] for b in op.outputs)
+            renumbered.append(dataclasses.replace(op, inputs=inputs, outputs=outputs))
+        return dataclasses.replace(self, ops=tuple(renumbered))
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values over all layers for one token."""

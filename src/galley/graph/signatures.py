@@ -1,4 +1,6 @@
-"""The op vocabulary: what each op reads, and what it is told. Every executor implements all of it.
+"""The op vocabulary: what each op reads, and what it is told.
+
+Models are described in these, and every executor implements all of them:
 
 ==============  ================================================================================
 embed           token ids -> rows of ``weight`` [vocab, width]
@@ -13,6 +15,18 @@ silu_mul        silu(a) * b
 add             a + b
 select_rows     keeps the rows whose logits are wanted
 ==============  ================================================================================
+
+The rest is made of them by ``graph/prepare.py`` and ``graph/passes/``, for executors that run these:
+
+=====================  =========================================================================
+prepare                x as the linear layers that read it want it: bfloat16, or int8 with one
+                       scale a row
+columns                the columns of x from ``start`` on: a view, nothing moves
+add_rms_norm           a + b -> (sum, rms_norm(sum))
+rms_norm_prepare       prepare(rms_norm(x))
+add_rms_norm_prepare   a + b -> (sum, prepare(rms_norm(sum)))
+silu_mul_prepare       prepare(silu_mul(a, b))
+=====================  =========================================================================
 """
 
 from collections.abc import Mapping
@@ -22,21 +36,31 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """``inputs`` buffers read; ``weights`` required and ``optional`` roles; ``attrs`` names."""
+    """Counts of buffers; ``weights`` required and ``optional`` roles; ``attrs`` names."""
 
     inputs: int
+    outputs: int = 1
     weights: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
     attrs: tuple[str, ...] = ()
 
 
+_WEIGHT: Final = frozenset({"weight"})
+_NORM: Final = ("eps", "head_dim")
+
 SIGNATURES: Final[Mapping[str, Signature]] = {
-    "embed": Signature(0, weights=frozenset({"weight"})),
-    "linear": Signature(1, weights=frozenset({"weight"}), optional=frozenset({"bias"})),
-    "rms_norm": Signature(1, weights=frozenset({"weight"}), attrs=("eps", "head_dim")),
+    "embed": Signature(0, weights=_WEIGHT),
+    "linear": Signature(1, weights=_WEIGHT, optional=frozenset({"bias"})),
+    "rms_norm": Signature(1, weights=_WEIGHT, attrs=_NORM),
     "rope": Signature(1, attrs=("head_dim", "inv_freq", "scale")),
     "attention": Signature(3, attrs=("layer", "heads", "kv_heads", "head_dim", "scale", "window")),
     "silu_mul": Signature(2),
     "add": Signature(2),
     "select_rows": Signature(1),
+    "prepare": Signature(1),
+    "columns": Signature(1, attrs=("start",)),
+    "add_rms_norm": Signature(2, outputs=2, weights=_WEIGHT, attrs=_NORM),
+    "rms_norm_prepare": Signature(1, weights=_WEIGHT, attrs=_NORM),
+    "add_rms_norm_prepare": Signature(2, outputs=2, weights=_WEIGHT, attrs=_NORM),
+    "silu_mul_prepare": Signature(2),
 }

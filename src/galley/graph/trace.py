@@ -27,17 +27,17 @@ class Tracer:
         name: str,
         inputs: tuple[Buffer, ...],
         width: int,
-        weights: dict[str, str] | None = None,
+        weights: dict[str, tuple[str, ...]] | None = None,
         **attrs: object,
     ) -> Buffer:
         buffer = Buffer(len(self.ops), width)
         ids = tuple(b.id for b in inputs)
-        self.ops.append(Op(name, ids, buffer.id, width, weights or {}, attrs))
+        self.ops.append(Op(name, ids, (buffer.id,), (width,), weights or {}, attrs))
         return buffer
 
-    def _weight(self, name: str, *shape: int) -> str:
+    def _weight(self, name: str, *shape: int) -> tuple[str, ...]:
         assert self.shapes.setdefault(name, shape) == shape, name
-        return name
+        return (name,)
 
     def embed(self, weight: str, *, vocab: int, width: int) -> Buffer:
         """Token ids of the batch -> their rows."""

@@ -75,12 +75,14 @@ class ExecutorOptions:
         quantize: what matrices become: "float32", "bf16", "int8" or "int4".
         device: where to run.
         threads: to compute with.
+        disable_pass: names of passes over the program (``graph/passes/``) that are left out.
     """
 
     dtype: str
     quantize: str
     device: str
     threads: int
+    disable_pass: tuple[str, ...] = ()
 
 
 class ExecutorFactory(Protocol):

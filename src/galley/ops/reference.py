@@ -101,6 +101,11 @@ class ReferenceExecutor:
                 f"quantize is 'float32', but the reference executor keeps weights in dtype, "
                 f"which is {options.dtype!r}: leave quantize out, or use executor 'cpu'"
             )
+        if options.disable_pass:
+            raise SettingsError(
+                f"disable_pass names {', '.join(options.disable_pass)}, but the reference executor "
+                "runs the program as it was traced; leave it out, or use executor 'cpu'"
+            )
         self._program = program
         self._quantize = options.quantize
         self._dtype = _TORCH_TYPES[options.dtype]
@@ -186,15 +191,15 @@ class ReferenceExecutor:
 
     def _embed(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         ids = step.layout.scatter(torch.from_numpy(step.batch.tokens).to(self._device))
-        return [embedding(tile, self._weights[op.weights["weight"]]) for tile in ids]
+        return [embedding(tile, self._weights[op.tensor("weight")]) for tile in ids]
 
     def _linear(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        weight = self._weights[op.weights["weight"]]
-        bias = self._weights[op.weights["bias"]] if "bias" in op.weights else None
+        weight = self._weights[op.tensor("weight")]
+        bias = self._weights[op.tensor("bias")] if "bias" in op.weights else None
         return [linear(tile, weight, bias) for tile in inputs[0]]
 
     def _rms_norm(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        weight, eps = self._weights[op.weights["weight"]], op.attrs["eps"]
+        weight, eps = self._weights[op.tensor("weight")], op.attrs["eps"]
 
         def norm(tile: torch.Tensor) -> torch.Tensor:
             x = tile.float().reshape(TILE, -1, op.attrs["head_dim"])

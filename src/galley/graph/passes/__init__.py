@@ -1,0 +1,57 @@
+"""Rewriting a traced program into one that computes the same bits in fewer and wider ops.
+
+No pass may change a bit of the logits: merged layers sum each output over its inputs in the same order,
+fused ops compute a row with the same instructions one after another. There is no pass that folds
+constants, because these programs hold none: weights enter ops as they are (a norm's weight multiplied
+into the matrix behind it would round differently), and all layers share one table of rotation angles.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Final, TypeAlias
+
+from galley.errors import SettingsError
+from galley.graph.passes.drop_dead import drop_dead
+from galley.graph.passes.fuse_add_norm import fuse_add_norm
+from galley.graph.passes.fuse_norm_prepare import fuse_norm_prepare
+from galley.graph.passes.fuse_silu_prepare import fuse_silu_prepare
+from galley.graph.passes.hoist_select_rows import hoist_select_rows
+from galley.graph.passes.merge_linears import merge_linears
+from galley.graph.program import Program
+
+Pass: TypeAlias = Callable[[Program], Program]
+
+PASSES: Final[Mapping[str, Pass]] = {
+    "hoist-select-rows": hoist_select_rows,
+    "merge-linears": merge_linears,
+    "fuse-add-norm": fuse_add_norm,
+    "fuse-norm-prepare": fuse_norm_prepare,
+    "fuse-silu-prepare": fuse_silu_prepare,
+    "drop-dead": drop_dead,
+}
+"""Name -> pass, in the order they run."""
+
+
+def run_passes(program: Program, disabled: Collection[str] = ()) -> Program:
+    """The program after all passes but the ``disabled`` ones.
+
+    Raises:
+        SettingsError: a disabled pass does not exist.
+    """
+    for _, changed in stages(program, disabled):
+        program = changed
+    return program
+
+
+def stages(program: Program, disabled: Collection[str] = ()) -> Iterator[tuple[str, Program]]:
+    """The name of each pass that is not ``disabled``, with the program after it.
+
+    Raises:
+        SettingsError: a disabled pass does not exist.
+    """
+    for name in disabled:
+        if name not in PASSES:
+            raise SettingsError(f"disable_pass: {name!r} is no pass; passes: {', '.join(PASSES)}")
+    for name, run in PASSES.items():
+        if name not in disabled:
+            program = run(program)
+            yield name, program

@@ -1,0 +1,47 @@
+"""What the fusing passes share: an op and the one that reads its result become a single op."""
+
+import dataclasses
+from collections.abc import Callable, Collection
+
+from galley.graph.program import Op, Program
+
+
+def fuse(
+    program: Program, first: Collection[str], second: str, fused: Callable[[Op, Op], Op | None]
+) -> Program:
+    """Replace pairs of ops, the first of which writes what the second reads, in the first's place.
+
+    Args:
+        program: what to rewrite.
+        first: names of ops whose last output is looked at.
+        second: name of the op with that output as its only input.
+        fused: the op that does both, or None to leave the pair alone. Its outputs are the buffers that
+            the two write, as far as others read them.
+    """
+    readers = program.readers()
+    replaced: dict[int, Op] = {}
+    dropped: set[int] = set()
+    for i, op in enumerate(program.ops):
+        if op.name not in first:
+            continue
+        found = (j for j in readers[op.outputs[-1]] if program.ops[j].name == second)
+        j = next(found, None)
+        both = None if j is None else fused(op, program.ops[j])
+        if j is not None and both is not None:
+            replaced[i] = both
+            dropped.add(j)
+    ops = (replaced.get(i, op) for i, op in enumerate(program.ops) if i not in dropped)
+    return program.with_ops(ops)
+
+
+def fuse_prepare(program: Program, names: Collection[str]) -> Program:
+    """Let ops prepare their last output themselves where nobody else reads it."""
+    readers = program.readers()
+
+    def fused(op: Op, prepare: Op) -> Op | None:
+        if len(readers[op.outputs[-1]]) > 1:
+            return None
+        outputs = (*op.outputs[:-1], prepare.output)
+        return dataclasses.replace(op, name=f"{op.name}_prepare", outputs=outputs)
+
+    return fuse(program, names, "prepare", fused)

@@ -1,0 +1,140 @@
+"""Passes change what a program costs, and no bit of what it computes."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from galley.config import EngineSettings, Quantize
+from galley.engine.load import load_engine
+from galley.errors import SettingsError
+from galley.formats.checkpoint import Checkpoint
+from galley.graph.passes import PASSES, run_passes
+from galley.graph.passes.drop_dead import drop_dead
+from galley.graph.passes.hoist_select_rows import hoist_select_rows
+from galley.graph.passes.merge_linears import merge_linears
+from galley.graph.prepare import prepare_inputs
+from galley.graph.program import Program
+from galley.graph.trace import Buffer, Tracer, trace
+from galley.models.registry import build_program
+from galley.ops.executor import Batch, Executor
+from tests.checkpoints import VARIANTS
+from tests.conftest import CheckpointMaker
+from tests.models.test_against_transformers import random_ids
+from tests.native.harness import KINDS, Floats, ragged
+
+LENGTHS = (1, 19, 40)
+
+
+def executor_without(
+    checkpoint: CheckpointMaker, variant: str, kind: Quantize, disabled: tuple[str, ...]
+) -> Executor:
+    folder = checkpoint(variant)
+    settings = EngineSettings(
+        model=str(folder),
+        executor="cpu",
+        quantize=kind,
+        dtype="bfloat16" if kind == "bf16" else "float32",
+        disable_pass=disabled,
+        kv_cache_tokens=512,
+        threads=2,
+    )
+    return load_engine(settings, folder)._executor
+
+
+def all_logits(executor: Executor) -> list[Floats]:
+    """A ragged prefill with all rows wanted, again with some, then a decoding step."""
+    ids = [random_ids(n, n + 1) for n in LENGTHS]
+    whole = ragged([(list(i[:-1]), len(i) - 1) for i in ids], first_block=0)
+    ends = whole.starts[1:] - 1
+    some = Batch(whole.tokens, whole.positions, whole.starts, whole.tables, ends)
+    decode = ragged([(i, 1) for i in ids], first_block=0)
+    return [executor.forward(batch) for batch in (whole, some, decode)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_pass_changes_a_bit(variant: str, kind: Quantize, checkpoint: CheckpointMaker) -> None:
+    plain = all_logits(executor_without(checkpoint, variant, kind, tuple(PASSES)))
+    choices = [(), *((name,) for name in PASSES)]
+    choices += [tuple(other for other in PASSES if other != name) for name in PASSES]
+    for disabled in choices:
+        logits = all_logits(executor_without(checkpoint, variant, kind, disabled))
+        for got, expected in zip(logits, plain, strict=True):
+            assert np.array_equal(got.view(np.int32), expected.view(np.int32)), disabled
+
+
+def counts(program: Program) -> Counter[str]:
+    return Counter(op.name for op in program.ops)
+
+
+def test_what_each_pass_does_to_a_llama(checkpoint: CheckpointMaker) -> None:
+    """Two layers: names and numbers of ops, written out."""
+    program = prepare_inputs(build_program(Checkpoint.open(checkpoint("llama")).config))
+    assert counts(program)["linear"] == 15
+    assert counts(program)["prepare"] == 9
+    final = counts(run_passes(program))
+    assert final == {
+        "embed": 1,
+        "rms_norm_prepare": 1,
+        "linear": 9,
+        "columns": 10,
+        "rope": 4,
+        "attention": 2,
+        "prepare": 2,
+        "add_rms_norm_prepare": 4,
+        "silu_mul_prepare": 2,
+        "select_rows": 2,
+    }
+    assert counts(run_passes(program, tuple(PASSES))) == counts(program)
+
+
+def test_the_last_layer_computes_wanted_rows_alone(checkpoint: CheckpointMaker) -> None:
+    program = hoist_select_rows(build_program(Checkpoint.open(checkpoint("llama")).config))
+    names = [op.name for op in program.ops]
+    attention = len(names) - 1 - names[::-1].index("attention")
+    assert names[attention + 1 : attention + 3] == ["select_rows", "select_rows"]
+    assert names.count("select_rows") == 2
+    selected = [op.inputs[0] for op in program.ops if op.name == "select_rows"]
+    readers = program.readers()
+    # The stream of the last layer and its attention are read by nobody else.
+    assert all(len(readers[b]) == 1 for b in selected[:1])
+    assert program.ops[attention].output in selected
+
+
+def test_layers_with_and_without_bias_stay_apart() -> None:
+    def describe(g: Tracer) -> Buffer:
+        x = g.embed("e", vocab=8, width=4)
+        a, b = g.linear(x, "a", 4), g.linear(x, "b", 4, bias="b.bias")
+        c, d = g.linear(x, "c", 4, bias="c.bias"), g.linear(x, "e", 8)
+        return g.linear(g.add(g.add(a, b), c), "d", g.linear(x, "f", d.width).width)
+
+    program = merge_linears(trace(describe, max_positions=8))
+    merged = {op.weights["weight"]: op for op in program.ops if op.name == "linear"}
+    # "e" is the embedding, too: merged it would be kept twice.
+    assert set(merged) == {("a", "f"), ("b", "c"), ("e",), ("d",)}
+    assert merged["b", "c"].weights["bias"] == ("b.bias", "c.bias")
+    assert merged["a", "f"].width == 12
+
+
+def test_ops_that_nobody_reads_are_dropped() -> None:
+    def describe(g: Tracer) -> Buffer:
+        x = g.embed("e", vocab=8, width=4)
+        g.rms_norm(g.linear(x, "unused", 4), "norm", eps=1e-5)
+        return g.linear(x, "head", 8)
+
+    program = trace(describe, max_positions=8)
+    assert [op.name for op in drop_dead(program).ops] == ["embed", "linear"]
+    assert drop_dead(drop_dead(program)) == drop_dead(program)
+
+
+def test_an_unknown_pass_is_refused_with_the_list(checkpoint: CheckpointMaker) -> None:
+    with pytest.raises(SettingsError, match=r"'melt' is no pass; passes: .*merge-linears"):
+        executor_without(checkpoint, "llama", "auto", ("melt",))
+
+
+def test_the_reference_executor_has_no_passes_to_leave_out(checkpoint: CheckpointMaker) -> None:
+    folder = checkpoint("llama")
+    settings = EngineSettings(model=str(folder), executor="reference", disable_pass=("drop-dead",))
+    with pytest.raises(SettingsError, match=r"disable_pass names drop-dead.* executor 'cpu'"):
+        load_engine(settings, folder)
