@@ -27,10 +27,10 @@ def layer_seconds(
     """Seconds for one layer of a stack that is larger than the caches, and the layer's bytes."""
     values = np.random.default_rng(0).standard_normal((outputs, depth), dtype=np.float32)
     weight = Weight("w", "F32", values.shape, values.reshape(-1).view(np.uint8))
-    first = pack(weight, kind)
-    packed = [first, *(pack(weight, kind) for _ in range(min(7, COLD_BYTES // first.bytes)))]
+    first = pack([weight], kind)
+    packed = [first, *(pack([weight], kind) for _ in range(min(7, COLD_BYTES // first.bytes)))]
     table = _native.Packed("float32", outputs, depth)
-    table.fill_dense(weight.data, "F32")
+    table.fill([(weight.data, "F32")], threads)
     x = (0, 4 * depth, 0)
     prepared = (x[1], first.activation_bytes, 0) if kind != "float32" else x
     y = (x[1] + first.activation_bytes, 4 * outputs, 0)

@@ -51,22 +51,35 @@ void require_size(const RawBytes& array, int64_t bytes, const char* what) {
         throw std::invalid_argument(std::string(what) + " has the wrong size");
 }
 
-void fill_dense(Packed& packed, const RawBytes& source, const std::string& tag) {
-    const ScaleType type = type_tagged(tag);
-    const Matrix& m = packed.matrix();
-    require_size(source, m.outputs * m.depth * type_bytes(type), "source");
+// Tensors' bytes with their element types.
+using Tensors = std::vector<std::tuple<RawBytes, std::string>>;
+
+Packed::Shape shape_of(const std::string& kind, int64_t outputs, int64_t depth, int64_t group,
+                       const std::string& scale_type, bool zeros) {
+    return {kind_named(kind), outputs, depth, group, type_tagged(scale_type), zeros};
+}
+
+int64_t fill(Packed& packed, const Tensors& tensors, int threads) {
+    std::vector<Source> parts;
+    for (const auto& [bytes, tag] : tensors) {
+        const ScaleType type = type_tagged(tag);
+        const int64_t row = packed.matrix().depth * type_bytes(type);
+        const auto size = static_cast<int64_t>(bytes.size());
+        if (size % row) throw std::invalid_argument("a part is no whole number of rows");
+        parts.push_back({bytes.data(), type, size / row});
+    }
     nb::gil_scoped_release release;
-    packed.fill_dense(source.data(), type);
+    return packed.fill(parts, threads);
 }
 
 void fill_integer(Packed& packed, const RawBytes& q, const RawBytes& scales,
-                  const std::optional<RawBytes>& zeros) {
+                  const std::optional<RawBytes>& zeros, int threads) {
     const Matrix& m = packed.matrix();
     require_size(q, m.outputs * m.depth, "q");
     require_size(scales, m.outputs * m.groups * type_bytes(m.scale_type), "scales");
     if (zeros) require_size(*zeros, m.outputs * m.groups, "zeros");
     nb::gil_scoped_release release;
-    packed.fill_integer(q.data(), scales.data(), zeros ? zeros->data() : nullptr);
+    packed.fill_integer(q.data(), scales.data(), zeros ? zeros->data() : nullptr, threads);
 }
 
 Slot slot(const SlotFields& fields) {
@@ -163,19 +176,33 @@ NB_MODULE(_native, m) {
     using namespace galley;
     m.def("supported_isas", &supported_isas);
     m.attr("LOGITS") = Slot::kLogits;
+    m.attr("LAYOUT_VERSION") = kLayoutVersion;
 
     nb::class_<Packed>(m, "Packed")
         .def(
             "__init__",
             [](Packed* self, const std::string& kind, int64_t outputs, int64_t depth, int64_t group,
-               const std::string& scale_type, bool zeros) {
-                new (self)
-                    Packed(kind_named(kind), outputs, depth, group, type_tagged(scale_type), zeros);
+               const std::string& scale_type, bool zeros, std::optional<RawBytes> memory) {
+                const auto shape = shape_of(kind, outputs, depth, group, scale_type, zeros);
+                if (!memory) {
+                    new (self) Packed(shape);
+                    return;
+                }
+                const auto owner = std::make_shared<RawBytes>(*memory);
+                const auto size = static_cast<int64_t>(owner->size());
+                new (self) Packed(shape, owner->data(), size, owner);
             },
             "kind"_a, "outputs"_a, "depth"_a, "group"_a = 0, "scale_type"_a = "F32",
-            "zeros"_a = false)
-        .def("fill_dense", &fill_dense, "source"_a, "type"_a)
-        .def("fill_integer", &fill_integer, "q"_a, "scales"_a, "zeros"_a.none())
+            "zeros"_a = false, "memory"_a.none() = nb::none())
+        .def("fill", &fill, "parts"_a, "threads"_a)
+        .def("fill_integer", &fill_integer, "q"_a, "scales"_a, "zeros"_a.none(), "threads"_a)
+        .def_prop_ro(
+            "memory",
+            [](const Packed& packed) {
+                const auto size = static_cast<size_t>(packed.bytes());
+                return nb::ndarray<nb::numpy, const uint8_t>(packed.data(), {size}, nb::handle());
+            },
+            nb::rv_policy::reference_internal)
         .def_prop_ro("outputs", [](const Packed& p) { return p.matrix().outputs; })
         .def_prop_ro("bytes", &Packed::bytes)
         .def_prop_ro("activation_bytes", &Packed::activation_bytes);

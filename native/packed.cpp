@@ -1,7 +1,13 @@
 #include "packed.hpp"
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
+
+#include "pool.hpp"
+#include "rounding.hpp"
 
 namespace galley {
 
@@ -9,6 +15,8 @@ namespace {
 
 // Longer groups could overflow the 32-bit sums: 65536 * 255 * 127 < 2^31.
 constexpr int64_t kLongestGroup = 65536;
+// Columns of a block that are interleaved at a time, so that they stay in the nearest cache.
+constexpr int64_t kColumns = 256;
 
 int64_t depth_multiple(Kind kind) {
     switch (kind) {
@@ -38,63 +46,85 @@ int64_t weight_bytes(Kind kind, int64_t elements) {
     throw std::invalid_argument("unknown weight kind");
 }
 
-int64_t scale_bytes(ScaleType type) { return type == ScaleType::kF32 ? 4 : 2; }
+int64_t element_bytes(ScaleType type) { return type == ScaleType::kF32 ? 4 : 2; }
 
-float half_to_float(uint16_t v) {
-    const uint32_t magnitude = static_cast<uint32_t>(v & 0x7fff) << 13;
-    float r;
-    std::memcpy(&r, &magnitude, sizeof r);
-    r *= 0x1p112f;
-    if ((v & 0x7c00) == 0x7c00) r = (v & 0x3ff) ? __builtin_nanf("") : __builtin_inff();
-    return v & 0x8000 ? -r : r;
-}
-
-float element(const uint8_t* source, ScaleType type, int64_t at) {
-    if (type == ScaleType::kF32) {
-        float r;
-        std::memcpy(&r, source + 4 * at, sizeof r);
-        return r;
-    }
-    uint16_t half;
-    std::memcpy(&half, source + 2 * at, sizeof half);
-    if (type == ScaleType::kF16) return half_to_float(half);
-    const uint32_t bits = static_cast<uint32_t>(half) << 16;
-    float r;
-    std::memcpy(&r, &bits, sizeof r);
-    return r;
-}
-
-uint16_t to_bf16(float v) {
-    if (v != v) return 0x7fc0;
-    uint32_t bits;
-    std::memcpy(&bits, &v, sizeof bits);
-    return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+// The 16 outputs of each block, on all threads.
+template <class Body>
+void for_each_block(int64_t blocks, int threads, const Body& body) {
+    Pool pool(threads, {});
+    pool.run(blocks, 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t block = begin; block < end; ++block) body(block);
+    });
 }
 
 }  // namespace
 
-Packed::Packed(Kind kind, int64_t outputs, int64_t depth, int64_t group, ScaleType scale_type,
-               bool zeros) {
+// Tensors as the rows of one matrix.
+class Packed::Rows {
+  public:
+    Rows(const std::vector<Source>& parts, int64_t depth) : parts_(parts), depth_(depth) {
+        for (const Source& part : parts)
+            ends_.push_back((ends_.empty() ? 0 : ends_.back()) + part.rows);
+    }
+
+    int64_t count() const { return ends_.empty() ? 0 : ends_.back(); }
+
+    int64_t part_of(int64_t row) const {
+        return std::upper_bound(ends_.begin(), ends_.end(), row) - ends_.begin();
+    }
+
+    // Columns [begin, begin + count) of a row, as floats.
+    void read(int64_t row, int64_t begin, int64_t count, float* values) const {
+        const int64_t part = part_of(row);
+        const Source& source = parts_[part];
+        const int64_t first = (row - (ends_[part] - source.rows)) * depth_ + begin;
+        widen(source.data + first * element_bytes(source.type), source.type, count, values);
+    }
+
+  private:
+    const std::vector<Source>& parts_;
+    int64_t depth_;
+    std::vector<int64_t> ends_;
+};
+
+Packed::Packed(const Shape& shape) {
+    lay_out(shape);
+    memory_ = Memory(bytes_);
+    place(memory_.data());
+}
+
+Packed::Packed(const Shape& shape, const uint8_t* data, int64_t size,
+               std::shared_ptr<const void> owner)
+    : owner_(std::move(owner)) {
+    lay_out(shape);
+    if (size != bytes_ || reinterpret_cast<uintptr_t>(data) % 64)
+        throw std::invalid_argument("these are not the bytes of such a matrix");
+    place(data);
+}
+
+void Packed::lay_out(const Shape& shape) {
+    const auto& [kind, outputs, depth, group, scale_type, zeros] = shape;
     if (outputs < 1 || depth < 1) throw std::invalid_argument("a weight matrix cannot be empty");
     if (zeros && kind != Kind::kInt4)
         throw std::invalid_argument("only int4 weights have zero points");
     const int64_t padded = round_up(depth, depth_multiple(kind));
     matrix_ = {kind, scale_type, outputs, depth, padded, padded, 0, nullptr, nullptr, nullptr};
-    const int64_t blocks = round_up(outputs, kLanes) / kLanes;
-    const int64_t weights = round_up(weight_bytes(kind, blocks * kLanes * padded), 64);
-    int64_t scales = 0, zero_points = 0;
-    if (integer()) {
-        matrix_.group = group == 0 ? round_up(depth, 16) : group;
-        if (matrix_.group < 16 || matrix_.group % 16 || matrix_.group > kLongestGroup)
-            throw std::invalid_argument("a group must be a multiple of 16, at most 65536 long");
-        matrix_.groups = round_up(depth, matrix_.group) / matrix_.group;
-        scales = round_up(blocks * kLanes * matrix_.groups * scale_bytes(scale_type), 64);
-        if (zeros) zero_points = round_up(blocks * kLanes * matrix_.groups, 64);
-    }
-    memory_ = Memory(weights + scales + zero_points);
-    matrix_.weights = memory_.data();
-    matrix_.scales = integer() ? memory_.data() + weights : nullptr;
-    matrix_.zeros = zeros ? memory_.data() + weights + scales : nullptr;
+    scales_at_ = round_up(galley::weight_bytes(kind, blocks() * kLanes * padded), 64);
+    zeros_at_ = bytes_ = scales_at_;
+    if (!integer()) return;
+    matrix_.group = group == 0 ? round_up(depth, 16) : group;
+    if (matrix_.group < 16 || matrix_.group % 16 || matrix_.group > kLongestGroup)
+        throw std::invalid_argument("a group must be a multiple of 16, at most 65536 long");
+    matrix_.groups = round_up(depth, matrix_.group) / matrix_.group;
+    const int64_t scales = blocks() * kLanes * matrix_.groups;
+    zeros_at_ += round_up(scales * element_bytes(scale_type), 64);
+    bytes_ = zeros_at_ + (zeros ? round_up(scales, 64) : 0);
+}
+
+void Packed::place(const uint8_t* data) {
+    matrix_.weights = data;
+    matrix_.scales = scales_at_ < zeros_at_ ? data + scales_at_ : nullptr;
+    matrix_.zeros = zeros_at_ < bytes_ ? data + zeros_at_ : nullptr;
 }
 
 int64_t Packed::sums_offset() const { return round_up(matrix_.padded_depth, 64); }
@@ -104,49 +134,127 @@ int64_t Packed::activation_bytes() const {
     return round_up(sums_offset() + 4 * matrix_.groups + 4, 64);
 }
 
-void Packed::fill_dense(const uint8_t* source, ScaleType type) {
-    if (integer()) throw std::invalid_argument("integer weights need scales");
+int64_t Packed::fill(const std::vector<Source>& parts, int threads) {
+    const Rows rows(parts, matrix_.depth);
+    if (rows.count() != matrix_.outputs)
+        throw std::invalid_argument("the parts have not as many rows as the matrix has outputs");
+    const ScaleType rounded = matrix_.kind == Kind::kInt8 ? ScaleType::kF32 : ScaleType::kBF16;
+    if (integer() && matrix_.scale_type != rounded)
+        throw std::invalid_argument("rounding makes scales of another type");
+    require_own_memory();
+    std::atomic<int64_t> unusable{-1};
+    for_each_block(blocks(), threads, [&](int64_t block) {
+        if (!integer()) return interleave(rows, block);
+        const int64_t bad = round(rows, block);
+        if (bad >= 0) unusable.store(rows.part_of(bad));
+    });
+    return unusable.load();
+}
+
+// Dense kinds: the columns of 16 rows side by side.
+void Packed::interleave(const Rows& rows, int64_t block) {
     const Matrix& m = matrix_;
-    auto* floats = reinterpret_cast<float*>(memory_.data());
-    auto* halves = reinterpret_cast<uint16_t*>(memory_.data());
-    for (int64_t n = 0; n < m.outputs; ++n) {
-        const int64_t base = n / kLanes * m.padded_depth * kLanes, lane = n % kLanes;
-        for (int64_t k = 0; k < m.depth; ++k) {
-            const float v = element(source, type, n * m.depth + k);
-            if (m.kind == Kind::kF32)
-                floats[base + k * kLanes + lane] = v;
-            else
-                halves[base + (k / 2 * kLanes + lane) * 2 + k % 2] = to_bf16(v);
+    const int64_t first = block * kLanes, lanes = std::min<int64_t>(kLanes, m.outputs - first);
+    std::vector<float> values(kLanes * kColumns);
+    auto* floats = reinterpret_cast<float*>(memory_.data()) + first * m.padded_depth;
+    auto* halves = reinterpret_cast<uint16_t*>(memory_.data()) + first * m.padded_depth;
+    for (int64_t begin = 0; begin < m.depth; begin += kColumns) {
+        const int64_t columns = std::min(kColumns, m.depth - begin);
+        for (int64_t lane = 0; lane < lanes; ++lane)
+            rows.read(first + lane, begin, columns, &values[lane * kColumns]);
+        for (int64_t c = 0; c < columns; ++c) {
+            const int64_t k = begin + c;
+            for (int64_t lane = 0; lane < lanes; ++lane) {
+                const float v = values[lane * kColumns + c];
+                if (m.kind == Kind::kF32)
+                    floats[k * kLanes + lane] = v;
+                else
+                    halves[(k / 2 * kLanes + lane) * 2 + k % 2] = to_bf16(v);
+            }
         }
     }
 }
 
-void Packed::fill_integer(const uint8_t* q, const uint8_t* scales, const uint8_t* zeros) {
+// Integer kinds: returns an output with a value that is not finite, or -1.
+int64_t Packed::round(const Rows& rows, int64_t block) {
+    const int64_t end = std::min((block + 1) * kLanes, matrix_.outputs);
+    std::vector<float> values(matrix_.depth);
+    std::vector<uint8_t> stored(matrix_.padded_depth);
+    for (int64_t n = block * kLanes; n < end; ++n) {
+        rows.read(n, 0, matrix_.depth, values.data());
+        if (!round_row(n, values.data(), stored.data())) return n;
+        store(n, stored.data());
+    }
+    return -1;
+}
+
+bool Packed::round_row(int64_t output, const float* values, uint8_t* stored) {
+    const Matrix& m = matrix_;
+    bool finite = true;
+    for (int64_t g = 0; g < m.groups; ++g) {
+        const int64_t begin = g * m.group, count = std::min(m.group, m.depth - begin);
+        const int64_t at = scale_index(output, g);
+        auto* floats = reinterpret_cast<float*>(memory_.data() + scales_at_) + at;
+        auto* halves = reinterpret_cast<uint16_t*>(memory_.data() + scales_at_) + at;
+        uint8_t* zero = memory_.data() + zeros_at_ + at;
+        if (m.kind == Kind::kInt8)
+            finite &= round_int8(values + begin, count, stored + begin, floats);
+        else if (m.zeros)
+            finite &= round_int4(values + begin, count, stored + begin, halves, zero);
+        else
+            finite &= round_int4(values + begin, count, stored + begin, halves);
+    }
+    return finite;
+}
+
+void Packed::fill_integer(const uint8_t* q, const uint8_t* scales, const uint8_t* zeros,
+                          int threads) {
     const Matrix& m = matrix_;
     if (!integer()) throw std::invalid_argument("these weights have no scales");
     if ((zeros != nullptr) != (m.zeros != nullptr))
         throw std::invalid_argument("zero points do not match what the matrix was made for");
-    const int64_t step = m.kind == Kind::kInt4 ? 8 : 4, tile = 4 * kLanes;
-    const int64_t size = scale_bytes(m.scale_type);
-    auto* packed_scales = const_cast<uint8_t*>(m.scales);
-    auto* packed_zeros = const_cast<uint8_t*>(m.zeros);
-    for (int64_t n = 0; n < m.outputs; ++n) {
-        const int64_t block = n / kLanes, lane = n % kLanes;
-        uint8_t* w = memory_.data() + block * m.padded_depth / step * tile + 4 * lane;
-        const uint8_t* row = q + n * m.depth;
-        for (int64_t k = 0; k < m.depth; ++k) {
-            uint8_t& byte = w[k / step * tile + k % 4];
-            if (m.kind == Kind::kInt8)
-                byte = static_cast<uint8_t>(row[k] ^ 0x80);
-            else
-                byte = static_cast<uint8_t>(byte | (row[k] & 15) << (k % 8 < 4 ? 0 : 4));
+    require_own_memory();
+    const int64_t size = element_bytes(m.scale_type);
+    for_each_block(blocks(), threads, [&](int64_t block) {
+        std::vector<uint8_t> stored(m.padded_depth);
+        const int64_t end = std::min((block + 1) * kLanes, m.outputs);
+        for (int64_t n = block * kLanes; n < end; ++n) {
+            for (int64_t k = 0; k < m.depth; ++k)
+                stored[k] =
+                    m.kind == Kind::kInt8 ? q[n * m.depth + k] ^ 0x80 : q[n * m.depth + k] & 15;
+            store(n, stored.data());
+            for (int64_t g = 0; g < m.groups; ++g) {
+                const int64_t to = scale_index(n, g), from = n * m.groups + g;
+                std::memcpy(memory_.data() + scales_at_ + to * size, scales + from * size, size);
+                if (zeros) memory_.data()[zeros_at_ + to] = zeros[from];
+            }
         }
-        for (int64_t g = 0; g < m.groups; ++g) {
-            const int64_t to = (block * m.groups + g) * kLanes + lane, from = n * m.groups + g;
-            std::memcpy(packed_scales + to * size, scales + from * size, size);
-            if (zeros) packed_zeros[to] = zeros[from];
+    });
+}
+
+// One output's integers, [padded_depth], to their lane of each tile.
+void Packed::store(int64_t output, const uint8_t* stored) {
+    const bool int4 = matrix_.kind == Kind::kInt4;
+    const int64_t step = int4 ? 8 : 4, tile = 4 * kLanes, block = output / kLanes;
+    uint8_t* to = memory_.data() + block * matrix_.padded_depth / step * tile + output % kLanes * 4;
+    for (int64_t k = 0; k < matrix_.padded_depth; k += step, to += tile) {
+        uint32_t four, upper;
+        std::memcpy(&four, stored + k, sizeof four);
+        if (int4) {
+            std::memcpy(&upper, stored + k + 4, sizeof upper);
+            four |= upper << 4;
         }
+        std::memcpy(to, &four, sizeof four);
     }
+}
+
+int64_t Packed::scale_index(int64_t output, int64_t group) const {
+    return (output / kLanes * matrix_.groups + group) * kLanes + output % kLanes;
+}
+
+void Packed::require_own_memory() const {
+    if (memory_.size() == 0)
+        throw std::invalid_argument("this matrix is a view and cannot be filled");
 }
 
 }  // namespace galley

@@ -1,38 +1,78 @@
 // Weight matrices in the layout of kernels.hpp, and how they get there.
 #pragma once
 
-#include <string>
+#include <memory>
+#include <vector>
 
 #include "kernels.hpp"
 #include "memory.hpp"
 
 namespace galley {
 
+// Goes up with every change of the packed layout or of how weights are rounded; matrices that were
+// kept on disk before are then made anew.
+constexpr int kLayoutVersion = 1;
+
+// Rows of a checkpoint's tensor, row-major, as they are on disk.
+struct Source {
+    const uint8_t* data;
+    ScaleType type;
+    int64_t rows;
+};
+
 class Packed {
   public:
-    // Zeroed; `group` counts only for integer kinds (0: the whole depth).
-    // Throws std::invalid_argument for sizes that the kernels do not take.
-    Packed(Kind kind, int64_t outputs, int64_t depth, int64_t group, ScaleType scale_type,
-           bool zeros);
+    struct Shape {
+        Kind kind;
+        int64_t outputs;
+        int64_t depth;
+        int64_t group;  // counts only for integer kinds; 0: the whole depth
+        ScaleType scale_type;
+        bool zeros;
+    };
+
+    // Zeroed. Throws std::invalid_argument for sizes that the kernels do not take.
+    explicit Packed(const Shape& shape);
+
+    // Views a matrix that was packed before: `size` bytes on a 64-byte boundary that `owner` keeps
+    // alive. Throws std::invalid_argument if they are not `bytes()` many.
+    Packed(const Shape& shape, const uint8_t* data, int64_t size,
+           std::shared_ptr<const void> owner);
 
     const Matrix& matrix() const { return matrix_; }
-    int64_t bytes() const { return static_cast<int64_t>(memory_.size()); }
+    const uint8_t* data() const { return matrix_.weights; }
+    int64_t bytes() const { return bytes_; }
 
     // Where the group sums lie in a row of activations, and how many bytes the row has.
     int64_t sums_offset() const;
     int64_t activation_bytes() const;
 
-    // `source`: [outputs, depth] row-major, of `type`.
-    void fill_dense(const uint8_t* source, ScaleType type);
+    // The rows of `parts`, one after another, are the outputs; integer kinds round them to nearest.
+    // Returns the index of a part that holds a value which integers cannot stand for (not finite),
+    // or -1.
+    int64_t fill(const std::vector<Source>& parts, int threads);
     // `q`: [outputs, depth]; int8 as bytes, int4 as 0..15. `scales`: [outputs, groups] in this
     // matrix's scale type. `zeros`: [outputs, groups] or null.
-    void fill_integer(const uint8_t* q, const uint8_t* scales, const uint8_t* zeros);
+    void fill_integer(const uint8_t* q, const uint8_t* scales, const uint8_t* zeros, int threads);
 
   private:
+    class Rows;
+
     bool integer() const { return matrix_.kind == Kind::kInt8 || matrix_.kind == Kind::kInt4; }
+    int64_t blocks() const { return round_up(matrix_.outputs, kLanes) / kLanes; }
+    int64_t scale_index(int64_t output, int64_t group) const;
+    void lay_out(const Shape& shape);
+    void place(const uint8_t* data);
+    void require_own_memory() const;
+    void interleave(const Rows& rows, int64_t block);
+    int64_t round(const Rows& rows, int64_t block);
+    bool round_row(int64_t output, const float* values, uint8_t* stored);
+    void store(int64_t output, const uint8_t* stored);
 
     Matrix matrix_{};
+    int64_t scales_at_ = 0, zeros_at_ = 0, bytes_ = 0;
     Memory memory_;
+    std::shared_ptr<const void> owner_;
 };
 
 }  // namespace galley

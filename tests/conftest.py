@@ -1,7 +1,7 @@
 """Checkpoints that several test files share, made once a run."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,16 @@ import pytest
 # Tests run two at a time on small machines; compute threads beyond that would only fight.
 os.environ.setdefault("GALLEY_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The user's cache folder, for this process and those it starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("user-cache")
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
 
 CheckpointMaker = Callable[[str], Path]
 

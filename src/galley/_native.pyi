@@ -1,7 +1,11 @@
 """The native executor (``native/module.cpp``)."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
 
 LOGITS: int
 """Offset of the slot that stands for the caller's logits array."""
@@ -12,8 +16,14 @@ Slot = tuple[int, int, int]
 def supported_isas() -> list[str]:
     """Instruction sets of this CPU that there are kernels for, best first."""
 
+LAYOUT_VERSION: int
+"""Goes up when the packed layout changes, or how weights are rounded."""
+
 class Packed:
-    """A weight matrix in the layout of the kernels (``native/kernels.hpp``)."""
+    """A weight matrix in the layout of the kernels (``native/kernels.hpp``).
+
+    With ``memory`` it views the bytes of one that was packed before, and keeps them alive.
+    """
 
     def __init__(
         self,
@@ -23,14 +33,18 @@ class Packed:
         group: int = 0,
         scale_type: str = "F32",
         zeros: bool = False,
+        memory: Bytes | None = None,
     ) -> None: ...
-    def fill_dense(self, source: npt.NDArray[np.uint8], type: str) -> None: ...
-    def fill_integer(
-        self,
-        q: npt.NDArray[np.uint8],
-        scales: npt.NDArray[np.uint8],
-        zeros: npt.NDArray[np.uint8] | None,
-    ) -> None: ...
+    def fill(self, parts: Sequence[tuple[Bytes, str]], threads: int) -> int:
+        """From tensors (bytes, type tag) whose rows are the outputs one after another.
+
+        Integer kinds are rounded to nearest with the bits of ``galley.quant.rtn``. Returns the index
+        of a tensor that holds a value which is not finite, so has no integer; else -1.
+        """
+
+    def fill_integer(self, q: Bytes, scales: Bytes, zeros: Bytes | None, threads: int) -> None: ...
+    @property
+    def memory(self) -> Bytes: ...
     @property
     def outputs(self) -> int: ...
     @property

@@ -52,6 +52,9 @@ class EngineSettings:
         "auto", "Model", "what runs the program; auto: cpu on device cpu, else reference"
     )
     device: str = _setting("cpu", "Model", "where it runs: cpu, or for reference cuda, cuda:1")
+    weight_cache: bool = _setting(
+        True, "Model", "keep packed weights on disk for the next start (executor cpu)"
+    )
     threads: int | None = _setting(
         None, "Model", "compute threads; default: the cores this process may use"
     )

@@ -172,6 +172,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "quantize": st.sampled_from(["auto", "float32", "bf16", "int8", "int4"]),
     "executor": st.sampled_from(["auto", "cpu", "reference"]),
     "device": TEXT,
+    "weight_cache": st.booleans(),
     "threads": st.none() | st.integers(1, 256),
     "disable_pass": st.lists(TEXT, max_size=3).map(tuple),
     "max_model_len": st.none() | st.integers(1, 10**6),

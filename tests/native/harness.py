@@ -50,7 +50,7 @@ def run_linear(
     """One linear layer as a program of its own; the rows come out of an exact float32 embedding."""
     rows, depth = x.shape
     table = _native.Packed("float32", rows, depth)
-    table.fill_dense(as_weight(x).data, "F32")
+    table.fill([(as_weight(x).data, "F32")], threads=1)
     width = -(-4 * depth // 64) * 64
     program = _native.Program(isa, threads, [], width + weight.activation_bytes, outputs)
     program.embed(table, (0, width, 0))

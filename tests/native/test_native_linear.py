@@ -42,7 +42,7 @@ def close(got: Floats, expected: Any, magnitude: Any) -> bool:
 def test_float32(isa: str, rows: int, outputs: int, depth: int, seed: int, biased: bool) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
     bias = random_matrix(seed + 2, 1, outputs)[0] if biased else None
-    packed = pack(as_weight(w), "float32")
+    packed = pack([as_weight(w)], "float32")
     got = run_linear(x, packed, outputs, isa=isa, prepare=False, bias=bias)
     expected = x.astype(np.float64) @ w.T + (0 if bias is None else bias)
     assert close(got, expected, np.abs(x) @ np.abs(w).T + 1)
@@ -52,7 +52,7 @@ def test_float32(isa: str, rows: int, outputs: int, depth: int, seed: int, biase
 @given(isa=isas, rows=many, outputs=odd, depth=odd, seed=seeds)
 def test_bf16(isa: str, rows: int, outputs: int, depth: int, seed: int) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
-    got = run_linear(x, pack(as_weight(w), "bf16"), outputs, isa=isa, prepare=True)
+    got = run_linear(x, pack([as_weight(w)], "bf16"), outputs, isa=isa, prepare=True)
     expected = round_bf16(x).astype(np.float64) @ round_bf16(w).T
     assert close(got, expected, np.abs(x) @ np.abs(w).T)
 
@@ -131,7 +131,7 @@ def test_the_largest_integers_do_not_overflow(isa: str) -> None:
 def test_a_row_has_the_same_bits_alone_and_among_any_number(kind: str, isa: str) -> None:
     outputs, depth = 147, 260
     x = random_matrix(1, 64, depth)
-    packed = pack(as_weight(random_matrix(2, outputs, depth)), kind)
+    packed = pack([as_weight(random_matrix(2, outputs, depth))], kind)
     prepare = kind != "float32"
 
     def run(rows: Floats, threads: int = 1) -> Floats:
@@ -149,7 +149,7 @@ def test_a_row_has_the_same_bits_alone_and_among_any_number(kind: str, isa: str)
 def test_nan_and_infinity_show_in_their_row_alone(kind: str, isa: str) -> None:
     outputs, depth = 20, 70
     x = random_matrix(1, 5, depth)
-    packed = pack(as_weight(random_matrix(2, outputs, depth)), kind)
+    packed = pack([as_weight(random_matrix(2, outputs, depth))], kind)
 
     def run(rows: Floats) -> Floats:
         return run_linear(rows, packed, outputs, isa=isa, prepare=kind != "float32")
@@ -165,7 +165,7 @@ def test_nan_and_infinity_show_in_their_row_alone(kind: str, isa: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_zero_and_denormal_rows_give_zeros(kind: str, isa: str) -> None:
-    packed = pack(as_weight(random_matrix(2, 20, 70)), kind)
+    packed = pack([as_weight(random_matrix(2, 20, 70))], kind)
     x = np.zeros((2, 70), np.float32)
     x[1] = 1e-40
     assert not run_linear(x, packed, 20, isa=isa, prepare=True).any()
@@ -183,7 +183,7 @@ def test_embeddings_are_the_dequantised_rows(
         "int8": lambda: dequantise(quantise_int8(as_weight(w))),
         "int4": lambda: dequantise(quantise_int4(as_weight(w))),
     }[kind]()
-    got = run_embed(pack(as_weight(w), kind), rows, depth, isa=isa)
+    got = run_embed(pack([as_weight(w)], kind), rows, depth, isa=isa)
     assert np.array_equal(got, expected)
 
 
@@ -195,7 +195,7 @@ def test_half_precision_sources(kind: str, tag: str) -> None:
     half = bf16_bits(w) if tag == "BF16" else w.astype(np.float16)
     values = round_bf16(w) if tag == "BF16" else half.astype(np.float32)
     packed = _native.Packed(kind, 37, 21)
-    packed.fill_dense(half.reshape(-1).view(np.uint8), tag)
+    packed.fill([(half.reshape(-1).view(np.uint8), tag)], threads=1)
     expected = values if kind == "float32" else round_bf16(values)
     assert np.array_equal(run_embed(packed, 37, 21, isa="portable"), expected)
 
@@ -209,6 +209,16 @@ def test_impossible_matrices_are_refused() -> None:
         _native.Packed("float32", 0, 64)
     packed = _native.Packed("int4", 16, 64, group=32)
     with pytest.raises(ValueError, match="q has the wrong size"):
-        packed.fill_integer(np.zeros(3, np.uint8), np.zeros(128, np.uint8), None)
-    with pytest.raises(ValueError, match="scales"):
-        packed.fill_dense(np.zeros(16 * 64 * 4, np.uint8), "F32")
+        packed.fill_integer(np.zeros(3, np.uint8), np.zeros(128, np.uint8), None, 1)
+    whole = np.zeros(16 * 64 * 4, np.uint8)
+    with pytest.raises(ValueError, match="scales of another type"):
+        packed.fill([(whole, "F32")], 1)
+    with pytest.raises(ValueError, match="whole number of rows"):
+        packed.fill([(whole[:-1], "F32")], 1)
+    with pytest.raises(ValueError, match="as many rows"):
+        packed.fill([(whole, "F32"), (whole, "F32")], 1)
+    with pytest.raises(ValueError, match="not the bytes"):
+        _native.Packed("int4", 16, 64, group=32, memory=packed.memory[64:])
+    view = _native.Packed("int4", 16, 64, group=32, memory=packed.memory)
+    with pytest.raises(ValueError, match="view"):
+        view.fill_integer(np.zeros(16 * 64, np.uint8), np.zeros(128, np.uint8), None, 1)

@@ -39,7 +39,7 @@ def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None
     checkpoint.check_token_ids(program.vocab_size)
     weights = checkpoint.weights()
     program.check_weights(weights, folder=str(folder))
-    options = _executor_options(settings, program, weights)
+    options = _executor_options(settings, program, checkpoint, weights)
     executor = factory(program, weights, options)
     clock.end("load")
     max_model_len = _max_model_len(settings, program)
@@ -87,7 +87,7 @@ class _Phases:
 
 
 def _executor_options(
-    settings: EngineSettings, program: Program, weights: Weights
+    settings: EngineSettings, program: Program, checkpoint: Checkpoint, weights: Weights
 ) -> ExecutorOptions:
     """What is left to choose follows the checkpoint: dtype its matrices, quantize dtype."""
     dtype: str = settings.dtype
@@ -103,6 +103,7 @@ def _executor_options(
         device=settings.device,
         threads=settings.threads or available_cores(),
         disable_pass=settings.disable_pass,
+        weight_cache=checkpoint if settings.weight_cache else None,
     )
 
 

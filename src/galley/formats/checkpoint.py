@@ -1,5 +1,6 @@
 """A checkpoint folder in Hugging Face layout: configuration, generation defaults, weights."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from galley.errors import CheckpointError, ModelNotFound, RequestError, UnsupportedModel
-from galley.formats.safetensors import read_safetensors
+from galley.formats.safetensors import read_header, read_safetensors
 from galley.formats.weights import Weights
 from galley.types import SamplingDefaults, SamplingParams
 
@@ -70,25 +71,55 @@ class Checkpoint:
         Raises:
             CheckpointError: a shard is missing or damaged, or holds a tensor the index does not name.
         """
-        index_path = self.folder / INDEX_FILE
-        if not index_path.exists():
+        shard_of = self._index()
+        if shard_of is None:
+            return read_safetensors(self.folder / SINGLE_FILE)
+        shards = {path.name: read_safetensors(path) for path in self._weight_files()}
+        for tensor, shard in shard_of.items():
+            if tensor not in shards[shard]:
+                file = str(self.folder / INDEX_FILE)
+                raise CheckpointError(f"is not in {shard}", file=file, field=tensor)
+        return {tensor: shards[shard][tensor] for tensor, shard in shard_of.items()}
+
+    def fingerprint(self) -> str:
+        """Another one whenever a weight file was written, replaced or moved here; reads headers alone.
+
+        It takes names, sizes, headers and times. The time of a file's last change of any kind (ctime) is
+        among them because no program sets it: tools that preserve or fix modification times would
+        otherwise pass new weights of the same shape for the old ones.
+
+        Raises:
+            CheckpointError: a weight file is missing or damaged.
+        """
+        digest = hashlib.sha256()
+        for path in self._weight_files():
+            header = read_header(path)
+            status = path.stat()
+            state = (path.name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, len(header))
+            digest.update(json.dumps(state).encode() + header)
+        return digest.hexdigest()
+
+    def _weight_files(self) -> list[Path]:
+        shard_of = self._index()
+        if shard_of is None:
+            return [self.folder / SINGLE_FILE]
+        names = sorted(set(shard_of.values()))
+        return [_shard_path(self.folder, self.folder / INDEX_FILE, name) for name in names]
+
+    def _index(self) -> dict[str, str] | None:
+        """Tensor -> shard; None if there is one file."""
+        path = self.folder / INDEX_FILE
+        if not path.exists():
             if not (self.folder / SINGLE_FILE).exists():
                 raise CheckpointError(
                     f"has neither {SINGLE_FILE} nor {INDEX_FILE}; Galley reads safetensors only",
                     file=str(self.folder),
                 )
-            return read_safetensors(self.folder / SINGLE_FILE)
-        shard_of = read_json(index_path).get("weight_map")
+            return None
+        shard_of = read_json(path).get("weight_map")
         if not isinstance(shard_of, dict):
-            raise CheckpointError("is missing", file=str(index_path), field="weight_map")
-        shards = {
-            name: read_safetensors(_shard_path(self.folder, index_path, name))
-            for name in sorted(set(map(str, shard_of.values())))
-        }
-        for tensor, shard in shard_of.items():
-            if tensor not in shards[shard]:
-                raise CheckpointError(f"is not in {shard}", file=str(index_path), field=tensor)
-        return {tensor: shards[shard][tensor] for tensor, shard in shard_of.items()}
+            raise CheckpointError("is missing", file=str(path), field="weight_map")
+        return {tensor: str(shard) for tensor, shard in shard_of.items()}
 
 
 def _shard_path(folder: Path, index: Path, name: str) -> Path:

@@ -14,6 +14,7 @@ from galley.errors import CheckpointError
 from galley.formats.weights import WEIGHT_TYPES, Weight, WeightType
 
 MAX_HEADER_BYTES: Final = 100 * 1024 * 1024
+_LENGTH_BYTES: Final = 8
 
 
 def read_safetensors(path: Path) -> dict[str, Weight]:
@@ -22,13 +23,9 @@ def read_safetensors(path: Path) -> dict[str, Weight]:
     Raises:
         CheckpointError: the file is missing, truncated, or its header lies.
     """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            header, start = _read_header(path, file.read(8), size)
-            entries = _parse(path, file.read(header))
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from error
+    text = read_header(path)
+    entries = _parse(path, text)
+    start, size = _LENGTH_BYTES + len(text), path.stat().st_size
     if size == start:
         return {}
     mapped = np.memmap(path, dtype=np.uint8, mode="r", offset=start, shape=(size - start,))
@@ -36,13 +33,24 @@ def read_safetensors(path: Path) -> dict[str, Weight]:
     return {name: _weight(path, name, entry, mapped) for name, entry in entries.items()}
 
 
-def _read_header(path: Path, prefix: bytes, size: int) -> tuple[int, int]:
-    length = int.from_bytes(prefix, "little")
-    if len(prefix) < 8 or length > min(MAX_HEADER_BYTES, size - 8):
-        raise CheckpointError(
-            f"header length {length} does not fit a file of {size} bytes", file=str(path)
-        )
-    return length, 8 + length
+def read_header(path: Path) -> bytes:
+    """The JSON that says what is where, not yet parsed.
+
+    Raises:
+        CheckpointError: the file cannot be read or is shorter than it says.
+    """
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            prefix = file.read(_LENGTH_BYTES)
+            length = int.from_bytes(prefix, "little")
+            if len(prefix) < _LENGTH_BYTES or length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
+                raise CheckpointError(
+                    f"header length {length} does not fit a file of {size} bytes", file=str(path)
+                )
+            return file.read(length)
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from error
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from galley.graph.program import Program
 from galley.ops.executor import Batch, ExecutorOptions, Logits
 from galley.ops.lowering import lower, traced_for
 from galley.ops.packing import Matrices
+from galley.ops.weight_cache import WeightCache
 
 ISA_VARIABLE: Final = "GALLEY_CPU_ISA"
 
@@ -32,7 +33,12 @@ class CpuExecutor:
             )
         threads = options.threads
         program = run_passes(traced_for(program, options.quantize), options.disable_pass)
-        lowered = lower(program, weights, Matrices(weights, options.quantize))
+        cache = None
+        if options.weight_cache is not None:
+            cache = WeightCache(options.weight_cache, options.quantize)
+        matrices = Matrices(weights, options.quantize, threads=threads, cache=cache)
+        lowered = lower(program, weights, matrices)
+        matrices.keep()
         slots, arena_bytes = lowered.slots()
         self._vocab_size = program.vocab_size
         self._native = _native.Program(

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from galley.errors import SettingsError
+from galley.formats.checkpoint import Checkpoint
 from galley.formats.weights import Weights
 from galley.graph.program import Program
 
@@ -76,6 +77,8 @@ class ExecutorOptions:
         device: where to run.
         threads: to compute with.
         disable_pass: names of passes over the program (``graph/passes/``) that are left out.
+        weight_cache: whose weights these are, to keep them on disk as the executor packs them; None keeps
+            nothing.
     """
 
     dtype: str
@@ -83,6 +86,7 @@ class ExecutorOptions:
     device: str
     threads: int
     disable_pass: tuple[str, ...] = ()
+    weight_cache: Checkpoint | None = None
 
 
 class ExecutorFactory(Protocol):

@@ -1,54 +1,92 @@
 """From canonical weights to matrices in the layout of the native kernels."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from galley import _native
 from galley.formats.weights import Weight, Weights
-from galley.quant.rtn import quantise_int4, quantise_int8
-from galley.quant.weights import IntWeight, bf16_bits, to_float32
+from galley.ops.packed_files import Bytes, Names
+from galley.ops.weight_cache import WeightCache
+from galley.quant.rtn import default_group
+from galley.quant.weights import IntWeight, bf16_bits, not_finite
 
 
 class Matrices:
-    """A model's packed matrices, each packed once, when it is first asked for.
+    """A model's packed matrices, each made once, when it is first asked for.
 
     Attributes:
         kind: of all of them: float32, bf16, int8 or int4.
     """
 
-    def __init__(self, weights: Weights, kind: str) -> None:
+    def __init__(
+        self, weights: Weights, kind: str, *, threads: int = 1, cache: WeightCache | None = None
+    ) -> None:
         self.kind = kind
         self._weights = weights
-        self._packed: dict[tuple[str, ...], _native.Packed] = {}
+        self._threads = threads
+        self._cache = cache
+        self._packed: dict[Names, _native.Packed] = {}
+        self._all_cached = True
 
     def packed(self, *names: str) -> _native.Packed:
-        """One matrix with the outputs of the named tensors one after another; all have one depth."""
+        """One matrix with the outputs of the named tensors one after another; all have one depth.
+
+        Raises:
+            UnsupportedModel: integers cannot stand for a value.
+        """
         if names not in self._packed:
-            self._packed[names] = pack(_joined([self._weights[name] for name in names]), self.kind)
+            parts = [self._weights[name] for name in names]
+            memory = None if self._cache is None else self._cache.get(names)
+            if memory is None:
+                self._all_cached = False
+                self._packed[names] = pack(parts, self.kind, threads=self._threads)
+            else:
+                self._packed[names] = _matrix(parts, self.kind, memory)
         return self._packed[names]
 
-
-def _joined(parts: list[Weight]) -> Weight:
-    if len(parts) == 1:
-        return parts[0]
-    values = np.concatenate([to_float32(part) for part in parts])
-    return Weight(parts[0].name, "F32", values.shape, values.reshape(-1).view(np.uint8))
+    def keep(self) -> None:
+        """Have the cache keep what was asked for, unless it had all of it."""
+        if self._cache is not None and not self._all_cached:
+            self._cache.keep({names: packed.memory for names, packed in self._packed.items()})
 
 
-def pack(weight: Weight, kind: str) -> _native.Packed:
-    """A checkpoint's matrix in the layout of ``kind``: float32, bf16, int8 or int4."""
-    if kind == "int8":
-        return pack_integers(quantise_int8(weight))
-    if kind == "int4":
-        return pack_integers(quantise_int4(weight))
-    outputs, depth = weight.shape
-    packed = _native.Packed(kind, outputs, depth)
-    packed.fill_dense(np.ascontiguousarray(weight.data), weight.dtype)
+def pack(parts: Sequence[Weight], kind: str, *, threads: int = 1) -> _native.Packed:
+    """Checkpoint tensors [outputs, depth], one after another, as one matrix.
+
+    Args:
+        parts: of one depth.
+        kind: float32, bf16, int8 or int4. Integers are rounded to nearest, as ``quant/rtn.py`` does.
+        threads: to work with.
+
+    Raises:
+        UnsupportedModel: integers cannot stand for a value.
+    """
+    packed = _matrix(parts, kind, None)
+    unusable = packed.fill([(part.data, part.dtype) for part in parts], threads)
+    if unusable >= 0:
+        raise not_finite(parts[unusable])
     return packed
 
 
-def pack_integers(weight: IntWeight) -> _native.Packed:
+def _matrix(parts: Sequence[Weight], kind: str, memory: Bytes | None) -> _native.Packed:
+    """Empty, or a view of packed ``memory``."""
+    outputs, depth = sum(part.shape[0] for part in parts), parts[0].shape[1]
+    if kind != "int4":
+        return _native.Packed(kind, outputs, depth, memory=memory)
+    group = default_group(depth)
+    return _native.Packed(
+        kind,
+        outputs,
+        depth,
+        group=group if group < depth else 0,
+        scale_type="BF16",
+        memory=memory,
+    )
+
+
+def pack_integers(weight: IntWeight, *, threads: int = 1) -> _native.Packed:
     """A canonical integer matrix in the native layout."""
     whole = weight.group >= weight.shape[1]
     packed = _native.Packed(
@@ -63,7 +101,7 @@ def pack_integers(weight: IntWeight) -> _native.Packed:
         scales = bf16_bits(scales)
     elif weight.scale_type == "F16":
         scales = scales.astype(np.float16)
-    packed.fill_integer(_raw(weight.q), _raw(scales), _raw(weight.zeros))
+    packed.fill_integer(_raw(weight.q), _raw(scales), _raw(weight.zeros), threads)
     return packed
 
 

@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from galley.formats.weights import Weight
-from galley.quant.weights import INT4_MIDDLE, Floats, IntWeight, bf16_bits, to_float32
+from galley.quant.weights import INT4_MIDDLE, Floats, IntWeight, bf16_bits, not_finite, to_float32
 
 GROUPS: Final = (128, 64, 32)
 """Columns that may share an int4 scale, widest first."""
@@ -13,8 +13,12 @@ _CHUNK_ELEMENTS: Final = 1 << 22
 
 
 def quantise_int8(weight: Weight) -> IntWeight:
-    """One float32 scale for each output; the largest magnitude becomes 127."""
-    values = to_float32(weight)
+    """One float32 scale for each output; the largest magnitude becomes 127.
+
+    Raises:
+        UnsupportedModel: a value is infinite or NaN.
+    """
+    values = _finite(weight, to_float32(weight))
     q = np.empty(values.shape, np.int8)
     scales = np.empty((len(values), 1), np.float32)
     for rows in _chunks(values):
@@ -29,14 +33,16 @@ def quantise_int4(weight: Weight, *, group: int = 0, symmetric: bool = True) -> 
 
     Args:
         weight: a matrix [outputs, depth].
-        group: columns that share a scale; 0 takes the widest of GROUPS that divides the depth, the
-            narrowest if none does.
+        group: columns that share a scale; 0: see :func:`default_group`.
         symmetric: the value of largest magnitude becomes -8, so the range is used to its end; else a
             zero point lets a group's least and greatest value be the ends.
+
+    Raises:
+        UnsupportedModel: a value is infinite or NaN, or values lie too far apart.
     """
-    values = to_float32(weight)
+    values = _finite(weight, to_float32(weight))
     depth = values.shape[1]
-    group = group or next((g for g in GROUPS if depth % g == 0), GROUPS[-1])
+    group = group or default_group(depth)
     groups = -(-depth // group)
     q = np.empty(values.shape, np.uint8)
     scales = np.empty((len(values), groups), np.float32)
@@ -50,7 +56,12 @@ def quantise_int4(weight: Weight, *, group: int = 0, symmetric: bool = True) -> 
         scales[rows] = scale
         if zeros is not None:
             zeros[rows] = zero
-    return IntWeight(weight.name, 4, q, group, scales, zeros, "BF16")
+    return IntWeight(weight.name, 4, q, group, _finite(weight, scales), zeros, "BF16")
+
+
+def default_group(depth: int) -> int:
+    """The widest of GROUPS that divides the depth, the narrowest if none does."""
+    return next((g for g in GROUPS if depth % g == 0), GROUPS[-1])
 
 
 def _symmetric(grouped: Floats) -> tuple[Floats, Floats]:
@@ -62,9 +73,16 @@ def _symmetric(grouped: Floats) -> tuple[Floats, Floats]:
 
 def _asymmetric(grouped: Floats) -> tuple[Floats, Floats]:
     low = np.minimum(grouped.min(axis=2), 0)
-    span: Floats = (np.maximum(grouped.max(axis=2), 0) - low).astype(np.float32)
+    # abs: of nothing but zeros, which zero the maximum returns is numpy's choice.
+    span: Floats = np.abs(np.maximum(grouped.max(axis=2), 0) - low).astype(np.float32)
     scale = _as_bf16(span / np.float32(15))
     return scale, np.clip(np.rint(-low * _inverse(scale)), 0, 15)
+
+
+def _finite(weight: Weight, values: Floats) -> Floats:
+    if not np.isfinite(values).all():
+        raise not_finite(weight)
+    return values
 
 
 def _as_bf16(scale: Floats) -> Floats:

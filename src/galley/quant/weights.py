@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from galley.errors import UnsupportedModel
 from galley.formats.weights import Weight, WeightType
 
 Floats = npt.NDArray[np.float32]
@@ -49,6 +50,14 @@ class IntWeight:
 
 
 Quantise: TypeAlias = Callable[[Weight], IntWeight]
+
+
+def not_finite(weight: Weight) -> UnsupportedModel:
+    """The error for a tensor that integers cannot stand for."""
+    return UnsupportedModel(
+        f"tensor {weight.name} holds values that are infinite, NaN or too far apart for integers; "
+        "set quantize to bf16 or float32"
+    )
 
 
 def to_float32(weight: Weight) -> Floats:

@@ -1,0 +1,23 @@
+// Rounding to nearest, with the bits of galley/quant/rtn.py, which says what and why.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels.hpp"
+
+namespace galley {
+
+// `count` elements of a checkpoint as floats.
+void widen(const uint8_t* source, ScaleType type, int64_t count, float* values);
+
+uint16_t to_bf16(float value);
+
+// Round one group. `stored`: what the layouts of kernels.hpp keep, weight + zero point (128 for
+// int8, 8 for int4, or `zero` where the caller asks for one). Scales of int4 are bfloat16. False,
+// and nothing useful written, if a value or the scale is not finite.
+bool round_int8(const float* values, int64_t count, uint8_t* stored, float* scale);
+bool round_int4(const float* values, int64_t count, uint8_t* stored, uint16_t* scale);
+bool round_int4(const float* values, int64_t count, uint8_t* stored, uint16_t* scale,
+                uint8_t* zero);
+
+}  // namespace galley
