@@ -8,7 +8,7 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.server.serving import Server
 
-CONTEXT = 4096
+CONTEXT = 16384
 
 
 @pytest.fixture(scope="session")
