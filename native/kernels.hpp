@@ -7,8 +7,9 @@
 
 namespace galley {
 
-constexpr int kLanes = 16;        // outputs of a linear layer that share a register
-constexpr int kBlockTokens = 16;  // tokens in a KV block
+constexpr int kLanes = 16;           // outputs of a linear layer that share a register
+constexpr int kBlockTokens = 16;     // tokens in a KV block
+constexpr int64_t kExpBlock = 1024;  // elements of one exp_sum
 
 enum class Kind : int32_t { kF32, kBF16, kInt8, kInt4 };
 enum class ScaleType : int32_t { kF32, kBF16, kF16 };
@@ -100,6 +101,8 @@ struct Kernels {
     void (*add)(const float* a, const float* b, int64_t width, float* y);
     void (*write_kv)(const Cache&, const float* k, const float* v, int64_t block, int64_t slot);
     void (*attend)(const Attend&);
+    // Sum of exp((x - most) / temperature) over x[kExpBlock], none of which is above `most`.
+    double (*exp_sum)(const double* x, double most, double temperature);
 };
 
 // How many blocks of outputs one unit of work of `linear` has.

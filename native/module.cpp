@@ -15,6 +15,7 @@
 #include "isa.hpp"
 #include "packed.hpp"
 #include "program.hpp"
+#include "sampling.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -110,6 +111,34 @@ void forward(Program& program, const Ids& tokens, const Ids& positions, const Id
     program.forward(step);
 }
 
+template <class T>
+using Row = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OutIds = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OutDoubles = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+void bind_sampling(nb::module_& m) {
+    m.def(
+        "best",
+        [](const Row<T>& row, OutIds ids) {
+            if (ids.size() > row.size()) throw std::invalid_argument("more ids than elements");
+            nb::gil_scoped_release release;
+            best(row.data(), row.size(), ids.size(), ids.data());
+        },
+        "row"_a.noconvert(), "ids"_a.noconvert());
+    m.def(
+        "exp_sums",
+        [](const Row<T>& row, double most, double temperature, const std::string& isa,
+           OutDoubles sums) {
+            if (static_cast<int64_t>(sums.size()) * kExpBlock != round_up(row.size(), kExpBlock))
+                throw std::invalid_argument("sums has the wrong size");
+            const Kernels& chosen = kernels(isa);
+            nb::gil_scoped_release release;
+            exp_sums(chosen, row.data(), row.size(), most, temperature, sums.data());
+        },
+        "row"_a.noconvert(), "most"_a, "temperature"_a, "isa"_a, "sums"_a.noconvert());
+}
+
 using SharedPacked = std::shared_ptr<Packed>;
 
 RmsNormOp norm(const Floats& weight, float eps, int64_t width, SharedPacked layout, SlotFields x,
@@ -177,6 +206,9 @@ NB_MODULE(_native, m) {
     m.def("supported_isas", &supported_isas);
     m.attr("LOGITS") = Slot::kLogits;
     m.attr("LAYOUT_VERSION") = kLayoutVersion;
+    m.attr("EXP_BLOCK") = kExpBlock;
+    bind_sampling<float>(m);
+    bind_sampling<double>(m);
 
     nb::class_<Packed>(m, "Packed")
         .def(

@@ -53,5 +53,42 @@ void add(const float* a, const float* b, int64_t width, float* y) {
     }
 }
 
+namespace {
+
+constexpr int kDoubles = kWidth / 2;
+typedef double DoublePart __attribute__((vector_size(8 * kDoubles)));
+typedef int64_t LongPart __attribute__((vector_size(8 * kDoubles)));
+
+// For x <= 0, to about one unit in the last place; 0 below -708. NaN stays NaN.
+DoublePart exp(DoublePart x) {
+    const DoublePart low = DoublePart{} - 708.0;
+    const DoublePart c = x < low ? low : x;
+    // Adding 1.5 * 2^52 rounds to an integer, which is then in the low bits.
+    const DoublePart shifted = c * 0x1.71547652b82fep0 + 0x1.8p52;
+    const DoublePart n = shifted - 0x1.8p52;
+    const DoublePart r = (c - n * 0x1.62e42feep-1) - n * 0x1.a39ef35793c76p-33;
+    DoublePart p = DoublePart{} + 1.0 / 6227020800.0;
+    constexpr double kFactorials[] = {479001600.0, 39916800.0, 3628800.0, 362880.0, 40320.0,
+                                      5040.0,      720.0,      120.0,     24.0,     6.0,
+                                      2.0,         1.0,        1.0};
+    for (double factorial : kFactorials) p = p * r + 1.0 / factorial;
+    const DoublePart y = (DoublePart)((LongPart)p + ((LongPart)shifted << 52));
+    return x < low ? DoublePart{} : y;
+}
+
+}  // namespace
+
+double exp_sum(const double* x, double most, double temperature) {
+    DoublePart total = {};
+    for (int64_t i = 0; i < kExpBlock; i += kDoubles) {
+        DoublePart v;
+        memcpy(&v, x + i, sizeof v);
+        total += exp((v - most) / temperature);
+    }
+    double sum = 0.0;
+    for (int i = 0; i < kDoubles; ++i) sum += total[i];
+    return sum;
+}
+
 }  // namespace GALLEY_ISA
 }  // namespace galley

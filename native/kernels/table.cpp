@@ -24,6 +24,7 @@ const Kernels kKernels = {
     add,
     write_kv,
     attend,
+    exp_sum,
 };
 
 }  // namespace

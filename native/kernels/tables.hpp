@@ -18,6 +18,7 @@ void silu_mul(const float* a, const float* b, int64_t width, float* y);
 void add(const float* a, const float* b, int64_t width, float* y);
 void write_kv(const Cache&, const float* k, const float* v, int64_t block, int64_t slot);
 void attend(const Attend&);
+double exp_sum(const double* x, double most, double temperature);
 
 }  // namespace GALLEY_ISA
 }  // namespace galley

@@ -13,11 +13,28 @@ LOGITS: int
 Slot = tuple[int, int, int]
 """Offset in the arena of a one-row step, bytes from row to row, and bytes into each row."""
 
+EXP_BLOCK: int
+"""Elements that one of ``exp_sums`` adds up."""
+
 def supported_isas() -> list[str]:
     """Instruction sets of this CPU that there are kernels for, best first."""
 
 LAYOUT_VERSION: int
 """Goes up when the packed layout changes, or how weights are rounded."""
+
+def best(
+    row: npt.NDArray[np.float32] | npt.NDArray[np.float64], ids: npt.NDArray[np.int64]
+) -> None:
+    """Fill ``ids`` with those of the greatest, greatest first, equals by id."""
+
+def exp_sums(
+    row: npt.NDArray[np.float32] | npt.NDArray[np.float64],
+    most: float,
+    temperature: float,
+    isa: str,
+    sums: npt.NDArray[np.float64],
+) -> None:
+    """Fill ``sums`` with the sum of exp((x - most) / temperature) over each EXP_BLOCK elements."""
 
 class Packed:
     """A weight matrix in the layout of the kernels (``native/kernels.hpp``).

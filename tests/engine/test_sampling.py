@@ -22,8 +22,10 @@ from transformers import (
 )
 
 from galley import LLM, SamplingParams
-from galley.engine.sampler import TokenSampler, candidates, token_logprob, uniform
+from galley.engine.sampler import TokenSampler, candidates, token_logprob, truncates, uniform
 from galley.errors import RequestError
+from galley.ops import rows
+from galley.ops.rows import scaled
 from galley.types import SamplingDefaults
 from tests.checkpoints import VOCAB_SIZE
 from tests.conftest import CheckpointMaker
@@ -157,7 +159,10 @@ def test_candidates_are_those_of_transformers(
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     ).resolved(DEFAULTS)
-    ids, weights = candidates(logits.astype(np.float64), params)
+    if truncates(params, 50):
+        ids, weights = candidates(logits, float(logits.max()), params)
+    else:
+        ids, weights = np.arange(50), np.exp(scaled(logits, logits.max(), temperature))
     expected = reference(logits, params).numpy()
     got = np.zeros(50)
     got[ids] = weights / weights.sum()
@@ -317,3 +322,56 @@ def test_spellings_and_types_of_parameters() -> None:
         with pytest.raises(RequestError) as caught:
             SamplingParams(**{field: value})  # type: ignore[arg-type]
         assert caught.value.param == field
+
+
+def plainly(row: np.ndarray, params: SamplingParams, position: int) -> int:
+    """The same choice by sorting the whole vocabulary."""
+    assert params.seed is not None
+    assert params.temperature
+    scaled_row = (row.astype(np.float64) - row.max()) / params.temperature
+    ids = np.argsort(-row, kind="stable")
+    if params.min_p:
+        ids = ids[scaled_row[ids] >= math.log(params.min_p)]
+    if params.top_k and params.top_k <= len(ids) and params.top_k < len(row):
+        ids = ids[: params.top_k]
+    elif params.top_p == 1.0:
+        ids = np.sort(ids)
+    p = np.exp(scaled_row[ids])
+    if params.top_p is not None and params.top_p < 1.0:
+        keep = int(np.searchsorted(p.cumsum(), params.top_p * p.sum())) + 1
+        ids, p = ids[:keep], p[:keep]
+    drawn = uniform(params.seed, position) * p.cumsum()[-1]
+    return int(ids[min(int(np.searchsorted(p.cumsum(), drawn, side="right")), len(ids) - 1)])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    length=st.integers(2, 5000),
+    spread=st.floats(0.01, 8.0),
+    temperature=st.floats(0.05, 3.0),
+    top_k=st.sampled_from([0, 0, 1, 20, 63, 64, 65, 1000]),
+    top_p=st.sampled_from([1.0, 1.0, 0.3, 0.9, 0.999]),
+    min_p=st.sampled_from([0.0, 0.0, 0.001, 0.1]),
+)
+@pytest.mark.parametrize("native", [True, False])
+def test_the_choice_is_that_of_a_plain_sort(
+    native: bool,
+    seed: int,
+    length: int,
+    spread: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+) -> None:
+    row = np.random.default_rng(seed).normal(0, spread, length).astype(np.float32)
+    params = SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
+    ).resolved(DEFAULTS)
+    with pytest.MonkeyPatch.context() as patch:
+        if not native:
+            patch.setattr(rows, "_native", None)
+        for position in range(5):
+            token = TokenSampler(params, [1], [], ())(row, position)
+            assert token == plainly(row, params, position)

@@ -58,7 +58,7 @@ def run_chunks(executor: Executor, ids: list[int], chunks: list[int], first_bloc
                     tables=(table[: -(-end // BLOCK_TOKENS)],),
                     wanted=np.arange(count),
                 )
-            )
+            ).copy()
         )
         begin = end
     assert begin == len(ids)

@@ -36,7 +36,10 @@ def before_answers() -> npt.NDArray[np.bool_]:
 
 def logits_of(executor: Executor) -> Floats:
     return np.concatenate(
-        [executor.forward(ragged([(ids, len(ids))], first_block=1)) for ids, _ in conversations()]
+        [
+            executor.forward(ragged([(ids, len(ids))], first_block=1)).copy()
+            for ids, _ in conversations()
+        ]
     )
 
 

@@ -5,17 +5,15 @@ seed, with the token's absolute position as its counter. So the same seed gives 
 the batch, the chunking, the cache or a restart did.
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from galley.ops.executor import Logits
+from galley.ops.rows import EXP_BLOCK, Doubles, Ids, Row, best, exp_sums, scaled
 from galley.types import SamplingParams, TokenLogprob
-
-Row = npt.NDArray[np.float64]
-Ids = npt.NDArray[np.int64]
 
 
 def uniform(seed: int, position: int) -> float:
@@ -49,28 +47,30 @@ class TokenSampler:
             self._seen = np.unique(np.array([*prompt, *output], dtype=np.int64))
 
     @property
-    def is_pure_argmax(self) -> bool:
-        """No logit needs changing before the greatest is taken, now."""
+    def _leaves_logits_alone(self) -> bool:
+        """Nothing changes a logit before one is chosen, now."""
         p = self._params
-        untouched = not (p.logit_bias or self._penalised_output or self._seen is not None)
-        return p.temperature == 0.0 and untouched and self._generated >= p.min_tokens
+        penalises = self._penalised_output or self._seen is not None
+        return not (p.logit_bias or penalises) and self._generated >= p.min_tokens
 
     def __call__(self, logits: Logits, position: int) -> int | None:
         """The token at ``position`` given its logits [vocab]; None if they leave nothing to choose."""
-        if self.is_pure_argmax:
-            token = int(np.argmax(logits))
-            return token if np.isfinite(logits[token]) else None
-        row = self._adjust(logits.astype(np.float64))
+        params = self._params
+        row: Row = logits if self._leaves_logits_alone else self._adjust(logits.astype(np.float64))
+        if params.temperature == 0.0:
+            token = int(row.argmax())
+            return token if np.isfinite(row[token]) else None
+        most = float(row.max())
         # NaN anywhere is the maximum; minus infinity is it only if every token is excluded.
-        if not np.isfinite(row.max()):
+        if not math.isfinite(most):
             return None
-        if self._params.temperature == 0.0:
-            return int(np.argmax(row))
-        ids, probabilities = candidates(row, self._params)
-        cumulative = np.cumsum(probabilities)
-        drawn = uniform(self._seed, position) * cumulative[-1]
-        index = min(int(np.searchsorted(cumulative, drawn, side="right")), len(cumulative) - 1)
-        return int(ids[index])
+        share = uniform(self._seed, position)
+        if not truncates(params, len(row)):
+            assert params.temperature
+            return _draw_from_all(row, most, params.temperature, share)
+        ids, p = candidates(row, most, params)
+        cumulative = p.cumsum()
+        return int(ids[_place(cumulative, share * cumulative[-1])])
 
     def accept(self, token: int) -> None:
         """The token became part of the output."""
@@ -80,7 +80,7 @@ class TokenSampler:
         if self._seen is not None:
             self._seen = np.union1d(self._seen, [token])
 
-    def _adjust(self, row: Row) -> Row:
+    def _adjust(self, row: Doubles) -> Doubles:
         p = self._params
         if self._seen is not None and p.repetition_penalty is not None:
             seen = row[self._seen]
@@ -97,58 +97,94 @@ class TokenSampler:
         return row
 
 
-def candidates(row: Row, params: SamplingParams) -> tuple[Ids, Row]:
+def truncates(params: SamplingParams, vocab_size: int) -> bool:
+    """Whether any token may be left out."""
+    return bool(params.min_p or _top_k(params, vocab_size) or _top_p(params))
+
+
+def candidates(row: Row, most: float, params: SamplingParams) -> tuple[Ids, Doubles]:
     """(token ids, unnormalised probabilities) that temperature, min_p, top_k and top_p leave.
 
     Applied in that order, as transformers does apart from min_p, which here sees the whole
-    distribution. Without top_k and top_p the ids are in vocabulary order, else best first.
+    distribution. Best first, equals by id; in vocabulary order if min_p alone decided.
 
     Args:
-        row: [vocab], finite maximum.
+        row: [vocab].
+        most: its maximum, finite.
+        params: of which one truncates.
     """
     assert params.temperature
-    with np.errstate(over="ignore"):
-        scaled = (row - row.max()) / params.temperature
-    ids = np.arange(len(row))
-    if params.min_p:
-        ids = ids[scaled >= np.log(params.min_p)]
-    top_k = params.top_k if params.top_k and 0 < params.top_k < len(ids) else 0
-    top_p = params.top_p if params.top_p is not None and params.top_p < 1.0 else 0.0
-    if top_k:
-        ids = _best(scaled, ids, top_k)
-    p = np.exp(scaled[ids])
+    temperature, top_k, top_p = params.temperature, _top_k(params, len(row)), _top_p(params)
+
+    def log_p(ids: Ids) -> Doubles:
+        return scaled(row[ids], most, temperature)
+
+    if params.min_p or top_k:
+        floor = math.log(params.min_p) if params.min_p else -math.inf
+        ids = _leading(row, top_k or len(row), lambda ids: bool(log_p(ids[-1:])[0] < floor))
+        logs = log_p(ids)
+        kept = int((logs >= floor).sum())
+        ids, p = ids[:kept], np.exp(logs[:kept])
+        mass = top_p * float(p.sum())
+    else:
+        mass = top_p * float(exp_sums(row, most, temperature).sum())
+        ids = _leading(row, len(row), lambda ids: bool(np.exp(log_p(ids)).cumsum()[-1] >= mass))
+        p = np.exp(log_p(ids))
     if top_p:
-        return _nucleus(scaled, ids, top_p * p.sum())
-    return ids, p
+        # The token that crosses the mass is kept.
+        count = int(p.cumsum().searchsorted(mass, side="left")) + 1
+        return ids[:count], p[:count]
+    if len(ids) == top_k:
+        return ids, p
+    order = ids.argsort()
+    return ids[order], p[order]
 
 
-def _best(scaled: Row, ids: Ids, count: int) -> Ids:
-    """The ``count`` best of ``ids``, best first, equals by id. Sorts no more than it must."""
-    if count < len(ids):
-        ids = ids[np.argpartition(-scaled[ids], count - 1)[:count]]
-    return ids[np.lexsort((ids, -scaled[ids]))]
-
-
-def _nucleus(scaled: Row, ids: Ids, mass: float) -> tuple[Ids, Row]:
-    """The fewest best whose probabilities reach ``mass``; the token that crosses it is kept."""
+def _leading(row: Row, limit: int, enough: Callable[[Ids], bool]) -> Ids:
+    """The best ids, best first: as few as needed, roughly, and at most ``limit``."""
     count = 64
     while True:
-        best = _best(scaled, ids, count)
-        p = np.exp(scaled[best])
-        keep = int(np.searchsorted(np.cumsum(p), mass, side="left")) + 1
-        if keep <= len(best) or len(best) == len(ids):
-            return best[:keep], p[:keep]
+        ids = best(row, min(count, limit))
+        if len(ids) == limit or enough(ids):
+            return ids
         count *= 16
+
+
+def _draw_from_all(row: Row, most: float, temperature: float, share: float) -> int:
+    """A token of the whole vocabulary: first the block it is in, then its place there."""
+    blocks = exp_sums(row, most, temperature).cumsum()
+    drawn = share * blocks[-1]
+    block = _place(blocks, drawn)
+    begin = block * EXP_BLOCK
+    within = np.exp(scaled(row[begin : begin + EXP_BLOCK], most, temperature)).cumsum()
+    return begin + _place(within, drawn - (blocks[block - 1] if block else 0.0))
+
+
+def _place(cumulative: Doubles, drawn: float) -> int:
+    """The first entry above ``drawn``; if rounding leaves none, the last that added anything."""
+    index = int(cumulative.searchsorted(drawn, side="right"))
+    if index < len(cumulative):
+        return index
+    return int(cumulative.searchsorted(cumulative[-1], side="left"))
+
+
+def _top_k(params: SamplingParams, vocab_size: int) -> int:
+    """How many tokens may stay; 0: all."""
+    return params.top_k if params.top_k and 0 < params.top_k < vocab_size else 0
+
+
+def _top_p(params: SamplingParams) -> float:
+    """The share that must stay; 0: all."""
+    return params.top_p if params.top_p is not None and params.top_p < 1.0 else 0.0
 
 
 def token_logprob(logits: Logits, token: int, top: int) -> TokenLogprob:
     """Log-softmax of ``logits`` [vocab] at ``token``, and the ``top`` best alternatives."""
-    row = logits.astype(np.float64)
-    best = row.max()
-    norm = best + np.log(np.exp(row - best).sum())
-    if not top:
-        return TokenLogprob(token, float(row[token] - norm))
-    ids = _best(row, np.arange(len(row)), top)
+    most = float(logits.max())
+    norm = math.nan
+    if math.isfinite(most):
+        norm = most + math.log(exp_sums(logits, most, 1.0).sum())
+    ids = best(logits, top) if top else ()
     return TokenLogprob(
-        token, float(row[token] - norm), tuple((int(i), float(row[i] - norm)) for i in ids)
+        token, float(logits[token]) - norm, tuple((int(i), float(logits[i]) - norm) for i in ids)
     )

@@ -41,6 +41,7 @@ class CpuExecutor:
         matrices.keep()
         slots, arena_bytes = lowered.slots()
         self._vocab_size = program.vocab_size
+        self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
         self._native = _native.Program(
             choose_isa(os.environ), threads, _cpus(threads), arena_bytes, program.vocab_size
         )
@@ -73,7 +74,9 @@ class CpuExecutor:
         Raises:
             ValueError: the batch contradicts itself or names blocks that do not exist.
         """
-        logits = np.empty((len(batch.wanted), self._vocab_size), dtype=np.float32)
+        if len(self._logits) < len(batch.wanted):
+            self._logits = np.empty((len(batch.wanted), self._vocab_size), dtype=np.float32)
+        logits = self._logits[: len(batch.wanted)]
         table_starts = np.zeros(len(batch.tables) + 1, dtype=np.int64)
         np.cumsum([len(table) for table in batch.tables], out=table_starts[1:])
         self._native.forward(

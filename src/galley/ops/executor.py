@@ -59,7 +59,7 @@ class Executor(Protocol):
         ...
 
     def forward(self, batch: Batch) -> Logits:
-        """Float32 logits [wanted, vocab].
+        """Float32 logits [wanted, vocab], valid until the next call, which may write over them.
 
         In each layer all of the batch's keys and values are written before any are read: sequences may
         share blocks that the batch itself fills.
