@@ -1,4 +1,4 @@
-"""Child processes in which packages cannot be imported."""
+"""Child processes in which packages cannot be imported, or the engine is late."""
 
 import os
 from pathlib import Path
@@ -14,13 +14,27 @@ class Forbid:
 sys.meta_path.insert(0, Forbid())
 """
 
+_LATE = """
+import os, sys, time
+
+while "galley.service.worker" in sys.orig_argv and not os.path.exists({signal!r}):
+    time.sleep(0.01)
+"""
+
 
 def without(folder: Path, *names: str) -> dict[str, str]:
-    """Variables for a process, and its children, that lacks these modules.
+    """Variables for a process, and its children, that lacks these modules."""
+    return _at_start(folder, _FORBID.format(names=names))
 
-    Python runs ``sitecustomize`` at start; it is written to ``folder``.
-    """
-    (folder / "sitecustomize.py").write_text(_FORBID.format(names=names))
+
+def late_engine(folder: Path, signal: Path) -> dict[str, str]:
+    """Variables for a server whose engine does nothing before the file ``signal`` exists."""
+    return _at_start(folder, _LATE.format(signal=str(signal)))
+
+
+def _at_start(folder: Path, code: str) -> dict[str, str]:
+    """Python runs ``sitecustomize`` first, if it finds one."""
+    (folder / "sitecustomize.py").write_text(code)
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     }

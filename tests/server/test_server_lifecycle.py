@@ -16,6 +16,7 @@ import openai
 import psutil
 import pytest
 
+from tests.missing import late_engine
 from tests.server.conftest import CONTEXT
 from tests.server.serving import Server, events, until
 
@@ -48,8 +49,9 @@ def running(server: Server, count: int) -> bool:
 
 
 def test_health_answers_while_the_model_loads(model: Path, tmp_path: Path) -> None:
-    with Server(model, tmp_path / "log", wait=False, kv_cache_tokens=CONTEXT) as server:
-        # The first answers come long before the engine can be there.
+    go = tmp_path / "go"
+    log, environ = tmp_path / "log", late_engine(tmp_path, go)
+    with Server(model, log, wait=False, environ=environ, kv_cache_tokens=CONTEXT) as server:
         assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
         ready = httpx.get(f"{server.url}/ready")
         assert (ready.status_code, ready.json()) == (503, {"status": "starting"})
@@ -57,6 +59,7 @@ def test_health_answers_while_the_model_loads(model: Path, tmp_path: Path) -> No
         assert early.status_code == 503
         assert int(early.headers["retry-after"]) >= 1
         assert early.json()["error"]["code"] == "engine_not_ready"
+        go.touch()
         server.wait_for_log("is ready after")
         assert httpx.get(f"{server.url}/ready").json() == {"status": "ready"}
         phases = [name for name in server.metrics() if name.startswith("galley_startup_phase")]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from galley.errors import CheckpointError, ModelNotFound, RequestError, UnsupportedModel
+from galley.formats.json_file import read_json
 from galley.formats.safetensors import read_header, read_safetensors
 from galley.formats.weights import Weights
 from galley.types import SamplingDefaults, SamplingParams
@@ -126,19 +127,6 @@ def _shard_path(folder: Path, index: Path, name: str) -> Path:
     if Path(name).name != name or not name.endswith(".safetensors"):
         raise CheckpointError(f"names shard {name!r}", file=str(index), field="weight_map")
     return folder / name
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; CheckpointError if it is anything else."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CheckpointError(f"is not JSON: {error}", file=str(path)) from error
-    if not isinstance(content, dict):
-        raise CheckpointError("is not a JSON object", file=str(path))
-    return content
 
 
 def _token_ids(value: Any, *, file: str) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from galley.errors import GalleyError
 from galley.server.app import create_app
 from galley.server.auth import KeyRing, check_exposure
 from galley.server.served import ServedModel
+from galley.service.spawn import Spawned
 
 log = logging.getLogger("galley.server")
 
@@ -29,11 +30,15 @@ _FLUSH_SECONDS: Final = 1
 """How long connections may take to send what is left when no request is running any more."""
 
 
-def serve(settings: Settings) -> int:
+def serve(settings: Settings, spawned: Spawned | None = None) -> int:
     """Serve until a signal or a failed start ends it; blocks.
 
     The first SIGTERM or SIGINT drains: new requests get 503, running ones have
     ``settings.drain_seconds``. The second stops at once. The engine process ends in every case.
+
+    Args:
+        settings: all of them.
+        spawned: the engine's process, if it has been begun already.
 
     Returns:
         The exit code: 0 after a drain, 1 if the server could not start, 128 + n if a second signal n
@@ -59,17 +64,18 @@ def serve(settings: Settings) -> int:
         )
         return 1
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Run(settings, keys, listener).until_stopped())
+        served = ServedModel(settings, spawned)
+        return runner.run(_Run(served, keys, listener).until_stopped())
 
 
 class _Run:
     """One life of the server, from the first accepted connection to the last."""
 
-    def __init__(self, settings: Settings, keys: KeyRing, listener: socket.socket) -> None:
-        self._settings = settings
+    def __init__(self, served: ServedModel, keys: KeyRing, listener: socket.socket) -> None:
+        self._settings = served.settings
         self._listener = listener
-        self._url = _url(settings.host, listener)
-        self._served = ServedModel(settings)
+        self._url = _url(served.settings.host, listener)
+        self._served = served
         app = create_app(self._served, keys=keys)
         self._http = _Http(
             uvicorn.Config(

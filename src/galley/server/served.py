@@ -17,6 +17,7 @@ from galley.observe.metrics import Metrics
 from galley.server.errors import HTTPError
 from galley.server.lifecycle import RETRY_SECONDS, Lifecycle
 from galley.service.client import EngineClient, EngineState
+from galley.service.spawn import Spawned
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineStats, OnPhase
@@ -43,8 +44,10 @@ class ServedModel:
         name: the model's name in the API.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, spawned: Spawned | None = None) -> None:
+        """``spawned``: the engine's process, if it has been begun already."""
         self.settings = settings
+        self._spawned = spawned
         self.name = settings.served_model_name or _default_name(settings.model)
         self.lifecycle = Lifecycle(self._engine_state)
         self.metrics = Metrics(self._engine_stats)
@@ -67,16 +70,23 @@ class ServedModel:
         model, revision = self.settings.model, self.settings.revision
         folder = await _in_daemon_thread(lambda: resolve_model(model, revision=revision))
         phase_ended("resolve", time.monotonic() - began)
-        began = time.monotonic()
-        tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
-        template = ChatTemplate.load(folder)
-        phase_ended("text", time.monotonic() - began)
-        engine = await EngineClient.start(
+        engine = EngineClient(
             self.settings,
             str(folder),
             max_queue=self.settings.max_queue,
             on_phase=phase_ended,
+            spawned=self._spawned,
         )
+        engine.launch()
+        try:
+            began = time.monotonic()
+            tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
+            template = ChatTemplate.load(folder)
+            phase_ended("text", time.monotonic() - began)
+            await engine.ready()
+        except BaseException:
+            await engine.close()
+            raise
         self._backend = Backend(engine, tokenizer, template, created=int(time.time()))
 
     async def close(self) -> None:

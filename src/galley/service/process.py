@@ -1,11 +1,7 @@
 """One engine process and the socket to it, seen from the server's event loop."""
 
 import asyncio
-import os
-import socket
 import subprocess
-import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -20,6 +16,7 @@ from galley.service.frames import (
     decode_from_engine,
     encode,
 )
+from galley.service.spawn import Spawned, spawn
 
 _ERRORS = {"model": ModelError, "settings": SettingsError, "engine": EngineFailed}
 
@@ -39,22 +36,18 @@ class EngineProcess:
         self.frames_sent = -1  # the Start frame does not count
 
     @classmethod
-    async def spawn(cls, settings: EngineSettings, folder: str) -> "EngineProcess":
-        """Start a process that loads ``folder``; its first frames say how that goes."""
-        ours, theirs = socket.socketpair()
-        spawned_at = time.monotonic()
-        with theirs:
-            child = subprocess.Popen(  # noqa: ASYNC220 - fork and exec only, a few milliseconds
-                [sys.executable, "-m", "galley.service.worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno(),
-                # What the engine may know is in the Start frame; keys are not.
-                env={k: v for k, v in os.environ.items() if not k.startswith("GALLEY_API_KEY")},
-            )
-        reader, writer = await asyncio.open_connection(sock=ours)
-        process = cls(child, reader, writer)
-        process.send(Start(settings, folder, spawned_at))
+    async def start(
+        cls, settings: EngineSettings, folder: str, spawned: Spawned | None = None
+    ) -> "EngineProcess":
+        """Have a process load ``folder``; its first frames say how that goes.
+
+        Args:
+            spawned: the process, if it has been begun already.
+        """
+        spawned = spawned or spawn()
+        reader, writer = await asyncio.open_connection(sock=spawned.connection)
+        process = cls(spawned.child, reader, writer)
+        process.send(Start(settings, folder, spawned.at))
         return process
 
     @property

@@ -71,6 +71,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(format=LOG_FORMAT)
     connection = Connection(socket.socket(fileno=int(sys.argv[1])))
+    # Before the Start frame: the server is still busy with imports of its own.
+    from galley.engine import load  # noqa: F401
+
     start = connection.receive()
     if start is None:
         return

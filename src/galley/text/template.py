@@ -17,7 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from galley.errors import CheckpointError, RequestError
-from galley.formats.checkpoint import read_json
+from galley.formats.json_file import read_json
 from galley.text.tokenizer import CONFIG_FILE, AddedToken, Tokenizer, certainly_longer
 
 TEMPLATE_FILE: Final = "chat_template.jinja"

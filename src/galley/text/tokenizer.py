@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import decoders
 
 from galley.errors import CheckpointError, ContextExceeded, UnsupportedModel
-from galley.formats.checkpoint import read_json
+from galley.formats.json_file import read_json
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 CONFIG_FILE: Final = "tokenizer_config.json"
