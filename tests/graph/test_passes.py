@@ -1,6 +1,7 @@
 """Passes change what a program costs, and no bit of what it computes."""
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,13 +65,17 @@ def test_no_pass_changes_a_bit(variant: str, kind: Quantize, checkpoint: Checkpo
             assert np.array_equal(got.view(np.int32), expected.view(np.int32)), disabled
 
 
+def traced(folder: Path) -> Program:
+    return build_program(Checkpoint.open(folder).config)
+
+
 def counts(program: Program) -> Counter[str]:
     return Counter(op.name for op in program.ops)
 
 
 def test_what_each_pass_does_to_a_llama(checkpoint: CheckpointMaker) -> None:
     """Two layers: names and numbers of ops, written out."""
-    program = prepare_inputs(build_program(Checkpoint.open(checkpoint("llama")).config))
+    program = prepare_inputs(traced(checkpoint("llama")), "int8")
     assert counts(program)["linear"] == 15
     assert counts(program)["prepare"] == 9
     final = counts(run_passes(program))
@@ -90,7 +95,7 @@ def test_what_each_pass_does_to_a_llama(checkpoint: CheckpointMaker) -> None:
 
 
 def test_the_last_layer_computes_wanted_rows_alone(checkpoint: CheckpointMaker) -> None:
-    program = hoist_select_rows(build_program(Checkpoint.open(checkpoint("llama")).config))
+    program = hoist_select_rows(traced(checkpoint("llama")))
     names = [op.name for op in program.ops]
     attention = len(names) - 1 - names[::-1].index("attention")
     assert names[attention + 1 : attention + 3] == ["select_rows", "select_rows"]

@@ -9,8 +9,9 @@ from galley.config import Quantize
 from galley.formats.checkpoint import Checkpoint
 from galley.graph.passes import PASSES, run_passes
 from galley.graph.plan import Lifetime, least_arena, plan_arena
+from galley.graph.prepare import prepare_inputs
 from galley.models.registry import build_program
-from galley.ops.lowering import lower, traced_for
+from galley.ops.lowering import lower
 from galley.ops.packing import Matrices
 from tests.checkpoints import VARIANTS
 from tests.conftest import CheckpointMaker
@@ -48,6 +49,6 @@ def test_models_are_planned_as_tightly_as_liveness_allows(
     for variant in VARIANTS:
         opened = Checkpoint.open(checkpoint(variant))
         weights = opened.weights()
-        program = run_passes(traced_for(build_program(opened.config), kind), disabled)
+        program = run_passes(prepare_inputs(build_program(opened.config), kind), disabled)
         lifetimes = lower(program, weights, Matrices(weights, kind)).lifetimes()
         assert plan_arena(lifetimes).size == least_arena(lifetimes), variant

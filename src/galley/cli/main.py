@@ -9,6 +9,7 @@ import typer
 from galley import __version__
 from galley.cli.batch import batch
 from galley.cli.eval import eval_app
+from galley.cli.graph import graph
 from galley.cli.options import EPILOG
 from galley.cli.run import run
 from galley.cli.serve import serve
@@ -21,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (serve, run, batch):
+for command in (serve, run, batch, graph):
     app.command(epilog=EPILOG)(command)
 app.add_typer(eval_app, name="eval")
 

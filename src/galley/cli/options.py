@@ -73,7 +73,7 @@ def start_logging(settings: Settings) -> None:
 
 
 def with_flags(
-    settings: type[EngineSettings],
+    settings: type[EngineSettings] | tuple[str, ...],
     *,
     model: bool = False,
     extra: tuple[str, ...] = (),
@@ -83,7 +83,7 @@ def with_flags(
 
     Args:
         settings: whose fields; ``EngineSettings`` where there is no server (``--log-level`` is
-            added).
+            added). Or the names of those that the command heeds.
         model: whether the model is a flag; otherwise the command takes it as an argument.
         extra: further settings.
         sampling: add the sampling parameters, too.
@@ -124,10 +124,13 @@ def _on_command_line(context: typer.Context, name: str) -> bool:
 
 
 def _setting_options(
-    cls: type[EngineSettings], *, model: bool, extra: tuple[str, ...]
+    chosen: type[EngineSettings] | tuple[str, ...], *, model: bool, extra: tuple[str, ...]
 ) -> Iterator[inspect.Parameter]:
     kinds = setting_types(Settings)
-    wanted = {field.name for field in dataclasses.fields(cls)} | {"log_level", *extra}
+    if isinstance(chosen, tuple):
+        wanted = {*chosen, *extra}
+    else:
+        wanted = {field.name for field in dataclasses.fields(chosen)} | {"log_level", *extra}
     for field in dataclasses.fields(Settings):
         if field.name in wanted and (model or field.name != "model"):
             yield _option(

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,12 +35,7 @@ def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None
     clock = _Phases(phases, on_phase)
     executor_name, factory = choose_executor(settings.executor, settings.device)
     clock.end("import")
-    checkpoint = Checkpoint.open(folder)
-    program = build_program(checkpoint.config)
-    checkpoint.check_token_ids(program.vocab_size)
-    weights = checkpoint.weights()
-    program.check_weights(weights, folder=str(folder))
-    options = _executor_options(settings, program, checkpoint, weights)
+    checkpoint, program, weights, options = read_model(settings, folder)
     executor = factory(program, weights, options)
     clock.end("load")
     max_model_len = _max_model_len(settings, program)
@@ -70,6 +66,30 @@ def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None
         max_running=settings.running_limit,
         priority_steps=settings.priority_steps,
     )
+
+
+class Model(NamedTuple):
+    """All that an executor is made of. ``weights`` are views of the checkpoint's files."""
+
+    checkpoint: Checkpoint
+    program: Program
+    weights: Weights
+    options: ExecutorOptions
+
+
+def read_model(settings: EngineSettings, folder: Path) -> Model:
+    """Trace the model in ``folder`` and map its weights.
+
+    Raises:
+        ModelError: the checkpoint cannot be used.
+    """
+    checkpoint = Checkpoint.open(folder)
+    program = build_program(checkpoint.config)
+    checkpoint.check_token_ids(program.vocab_size)
+    weights = checkpoint.weights()
+    program.check_weights(weights, folder=str(folder))
+    options = _executor_options(settings, program, checkpoint, weights)
+    return Model(checkpoint, program, weights, options)
 
 
 class _Phases:

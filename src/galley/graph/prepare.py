@@ -3,8 +3,13 @@
 from galley.graph.program import Op, Program
 
 
-def prepare_inputs(program: Program) -> Program:
-    """A ``prepare`` in front of each linear layer; layers that read the same buffer share it."""
+def prepare_inputs(program: Program, kind: str) -> Program:
+    """A ``prepare`` in front of each linear layer; layers that read the same buffer share it.
+
+    ``kind`` is that of the weights; float32 needs none.
+    """
+    if kind == "float32":
+        return program
     ops: list[Op] = []
     prepared: dict[int, int] = {}
     widths = program.widths()

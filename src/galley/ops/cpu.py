@@ -10,9 +10,10 @@ from galley import _native
 from galley.errors import SettingsError
 from galley.formats.weights import Weights
 from galley.graph.passes import run_passes
+from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
 from galley.ops.executor import Batch, ExecutorOptions, Logits
-from galley.ops.lowering import lower, traced_for
+from galley.ops.lowering import Cost, lower
 from galley.ops.packing import Matrices
 from galley.ops.weight_cache import WeightCache
 
@@ -26,13 +27,16 @@ class CpuExecutor:
     ``bf16``, int8 with one scale a row for ``int8`` and ``int4``. Keys and values are kept in ``dtype``.
     """
 
+    cost: Cost
+    """Of the program as it runs, after the passes."""
+
     def __init__(self, program: Program, weights: Weights, options: ExecutorOptions) -> None:
         if options.device != "cpu":
             raise SettingsError(
                 f"device is {options.device!r}, but executor 'cpu' runs on 'cpu' alone"
             )
         threads = options.threads
-        program = run_passes(traced_for(program, options.quantize), options.disable_pass)
+        program = run_passes(prepare_inputs(program, options.quantize), options.disable_pass)
         cache = None
         if options.weight_cache is not None:
             cache = WeightCache(options.weight_cache, options.quantize)
@@ -40,10 +44,15 @@ class CpuExecutor:
         lowered = lower(program, weights, matrices)
         matrices.keep()
         slots, arena_bytes = lowered.slots()
+        self.cost = lowered.cost(arena_bytes)
         self._vocab_size = program.vocab_size
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
         self._native = _native.Program(
-            choose_isa(os.environ), threads, _cpus(threads), arena_bytes, program.vocab_size
+            choose_isa(os.environ),
+            threads,
+            _cpus(threads),
+            arena_bytes,
+            program.vocab_size,
         )
         for kv in program.kv:
             self._native.add_kv_layer(kv.kv_heads, kv.head_dim, options.dtype == "bfloat16")

@@ -8,7 +8,6 @@ import numpy as np
 from galley import _native
 from galley.formats.weights import Weights
 from galley.graph.plan import Lifetime, plan_arena
-from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Op, Program
 from galley.ops.packing import Matrices
 from galley.quant.weights import to_float32
@@ -44,6 +43,23 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Cost:
+    """Of computing one row.
+
+    Attributes:
+        steps: native calls.
+        weight_bytes: read of weights; of an embedding one row.
+        activation_bytes: read and written of buffers, keys and values in the cache not counted.
+        arena_bytes: memory that the buffers share.
+    """
+
+    steps: int
+    weight_bytes: int
+    activation_bytes: int
+    arena_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Lowered:
     """A program in native steps over buffers 0, 1, ...; the last one is the logits.
 
@@ -59,15 +75,16 @@ class Lowered:
         """The steps that do something."""
         return [step for step in self.steps if step.name != _VIEW]
 
-    @property
-    def weight_bytes(self) -> int:
-        """Read to compute one row."""
-        return sum(step.weight_bytes for step in self.calls)
-
-    @property
-    def activation_bytes(self) -> int:
-        """Read and written to compute one row, keys and values in the cache not counted."""
-        return sum(self.row_bytes[b] for step in self.calls for b in (*step.reads, *step.writes))
+    def cost(self, arena_bytes: int) -> Cost:
+        """For one row; ``arena_bytes`` as :meth:`slots` found."""
+        return Cost(
+            steps=len(self.calls),
+            weight_bytes=sum(step.weight_bytes for step in self.calls),
+            activation_bytes=sum(
+                self.row_bytes[b] for step in self.calls for b in (*step.reads, *step.writes)
+            ),
+            arena_bytes=arena_bytes,
+        )
 
     def slots(self) -> "tuple[list[_native.Slot], int]":
         """The slot of each buffer, and the bytes of the arena for one row."""
@@ -124,11 +141,6 @@ class Lowered:
 
 def _aligned(row_bytes: int) -> int:
     return -(-row_bytes // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
-
-
-def traced_for(program: Program, kind: str) -> Program:
-    """The program as it is before any pass, for weights of ``kind``."""
-    return program if kind == "float32" else prepare_inputs(program)
 
 
 def lower(program: Program, weights: Weights, matrices: Matrices) -> Lowered:

@@ -6,7 +6,7 @@ constants, because these programs hold none: weights enter ops as they are (a no
 into the matrix behind it would round differently), and all layers share one table of rotation angles.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeAlias
 
 from galley.errors import SettingsError
@@ -31,19 +31,8 @@ PASSES: Final[Mapping[str, Pass]] = {
 """Name -> pass, in the order they run."""
 
 
-def run_passes(program: Program, disabled: Collection[str] = ()) -> Program:
-    """The program after all passes but the ``disabled`` ones.
-
-    Raises:
-        SettingsError: a disabled pass does not exist.
-    """
-    for _, changed in stages(program, disabled):
-        program = changed
-    return program
-
-
-def stages(program: Program, disabled: Collection[str] = ()) -> Iterator[tuple[str, Program]]:
-    """The name of each pass that is not ``disabled``, with the program after it.
+def enabled_passes(disabled: Collection[str]) -> dict[str, Pass]:
+    """All but the ``disabled`` ones.
 
     Raises:
         SettingsError: a disabled pass does not exist.
@@ -51,7 +40,11 @@ def stages(program: Program, disabled: Collection[str] = ()) -> Iterator[tuple[s
     for name in disabled:
         if name not in PASSES:
             raise SettingsError(f"disable_pass: {name!r} is no pass; passes: {', '.join(PASSES)}")
-    for name, run in PASSES.items():
-        if name not in disabled:
-            program = run(program)
-            yield name, program
+    return {name: run for name, run in PASSES.items() if name not in disabled}
+
+
+def run_passes(program: Program, disabled: Collection[str] = ()) -> Program:
+    """The program after all passes but the ``disabled`` ones. Raises as :func:`enabled_passes`."""
+    for run in enabled_passes(disabled).values():
+        program = run(program)
+    return program

@@ -1,0 +1,123 @@
+"""``galley graph``: a model's program before and after each pass, with what each is worth."""
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+
+import typer
+
+from galley.cli.options import MODEL_HELP, Flags, with_flags
+from galley.errors import SettingsError
+
+if TYPE_CHECKING:
+    from galley.engine.stages import Stage
+
+
+@with_flags(("revision", "dtype", "quantize", "threads", "disable_pass"))
+def graph(
+    flags: Flags,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = None,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="decoding steps timed for each row; the median is shown")
+    ] = 50,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="write table and picture to FILE"),
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="write the picture to FILE")
+    ] = None,
+) -> None:
+    """Show what each pass over the model's program gains.
+
+    A row is the program after a pass: its ops, the bytes of weights read and of buffers read and written
+    for one token, the memory that the buffers share, and the time of a decoding step with one row. The
+    picture is the program as the native executor runs it.
+    """
+    settings = flags.settings(model=model)
+    for option, file in (("--html", html), ("--svg", svg)):
+        if file is not None and not file.parent.is_dir():
+            raise SettingsError(f"{option} {file}: the folder {file.parent} does not exist")
+    from galley.engine.load import read_model
+    from galley.formats.source import resolve_model
+    from galley.ops.executor import executor_factory
+
+    executor_factory("cpu")  # says what is missing, where the imports below would just fail
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
+
+    from galley.engine.stages import measure_eager, measure_stages, stage_names
+    from galley.graph.picture import draw_svg
+
+    read = read_model(settings, resolve_model(settings.model, revision=settings.revision))
+    columns = [*Progress.get_default_columns(), MofNCompleteColumn()]
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task("measuring", total=1 + len(stage_names(read)))
+        eager = measure_eager(read, repeats=repeats)
+        progress.advance(bar)
+        stages = []
+        for stage in measure_stages(read, repeats=repeats):
+            stages.append(stage)
+            progress.advance(bar)
+    rows = _rows(stages, eager, len(read.program.ops))
+    _print_table(rows)
+    picture = draw_svg(stages[-1].program)
+    if svg is not None:
+        svg.write_text(picture, encoding="utf-8")
+    if html is not None:
+        html.write_text(_page(rows, picture, title=settings.model), encoding="utf-8")
+
+
+HEADER: Final = ("after pass", "ops", "weights MB", "buffers kB", "arena kB", "step ms", "faster")
+Row: TypeAlias = tuple[str, ...]
+
+
+def _rows(stages: "Sequence[Stage]", eager: float | None, ops: int) -> list[Row]:
+    """As text. ``eager``: seconds of a step on the reference executor, ``ops`` of them; None without."""
+    first = stages[0].seconds if eager is None else eager
+    rows: list[Row] = []
+    if eager is not None:
+        rows.append(("(reference)", str(ops), "", "", "", f"{1e3 * eager:.3f}", "1.00x"))
+    for stage in stages:
+        figures = (
+            str(stage.cost.steps),
+            f"{stage.cost.weight_bytes / 1e6:.2f}",
+            f"{stage.cost.activation_bytes / 1e3:.1f}",
+            f"{stage.cost.arena_bytes / 1e3:.1f}",
+            f"{1e3 * stage.seconds:.3f}",
+            f"{first / stage.seconds:,.2f}x",
+        )
+        rows.append((stage.name or "(as traced)", *figures))
+    return rows
+
+
+def _print_table(rows: Sequence[Row]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for i, name in enumerate(HEADER):
+        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _page(rows: Sequence[Row], picture: str, *, title: str) -> str:
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
+            "<style>body { font-family: sans-serif } td, th { padding: 0.2em 0.8em; "
+            "text-align: right } td:first-child { text-align: left }</style></head><body>",
+            f"<h1>{escape(title or 'the bundled model')}</h1><table>",
+            line(HEADER, "th"),
+            *(line(row, "td") for row in rows),
+            f"</table>\n{picture}\n</body></html>\n",
+        ]
+    )

@@ -1,0 +1,115 @@
+"""What each pass over a program is worth: its cost by count, and its time by measurement."""
+
+import dataclasses
+import gc
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from galley.engine.load import Model
+from galley.errors import SettingsError
+from galley.graph.passes import PASSES, enabled_passes
+from galley.graph.prepare import prepare_inputs
+from galley.graph.program import Program
+from galley.ops.cpu import CpuExecutor
+from galley.ops.executor import Batch, Executor, Ints, executor_factory
+from galley.ops.lowering import Cost
+from galley.types import BLOCK_TOKENS
+
+CONTEXT: Final = 64
+"""Tokens in front of the one whose step is measured."""
+_WARM_UPS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A program on its way through the passes.
+
+    Attributes:
+        name: of the pass that was run last; "" before the first.
+        program: after that pass.
+        cost: of one row of it.
+        seconds: median of a decoding step with one row.
+    """
+
+    name: str
+    program: Program
+    cost: Cost
+    seconds: float
+
+
+def stage_names(model: Model) -> list[str]:
+    """Of what :func:`measure_stages` yields, in order.
+
+    Raises:
+        SettingsError: a disabled pass does not exist.
+    """
+    return ["", *enabled_passes(model.options.disable_pass)]
+
+
+def measure_stages(model: Model, *, repeats: int) -> Iterator[Stage]:
+    """The traced program, then after each pass that is not disabled; each built and timed anew.
+
+    A pass that changes nothing takes over the figures of the stage before it. The cache of packed
+    weights is left alone: stages merge other layers than are served. Raises as :func:`stage_names`.
+    """
+    disabled, names = model.options.disable_pass, stage_names(model)
+    program = prepare_inputs(model.program, model.options.quantize)
+    stage: Stage | None = None
+    for i, name in enumerate(names):
+        program = PASSES[name](program) if name else program
+        if stage is not None and program == stage.program:
+            stage = dataclasses.replace(stage, name=name)
+        else:
+            left_out = (*disabled, *names[i + 1 :])
+            options = dataclasses.replace(model.options, disable_pass=left_out, weight_cache=None)
+            executor = CpuExecutor(model.program, model.weights, options)
+            stage = Stage(name, program, executor.cost, _step_seconds(executor, model, repeats))
+            del executor
+        yield stage
+
+
+def measure_eager(model: Model, *, repeats: int) -> float | None:
+    """Seconds of the same step on the reference executor, op by op; None where torch is missing."""
+    try:
+        factory = executor_factory("reference")
+    except SettingsError:
+        return None
+    options = dataclasses.replace(model.options, disable_pass=())
+    if options.quantize == "float32":
+        options = dataclasses.replace(options, dtype="float32")
+    seconds = _step_seconds(factory(model.program, model.weights, options), model, repeats)
+    # The executor's table of its own methods is a cycle that would keep its weights.
+    gc.collect()
+    return seconds
+
+
+def _step_seconds(executor: Executor, model: Model, repeats: int) -> float:
+    """Median over ``repeats`` decoding steps behind the same context."""
+    context = min(CONTEXT, model.program.max_positions - 1)
+    blocks = context // BLOCK_TOKENS + 1
+    executor.allocate_kv(blocks)
+    tokens = np.arange(context + 1) % model.program.vocab_size
+    executor.forward(_batch(tokens[:-1], first=0, blocks=blocks))
+    step = _batch(tokens[-1:], first=context, blocks=blocks)
+    seconds = []
+    for _ in range(_WARM_UPS + repeats):
+        begin = time.perf_counter()
+        executor.forward(step)
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds[_WARM_UPS:])
+
+
+def _batch(tokens: Ints, *, first: int, blocks: int) -> Batch:
+    """One sequence's tokens from position ``first`` on; the last row is wanted."""
+    return Batch(
+        tokens=tokens,
+        positions=np.arange(first, first + len(tokens)),
+        starts=np.array([0, len(tokens)]),
+        tables=(np.arange(blocks),),
+        wanted=np.array([len(tokens) - 1]),
+    )

@@ -1,0 +1,65 @@
+"""galley graph on the bundled model, as a process."""
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from galley.graph.passes import PASSES
+
+from .command import galley
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def table(output: str) -> dict[str, list[str]]:
+    """First column -> the others."""
+    rows = [line.split("  ") for line in output.splitlines() if line.strip()]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    return {row[0]: row[1:] for row in cells}
+
+
+def test_the_table_has_a_row_for_each_pass_and_the_files_a_picture(tmp_path: Path) -> None:
+    html, svg = tmp_path / "graph.html", tmp_path / "graph.svg"
+    done = galley(
+        *("graph", "--quantize", "int4", "--threads", "1", "--repeats", "1"),
+        *("--html", html, "--svg", svg),
+    )
+    assert done.returncode == 0, done.stderr
+    rows = table(done.stdout)
+    assert [name for name in rows if name in PASSES] == list(PASSES)
+    before, after = rows["(as traced)"], rows["drop-dead"]
+    assert int(after[0]) < int(before[0]), "ops"
+    assert float(after[1]) == pytest.approx(float(before[1]), rel=0.01), "the same weights"
+    assert float(after[2]) < float(before[2]), "bytes of buffers"
+    assert all(float(row[4]) > 0 for name, row in rows.items() if name in PASSES)
+    assert int(rows["(reference)"][0]) < int(before[0]), "the traced program shows no rounding"
+
+    picture = ElementTree.parse(svg).getroot()
+    assert len(picture.findall(f"{SVG}g")) == int(after[0])
+    page = html.read_text(encoding="utf-8")
+    assert svg.read_text(encoding="utf-8") in page
+    assert all(name in page for name in PASSES)
+
+
+def test_passes_that_are_left_out_have_no_row() -> None:
+    done = galley(
+        *("graph", "--threads", "1", "--repeats", "1"),
+        *("--disable-pass", "merge-linears", "--disable-pass", "fuse-add-norm"),
+    )
+    rows = table(done.stdout)
+    assert set(PASSES) - set(rows) == {"merge-linears", "fuse-add-norm"}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--disable-pass", "melt"], "'melt' is no pass; passes: hoist-select-rows"),
+        (["--svg", "nowhere/graph.svg"], "nowhere does not exist"),
+        (["--max-running", "3"], "No such option"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_the_work(args: list[str], message: str) -> None:
+    done = galley("graph", *args)
+    assert done.returncode == 2
+    assert message in done.stderr
