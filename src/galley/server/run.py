@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Final
 
 import uvicorn
-import uvloop
 
 from galley import __version__
 from galley.config import LOG_FORMAT, LOOPBACK_HOSTS, Settings
@@ -63,7 +62,7 @@ def serve(settings: Settings, spawned: Spawned | None = None) -> int:
             "choose another --host or --port (0 picks a free one)"
         )
         return 1
-    with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with listener, asyncio.Runner() as runner:
         served = ServedModel(settings, spawned)
         return runner.run(_Run(served, keys, listener).until_stopped())
 
