@@ -103,6 +103,12 @@ struct Kernels {
     void (*attend)(const Attend&);
     // Sum of exp((x - most) / temperature) over x[kExpBlock], none of which is above `most`.
     double (*exp_sum)(const double* x, double most, double temperature);
+    // Nothing but products in registers, for measuring; they return the operations done.
+    int64_t (*multiply_int8)(int64_t steps);
+    int64_t (*multiply_bf16)(int64_t steps);
+    int64_t (*multiply_f32)(int64_t steps);
+    // Nothing but loads; `bytes` is a multiple of 256.
+    void (*read)(const uint8_t* data, int64_t bytes);
 };
 
 // How many blocks of outputs one unit of work of `linear` has.

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "isa.hpp"
+#include "machine.hpp"
 #include "packed.hpp"
 #include "program.hpp"
 #include "sampling.hpp"
@@ -198,6 +199,23 @@ void bind_ops(nb::class_<Program>& cls) {
     });
 }
 
+std::vector<double> bind_read_rates(const std::string& isa, int threads,
+                                    const std::vector<int>& cpus, int64_t bytes, bool huge,
+                                    int repeats) {
+    nb::gil_scoped_release release;
+    Pool pool(threads, cpus);
+    return read_rates(kernels(isa), pool, bytes, huge, repeats);
+}
+
+std::vector<double> bind_multiply_rates(const std::string& isa, int threads,
+                                        const std::vector<int>& cpus, const std::string& kind,
+                                        double seconds, int repeats) {
+    const Kind of = kind_named(kind);
+    nb::gil_scoped_release release;
+    Pool pool(threads, cpus);
+    return multiply_rates(kernels(isa), pool, of, seconds, repeats);
+}
+
 }  // namespace
 }  // namespace galley
 
@@ -209,6 +227,10 @@ NB_MODULE(_native, m) {
     m.attr("EXP_BLOCK") = kExpBlock;
     bind_sampling<float>(m);
     bind_sampling<double>(m);
+    m.def("read_rates", &bind_read_rates, "isa"_a, "threads"_a, "cpus"_a, "bytes"_a, "huge"_a,
+          "repeats"_a);
+    m.def("multiply_rates", &bind_multiply_rates, "isa"_a, "threads"_a, "cpus"_a, "kind"_a,
+          "seconds"_a, "repeats"_a);
 
     nb::class_<Packed>(m, "Packed")
         .def(

@@ -1,4 +1,5 @@
 // Linear layers with float and bfloat16 weights.
+#include "dots.hpp"
 #include "tile.hpp"
 
 namespace galley {
@@ -36,42 +37,6 @@ struct TileF32 {
             finish(l, row + r, block + b, acc[r][b]);
     }
 };
-
-#if defined(__AVX512BF16__)
-struct Pairs {
-    __m512bh v;
-};
-GALLEY_INLINE Pairs load_pairs(const uint16_t* w) { return {(__m512bh)_mm512_loadu_si512(w)}; }
-GALLEY_INLINE Pairs splat_pair(const uint16_t* x) {
-    int32_t pair;
-    memcpy(&pair, x, sizeof pair);
-    return {(__m512bh)_mm512_set1_epi32(pair)};
-}
-GALLEY_INLINE Floats dot_pairs(Floats acc, Pairs x, Pairs w) {
-    acc.p[0] = _mm512_dpbf16_ps(acc.p[0], x.v, w.v);
-    return acc;
-}
-#else
-struct Pairs {
-    Floats even, odd;
-};
-GALLEY_INLINE Pairs load_pairs(const uint16_t* w) {
-    Pairs r;
-    Ints both;
-    memcpy(&both, w, sizeof both);
-    GALLEY_PARTS {
-        r.even.p[i] = (FloatPart)((UintPart)both.p[i] << 16);
-        r.odd.p[i] = (FloatPart)((UintPart)both.p[i] & 0xffff0000u);
-    }
-    return r;
-}
-GALLEY_INLINE Pairs splat_pair(const uint16_t* x) {
-    return {splat(from_bf16(x[0])), splat(from_bf16(x[1]))};
-}
-GALLEY_INLINE Floats dot_pairs(Floats acc, Pairs x, Pairs w) {
-    return fma(x.odd, w.odd, fma(x.even, w.even, acc));
-}
-#endif
 
 template <int R, int B>
 struct TileBF16 {

@@ -1,4 +1,5 @@
 // Linear layers with int8 and int4 weights and int8 activations, summed exactly within a group.
+#include "dots.hpp"
 #include "tile.hpp"
 
 namespace galley {
@@ -9,53 +10,6 @@ constexpr int kMaxRows = kWidth == 16 ? 8 : 4;
 constexpr int kWide = kWidth == 16 ? 4 : 2;
 constexpr int kNarrow = kWidth == 16 ? 2 : 1;
 constexpr int kWideRows = kWidth == 16 ? 5 : 2;
-
-GALLEY_INLINE int32_t load_four(const uint8_t* x) {
-    int32_t four;
-    memcpy(&four, x, sizeof four);
-    return four;
-}
-
-// acc[lane] += sum over j < 4 of w[4 * lane + j] * x[j], w unsigned and below 16, x signed.
-GALLEY_INLINE Ints dot_nibbles(Ints acc, Bytes w, int32_t x) {
-#if defined(__AVX512VNNI__)
-    acc.p[0] =
-        (IntPart)_mm512_dpbusd_epi32((__m512i)acc.p[0], (__m512i)w.p[0], _mm512_set1_epi32(x));
-#elif defined(__AVX2__)
-    GALLEY_PARTS {
-        const __m256i pairs = _mm256_maddubs_epi16((__m256i)w.p[i], _mm256_set1_epi32(x));
-        acc.p[i] += (IntPart)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    }
-#else
-    uint8_t bytes[4 * kLanes];
-    int32_t sums[kLanes];
-    memcpy(bytes, &w, sizeof bytes);
-    memcpy(sums, &acc, sizeof sums);
-    for (int lane = 0; lane < kLanes; ++lane)
-        for (int j = 0; j < 4; ++j)
-            sums[lane] += bytes[4 * lane + j] * static_cast<int8_t>(x >> 8 * j);
-    memcpy(&acc, sums, sizeof acc);
-#endif
-    return acc;
-}
-
-// The same with w any byte. AVX2's product would saturate: it takes |w - 128| and x with its sign,
-// so its sum is that of signed weights already.
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
-constexpr int32_t kInt8Offset = 0;
-GALLEY_INLINE Ints dot_bytes(Ints acc, Bytes w, int32_t x) {
-    GALLEY_PARTS {
-        const __m256i s = _mm256_xor_si256((__m256i)w.p[i], _mm256_set1_epi8(-128));
-        const __m256i pairs =
-            _mm256_maddubs_epi16(_mm256_abs_epi8(s), _mm256_sign_epi8(_mm256_set1_epi32(x), s));
-        acc.p[i] += (IntPart)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    }
-    return acc;
-}
-#else
-constexpr int32_t kInt8Offset = 128;
-GALLEY_INLINE Ints dot_bytes(Ints acc, Bytes w, int32_t x) { return dot_nibbles(acc, w, x); }
-#endif
 
 struct Int8 {
     static constexpr int64_t kStep = 4;  // k a register of weights holds

@@ -25,6 +25,10 @@ const Kernels kKernels = {
     write_kv,
     attend,
     exp_sum,
+    multiply_int8,
+    multiply_bf16,
+    multiply_f32,
+    read,
 };
 
 }  // namespace

@@ -19,6 +19,10 @@ void add(const float* a, const float* b, int64_t width, float* y);
 void write_kv(const Cache&, const float* k, const float* v, int64_t block, int64_t slot);
 void attend(const Attend&);
 double exp_sum(const double* x, double most, double temperature);
+int64_t multiply_int8(int64_t steps);
+int64_t multiply_bf16(int64_t steps);
+int64_t multiply_f32(int64_t steps);
+void read(const uint8_t* data, int64_t bytes);
 
 }  // namespace GALLEY_ISA
 }  // namespace galley

@@ -36,6 +36,16 @@ def exp_sums(
 ) -> None:
     """Fill ``sums`` with the sum of exp((x - most) / temperature) over each EXP_BLOCK elements."""
 
+def read_rates(
+    isa: str, threads: int, cpus: list[int], bytes: int, huge: bool, repeats: int
+) -> list[float]:
+    """Bytes a second that all threads read from memory, once for each repeat."""
+
+def multiply_rates(
+    isa: str, threads: int, cpus: list[int], kind: str, seconds: float, repeats: int
+) -> list[float]:
+    """Operations a second of the linear kernels' products in registers, once for each repeat."""
+
 class Packed:
     """A weight matrix in the layout of the kernels (``native/kernels.hpp``).
 

@@ -268,6 +268,23 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     preemptions: int = 0
+    forward_seconds: float = 0.0
+
+
+class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step of a model reads and computes, apart from attention's own arithmetic.
+
+    Attributes:
+        weight_bytes: read by every step, in the executor's layout.
+        kv_bytes_per_token: keys and values that are read for each token of a sequence's context.
+        row_operations: of linear layers for each token; a product and its addition are two.
+        logit_operations: the same for each token whose logits are wanted, on top.
+    """
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+    row_operations: int
+    logit_operations: int
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,6 +301,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_tokens: int
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
+    costs: StepCosts
     phases: dict[str, float] = {}
 
     @property

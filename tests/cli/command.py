@@ -14,7 +14,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def galley(
-    *args: str | Path,
+    *args: str | int | Path,
     cwd: Path | None = None,
     stdin: str = "",
     timeout: float = 120,

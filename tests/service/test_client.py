@@ -15,7 +15,7 @@ from galley.config import EngineSettings, Settings
 from galley.errors import EngineNotReady, ModelError, QueueFull, RequestError, SettingsError
 from galley.service.client import EngineClient, OutputStream
 from galley.service.requests import choice_seed, expand
-from galley.types import EngineRequest, ModelInfo, Output, SamplingDefaults
+from galley.types import EngineRequest, ModelInfo, Output, SamplingDefaults, StepCosts
 from tests.conftest import CheckpointMaker
 
 INFO = ModelInfo(
@@ -30,6 +30,7 @@ INFO = ModelInfo(
     kv_cache_tokens=48,
     eos_token_ids=(0,),
     defaults=SamplingDefaults(temperature=0.6, top_k=20),
+    costs=StepCosts(weight_bytes=1, kv_bytes_per_token=1, row_operations=1, logit_operations=1),
 )
 
 

@@ -99,6 +99,7 @@ class Engine:
             prefix_query_tokens=self._kv.queried_tokens,
             prefix_hit_tokens=self._kv.hit_tokens,
             preemptions=self._scheduler.preemptions,
+            forward_seconds=self._executor.forward_seconds,
         )
 
     def _account(self, plan: list[Work]) -> None:

@@ -56,6 +56,7 @@ def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None
         kv_cache_tokens=blocks * BLOCK_TOKENS,
         eos_token_ids=checkpoint.eos_token_ids,
         defaults=checkpoint.defaults,
+        costs=executor.step_costs(),
         phases=phases,
     )
     return Engine(

@@ -136,6 +136,18 @@ class Program:
             renumbered.append(dataclasses.replace(op, inputs=inputs, outputs=outputs))
         return dataclasses.replace(self, ops=tuple(renumbered))
 
+    def operations(self) -> tuple[int, int]:
+        """Of linear layers, for each row and for each wanted row; a product and its addition are two."""
+        rows = wanted = 0
+        selected = False
+        for op in self.ops:
+            selected |= op.name == "select_rows"
+            for name in op.weights["weight"] if op.name == "linear" else ():
+                outputs, depth = self.shapes[name]
+                rows += 0 if selected else 2 * outputs * depth
+                wanted += 2 * outputs * depth if selected else 0
+        return rows, wanted
+
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values over all layers for one token."""
         return sum(2 * kv.kv_heads * kv.head_dim * element_bytes for kv in self.kv)

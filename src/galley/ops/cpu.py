@@ -1,6 +1,7 @@
 """The native executor: a whole program in one call of ``galley._native``. No GIL, no torch."""
 
 import os
+import time
 from collections.abc import Mapping
 from typing import Final
 
@@ -16,6 +17,7 @@ from galley.ops.executor import Batch, ExecutorOptions, Logits
 from galley.ops.lowering import Cost, lower
 from galley.ops.packing import Matrices
 from galley.ops.weight_cache import WeightCache
+from galley.types import BLOCK_TOKENS, StepCosts
 
 ISA_VARIABLE: Final = "GALLEY_CPU_ISA"
 
@@ -47,12 +49,10 @@ class CpuExecutor:
         self.cost = lowered.cost(arena_bytes)
         self._vocab_size = program.vocab_size
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
+        self._operations = program.operations()
+        self.forward_seconds = 0.0
         self._native = _native.Program(
-            choose_isa(os.environ),
-            threads,
-            _cpus(threads),
-            arena_bytes,
-            program.vocab_size,
+            choose_isa(os.environ), threads, cpus_to_pin(threads), arena_bytes, program.vocab_size
         )
         for kv in program.kv:
             self._native.add_kv_layer(kv.kv_heads, kv.head_dim, options.dtype == "bfloat16")
@@ -64,6 +64,15 @@ class CpuExecutor:
     def isa(self) -> str:
         """Which set of kernels runs."""
         return self._native.isa
+
+    def step_costs(self) -> StepCosts:
+        """See :meth:`galley.ops.executor.Executor.step_costs`."""
+        return StepCosts(
+            weight_bytes=self.cost.weight_bytes,
+            kv_bytes_per_token=self.kv_bytes_per_block() // BLOCK_TOKENS,
+            row_operations=self._operations[0],
+            logit_operations=self._operations[1],
+        )
 
     def kv_bytes_per_block(self) -> int:
         """Bytes over all layers, padding included."""
@@ -88,15 +97,18 @@ class CpuExecutor:
         logits = self._logits[: len(batch.wanted)]
         table_starts = np.zeros(len(batch.tables) + 1, dtype=np.int64)
         np.cumsum([len(table) for table in batch.tables], out=table_starts[1:])
+        tables = np.concatenate(batch.tables)
+        began = time.perf_counter()
         self._native.forward(
             batch.tokens,
             batch.positions,
             batch.starts,
-            np.concatenate(batch.tables),
+            tables,
             table_starts,
             batch.wanted,
             logits,
         )
+        self.forward_seconds += time.perf_counter() - began
         return logits
 
 
@@ -116,7 +128,7 @@ def choose_isa(environ: Mapping[str, str]) -> str:
     return wanted
 
 
-def _cpus(threads: int) -> list[int]:
+def cpus_to_pin(threads: int) -> list[int]:
     """Where to pin the threads: nowhere if there are more cores, which another process may want."""
     cpus = sorted(os.sched_getaffinity(0))
     return cpus if len(cpus) == threads else []

@@ -13,6 +13,7 @@ from galley.errors import SettingsError
 from galley.formats.checkpoint import Checkpoint
 from galley.formats.weights import Weights
 from galley.graph.program import Program
+from galley.types import StepCosts
 
 log = logging.getLogger("galley.ops")
 
@@ -45,6 +46,15 @@ class Batch:
 
 class Executor(Protocol):
     """Rows are independent: a row's logits have the same bits whatever else is in the batch."""
+
+    @property
+    def forward_seconds(self) -> float:
+        """Spent computing so far, in all calls of :meth:`forward`; the rest of a step is Python's."""
+        ...
+
+    def step_costs(self) -> StepCosts:
+        """What a step reads and computes."""
+        ...
 
     def kv_bytes_per_block(self) -> int:
         """Bytes of keys and values, over all layers, of one block of BLOCK_TOKENS tokens."""

@@ -9,6 +9,7 @@ other slots hold (other sequences' rows, or zeros) cannot matter. Attention goes
 fixed size, from key 0 up; a chunk that is fully masked for a row changes none of its bits.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -23,7 +24,7 @@ from galley.graph.program import Op, Program
 from galley.ops.executor import Batch, ExecutorOptions, Ints, Logits
 from galley.quant.rtn import quantise_int4, quantise_int8
 from galley.quant.weights import Quantise, dequantise
-from galley.types import BLOCK_TOKENS
+from galley.types import BLOCK_TOKENS, StepCosts
 
 TILE: Final = BLOCK_TOKENS
 KEY_CHUNK: Final = 256
@@ -113,6 +114,7 @@ class ReferenceExecutor:
         torch.set_num_threads(options.threads)
         self._weights = {name: self._load(weights[name]) for name in program.shapes}
         self._last_use = {b: i for i, op in enumerate(program.ops) for b in op.inputs}
+        self.forward_seconds = 0.0
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
         self._kernels: Mapping[str, Callable[[Op, Step, list[Tiles]], Tiles]] = {
@@ -137,6 +139,18 @@ class ReferenceExecutor:
             values = values.to(torch.bfloat16)
         return values.to(self._device, self._dtype).contiguous()
 
+    def step_costs(self) -> StepCosts:
+        """See :meth:`galley.ops.executor.Executor.step_costs`."""
+        linear = [op for op in self._program.ops if op.name == "linear"]
+        names = {name for op in linear for name in op.weights["weight"]}
+        row_operations, logit_operations = self._program.operations()
+        return StepCosts(
+            weight_bytes=sum(self._weights[name].nbytes for name in names),
+            kv_bytes_per_token=self.kv_bytes_per_block() // BLOCK_TOKENS,
+            row_operations=row_operations,
+            logit_operations=logit_operations,
+        )
+
     def kv_bytes_per_block(self) -> int:
         """Bytes over all layers."""
         return BLOCK_TOKENS * self._program.kv_bytes_per_token(self._dtype.itemsize)
@@ -155,9 +169,15 @@ class ReferenceExecutor:
             self._keys.append(torch.zeros(shape, dtype=self._dtype, device=self._device))
             self._values.append(torch.zeros(shape, dtype=self._dtype, device=self._device))
 
-    @torch.inference_mode()
     def forward(self, batch: Batch) -> Logits:
         """See :meth:`galley.ops.executor.Executor.forward`."""
+        began = time.perf_counter()
+        logits = self._forward(batch)
+        self.forward_seconds += time.perf_counter() - began
+        return logits
+
+    @torch.inference_mode()
+    def _forward(self, batch: Batch) -> Logits:
         step = self._begin(batch)
         buffers: dict[int, Tiles] = {}
         for i, op in enumerate(self._program.ops):

@@ -1,0 +1,150 @@
+"""Random checkpoints of public shapes. Speed does not depend on the values, and no weights need be fetched.
+
+    python -m benchmarks.peers.checkpoint llama-1b FOLDER
+
+Written tensor by tensor, so memory stays at the size of the largest one.
+"""
+
+import argparse
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+COMMON: Final[dict[str, Any]] = {
+    "hidden_act": "silu",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    # Some peers read the newer spelling, some the older.
+    "rope_theta": 500000.0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+}
+
+SHAPES: Final[dict[str, dict[str, Any]]] = {
+    "llama-1b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+    },
+    "qwen2-0.5b": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": 151936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    },
+    # For trying the harness out: a second, not a minute.
+    "tiny": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 512,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    },
+}
+"""Name -> config.json, together with COMMON."""
+
+_STANDARD_DEVIATION: Final = 0.02
+
+
+def write_checkpoint(folder: Path, config: dict[str, Any], *, seed: int = 0) -> None:
+    """config.json, tokenizer files and ``model.safetensors`` in bfloat16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 257}\n')
+    _write_tokenizer(folder)
+    _write_weights(folder / "model.safetensors", dict(tensors(config)), seed)
+    # Last: a folder that has it is complete.
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor, in order."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    head_dim = config.get("head_dim", hidden // config["num_attention_heads"])
+    q, kv = (config[f"num_{n}_heads"] * head_dim for n in ("attention", "key_value"))
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        name = f"model.layers.{layer}"
+        yield f"{name}.input_layernorm.weight", (hidden,)
+        for part, width in (("q", q), ("k", kv), ("v", kv)):
+            yield f"{name}.self_attn.{part}_proj.weight", (width, hidden)
+            if config["model_type"] == "qwen2":
+                yield f"{name}.self_attn.{part}_proj.bias", (width,)
+        yield f"{name}.self_attn.o_proj.weight", (hidden, q)
+        yield f"{name}.post_attention_layernorm.weight", (hidden,)
+        yield f"{name}.mlp.gate_proj.weight", (inner, hidden)
+        yield f"{name}.mlp.up_proj.weight", (inner, hidden)
+        yield f"{name}.mlp.down_proj.weight", (hidden, inner)
+    yield "model.norm.weight", (hidden,)
+
+
+def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], seed: int) -> None:
+    """safetensors: the length of a JSON header, the header, the tensors."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    random = np.random.default_rng(seed)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for shape in shapes.values():
+            if len(shape) == 1:
+                values = np.ones(shape, np.float32)
+            else:
+                values = random.standard_normal(shape, np.float32) * np.float32(_STANDARD_DEVIATION)
+            # The upper half of a float32 is a bfloat16.
+            file.write((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """One token for each byte, and two special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({text: i for i, text in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|begin|>", "<|end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|begin|>",
+        "eos_token": "<|end|>",
+        "model_max_length": COMMON["max_position_embeddings"],
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def main() -> None:
+    """Write one."""
+    parser = argparse.ArgumentParser(description="Write a random checkpoint of a public shape.")
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    write_checkpoint(arguments.folder, COMMON | SHAPES[arguments.shape])
+
+
+if __name__ == "__main__":
+    main()

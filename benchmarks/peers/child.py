@@ -1,0 +1,89 @@
+"""A peer's process: up for the whole run, stopped while others are measured."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.peers.install import ROOT, PeerFailed, log_file, python_of
+from benchmarks.peers.protocol import Peer
+
+_LOAD_SECONDS: Final = 900.0
+_ANSWER_SECONDS: Final = 600.0
+_SETTLE_SECONDS: Final = 0.3
+"""After waking up, before the clock starts."""
+
+
+class Child:
+    """Loads in the constructor and is then stopped. Close it."""
+
+    def __init__(self, peer: Peer, variant: str, model: Path, threads: int, home: Path) -> None:
+        """Raises PeerFailed when it does not get ready."""
+        self.name = f"{peer.name} {variant}"
+        self._log = log_file(peer, home)
+        command: list[str | Path] = [python_of(peer, home), "-m", f"benchmarks.peers.{peer.name}"]
+        command += ["serve", variant, model, "--threads", str(threads)]
+        venv = str(home / peer.name / "venv")
+        variables = {k: v.replace("{venv}", venv) for k, v in peer.environment.items()}
+        began = time.monotonic()
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                env=os.environ | variables,
+                start_new_session=True,
+            )
+        try:
+            self._read(_LOAD_SECONDS)
+        except PeerFailed:
+            self.close()
+            raise
+        self.load_seconds = time.monotonic() - began
+        self._signal(signal.SIGSTOP)
+
+    def measure(self, prompts: Sequence[list[int]], steps: int) -> list[float]:
+        """See :class:`benchmarks.peers.protocol.Model`; 0 steps: prefill of the only prompt.
+
+        Raises:
+            PeerFailed: it died or did not answer in time.
+        """
+        self._signal(signal.SIGCONT)
+        time.sleep(_SETTLE_SECONDS)
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(json.dumps({"prompts": prompts, "steps": steps}) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise PeerFailed(f"{self.name} is gone; see {self._log}") from None
+        seconds: list[float] = self._read(_ANSWER_SECONDS)["seconds"]
+        self._signal(signal.SIGSTOP)
+        return seconds
+
+    def close(self) -> None:
+        """End it and what it started."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # Its own session, so this is its whole family.
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, number)
+
+    def _read(self, timeout: float) -> dict[str, Any]:
+        assert self._process.stdout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            line = self._process.stdout.readline() if selector.select(timeout) else ""
+        if not line:
+            raise PeerFailed(f"{self.name} died or said nothing for {timeout:g} s; see {self._log}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer

@@ -1,0 +1,106 @@
+"""Each peer in a virtual environment of its own, and its copy of the checkpoint."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from benchmarks.peers.checkpoint import COMMON, SHAPES, write_checkpoint
+from benchmarks.peers.protocol import Peer
+
+ROOT: Final = Path(__file__).parents[2]
+_REQUIREMENTS: Final = Path(__file__).parent / "requirements"
+
+
+class PeerFailed(Exception):
+    """A peer could not be installed, convert, load or answer. The message says where its log is."""
+
+
+def python_of(peer: Peer, home: Path) -> Path:
+    """Galley runs where the runner does."""
+    return Path(sys.executable) if peer.name == "galley" else home / peer.name / "venv/bin/python"
+
+
+def log_file(peer: Peer, home: Path) -> Path:
+    """All that the peer's tools and its process say."""
+    (home / "log").mkdir(parents=True, exist_ok=True)
+    return home / "log" / f"{peer.name}.txt"
+
+
+def install(peer: Peer, home: Path) -> None:
+    """Once for each state of the peer's requirements files.
+
+    Raises:
+        PeerFailed: pip did.
+    """
+    files = [
+        (file, options)
+        for file, options in (
+            (_REQUIREMENTS / f"{peer.name}.txt", ()),
+            (_REQUIREMENTS / f"{peer.name}.no-deps.txt", ("--no-deps",)),
+        )
+        if file.exists()
+    ]
+    if not files:
+        return
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file, _ in files)).hexdigest()
+    stamp = home / peer.name / "installed"
+    if stamp.exists() and stamp.read_text() == digest:
+        return
+    python = python_of(peer, home)
+    _run(peer, home, [sys.executable, "-m", "venv", home / peer.name / "venv"])
+    for file, options in files:
+        _run(peer, home, [python, "-m", "pip", "install", *options, "-r", file])
+    if peer.unwanted:
+        _run(peer, home, [python, "-m", "pip", "uninstall", "--yes", *peer.unwanted])
+    stamp.write_text(digest)
+
+
+def make_checkpoint(shape: str, home: Path) -> Path:
+    """The random checkpoint of a shape, written once."""
+    folder = home / "checkpoints" / shape
+    if not (folder / "config.json").exists():
+        write_checkpoint(folder, COMMON | SHAPES[shape])
+    return folder
+
+
+def converted(peer: Peer, variant: str, checkpoint: Path, home: Path) -> Path:
+    """What the peer loads: the checkpoint, or what its own tools made of it once.
+
+    Raises:
+        PeerFailed: they did.
+    """
+    if peer.convert is None:
+        return checkpoint
+    suffix = ".gguf" if peer.name == "llama_cpp" else ""
+    target = home / "converted" / checkpoint.name / peer.name / (variant + suffix)
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        module = f"benchmarks.peers.{peer.name}"
+        command: list[str | Path] = [python_of(peer, home), "-m", module, "convert", variant]
+        try:
+            _run(peer, home, [*command, checkpoint, "--target", target])
+        except PeerFailed:
+            # Half a conversion must not pass for a whole one in the next run.
+            shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+            raise
+    return target
+
+
+def _run(peer: Peer, home: Path, command: list[str | Path]) -> None:
+    log = log_file(peer, home)
+    with log.open("ab") as output:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | dict(peer.pip_environment),
+            check=False,
+        )
+    if done.returncode:
+        raise PeerFailed(f"{' '.join(map(str, command))} failed; see {log}")

@@ -1,0 +1,87 @@
+"""What a peer does, and the JSON lines through which its process is told to.
+
+A peer's module runs in that peer's own environment (``python -m benchmarks.peers.NAME``), and is imported
+by the runner for its constants. So it imports the peer's packages inside functions only, and this
+module imports the standard library only.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TextIO
+
+
+class Model(Protocol):
+    """A loaded model. Greedy, no prefix cache, nothing ends a sequence early."""
+
+    def prefill(self, prompt: list[int]) -> float:
+        """Seconds from a prompt of token ids to its first token."""
+        ...
+
+    def decode(self, prompts: Sequence[list[int]], steps: int) -> list[float]:
+        """Seconds of each of ``steps`` steps in which all sequences decode a token."""
+        ...
+
+
+@dataclass(frozen=True)
+class Peer:
+    """How to come by a peer and what of it takes part.
+
+    Attributes:
+        name: of its module, its requirements file and its folder.
+        variants: bits of a weight -> the formats that compete.
+        convert: (checkpoint, target, variant): writes ``target`` with the peer's own tools; None if it
+            reads the checkpoint itself.
+        load: (model, variant, threads).
+        pip_environment: variables for pip.
+        unwanted: packages that come along and do harm.
+        environment: variables for its process; "{venv}" stands for its virtual environment.
+    """
+
+    name: str
+    variants: Mapping[int, tuple[str, ...]]
+    load: Callable[[Path, str, int], Model]
+    convert: Callable[[Path, Path, str], None] | None = None
+    pip_environment: Mapping[str, str] = field(default_factory=dict)
+    unwanted: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def main(peer: Peer) -> None:
+    """The peer's process: convert and exit, or load and answer one line for each line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("task", choices=("convert", "serve"))
+    parser.add_argument("variant")
+    parser.add_argument("source", type=Path)
+    parser.add_argument("--target", type=Path)
+    parser.add_argument("--threads", type=int)
+    arguments = parser.parse_args()
+    answers = _take_stdout()
+    if arguments.task == "convert":
+        assert peer.convert
+        peer.convert(arguments.source, arguments.target, arguments.variant)
+        return
+    model = peer.load(arguments.source, arguments.variant, arguments.threads)
+    print(json.dumps({"ready": True}), file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(_answer(model, json.loads(line))), file=answers, flush=True)
+
+
+def _answer(model: Model, request: dict[str, list[list[int]] | int]) -> dict[str, list[float]]:
+    prompts, steps = request["prompts"], request["steps"]
+    assert isinstance(prompts, list)
+    assert isinstance(steps, int)
+    if steps == 0:
+        return {"seconds": [model.prefill(prompts[0])]}
+    return {"seconds": model.decode(prompts, steps)}
+
+
+def _take_stdout() -> TextIO:
+    """Standard output for the answers alone: whatever libraries print there goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers

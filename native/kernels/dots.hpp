@@ -1,0 +1,94 @@
+// Products of short integers and of bfloat16, summed into 16 lanes: what linear layers spend their
+// time on.
+#pragma once
+
+#include "vec.hpp"
+
+namespace galley {
+namespace GALLEY_ISA {
+
+GALLEY_INLINE int32_t load_four(const uint8_t* x) {
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return four;
+}
+
+// acc[lane] += sum over j < 4 of w[4 * lane + j] * x[j], w unsigned and below 16, x signed.
+GALLEY_INLINE Ints dot_nibbles(Ints acc, Bytes w, int32_t x) {
+#if defined(__AVX512VNNI__)
+    acc.p[0] =
+        (IntPart)_mm512_dpbusd_epi32((__m512i)acc.p[0], (__m512i)w.p[0], _mm512_set1_epi32(x));
+#elif defined(__AVX2__)
+    GALLEY_PARTS {
+        const __m256i pairs = _mm256_maddubs_epi16((__m256i)w.p[i], _mm256_set1_epi32(x));
+        acc.p[i] += (IntPart)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    }
+#else
+    uint8_t bytes[4 * kLanes];
+    int32_t sums[kLanes];
+    memcpy(bytes, &w, sizeof bytes);
+    memcpy(sums, &acc, sizeof sums);
+    for (int lane = 0; lane < kLanes; ++lane)
+        for (int j = 0; j < 4; ++j)
+            sums[lane] += bytes[4 * lane + j] * static_cast<int8_t>(x >> 8 * j);
+    memcpy(&acc, sums, sizeof acc);
+#endif
+    return acc;
+}
+
+// The same with w any byte. AVX2's product would saturate: it takes |w - 128| and x with its sign,
+// so its sum is that of signed weights already.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+constexpr int32_t kInt8Offset = 0;
+GALLEY_INLINE Ints dot_bytes(Ints acc, Bytes w, int32_t x) {
+    GALLEY_PARTS {
+        const __m256i s = _mm256_xor_si256((__m256i)w.p[i], _mm256_set1_epi8(-128));
+        const __m256i pairs =
+            _mm256_maddubs_epi16(_mm256_abs_epi8(s), _mm256_sign_epi8(_mm256_set1_epi32(x), s));
+        acc.p[i] += (IntPart)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    }
+    return acc;
+}
+#else
+constexpr int32_t kInt8Offset = 128;
+GALLEY_INLINE Ints dot_bytes(Ints acc, Bytes w, int32_t x) { return dot_nibbles(acc, w, x); }
+#endif
+
+#if defined(__AVX512BF16__)
+struct Pairs {
+    __m512bh v;
+};
+GALLEY_INLINE Pairs load_pairs(const uint16_t* w) { return {(__m512bh)_mm512_loadu_si512(w)}; }
+GALLEY_INLINE Pairs splat_pair(const uint16_t* x) {
+    int32_t pair;
+    memcpy(&pair, x, sizeof pair);
+    return {(__m512bh)_mm512_set1_epi32(pair)};
+}
+GALLEY_INLINE Floats dot_pairs(Floats acc, Pairs x, Pairs w) {
+    acc.p[0] = _mm512_dpbf16_ps(acc.p[0], x.v, w.v);
+    return acc;
+}
+#else
+struct Pairs {
+    Floats even, odd;
+};
+GALLEY_INLINE Pairs load_pairs(const uint16_t* w) {
+    Pairs r;
+    Ints both;
+    memcpy(&both, w, sizeof both);
+    GALLEY_PARTS {
+        r.even.p[i] = (FloatPart)((UintPart)both.p[i] << 16);
+        r.odd.p[i] = (FloatPart)((UintPart)both.p[i] & 0xffff0000u);
+    }
+    return r;
+}
+GALLEY_INLINE Pairs splat_pair(const uint16_t* x) {
+    return {splat(from_bf16(x[0])), splat(from_bf16(x[1]))};
+}
+GALLEY_INLINE Floats dot_pairs(Floats acc, Pairs x, Pairs w) {
+    return fma(x.odd, w.odd, fma(x.even, w.even, acc));
+}
+#endif
+
+}  // namespace GALLEY_ISA
+}  // namespace galley

@@ -1,0 +1,184 @@
+"""Prefill and decode speed of the real engine, step by step."""
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from galley.bench.report import Machine, Point, Step, make_point
+from galley.config import EngineSettings
+from galley.engine.engine import Engine
+from galley.engine.load import load_engine
+from galley.errors import EngineError, SettingsError
+from galley.formats.source import resolve_model
+from galley.service.requests import expand
+from galley.types import ModelInfo, Output, SamplingParams
+
+_WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is measured.
+
+    Attributes:
+        prompt: tokens of the one prompt whose prefill is measured.
+        decode: steps measured of each batch.
+        context: tokens of each sequence when its decoding begins.
+        batches: numbers of sequences that decode together.
+        repeats: of everything; one more is run before and thrown away.
+        seed: of the random prompts.
+    """
+
+    prompt: int = 512
+    decode: int = 64
+    context: int = 64
+    batches: tuple[int, ...] = (1, 4, 8, 16, 32)
+    repeats: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.batches or min(self.batches) < 1:
+            raise SettingsError("batch must name at least one size, each at least 1")
+
+    @property
+    def runs(self) -> int:
+        """How many there are in all, those before the repeats included."""
+        return (1 + len(self.batches)) * (1 + self.repeats)
+
+
+class EngineBench:
+    """Drives an engine through one kind of work at a time. Greedy, to no end but the one asked for."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Load the model; equal prefixes are computed each time.
+
+        Raises:
+            ModelError, SettingsError: the model or the settings cannot be used.
+        """
+        folder = resolve_model(settings.model, revision=settings.revision)
+        self._engine: Engine = load_engine(replace(settings, prefix_cache=False), folder)
+
+    @property
+    def info(self) -> ModelInfo:
+        """Of the model."""
+        return self._engine.info
+
+    def prefill(self, prompt: list[int]) -> list[Step]:
+        """The steps from a prompt to its first token.
+
+        Raises:
+            RequestError: the prompt does not fit the context.
+        """
+        ids = self._add([prompt])
+        steps: list[Step] = []
+        computed = 0
+        while computed < len(prompt):
+            rows = -self._engine.stats.prefill_tokens
+            seconds, forward, outputs = self._step()
+            rows += self._engine.stats.prefill_tokens
+            computed += rows
+            steps.append(Step(seconds, forward, rows, len(outputs), computed))
+        self._engine.abort(ids)
+        return steps
+
+    def decode(self, prompts: Sequence[list[int]], tokens: int) -> list[Step]:
+        """The first ``tokens`` steps in which all sequences decode together.
+
+        Raises:
+            RequestError: a prompt does not fit the context.
+            EngineError: the context or the KV cache ended a sequence before.
+        """
+        ids = self._add(prompts)
+        known = {request_id: len(prompt) for request_id, prompt in zip(ids, prompts, strict=True)}
+        begun: set[str] = set()
+        steps: list[Step] = []
+        while len(steps) < tokens:
+            together = len(begun) == len(ids)
+            context = sum(known.values())
+            seconds, forward, outputs = self._step()
+            for output in outputs:
+                begun.add(output.request_id)
+                known[output.request_id] += len(output.tokens)
+            if together:
+                _check(outputs, len(ids))
+                steps.append(Step(seconds, forward, len(ids), len(ids), context))
+        self._engine.abort(ids)
+        return steps
+
+    def _add(self, prompts: Sequence[list[int]]) -> list[str]:
+        params = SamplingParams(temperature=0.0, ignore_eos=True, seed=0)
+        requests = [
+            expand(prompt, params, self.info, request_id=uuid.uuid4().hex)[0] for prompt in prompts
+        ]
+        for request in requests:
+            self._engine.add(request)
+        return [request.id for request in requests]
+
+    def _step(self) -> tuple[float, float, list[Output]]:
+        """Seconds of all of it, seconds of the executor, outputs."""
+        forward = -self._engine.stats.forward_seconds
+        began = time.perf_counter()
+        outputs = self._engine.step()
+        seconds = time.perf_counter() - began
+        return seconds, forward + self._engine.stats.forward_seconds, outputs
+
+
+def _check(outputs: Sequence[Output], batch: int) -> None:
+    ended = next((output for output in outputs if output.finish_reason), None)
+    if ended is not None or len(outputs) != batch:
+        reason = ended.error or ended.finish_reason if ended else "preempted"
+        raise EngineError(
+            f"a sequence stopped decoding while it was measured ({reason}): raise max_model_len "
+            "or kv_cache_tokens, or ask for less"
+        )
+
+
+def bench_engine(
+    settings: EngineSettings,
+    workload: Workload,
+    machine: Machine,
+    on_run: Callable[[str], None] = lambda name: None,
+) -> tuple[ModelInfo, list[Point]]:
+    """Prefill first, then decode at each batch size; ``on_run`` is told what was run.
+
+    Raises:
+        SettingsError: a batch is larger than the engine runs.
+        ModelError, RequestError, EngineError: see :class:`EngineBench`.
+    """
+    if max(workload.batches) > settings.running_limit:
+        raise SettingsError(
+            f"batch {max(workload.batches)} exceeds max_running ({settings.running_limit})"
+        )
+    bench = EngineBench(settings)
+    random = np.random.default_rng(workload.seed)
+    costs, kind = bench.info.costs, bench.info.quantize
+
+    def prompts(count: int, tokens: int) -> list[list[int]]:
+        ids = random.integers(bench.info.vocab_size, size=(count, tokens))
+        return [[int(token) for token in row] for row in ids]
+
+    def repeated(name: str, run: Callable[[bool], list[Step]]) -> list[list[Step]]:
+        runs = []
+        for i in range(workload.repeats + 1):
+            runs.append(run(i == 0))
+            on_run(name)
+        return runs[1:]
+
+    def prefill(warm_up: bool) -> list[Step]:
+        return bench.prefill(prompts(1, workload.prompt)[0])
+
+    def decode(batch: int) -> Callable[[bool], list[Step]]:
+        return lambda warm_up: bench.decode(
+            prompts(batch, workload.context),
+            min(_WARM_UP_TOKENS, workload.decode) if warm_up else workload.decode,
+        )
+
+    runs = repeated("prefill", prefill)
+    points = [make_point("prefill", 1, runs, costs, machine, kind)]
+    for batch in workload.batches:
+        runs = repeated(f"decode {batch}", decode(batch))
+        points.append(make_point("decode", batch, runs, costs, machine, kind))
+    return bench.info, points

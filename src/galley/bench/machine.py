@@ -1,0 +1,97 @@
+"""What the machine can do at most, measured with the kernels' own instructions."""
+
+import os
+import platform
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from galley import _native
+from galley.bench.report import Cache, Machine, Spread
+from galley.engine.machine import available_cores, available_memory
+from galley.errors import SettingsError
+from galley.ops.cpu import choose_isa, cpus_to_pin
+
+KINDS: Final = ("int8", "bf16", "float32")
+PHASES: Final = 2 + len(KINDS)
+"""How often :func:`measure_machine` reports progress."""
+
+_CPUINFO = Path("/proc/cpuinfo")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+def measure_machine(
+    *,
+    threads: int | None = None,
+    memory_bytes: int,
+    seconds: float = 0.2,
+    repeats: int = 7,
+    on_phase: Callable[[], None] = lambda: None,
+) -> Machine:
+    """Read bandwidth and peak arithmetic.
+
+    Args:
+        threads: default: the cores this process may use.
+        memory_bytes: how much memory one repeat streams; far more than the caches hold.
+        seconds: how long one repeat multiplies.
+        repeats: samples of each figure.
+        on_phase: called PHASES times.
+
+    Raises:
+        SettingsError: GALLEY_CPU_ISA asks for what is not there, or memory is short.
+    """
+    if available_memory() < 2 * memory_bytes:
+        raise SettingsError(
+            f"measuring the read bandwidth takes {memory_bytes >> 20} MiB and as much to spare; "
+            f"{available_memory() >> 20} MiB are available"
+        )
+    threads = threads or available_cores()
+    isa, cpus = choose_isa(os.environ), cpus_to_pin(threads)
+
+    def read(huge: bool) -> Spread:
+        rates = _native.read_rates(isa, threads, cpus, memory_bytes, huge, repeats)
+        on_phase()
+        return Spread.of(rates)
+
+    def multiply(kind: str) -> Spread:
+        rates = _native.multiply_rates(isa, threads, cpus, kind, seconds, repeats)
+        on_phase()
+        return Spread.of(rates)
+
+    return Machine(
+        cpu=cpu_name(),
+        isa=isa,
+        cores=available_cores(),
+        threads=threads,
+        caches=caches(),
+        read_huge=read(huge=True),
+        read_small=read(huge=False),
+        operations={kind: multiply(kind) for kind in KINDS},
+    )
+
+
+def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
+    """As the kernel calls it; ARM's kernels give no name, so there it is the architecture."""
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    match = re.search(r"model name\s*: (.*)", text)
+    return match[1] if match else platform.machine()
+
+
+def caches(folder: Path = _CACHES) -> tuple[Cache, ...]:
+    """Of the first core; empty where the system does not say."""
+    return tuple(
+        Cache(
+            level=int((index / "level").read_text()),
+            type=(index / "type").read_text().strip().lower(),
+            bytes=_size((index / "size").read_text().strip()),
+        )
+        for index in sorted(folder.glob("index*"))
+        if (index / "size").exists()
+    )
+
+
+def _size(text: str) -> int:
+    """ "32K" -> 32768."""
+    units = {"K": 10, "M": 20, "G": 30}
+    return int(text.rstrip("KMG")) << units.get(text[-1], 0)

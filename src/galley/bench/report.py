@@ -1,0 +1,149 @@
+"""From samples to figures: medians, rates, and shares of what the machine can do."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from galley.types import StepCosts
+
+PEAK_KIND: Final[Mapping[str, str]] = {
+    "int4": "int8",
+    "int8": "int8",
+    "bf16": "bf16",
+    "float32": "float32",
+}
+"""Kind of the weights -> kind of the products that a linear layer makes of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Repeated samples of one figure."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Self:
+        """At least one sample."""
+        return cls(statistics.median(samples), min(samples), max(samples))
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """One of a core's caches. ``bytes`` is the whole of it where cores share it."""
+
+    level: int
+    type: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What this process may use of the machine, and the most it can do with it.
+
+    Attributes:
+        cpu: the model's name.
+        isa: of the kernels.
+        cores: by affinity and cgroup quota.
+        threads: that the rates were measured with.
+        caches: of the first core.
+        read_huge, read_small: bytes a second streamed from memory, on huge pages (where the system
+            grants them) and on small ones.
+        operations: kind -> operations a second; a product and its addition are two.
+    """
+
+    cpu: str
+    isa: str
+    cores: int
+    threads: int
+    caches: tuple[Cache, ...]
+    read_huge: Spread
+    read_small: Spread
+    operations: Mapping[str, Spread]
+
+    @property
+    def read_rate(self) -> float:
+        """Bytes a second, on the better pages."""
+        return max(self.read_huge.median, self.read_small.median)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One engine step.
+
+    Attributes:
+        seconds: all of it.
+        forward_seconds: of these in the executor's own code.
+        rows: tokens computed.
+        wanted: rows whose logits were wanted.
+        context: tokens whose keys and values were read, over all sequences.
+    """
+
+    seconds: float
+    forward_seconds: float
+    rows: int
+    wanted: int
+    context: int
+
+    def bytes(self, costs: StepCosts) -> int:
+        """Of weights, keys and values that had to be read."""
+        return costs.weight_bytes + self.context * costs.kv_bytes_per_token
+
+    def operations(self, costs: StepCosts) -> int:
+        """Of linear layers."""
+        return self.rows * costs.row_operations + self.wanted * costs.logit_operations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """The figures of one kind of work at one batch size. Rates are over whole repeats.
+
+    Attributes:
+        work: "prefill" or "decode".
+        tokens: of each sequence: in the prompt, or decoded.
+        step_ms, python_ms: of single steps; Python's part is what is not the executor's.
+        read_share: of the machine's read rate; operation_share: of its peak for this kind.
+    """
+
+    work: str
+    batch: int
+    tokens: int
+    tokens_per_s: Spread
+    step_ms: Spread
+    python_ms: Spread
+    bytes_per_s: Spread
+    read_share: float
+    operations_per_s: Spread
+    operation_share: float
+
+
+def make_point(
+    work: str,
+    batch: int,
+    runs: Sequence[Sequence[Step]],
+    costs: StepCosts,
+    machine: Machine,
+    kind: str,
+) -> Point:
+    """``runs``: the steps of each repeat; ``kind``: what the weights are."""
+    steps = [step for run in runs for step in run]
+    bytes_per_s = Spread.of([_rate(run, [s.bytes(costs) for s in run]) for run in runs])
+    operations = Spread.of([_rate(run, [s.operations(costs) for s in run]) for run in runs])
+    return Point(
+        work=work,
+        batch=batch,
+        tokens=sum(step.rows for step in runs[0]) // batch,
+        tokens_per_s=Spread.of([_rate(run, [s.rows for s in run]) for run in runs]),
+        step_ms=Spread.of([1e3 * s.seconds for s in steps]),
+        python_ms=Spread.of([1e3 * (s.seconds - s.forward_seconds) for s in steps]),
+        bytes_per_s=bytes_per_s,
+        read_share=bytes_per_s.median / machine.read_rate,
+        operations_per_s=operations,
+        operation_share=operations.median / machine.operations[PEAK_KIND[kind]].median,
+    )
+
+
+def _rate(run: Sequence[Step], amounts: Sequence[int]) -> float:
+    return sum(amounts) / sum(step.seconds for step in run)
