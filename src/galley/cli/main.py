@@ -9,6 +9,7 @@ import typer
 from galley import __version__
 from galley.cli.batch import batch
 from galley.cli.bench import bench_app
+from galley.cli.cache import cache_app
 from galley.cli.eval import eval_app
 from galley.cli.graph import graph
 from galley.cli.options import EPILOG
@@ -27,6 +28,7 @@ for command in (serve, run, batch, graph):
     app.command(epilog=EPILOG)(command)
 app.add_typer(eval_app, name="eval")
 app.add_typer(bench_app, name="bench")
+app.add_typer(cache_app, name="cache")
 
 
 def _print_version(wanted: bool) -> None:

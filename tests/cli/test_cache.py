@@ -1,0 +1,103 @@
+"""``galley cache`` on files that real engines wrote."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from galley.config import EngineSettings, Quantize
+from galley.engine.load import load_engine
+from galley.ops.packed_files import cached_files, packed_folder
+
+from .command import galley
+
+DAY = 86400
+
+
+@pytest.fixture
+def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Of a user whose cache folder does not exist yet."""
+    variables = {"GALLEY_CACHE_DIR": str(tmp_path / "cache")}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return variables
+
+
+@pytest.fixture
+def model(checkpoint: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "models--org--tiny" / "snapshots" / "0123456789abcdef"
+    return Path(shutil.copytree(checkpoint, folder))
+
+
+def start(model: Path, kind: Quantize, *, days_ago: float = 0) -> Path:
+    """The file that a start with ``kind`` leaves, last used so long ago."""
+    load_engine(EngineSettings(model=str(model), quantize=kind, kv_cache_tokens=256), model)
+    (path,) = packed_folder().glob(f"*-{kind}-*")
+    used = time.time() - days_ago * DAY
+    os.utime(path, (used, used))
+    return path
+
+
+def cache(*args: str, environ: dict[str, str]) -> str:
+    done = galley("cache", *args, environ=environ)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_list_names_model_kind_size_and_use(environ: dict[str, str], model: Path) -> None:
+    assert "holds no packed weights" in cache("list", environ=environ)
+    start(model, "int4", days_ago=3.5)
+    size = start(model, "float32").stat().st_size
+    (packed_folder() / "torn.packed").write_bytes(b"galleypk")
+    lines = cache("list", environ=environ).splitlines()
+    (row,) = (line for line in lines if "float32" in line)
+    assert "org/tiny@0123456" in row
+    assert f"{size / 1000:.1f} KB" in row
+    assert "just now" in row
+    assert sum("3 days ago" in line for line in lines) == 1
+    assert any("torn.packed" in line and "is damaged" in line for line in lines)
+    assert str(packed_folder()) in lines[-1]
+
+
+def test_prune_without_options_takes_what_no_start_can_use(
+    environ: dict[str, str], model: Path, tmp_path: Path
+) -> None:
+    kept = start(model, "int4", days_ago=1000)
+    gone = Path(shutil.copytree(model, tmp_path / "gone"))
+    (packed_folder() / "torn.packed").write_bytes(b"galleypk")
+    load_engine(EngineSettings(model=str(gone), quantize="int8", kv_cache_tokens=256), gone)
+    shutil.rmtree(gone)
+    said = cache("prune", environ=environ)
+    assert [file.path for file in cached_files(packed_folder())] == [kept]
+    assert f"removed {gone} int8" in said
+    assert "removed torn.packed" in said
+    assert "freed" in said.splitlines()[-1]
+
+
+def test_prune_by_age_size_or_all(environ: dict[str, str], model: Path) -> None:
+    old = start(model, "int8", days_ago=31)
+    middle = start(model, "float32", days_ago=2)
+    new = start(model, "int4")
+    assert "last used 31 days ago" in cache("prune", "--older-than", "30", environ=environ)
+    assert not old.exists()
+    both = middle.stat().st_size + new.stat().st_size
+    assert "freed 0 B" in cache("prune", "--max-size", f"{both}", environ=environ)
+    said = cache("prune", "--max-size", f"{(both - 1) / 1000:.3f}kb", environ=environ)
+    assert "float32" in said
+    assert [file.path for file in cached_files(packed_folder())] == [new]
+    cache("prune", "--all", environ=environ)
+    assert not cached_files(packed_folder())
+
+
+def test_what_is_no_size_is_refused(environ: dict[str, str]) -> None:
+    done = galley("cache", "prune", "--max-size", "lots", environ=environ)
+    assert done.returncode == 2
+    assert "'lots' is not a size" in done.stderr
+
+
+def test_a_file_in_the_folders_place_holds_nothing(environ: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("in the way")
+    assert "holds no packed weights" in cache("list", environ=environ)
+    assert "freed 0 B" in cache("prune", "--all", environ=environ)
