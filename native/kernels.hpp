@@ -58,14 +58,23 @@ struct Linear {
     int64_t rows;
 };
 
-// One layer's cache. Keys lie across tokens so that 16 tokens fill a register.
+enum class KvType : int32_t { kF32, kBF16, kInt8 };
+
+// One layer's cache: [blocks][kv_heads] pieces of `head_bytes`, each of them
+//
+//   keys    [head_dim][16]: they lie across tokens, so that 16 tokens fill a register
+//   values  [16][padded_dim], `values` bytes behind
+//   scales  [2][16] floats, `scales` bytes behind, for kInt8 alone: what an integer of a token's
+//           key and of its value stands for
 struct Cache {
-    void* keys;    // [blocks][kv_heads][head_dim][16]
-    void* values;  // [blocks][kv_heads][16][padded_dim]
+    uint8_t* data;
+    KvType type;
     int64_t kv_heads;
     int64_t head_dim;
     int64_t padded_dim;  // head_dim rounded up to 16
-    bool bf16;           // else float
+    int64_t values;
+    int64_t scales;
+    int64_t head_bytes;
 };
 
 // Rows of one sequence against one KV head: `tokens` consecutive tokens, `group` query heads each.
@@ -100,7 +109,12 @@ struct Kernels {
     void (*silu_mul)(const float* a, const float* b, int64_t width, float* y);
     void (*add)(const float* a, const float* b, int64_t width, float* y);
     void (*write_kv)(const Cache&, const float* k, const float* v, int64_t block, int64_t slot);
+    // The rows' results from all keys that they may see: chunk by chunk, merged in order.
     void (*attend)(const Attend&);
+    // The same bits in two steps, for threads to share: what one chunk contributes,
+    // partial_floats() of them, and all chunks' contributions, in order, which are overwritten.
+    void (*attend_chunk)(const Attend&, int64_t chunk, float* partial);
+    void (*merge_chunks)(const Attend&, float* partials, int64_t count);
     // Sum of exp((x - most) / temperature) over x[kExpBlock], none of which is above `most`.
     double (*exp_sum)(const double* x, double most, double temperature);
     // Nothing but products in registers, for measuring; they return the operations done.
@@ -114,11 +128,25 @@ struct Kernels {
 // How many blocks of outputs one unit of work of `linear` has.
 constexpr int64_t kBlocksPerItem = 4;
 // Most rows (tokens * group) of one Attend, unless the group alone is larger.
-constexpr int64_t kAttendRows = 16;
+constexpr int64_t kAttendRows = 64;
+// Keys, counted from the start of a context, that have a softmax of their own.
+constexpr int64_t kChunk = 512;
+constexpr int64_t kSpan = 64;  // of these share one update of the running maximum
 
+// Chunks [first, last] of the keys that the tokens from position `first` to `last` may see.
+inline int64_t first_chunk(int64_t first, int64_t window) {
+    return window && first >= window ? (first - window + 1) / kChunk : 0;
+}
+inline int64_t last_chunk(int64_t last) { return last / kChunk; }
+
+// For each row of a chunk: the weighted sum of values, a sum of weights for each lane, and the
+// greatest score; whole cache lines.
+inline int64_t partial_floats(int64_t rows, int64_t padded_dim) {
+    return (rows * (padded_dim + kLanes + 1) + kLanes - 1) / kLanes * kLanes;
+}
 inline int64_t attend_scratch(int64_t rows, int64_t padded_dim) {
-    constexpr int64_t kSpan = 64;
-    return rows * static_cast<int64_t>(sizeof(float)) * (kSpan + padded_dim + 3 * kLanes);
+    const int64_t floats = rows * (padded_dim + kSpan + 1) + 2 * partial_floats(rows, padded_dim);
+    return floats * static_cast<int64_t>(sizeof(float));
 }
 
 }  // namespace galley

@@ -38,6 +38,13 @@ Kind kind_named(const std::string& name) {
     throw std::invalid_argument("unknown weight kind '" + name + "'");
 }
 
+KvType kv_type_named(const std::string& name) {
+    if (name == "float32") return KvType::kF32;
+    if (name == "bfloat16") return KvType::kBF16;
+    if (name == "int8") return KvType::kInt8;
+    throw std::invalid_argument("unknown KV type '" + name + "'");
+}
+
 // Tags as in galley.formats.weights.
 ScaleType type_tagged(const std::string& tag) {
     if (tag == "F32") return ScaleType::kF32;
@@ -270,7 +277,12 @@ NB_MODULE(_native, m) {
                 new (self) Program(kernels(isa), threads, cpus, arena_bytes, vocab_size);
             },
             "isa"_a, "threads"_a, "cpus"_a, "arena_bytes"_a, "vocab_size"_a)
-        .def("add_kv_layer", &Program::add_kv_layer, "kv_heads"_a, "head_dim"_a, "bf16"_a)
+        .def(
+            "add_kv_layer",
+            [](Program& p, int64_t kv_heads, int64_t head_dim, const std::string& type) {
+                p.add_kv_layer(kv_heads, head_dim, kv_type_named(type));
+            },
+            "kv_heads"_a, "head_dim"_a, "type"_a)
         .def("kv_bytes_per_block", &Program::kv_bytes_per_block)
         .def("allocate_kv", &Program::allocate_kv, "blocks"_a)
         .def_prop_ro("isa", &Program::isa)

@@ -32,7 +32,7 @@ void Program::append(Op op) {
     if (auto* embed = std::get_if<EmbedOp>(&op))
         token_limit_ = std::min(token_limit_, embed->weight->matrix().outputs);
     if (auto* attention = std::get_if<AttentionOp>(&op)) {
-        const Cache& c = layers_.at(attention->layer).shape;
+        const Cache& c = layers_.at(attention->layer).cache;
         const int64_t rows = std::max(kAttendRows, attention->heads / c.kv_heads);
         need_scratch(attend_scratch(rows, c.padded_dim));
     }
@@ -48,34 +48,30 @@ void Program::need_scratch(int64_t bytes) {
     scratch_ = Memory(scratch_bytes_ * pool_.threads());
 }
 
-void Program::add_kv_layer(int64_t kv_heads, int64_t head_dim, bool bf16) {
-    Layer layer;
-    const int64_t padded = round_up(head_dim, kLanes), element = bf16 ? 2 : 4;
-    layer.shape = {nullptr, nullptr, kv_heads, head_dim, padded, bf16};
-    layer.key_bytes = kBlockTokens * kv_heads * head_dim * element;
-    layer.value_bytes = kBlockTokens * kv_heads * padded * element;
-    layers_.push_back(std::move(layer));
+void Program::add_kv_layer(int64_t kv_heads, int64_t head_dim, KvType type) {
+    constexpr int64_t kLine = 64;
+    const int64_t element = type == KvType::kF32 ? 4 : type == KvType::kBF16 ? 2 : 1;
+    const int64_t padded = round_up(head_dim, kLanes);
+    const int64_t values = round_up(kBlockTokens * head_dim * element, kLine);
+    const int64_t scales = values + kBlockTokens * padded * element;
+    const int64_t scale_bytes = type == KvType::kInt8 ? 2 * kBlockTokens * sizeof(float) : 0;
+    layers_.push_back({{nullptr, type, kv_heads, head_dim, padded, values, scales,
+                        round_up(scales + scale_bytes, kLine)},
+                       Memory()});
 }
 
 int64_t Program::kv_bytes_per_block() const {
     int64_t bytes = 0;
-    for (const Layer& layer : layers_) bytes += layer.key_bytes + layer.value_bytes;
+    for (const Layer& layer : layers_) bytes += layer.block_bytes();
     return bytes;
 }
 
 void Program::allocate_kv(int64_t blocks) {
     for (Layer& layer : layers_) {
-        layer.keys = Memory(blocks * layer.key_bytes);
-        layer.values = Memory(blocks * layer.value_bytes);
+        layer.memory = Memory(blocks * layer.block_bytes());
+        layer.cache.data = layer.memory.data();
     }
     blocks_ = blocks;
-}
-
-Cache Program::Layer::cache() const {
-    Cache c = shape;
-    c.keys = keys.data();
-    c.values = values.data();
-    return c;
 }
 
 void Program::forward(const Step& step) {
@@ -116,7 +112,7 @@ void Program::check(const Step& step) const {
 void Program::begin(const Step& step) {
     step_ = step;
     rows_ = step.rows;
-    tile_group_ = 0;
+    plan_.begin();
     const auto needed = static_cast<std::size_t>(arena_bytes_ * step.rows);
     if (arena_.size() < needed) arena_ = Memory(needed);
     sequence_of_.resize(step.rows);
@@ -220,24 +216,48 @@ void Program::run(const RopeOp& op) {
 }
 
 void Program::run(const AttentionOp& op) {
-    const Cache cache = layers_[op.layer].cache();
-    const int64_t group = op.heads / cache.kv_heads;
+    const Cache& cache = layers_[op.layer].cache;
     write_kv(op, cache);
-    cut_tiles(group);
-    const int64_t items = static_cast<int64_t>(tiles_.size()) * cache.kv_heads;
-    const int64_t q_stride = op.q.stride / static_cast<int64_t>(sizeof(float));
-    const int64_t y_stride = op.y.stride / static_cast<int64_t>(sizeof(float));
-    pool_.run(items, 1, [&](int64_t begin, int64_t end, int thread) {
-        for (int64_t item = begin; item < end; ++item) {
-            const Tile& tile = tiles_[item / cache.kv_heads];
-            const int64_t head = item % cache.kv_heads, column = head * group * cache.head_dim;
-            kernels_.attend({cache, head, row(op.q, tile.row) + column,
-                             row(op.y, tile.row) + column, q_stride, y_stride,
-                             step_.tables + step_.table_starts[tile.sequence],
-                             step_.positions[tile.row], tile.tokens, group, op.window, op.scale,
-                             scratch(thread)});
+    plan_.cut(step_, {op.heads / cache.kv_heads, cache.kv_heads, cache.padded_dim, op.window},
+              pool_.threads());
+    const std::size_t needed = plan_.partial_floats() * sizeof(float);
+    if (partials_.size() < needed) partials_ = Memory(needed);
+    float* partials = reinterpret_cast<float*>(partials_.data());
+    const auto& items = plan_.items();
+    pool_.run(items.size(), 1, [&](int64_t begin, int64_t end, int thread) {
+        for (int64_t i = begin; i < end; ++i) {
+            const Attend a = attend(op, items[i], thread);
+            if (items[i].partial == AttentionItem::kNone)
+                kernels_.attend(a);
+            else
+                kernels_.attend_chunk(a, items[i].first_chunk, partials + items[i].partial);
         }
     });
+    const auto& merges = plan_.merges();
+    pool_.run(merges.size(), 1, [&](int64_t begin, int64_t end, int thread) {
+        for (int64_t i = begin; i < end; ++i)
+            kernels_.merge_chunks(attend(op, merges[i], thread), partials + merges[i].partial,
+                                  merges[i].chunks);
+    });
+}
+
+Attend Program::attend(const AttentionOp& op, const AttentionItem& item, int thread) const {
+    const Cache& cache = layers_[op.layer].cache;
+    const int64_t group = op.heads / cache.kv_heads;
+    const int64_t column = item.kv_head * group * cache.head_dim;
+    return {cache,
+            item.kv_head,
+            row(op.q, item.row) + column,
+            row(op.y, item.row) + column,
+            op.q.stride / static_cast<int64_t>(sizeof(float)),
+            op.y.stride / static_cast<int64_t>(sizeof(float)),
+            step_.tables + step_.table_starts[item.sequence],
+            step_.positions[item.row],
+            item.tokens,
+            group,
+            op.window,
+            op.scale,
+            scratch(thread)};
 }
 
 void Program::write_kv(const AttentionOp& op, const Cache& cache) {
@@ -247,16 +267,6 @@ void Program::write_kv(const AttentionOp& op, const Cache& cache) {
         kernels_.write_kv(cache, row(op.k, r), row(op.v, r), table[position / kBlockTokens],
                           position % kBlockTokens);
     });
-}
-
-void Program::cut_tiles(int64_t group) {
-    if (tile_group_ == group) return;
-    tile_group_ = group;
-    tiles_.clear();
-    const int64_t tokens = std::max<int64_t>(1, kAttendRows / group);
-    for (int64_t s = 0; s < step_.sequences; ++s)
-        for (int64_t r = step_.starts[s]; r < step_.starts[s + 1]; r += tokens)
-            tiles_.push_back({r, std::min(tokens, step_.starts[s + 1] - r), s});
 }
 
 void Program::run(const SiluMulOp& op) {

@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "attention.hpp"
 #include "kernels.hpp"
 #include "memory.hpp"
 #include "packed.hpp"
@@ -101,7 +102,7 @@ class Program {
             int64_t vocab_size);
 
     void append(Op op);
-    void add_kv_layer(int64_t kv_heads, int64_t head_dim, bool bf16);
+    void add_kv_layer(int64_t kv_heads, int64_t head_dim, KvType type);
     int64_t kv_bytes_per_block() const;
     void allocate_kv(int64_t blocks);
 
@@ -114,21 +115,15 @@ class Program {
 
   private:
     struct Layer {
-        Cache shape;
-        int64_t key_bytes, value_bytes;  // of one block
-        Memory keys, values;
-        Cache cache() const;
+        Cache cache;
+        Memory memory;
+        int64_t block_bytes() const { return cache.kv_heads * cache.head_bytes; }
     };
     struct Angles {
         std::vector<float> inv_freq;
         float scale;
         std::vector<float> cos, sin;  // [rows][inv_freq]
     };
-    // Consecutive rows of one sequence that share their loads of keys and values.
-    struct Tile {
-        int64_t row, tokens, sequence;
-    };
-
     void check(const Step& step) const;
     void begin(const Step& step);
     uint8_t* at(const Slot& slot) const;
@@ -151,7 +146,7 @@ class Program {
     void run(const AddOp& op);
     void run(const SelectRowsOp& op);
     void write_kv(const AttentionOp& op, const Cache& cache);
-    void cut_tiles(int64_t group);
+    Attend attend(const AttentionOp& op, const AttentionItem& item, int thread) const;
 
     const Kernels& kernels_;
     Pool pool_;
@@ -163,15 +158,14 @@ class Program {
     int64_t blocks_ = 0;
 
     // Grown to the largest step so far; a step that is no larger allocates nothing.
-    Memory arena_, scratch_;
+    Memory arena_, scratch_, partials_;
     int64_t scratch_bytes_ = 0;  // a thread's share
     std::vector<int64_t> sequence_of_;
-    std::vector<Tile> tiles_;
+    AttentionPlan plan_;
 
     // The step in progress.
     Step step_{};
     int64_t rows_ = 0;  // of the buffers in use; changes at select_rows
-    int64_t tile_group_ = 0;
 };
 
 }  // namespace galley

@@ -1,183 +1,292 @@
 // Attention over the paged cache with a running softmax (arXiv:2205.14135).
 //
-// A row's keys are taken in spans of 64 from the start of its context, whatever other rows share
-// the work, and a key that a row may not see changes none of its bits: so they do not depend on
-// batches or chunks.
+// A row's keys are taken in chunks of 512 from the start of its context, each with a softmax of its
+// own in spans of 64, and the chunks' results are merged in order. That holds whatever other rows
+// share the work and whichever threads do it, and a key that a row may not see changes none of its
+// bits: so they do not depend on batches, chunked prompts or threads.
+#include "kv.hpp"
 #include "tables.hpp"
 
 namespace galley {
 namespace GALLEY_ISA {
 namespace {
 
-constexpr int64_t kSpan = 64;  // keys that share one update of the running maximum
-constexpr int kQueries = kWidth == 16 ? 8 : 4;
+// Rows, and registers of keys or values, that share their loads; as many sums are in flight.
+constexpr int kRows = kWidth == 4 ? 2 : 4;
+constexpr int kColumns = kWidth == 16 ? 4 : 1;
 constexpr float kLowest = -1e30f;
+constexpr int64_t kLine = 64;  // bytes
 
-GALLEY_INLINE Floats load_as_floats(const float* a) { return load(a); }
-GALLEY_INLINE Floats load_as_floats(const uint16_t* a) { return load_bf16(a); }
-GALLEY_INLINE void store_element(float* a, float v) { *a = v; }
-GALLEY_INLINE void store_element(uint16_t* a, float v) { *a = to_bf16(v); }
+GALLEY_INLINE void prefetch(const uint8_t* address) { __builtin_prefetch(address, 0, 2); }
 
-template <class T>
-struct Worker {
-    const Attend& a;
-    int64_t rows;
-    float* scores;  // [rows][kSpan], then probabilities
-    float* mixed;   // [rows][padded_dim]
+// A softmax over some of the keys, not yet divided by its total.
+struct Softmax {
+    int64_t rows, padded;
+    float* mixed;   // [rows][padded]
     float* totals;  // [rows][16], a sum for each lane
     float* best;    // [rows]
-    float* shrink;  // [rows]
 
-    explicit Worker(const Attend& attend) : a(attend), rows(a.tokens * a.group) {
-        scores = reinterpret_cast<float*>(a.scratch);
-        mixed = scores + rows * kSpan;
-        totals = mixed + rows * a.cache.padded_dim;
-        best = totals + rows * kLanes;
-        shrink = best + rows;
-        for (int64_t i = 0; i < rows * a.cache.padded_dim; ++i) mixed[i] = 0.0f;
-        for (int64_t i = 0; i < rows * kLanes; ++i) totals[i] = 0.0f;
+    Softmax(int64_t r, int64_t p, float* memory)
+        : rows(r), padded(p), mixed(memory), totals(mixed + r * p), best(totals + r * kLanes) {}
+
+    void clear() const {
+        for (int64_t i = 0; i < rows * (padded + kLanes); ++i) mixed[i] = 0.0f;
         for (int64_t i = 0; i < rows; ++i) best[i] = kLowest;
     }
 
-    const float* query(int64_t row) const {
-        return a.q + row / a.group * a.q_stride + row % a.group * a.cache.head_dim;
-    }
-    int64_t position(int64_t row) const { return a.first + row / a.group; }
-    // Elements in front of this head's share of the block that holds key `at`.
-    int64_t heads_before(int64_t at) const {
-        return a.table[at / kBlockTokens] * a.cache.kv_heads + a.kv_head;
-    }
-
-    template <int R>
-    void score(int64_t row, const T* keys, int64_t at, int64_t column) {
-        const float* q[R];
-        Floats acc[R];
-        GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-            q[r] = query(row + r);
-            acc[r] = splat(0.0f);
-        }
-        for (int64_t d = 0; d < a.cache.head_dim; ++d) {
-            const Floats k = load_as_floats(keys + d * kBlockTokens);
-            GALLEY_UNROLL for (int r = 0; r < R; ++r) acc[r] = fma(splat(q[r][d]), k, acc[r]);
-        }
-        GALLEY_UNROLL for (int r = 0; r < R; ++r) store(
-            scores + (row + r) * kSpan + column, masked(acc[r] * splat(a.scale), row + r, at));
-    }
-
-    Floats masked(Floats s, int64_t row, int64_t at) const {
-        const int64_t to = position(row), from = a.window ? to - a.window + 1 : 0;
-        if (at >= from && at + kBlockTokens - 1 <= to) return s;
-        float v[kLanes];
-        store(v, s);
-        for (int64_t i = 0; i < kLanes; ++i)
-            if (at + i < from || at + i > to) v[i] = -__builtin_inff();
-        return load(v);
-    }
-
-    template <int R>
-    void score_rows(int64_t count, int64_t row, const T* keys, int64_t at, int64_t column) {
-        if (count >= R) return score<R>(row, keys, at, column);
-        if constexpr (R > 1) score_rows<R - 1>(count, row, keys, at, column);
-    }
-
-    void soften(int64_t row, int64_t columns) {
-        float* s = scores + row * kSpan;
-        Floats high = load(s);
-        for (int64_t c = kLanes; c < columns; c += kLanes) high = max(high, load(s + c));
-        const float top = largest(high);
-        const float now = top > best[row] ? top : best[row];
-        const Floats fade = exp(splat(best[row] - now));
-        best[row] = now;
-        Floats total = load(totals + row * kLanes) * fade;
-        for (int64_t c = 0; c < columns; c += kLanes) {
-            const Floats p = exp(load(s + c) - splat(now));
-            store(s + c, p);
-            total = total + p;
-        }
-        store(totals + row * kLanes, total);
-        shrink[row] = fade.p[0][0];
-    }
-
-    template <int R>
-    void mix(int64_t row, int64_t span, int64_t keys) {
-        const T* values = static_cast<const T*>(a.cache.values);
-        const int64_t padded = a.cache.padded_dim;
-        for (int64_t d = 0; d < padded; d += kLanes) {
-            Floats acc[R];
-            GALLEY_UNROLL for (int r = 0; r < R; ++r) acc[r] =
-                load(mixed + (row + r) * padded + d) * splat(shrink[row + r]);
-            for (int64_t at = 0; at < keys; at += kBlockTokens) {
-                const T* v = values + heads_before(span + at) * kBlockTokens * padded + d;
-                const int64_t end = keys - at < kBlockTokens ? keys - at : kBlockTokens;
-                const float* p = scores + row * kSpan + at;
-                for (int64_t j = 0; j < end; ++j) {
-                    const Floats value = load_as_floats(v + j * padded);
-                    GALLEY_UNROLL for (int r = 0; r < R; ++r) acc[r] =
-                        fma(splat(p[r * kSpan + j]), value, acc[r]);
-                }
-            }
-            GALLEY_UNROLL for (int r = 0; r < R; ++r) store(mixed + (row + r) * padded + d, acc[r]);
-        }
-    }
-
-    template <int R>
-    void mix_rows(int64_t count, int64_t row, int64_t span, int64_t keys) {
-        if (count >= R) return mix<R>(row, span, keys);
-        if constexpr (R > 1) mix_rows<R - 1>(count, row, span, keys);
-    }
-
-    void take_span(int64_t span, int64_t keys) {
-        const T* cached = static_cast<const T*>(a.cache.keys);
-        const int64_t columns = (keys + kLanes - 1) / kLanes * kLanes;
-        for (int64_t c = 0; c < columns; c += kBlockTokens) {
-            const T* k = cached + heads_before(span + c) * a.cache.head_dim * kBlockTokens;
-            for (int64_t row = 0; row < rows; row += kQueries)
-                score_rows<kQueries>(rows - row, row, k, span + c, c);
-        }
-        for (int64_t row = 0; row < rows; ++row) soften(row, columns);
-        for (int64_t row = 0; row < rows; row += kQueries)
-            mix_rows<kQueries>(rows - row, row, span, keys);
-    }
-
-    void run() {
-        const int64_t last = a.first + a.tokens - 1;
-        const int64_t seen = a.window && a.first >= a.window ? a.first - a.window + 1 : 0;
-        for (int64_t span = seen / kSpan * kSpan; span <= last; span += kSpan)
-            take_span(span, last - span + 1 < kSpan ? last - span + 1 : kSpan);
+    // Both shares of a row scaled to their common maximum and added.
+    void merge(const Softmax& other) const {
         for (int64_t row = 0; row < rows; ++row) {
-            const Floats total = splat(sum(load(totals + row * kLanes)));
-            float* out = a.out + row / a.group * a.out_stride + row % a.group * a.cache.head_dim;
-            for (int64_t d = 0; d < a.cache.head_dim; d += kLanes)
-                store_some(out + d, load(mixed + row * a.cache.padded_dim + d) / total,
-                           a.cache.head_dim - d);
+            const float now = other.best[row] > best[row] ? other.best[row] : best[row];
+            const Floats mine = exp(splat(best[row] - now));
+            const Floats its = exp(splat(other.best[row] - now));
+            best[row] = now;
+            add(totals + row * kLanes, mine, other.totals + row * kLanes, its);
+            for (int64_t d = row * padded; d < (row + 1) * padded; d += kLanes)
+                add(mixed + d, mine, other.mixed + d, its);
         }
+    }
+
+    static void add(float* a, Floats mine, const float* b, Floats its) {
+        store(a, fma(load(b), its, load(a) * mine));
     }
 };
 
 template <class T>
-void write(const Cache& c, const float* k, const float* v, int64_t block, int64_t slot) {
-    for (int64_t h = 0; h < c.kv_heads; ++h) {
-        const int64_t head = block * c.kv_heads + h;
-        T* keys = static_cast<T*>(c.keys) + head * c.head_dim * kBlockTokens + slot;
-        T* values = static_cast<T*>(c.values) + (head * kBlockTokens + slot) * c.padded_dim;
-        for (int64_t d = 0; d < c.head_dim; ++d) {
-            store_element(keys + d * kBlockTokens, k[h * c.head_dim + d]);
-            store_element(values + d, v[h * c.head_dim + d]);
+struct Worker {
+    const Attend& a;
+    const Cache& cache;
+    const int64_t rows, last;  // last position
+    float* queries;            // for each tile of rows [head_dim][rows of the tile]
+    float* scores;             // [rows][kSpan], then weights
+    float* shrink;             // [rows]
+    float* rest;               // of the scratch memory
+
+    explicit Worker(const Attend& attend)
+        : a(attend),
+          cache(a.cache),
+          rows(a.tokens * a.group),
+          last(a.first + a.tokens - 1),
+          queries(reinterpret_cast<float*>(a.scratch)),
+          scores(queries + rows * cache.padded_dim),
+          shrink(scores + rows * kSpan),
+          rest(shrink + rows) {
+        for (int64_t row = 0; row < rows; row += kRows) {
+            const int64_t count = rows - row < kRows ? rows - row : kRows;
+            for (int64_t r = 0; r < count; ++r) pack_query(row + r, r, count);
         }
+    }
+
+    void pack_query(int64_t row, int64_t r, int64_t count) const {
+        const float* q = a.q + row / a.group * a.q_stride + row % a.group * cache.head_dim;
+        float* to = queries + (row - r) * cache.head_dim + r;
+        for (int64_t d = 0; d < cache.head_dim; ++d) to[d * count] = q[d];
+    }
+
+    // Where the keys begin that any of the rows may see.
+    int64_t first_span() const {
+        return a.window && a.first >= a.window ? (a.first - a.window + 1) / kSpan * kSpan : 0;
+    }
+
+    uint8_t* piece_of(int64_t key) const {
+        return piece(cache, a.table[key / kBlockTokens], a.kv_head);
+    }
+
+    // What will be read one span after `key` is: then the next KV head's first.
+    const uint8_t* piece_after(int64_t key) const {
+        const int64_t next = key + kSpan;
+        return next <= last ? piece_of(next)
+                            : piece_of(first_span() + key % kSpan) + cache.head_bytes;
+    }
+
+    // R rows against C blocks of keys from `at` on, which are columns `column` of the span.
+    template <int R, int C>
+    void score(int64_t row, int64_t at, int64_t column) const {
+        const T* keys[C];
+        const uint8_t* next[C];
+        Floats acc[R][C];
+        GALLEY_UNROLL for (int c = 0; c < C; ++c) {
+            keys[c] = reinterpret_cast<const T*>(piece_of(at + c * kBlockTokens));
+            next[c] = piece_after(at + c * kBlockTokens);
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) acc[r][c] = splat(0.0f);
+        }
+        constexpr int64_t kBytes = kBlockTokens * sizeof(T);  // for each d
+        const float* q = queries + row * cache.head_dim;
+        const bool fetch = row == 0;
+        for (int64_t d = 0; d < cache.head_dim; ++d) {
+            Floats key[C];
+            GALLEY_UNROLL for (int c = 0; c < C; ++c) {
+                if (fetch && d * kBytes % kLine == 0) prefetch(next[c] + d * kBytes);
+                key[c] = load_as_floats(keys[c] + d * kBlockTokens);
+            }
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                const Floats query = splat(q[d * R + r]);
+                GALLEY_UNROLL for (int c = 0; c < C; ++c) acc[r][c] = fma(query, key[c], acc[r][c]);
+            }
+        }
+        GALLEY_UNROLL for (int c = 0; c < C; ++c) {
+            const Floats unit = unit_of_keys(at + c * kBlockTokens);
+            GALLEY_UNROLL for (int r = 0; r < R; ++r)
+                store(scores + (row + r) * kSpan + column + c * kBlockTokens,
+                      masked(acc[r][c] * unit, row + r, at + c * kBlockTokens));
+        }
+    }
+
+    Floats unit_of_keys(int64_t at) const {
+        if constexpr (sizeof(T) > 1) return splat(a.scale);
+        return splat(a.scale) * load(key_scales(cache, piece_of(at)));
+    }
+
+    Floats masked(Floats s, int64_t row, int64_t at) const {
+        const int64_t to = a.first + row / a.group, from = a.window ? to - a.window + 1 : 0;
+        if (at >= from && at + kBlockTokens - 1 <= to) return s;
+        return between(from - at, to - at, s, -__builtin_inff());
+    }
+
+    template <int R>
+    void score_rows(int64_t count, int64_t row, int64_t span, int64_t columns) const {
+        if (count >= R) {
+            int64_t c = 0;
+            for (; c + kColumns * kLanes <= columns; c += kColumns * kLanes)
+                score<R, kColumns>(row, span + c, c);
+            for (; c < columns; c += kLanes) score<R, 1>(row, span + c, c);
+        } else if constexpr (R > 1) {
+            score_rows<R - 1>(count, row, span, columns);
+        }
+    }
+
+    // Scores become weights, relative to the greatest score so far; of int8 values they carry the
+    // scales.
+    void soften(const Softmax& sums, int64_t row, int64_t span, int64_t columns) const {
+        float* s = scores + row * kSpan;
+        Floats high = load(s);
+        for (int64_t c = kLanes; c < columns; c += kLanes) high = max(high, load(s + c));
+        const float top = largest(high);
+        float& best = sums.best[row];
+        const float now = top > best ? top : best;
+        const Floats fade = exp(splat(best - now));
+        best = now;
+        Floats total = load(sums.totals + row * kLanes) * fade;
+        for (int64_t c = 0; c < columns; c += kLanes) {
+            const Floats p = exp(load(s + c) - splat(now));
+            total = total + p;
+            if constexpr (sizeof(T) == 1)
+                store(s + c, p * load(value_scales(cache, piece_of(span + c))));
+            else
+                store(s + c, p);
+        }
+        store(sums.totals + row * kLanes, total);
+        shrink[row] = fade.p[0][0];
+    }
+
+    // R rows' weights times D registers of each value from `d` on.
+    template <int R, int D>
+    void mix(const Softmax& sums, int64_t row, int64_t d, int64_t span, int64_t keys) const {
+        const int64_t padded = cache.padded_dim;
+        float* mixed = sums.mixed + row * padded + d;
+        Floats acc[R][D];
+        GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int i = 0; i < D; ++i)
+            acc[r][i] = load(mixed + r * padded + i * kLanes) * splat(shrink[row + r]);
+        constexpr int64_t kBytes = D * kLanes * sizeof(T);  // for each key
+        const int64_t offset = cache.values + d * static_cast<int64_t>(sizeof(T));
+        const bool fetch = row == 0 && offset % kLine == 0;
+        for (int64_t at = 0; at < keys; at += kBlockTokens) {
+            const T* v = reinterpret_cast<const T*>(piece_of(span + at) + offset);
+            const uint8_t* next = piece_after(span + at) + offset;
+            const int64_t end = keys - at < kBlockTokens ? keys - at : kBlockTokens;
+            const float* p = scores + row * kSpan + at;
+            for (int64_t j = 0; j < end; ++j) {
+                if (fetch)
+                    for (int64_t b = 0; b < kBytes; b += kLine)
+                        prefetch(next + j * padded * static_cast<int64_t>(sizeof(T)) + b);
+                Floats value[D];
+                GALLEY_UNROLL for (int i = 0; i < D; ++i) value[i] =
+                    load_as_floats(v + j * padded + i * kLanes);
+                GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                    const Floats weight = splat(p[r * kSpan + j]);
+                    GALLEY_UNROLL for (int i = 0; i < D; ++i) acc[r][i] =
+                        fma(weight, value[i], acc[r][i]);
+                }
+            }
+        }
+        GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int i = 0; i < D; ++i)
+            store(mixed + r * padded + i * kLanes, acc[r][i]);
+    }
+
+    template <int R>
+    void mix_rows(const Softmax& sums, int64_t count, int64_t row, int64_t span,
+                  int64_t keys) const {
+        if (count >= R) {
+            int64_t d = 0;
+            for (; d + kColumns * kLanes <= cache.padded_dim; d += kColumns * kLanes)
+                mix<R, kColumns>(sums, row, d, span, keys);
+            for (; d < cache.padded_dim; d += kLanes) mix<R, 1>(sums, row, d, span, keys);
+        } else if constexpr (R > 1) {
+            mix_rows<R - 1>(sums, count, row, span, keys);
+        }
+    }
+
+    void take_span(const Softmax& sums, int64_t span, int64_t keys) const {
+        const int64_t columns = (keys + kLanes - 1) / kLanes * kLanes;
+        for (int64_t row = 0; row < rows; row += kRows)
+            score_rows<kRows>(rows - row, row, span, columns);
+        for (int64_t row = 0; row < rows; ++row) soften(sums, row, span, columns);
+        for (int64_t row = 0; row < rows; row += kRows)
+            mix_rows<kRows>(sums, rows - row, row, span, keys);
+    }
+
+    void take_chunk(int64_t chunk, const Softmax& sums) const {
+        sums.clear();
+        const int64_t begin = chunk * kChunk,
+                      end = begin + kChunk <= last ? begin + kChunk : last + 1;
+        const int64_t seen = first_span();
+        for (int64_t span = begin < seen ? seen : begin; span < end; span += kSpan)
+            take_span(sums, span, end - span < kSpan ? end - span : kSpan);
+    }
+
+    Softmax take_all() const {
+        const Softmax sums(rows, cache.padded_dim, rest);
+        const Softmax part(rows, cache.padded_dim, rest + partial_floats(rows, cache.padded_dim));
+        int64_t chunk = first_chunk(a.first, a.window);
+        take_chunk(chunk, sums);
+        while (++chunk <= last_chunk(last)) {
+            take_chunk(chunk, part);
+            sums.merge(part);
+        }
+        return sums;
+    }
+};
+
+void finish(const Attend& a, const Softmax& s) {
+    for (int64_t row = 0; row < s.rows; ++row) {
+        const Floats total = splat(sum(load(s.totals + row * kLanes)));
+        float* out = a.out + row / a.group * a.out_stride + row % a.group * a.cache.head_dim;
+        for (int64_t d = 0; d < a.cache.head_dim; d += kLanes)
+            store_some(out + d, load(s.mixed + row * s.padded + d) / total, a.cache.head_dim - d);
     }
 }
 
 }  // namespace
 
-void write_kv(const Cache& c, const float* k, const float* v, int64_t block, int64_t slot) {
-    c.bf16 ? write<uint16_t>(c, k, v, block, slot) : write<float>(c, k, v, block, slot);
+void attend(const Attend& a) {
+    if (a.cache.type == KvType::kInt8) return finish(a, Worker<int8_t>(a).take_all());
+    if (a.cache.type == KvType::kBF16) return finish(a, Worker<uint16_t>(a).take_all());
+    finish(a, Worker<float>(a).take_all());
 }
 
-void attend(const Attend& a) {
-    if (a.cache.bf16)
-        Worker<uint16_t>(a).run();
-    else
-        Worker<float>(a).run();
+void attend_chunk(const Attend& a, int64_t chunk, float* partial) {
+    const Softmax sums(a.tokens * a.group, a.cache.padded_dim, partial);
+    if (a.cache.type == KvType::kInt8) return Worker<int8_t>(a).take_chunk(chunk, sums);
+    if (a.cache.type == KvType::kBF16) return Worker<uint16_t>(a).take_chunk(chunk, sums);
+    Worker<float>(a).take_chunk(chunk, sums);
+}
+
+void merge_chunks(const Attend& a, float* partials, int64_t count) {
+    const int64_t rows = a.tokens * a.group, padded = a.cache.padded_dim;
+    const int64_t floats = partial_floats(rows, padded);
+    const Softmax sums(rows, padded, partials);
+    for (int64_t i = 1; i < count; ++i) sums.merge(Softmax(rows, padded, partials + i * floats));
+    finish(a, sums);
 }
 
 }  // namespace GALLEY_ISA

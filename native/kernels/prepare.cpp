@@ -1,4 +1,5 @@
 // Activations on their way into a linear layer, and embeddings out of the same matrices.
+#include "rounding.hpp"
 #include "tables.hpp"
 
 namespace galley {
@@ -14,31 +15,20 @@ void prepare_bf16(const Matrix& m, const float* x, uint8_t* row) {
 }
 
 void prepare_integer(const Matrix& m, const float* x, uint8_t* row, int64_t sums) {
-    Floats high = splat(0.0f), bad = splat(0.0f);
-    for (int64_t k = 0; k < m.depth; k += kLanes) {
-        const Floats v = load_some(x + k, m.depth - k);
-        high = max(high, abs(v));
-        bad = bad + v * splat(0.0f);  // NaN as soon as one element is not finite
-    }
-    const float most = largest(high), poison = sum(bad);
-    // Below 1e-30 the quotient would overflow; such a row is zero for every purpose.
-    const bool usable = poison == 0.0f && most > 1e-30f;
-    const float scale = poison == 0.0f ? (usable ? most / 127.0f : 0.0f) : poison;
-    const Floats inverse = splat(usable ? 127.0f / most : 0.0f);
+    const Rounding rounding = rounding_of(x, m.depth);
     int8_t* out = reinterpret_cast<int8_t*>(row);
     for (int64_t g = 0; g < m.groups; ++g) {
         const int64_t end = g + 1 < m.groups ? (g + 1) * m.group : m.padded_depth;
         Ints total = splat_int(0);
         for (int64_t k = g * m.group; k < end; k += kLanes) {
-            Ints q = splat_int(0);
-            if (usable) q = to_ints(load_some(x + k, m.depth > k ? m.depth - k : 0) * inverse);
+            const Ints q = round(rounding, load_some(x + k, m.depth > k ? m.depth - k : 0));
             total = total + q;
             store_bytes(out + k, q);
         }
         const int32_t group_sum = sum(total);
         memcpy(row + sums + 4 * g, &group_sum, sizeof group_sum);
     }
-    memcpy(row + sums + 4 * m.groups, &scale, sizeof scale);
+    memcpy(row + sums + 4 * m.groups, &rounding.scale, sizeof rounding.scale);
 }
 
 float scale_at(const Matrix& m, int64_t at) {

@@ -24,6 +24,8 @@ const Kernels kKernels = {
     add,
     write_kv,
     attend,
+    attend_chunk,
+    merge_chunks,
     exp_sum,
     multiply_int8,
     multiply_bf16,

@@ -18,6 +18,8 @@ void silu_mul(const float* a, const float* b, int64_t width, float* y);
 void add(const float* a, const float* b, int64_t width, float* y);
 void write_kv(const Cache&, const float* k, const float* v, int64_t block, int64_t slot);
 void attend(const Attend&);
+void attend_chunk(const Attend&, int64_t chunk, float* partial);
+void merge_chunks(const Attend&, float* partials, int64_t count);
 double exp_sum(const double* x, double most, double temperature);
 int64_t multiply_int8(int64_t steps);
 int64_t multiply_bf16(int64_t steps);

@@ -153,6 +153,13 @@ GALLEY_INLINE float largest(Floats a) {
     return v[0];
 #endif
 }
+// Lanes `first` to `last` as they are, the others `other`.
+GALLEY_INLINE Floats between(int64_t first, int64_t last, Floats a, float other) {
+    float v[kLanes];
+    store(v, a);
+    for (int i = 0; i < kLanes; ++i) v[i] = i >= first && i <= last ? v[i] : other;
+    return load(v);
+}
 GALLEY_INLINE int32_t sum(Ints a) {
     int32_t total = 0;
     for (int j = 0; j < kParts; ++j)
@@ -183,6 +190,15 @@ GALLEY_INLINE void store_bytes(int8_t* a, Ints v) {
         const SignedBytePart part = __builtin_convertvector(v.p[i], SignedBytePart);
         memcpy(a + i * kWidth, &part, sizeof part);
     }
+}
+GALLEY_INLINE Floats load_int8(const int8_t* a) {
+    Floats r;
+    GALLEY_PARTS {
+        SignedBytePart part;
+        memcpy(&part, a + i * kWidth, sizeof part);
+        r.p[i] = __builtin_convertvector(__builtin_convertvector(part, IntPart), FloatPart);
+    }
+    return r;
 }
 GALLEY_INLINE Floats load_bf16(const uint16_t* a) {
     Floats r;

@@ -23,6 +23,7 @@ T = TypeVar("T")
 DType = Literal["auto", "float32", "bfloat16"]
 ExecutorName = Literal["auto", "cpu", "reference"]
 Quantize = Literal["auto", "float32", "bf16", "int8", "int4"]
+KVType = Literal["auto", "float32", "bfloat16", "int8"]
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 """Of the server and its engine, who write to the same place."""
@@ -45,9 +46,14 @@ class EngineSettings:
     model: str = _setting("", "Model", "folder or hub id; empty for the bundled model")
     revision: str = _setting("main", "Model", "branch, tag or commit of a hub id")
     dtype: DType = _setting(
-        "auto", "Model", "what is computed and cached in; auto: as the checkpoint's matrices are"
+        "auto", "Model", "what is computed in; auto: as the checkpoint's matrices are"
     )
     quantize: Quantize = _setting("auto", "Model", "what the weights become; auto: as dtype says")
+    kv_dtype: KVType = _setting(
+        "auto",
+        "Model",
+        "type of keys and values in the cache (int8 for executor cpu); auto: as dtype says",
+    )
     executor: ExecutorName = _setting(
         "auto", "Model", "what runs the program; auto: cpu on device cpu, else reference"
     )

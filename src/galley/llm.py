@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
-from galley.config import DType, EngineSettings, ExecutorName, Quantize
+from galley.config import DType, EngineSettings, ExecutorName, KVType, Quantize
 from galley.engine.engine import Engine
 from galley.engine.load import load_engine
 from galley.errors import EngineError, ModelError, RequestError
@@ -111,6 +111,7 @@ class LLM:
         *,
         dtype: DType = "auto",
         quantize: Quantize = "auto",
+        kv_dtype: KVType = "auto",
         executor: ExecutorName = "auto",
         max_model_len: int | None = None,
         kv_cache_tokens: int | None = None,
@@ -122,8 +123,9 @@ class LLM:
 
         Args:
             model: a folder, a hub id, or nothing for the bundled model.
-            dtype: what is computed and cached in; "auto": as the checkpoint's matrices are.
+            dtype: what is computed in; "auto": as the checkpoint's matrices are.
             quantize: what the weights become; "auto": as ``dtype`` says.
+            kv_dtype: of keys and values in the cache (int8: executor "cpu" alone); "auto": ``dtype``.
             executor: what runs the program; "auto": "cpu" on device "cpu", else "reference".
             max_model_len: context limit in tokens; default: the model's own.
             kv_cache_tokens: size of the KV cache; default: from the memory available.
@@ -140,6 +142,7 @@ class LLM:
                 model=str(model),
                 dtype=dtype,
                 quantize=quantize,
+                kv_dtype=kv_dtype,
                 executor=executor,
                 max_model_len=max_model_len,
                 kv_cache_tokens=kv_cache_tokens,

@@ -296,6 +296,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     executor: str
     dtype: str
     quantize: str
+    kv_dtype: str
     vocab_size: int
     max_model_len: int
     kv_cache_tokens: int

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import linear
 
 from galley import _native
-from galley.config import DType, EngineSettings, Quantize
+from galley.config import DType, EngineSettings, KVType, Quantize
 from galley.engine.load import load_engine
 from galley.formats.checkpoint import Checkpoint
 from galley.formats.weights import Weight
@@ -26,6 +26,7 @@ from galley.types import BLOCK_TOKENS
 Floats = npt.NDArray[np.float32]
 ISAS: Final = _native.supported_isas()
 KINDS: Final[tuple[Quantize, ...]] = ("float32", "bf16", "int8", "int4")
+KV_TYPES: Final[tuple[KVType, ...]] = ("float32", "bfloat16", "int8")
 
 
 def as_weight(values: Floats) -> Weight:
@@ -82,12 +83,18 @@ def run_embed(weight: _native.Packed, rows: int, depth: int, *, isa: str) -> Flo
 
 
 def cpu_executor(
-    folder: Path, quantize: Quantize, *, dtype: DType = "float32", threads: int = 1
+    folder: Path,
+    quantize: Quantize,
+    *,
+    dtype: DType = "float32",
+    kv_dtype: KVType = "auto",
+    threads: int = 1,
 ) -> Executor:
     """GALLEY_CPU_ISA says which kernels."""
     settings = EngineSettings(
         model=str(folder),
         dtype=dtype,
+        kv_dtype=kv_dtype,
         executor="cpu",
         quantize=quantize,
         kv_cache_tokens=4096,
@@ -97,9 +104,21 @@ def cpu_executor(
 
 
 class RoundingExecutor(ReferenceExecutor):
-    """The reference executor with the inputs of linear layers rounded as ``quantize`` rounds them."""
+    """The reference executor with the inputs of linear layers rounded as ``quantize`` rounds them.
+
+    Keys and values are rounded too, head by head, as ``kv_dtype`` does.
+    """
 
     rounding: Callable[[torch.Tensor], torch.Tensor]
+    kv_rounding: Callable[[torch.Tensor], torch.Tensor]
+
+    def _attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        q, *kv = inputs
+        heads = (-1, op.attrs["head_dim"])
+        rounded = [
+            [self.kv_rounding(tile.view(heads)).view(tile.shape) for tile in tiles] for tiles in kv
+        ]
+        return super()._attention(op, step, [q, *rounded])
 
     def _linear(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         weight = self._weights[op.tensor("weight")]
@@ -107,7 +126,7 @@ class RoundingExecutor(ReferenceExecutor):
         return [linear(self.rounding(tile), weight, bias) for tile in inputs[0]]
 
 
-def _round_int8(x: torch.Tensor) -> torch.Tensor:
+def round_int8(x: torch.Tensor) -> torch.Tensor:
     most = x.abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
     return torch.round(x * (127 / most)) * (most / 127)
 
@@ -115,8 +134,13 @@ def _round_int8(x: torch.Tensor) -> torch.Tensor:
 _ROUNDING: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "float32": lambda x: x,
     "bf16": lambda x: x.bfloat16().float(),
-    "int8": _round_int8,
-    "int4": _round_int8,
+    "int8": round_int8,
+    "int4": round_int8,
+}
+KV_ROUNDING: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "float32": lambda x: x,
+    "bfloat16": lambda x: x.bfloat16().float(),
+    "int8": round_int8,
 }
 _DEQUANTISED: Final[Mapping[str, Callable[[Weight], Floats]]] = {
     "float32": to_float32,
@@ -127,7 +151,11 @@ _DEQUANTISED: Final[Mapping[str, Callable[[Weight], Floats]]] = {
 
 
 def rounding_executor(
-    folder: Path, quantize: Quantize, *, round_activations: bool = True
+    folder: Path,
+    quantize: Quantize,
+    *,
+    round_activations: bool = True,
+    kv_dtype: KVType = "float32",
 ) -> RoundingExecutor:
     """Torch on the dequantised weights, with 256 blocks of KV."""
     checkpoint = Checkpoint.open(folder)
@@ -141,9 +169,12 @@ def rounding_executor(
     executor = RoundingExecutor(
         program,
         weights,
-        ExecutorOptions(dtype="float32", quantize="float32", device="cpu", threads=1),
+        ExecutorOptions(
+            dtype="float32", quantize="float32", kv_dtype="float32", device="cpu", threads=1
+        ),
     )
     executor.rounding = _ROUNDING[quantize if round_activations else "float32"]
+    executor.kv_rounding = KV_ROUNDING[kv_dtype]
     executor.allocate_kv(256)
     return executor
 

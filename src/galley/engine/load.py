@@ -51,6 +51,7 @@ def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None
         executor=executor_name,
         dtype=options.dtype,
         quantize=options.quantize,
+        kv_dtype=options.kv_dtype,
         vocab_size=program.vocab_size,
         max_model_len=max_model_len,
         kv_cache_tokens=blocks * BLOCK_TOKENS,
@@ -110,7 +111,7 @@ class _Phases:
 def _executor_options(
     settings: EngineSettings, program: Program, checkpoint: Checkpoint, weights: Weights
 ) -> ExecutorOptions:
-    """What is left to choose follows the checkpoint: dtype its matrices, quantize dtype."""
+    """What is left to choose follows the checkpoint: dtype its matrices, quantize and kv_dtype dtype."""
     dtype: str = settings.dtype
     if dtype == "auto":
         types = {weights[name].dtype for name, shape in program.shapes.items() if len(shape) == 2}
@@ -121,6 +122,7 @@ def _executor_options(
     return ExecutorOptions(
         dtype=dtype,
         quantize=quantize,
+        kv_dtype=dtype if settings.kv_dtype == "auto" else settings.kv_dtype,
         device=settings.device,
         threads=settings.threads or available_cores(),
         disable_pass=settings.disable_pass,

@@ -26,7 +26,8 @@ class CpuExecutor:
     """See :class:`galley.ops.executor.Executor`.
 
     Between ops, rows are float32. A linear layer rounds its input to what its weights want: bfloat16 for
-    ``bf16``, int8 with one scale a row for ``int8`` and ``int4``. Keys and values are kept in ``dtype``.
+    ``bf16``, int8 with one scale a row for ``int8`` and ``int4``. Keys and values are kept in ``kv_dtype``,
+    int8 ones with one scale for each token and head.
     """
 
     cost: Cost
@@ -55,7 +56,7 @@ class CpuExecutor:
             choose_isa(os.environ), threads, cpus_to_pin(threads), arena_bytes, program.vocab_size
         )
         for kv in program.kv:
-            self._native.add_kv_layer(kv.kv_heads, kv.head_dim, options.dtype == "bfloat16")
+            self._native.add_kv_layer(kv.kv_heads, kv.head_dim, options.kv_dtype)
         for step in lowered.calls:
             buffers = [slots[b] for b in (*step.reads, *step.writes)]
             getattr(self._native, step.name)(*step.arguments, *buffers)

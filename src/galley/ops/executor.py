@@ -82,8 +82,9 @@ class ExecutorOptions:
     """How to run a program.
 
     Attributes:
-        dtype: what is computed and cached in: "float32" or "bfloat16".
+        dtype: what is computed in: "float32" or "bfloat16".
         quantize: what matrices become: "float32", "bf16", "int8" or "int4".
+        kv_dtype: of keys and values in the cache: "float32", "bfloat16" or "int8".
         device: where to run.
         threads: to compute with.
         disable_pass: names of passes over the program (``graph/passes/``) that are left out.
@@ -93,6 +94,7 @@ class ExecutorOptions:
 
     dtype: str
     quantize: str
+    kv_dtype: str
     device: str
     threads: int
     disable_pass: tuple[str, ...] = ()

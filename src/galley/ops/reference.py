@@ -107,6 +107,11 @@ class ReferenceExecutor:
                 f"disable_pass names {', '.join(options.disable_pass)}, but the reference executor "
                 "runs the program as it was traced; leave it out, or use executor 'cpu'"
             )
+        if options.kv_dtype != options.dtype:
+            raise SettingsError(
+                f"kv_dtype is {options.kv_dtype!r}, but the reference executor keeps keys and values "
+                f"in dtype, which is {options.dtype!r}; leave it out, or use executor 'cpu'"
+            )
         self._program = program
         self._quantize = options.quantize
         self._dtype = _TORCH_TYPES[options.dtype]
