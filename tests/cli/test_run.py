@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
-import typer
 
 from galley import LLM, SamplingParams
 from galley.cli.run import _model_and_prompt
@@ -59,7 +59,7 @@ def test_one_argument_is_a_model_or_a_prompt(
 
 
 def test_two_words_are_no_model_and_prompt() -> None:
-    with pytest.raises(typer.BadParameter, match="'hello' is neither a folder nor a hub id"):
+    with pytest.raises(click.BadParameter, match="'hello' is neither a folder nor a hub id"):
         _model_and_prompt("hello", "world")
 
 

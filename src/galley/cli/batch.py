@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-import typer
+import click
 
 from galley.cli.batch_files import Results, read_lines, result_id, scan
-from galley.cli.options import Flags, start_logging, with_flags
+from galley.cli.options import Command, Flags, start_logging, with_flags
+from galley.cli.terminal import progress
 from galley.config import EngineSettings, Settings
 from galley.errors import RequestError
 
@@ -16,12 +17,15 @@ _AHEAD: Final = 2
 """Lines in flight for each sequence that may run, so that the engine never waits for the file."""
 
 
+@click.command(cls=Command)
 @with_flags(EngineSettings, model=True, extra=("served_model_name",))
-def batch(
-    flags: Flags,
-    requests: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="one request a line")],
-    results: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="one result a line")],
-) -> None:
+@click.argument(
+    "requests", metavar="IN.jsonl", type=click.Path(path_type=Path), help="one request a line"
+)
+@click.argument(
+    "results", metavar="OUT.jsonl", type=click.Path(path_type=Path), help="one result a line"
+)
+def batch(flags: Flags, requests: Path, results: Path) -> None:
     """Answer a file of requests in OpenAI's batch format.
 
     Results are written as they come, not in the order of the requests. After an interruption run
@@ -36,24 +40,19 @@ def batch(
         before = len(output.done)
         if before < len(wanted):
             _answer_all(settings, requests, wanted, output)
-    typer.echo(f"{results}: {len(wanted) - before} results added, {before} were there", err=True)
+    click.echo(f"{results}: {len(wanted) - before} results added, {before} were there", err=True)
 
 
 def _answer_all(
     settings: Settings, requests: Path, wanted: dict[str, str | None], output: Results
 ) -> None:
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress
-
     todo = (
         (number, text)
         for number, text in read_lines(requests)
         if result_id(number) in wanted and result_id(number) not in output.done
     )
-    columns = [*Progress.get_default_columns(), MofNCompleteColumn()]
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("answering", total=len(wanted), completed=len(output.done))
-        asyncio.run(_run(settings, todo, wanted, output, lambda: progress.advance(bar)))
+    with progress("answering", len(wanted), done=len(output.done)) as bar:
+        asyncio.run(_run(settings, todo, wanted, output, lambda: bar.update(1)))
 
 
 async def _run(

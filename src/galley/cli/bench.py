@@ -1,19 +1,18 @@
 """``galley bench``: what the machine can do, and what the engine makes of it."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import typer
+import click
 
-from galley.cli.options import EPILOG, MODEL_HELP, Flags, start_logging, with_flags
+from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
+from galley.cli.terminal import progress, table
 from galley.config import EngineSettings
 from galley.errors import SettingsError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from galley.bench.report import Machine, Point, Spread
 
 _MEMORY_MIB: Final = 1024
@@ -24,47 +23,70 @@ _SETTINGS: Final = (
     *(f.name for f in dataclasses.fields(EngineSettings) if f.name != "prefix_cache"),
 )
 
-JsonOption = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="write all figures to FILE, too")
-]
-bench_app = typer.Typer(help="Measure speed, on a machine that is idle.", no_args_is_help=True)
+_json_option = click.option(
+    "--json",
+    "json_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="write all figures to FILE, too",
+)
 
 
-@bench_app.command()
-def machine(
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="default: the cores this process may use")
-    ] = None,
-    memory_mib: Annotated[
-        int, typer.Option(min=1, help="streamed for the read rate; far more than the caches hold")
-    ] = _MEMORY_MIB,
-    repeats: Annotated[int, typer.Option(min=1, help="samples of each figure")] = 7,
-    json_file: JsonOption = None,
-) -> None:
+def _count(
+    *names: str, default: int | None, help: str, least: int = 1
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    kind = click.IntRange(min=least)
+    return click.option(*names, type=kind, default=default, show_default=True, help=help)
+
+
+@click.group("bench")
+def bench_group() -> None:
+    """Measure speed, on a machine that is idle."""
+
+
+@bench_group.command(cls=Command)
+@_count("--threads", default=None, help="default: the cores this process may use")
+@_count(
+    "--memory-mib",
+    default=_MEMORY_MIB,
+    help="streamed for the read rate; far more than the caches hold",
+)
+@_count("--repeats", default=7, help="samples of each figure")
+@_json_option
+def machine(threads: int | None, memory_mib: int, repeats: int, json_file: Path | None) -> None:
     """How fast memory is read and products are computed: what bounds every model on this machine."""
     _check_folder(json_file)
-    with _progress() as progress:
-        measured = _measure(progress, threads, memory_mib, repeats)
+    measured = _measure(threads, memory_mib, repeats)
     _print_machine(measured)
     _write(json_file, {"machine": measured})
 
 
-@bench_app.command(epilog=EPILOG)
+@bench_group.command(cls=Command)
 @with_flags(_SETTINGS)
+@click.argument("model", required=False, help=MODEL_HELP)
+@_count("--prompt", default=512, help="tokens of the prompt for prefill")
+@_count("--decode", default=64, help="decode steps of a repeat")
+@_count("--context", default=64, help="tokens of a sequence when it decodes")
+@click.option(
+    "--batch",
+    metavar="N,N,...",
+    default="1,4,8,16,32",
+    show_default=True,
+    help="sequences that decode together",
+)
+@_count("--repeats", default=5, help="samples of each figure")
+@_count("--seed", default=0, least=0, help="of the random prompts")
+@_json_option
 def engine(
     flags: Flags,
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = None,
-    prompt: Annotated[int, typer.Option(min=1, help="tokens of the prompt for prefill")] = 512,
-    decode: Annotated[int, typer.Option(min=1, help="decode steps of a repeat")] = 64,
-    context_tokens: Annotated[
-        int, typer.Option("--context", min=1, help="tokens of a sequence when it decodes")
-    ] = 64,
-    batch: Annotated[
-        str, typer.Option(metavar="N,N,...", help="sequences that decode together")
-    ] = "1,4,8,16,32",
-    repeats: Annotated[int, typer.Option(min=1, help="samples of each figure")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="of the random prompts")] = 0,
-    json_file: JsonOption = None,
+    model: str | None,
+    prompt: int,
+    decode: int,
+    context: int,
+    batch: str,
+    repeats: int,
+    seed: int,
+    json_file: Path | None,
 ) -> None:
     """Prefill and decode speed at each batch size, and its share of what the machine can do.
 
@@ -78,20 +100,19 @@ def engine(
     workload = Workload(
         prompt=prompt,
         decode=decode,
-        context=context_tokens,
+        context=context,
         batches=_sizes(batch),
         repeats=repeats,
         seed=seed,
     )
-    with _progress() as progress:
-        measured = _measure(progress, settings.threads, _MEMORY_MIB, repeats)
-        bar = progress.add_task("load", total=workload.runs)
-        info, points = bench_engine(
-            settings,
-            workload,
-            measured,
-            lambda name: progress.update(bar, advance=1, description=name),
-        )
+    measured = _measure(settings.threads, _MEMORY_MIB, repeats)
+    with progress("load", workload.runs) as bar:
+
+        def on_phase(name: str) -> None:
+            bar.label = name
+            bar.update(1)
+
+        info, points = bench_engine(settings, workload, measured, on_phase)
     _print_machine(measured)
     _print_points(points)
     used = {f.name: getattr(settings, f.name) for f in dataclasses.fields(EngineSettings)}
@@ -112,52 +133,39 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _progress() -> "Progress":
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress
-
-    columns = [*Progress.get_default_columns(), MofNCompleteColumn()]
-    return Progress(*columns, console=Console(stderr=True), transient=True)
-
-
-def _measure(progress: "Progress", threads: int | None, memory_mib: int, repeats: int) -> "Machine":
+def _measure(threads: int | None, memory_mib: int, repeats: int) -> "Machine":
     from galley.ops.executor import executor_factory
 
     executor_factory("cpu")  # says what to do where there is no native module
     from galley.bench.machine import PHASES, measure_machine
 
-    bar = progress.add_task("machine", total=PHASES)
-    return measure_machine(
-        threads=threads,
-        memory_bytes=memory_mib << 20,
-        repeats=repeats,
-        on_phase=lambda: progress.advance(bar),
-    )
+    with progress("machine", PHASES) as bar:
+        return measure_machine(
+            threads=threads,
+            memory_bytes=memory_mib << 20,
+            repeats=repeats,
+            on_phase=lambda: bar.update(1),
+        )
 
 
 def _print_machine(m: "Machine") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("machine", "median", "lowest to highest")
-    for name, rate in (("huge", m.read_huge), ("small", m.read_small)):
-        table.add_row(f"read, {name} pages, GB/s", *_figures(rate, 1e9))
-    for kind, rate in m.operations.items():
-        table.add_row(f"multiply {kind}, GOPS", *_figures(rate, 1e9))
-    console = Console()
+    rows = [
+        (f"read, {name} pages, GB/s", *_figures(rate, 1e9))
+        for name, rate in (("huge", m.read_huge), ("small", m.read_small))
+    ]
+    rows += [
+        (f"multiply {kind}, GOPS", *_figures(rate, 1e9)) for kind, rate in m.operations.items()
+    ]
     caches = ", ".join(f"L{c.level} {c.type} {c.bytes >> 10} KiB" for c in m.caches)
-    console.print(f"{m.cpu}, {m.cores} cores, {m.threads} threads, {m.isa}", highlight=False)
-    console.print(caches or "caches unknown", highlight=False)
-    console.print(table)
+    print(f"{m.cpu}, {m.cores} cores, {m.threads} threads, {m.isa}")
+    print(caches or "caches unknown")
+    print(table(("machine", "median", "lowest to highest"), rows))
 
 
 def _print_points(points: "Sequence[Point]") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("work", "tokens/s", "lowest to highest", "ms a step", "Python", "GB/s", "GOPS")
-    for p in points:
-        table.add_row(
+    header = ("work", "tokens/s", "lowest to highest", "ms a step", "Python", "GB/s", "GOPS")
+    rows = [
+        (
             f"prefill {p.tokens}" if p.work == "prefill" else f"decode, {p.batch} at once",
             *_figures(p.tokens_per_s, 1),
             f"{p.step_ms.median:.2f}",
@@ -165,7 +173,9 @@ def _print_points(points: "Sequence[Point]") -> None:
             f"{p.bytes_per_s.median / 1e9:.1f} ({p.read_share:.0%})",
             f"{p.operations_per_s.median / 1e9:.0f} ({p.operation_share:.0%})",
         )
-    Console().print(table)
+        for p in points
+    ]
+    print(table(header, rows))
 
 
 def _figures(spread: "Spread", unit: float) -> tuple[str, str]:

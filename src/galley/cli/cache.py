@@ -4,10 +4,11 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
-import typer
+import click
 
+from galley.cli.terminal import table
 from galley.errors import GalleyError, ModelError, SettingsError
 
 if TYPE_CHECKING:
@@ -17,55 +18,53 @@ _DAY: Final = 86400.0
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", re.IGNORECASE)
 
-cache_app = typer.Typer(
-    help="See and remove the packed weights that are kept for fast starts.", no_args_is_help=True
-)
+
+@click.group("cache")
+def cache_group() -> None:
+    """See and remove the packed weights that are kept for fast starts."""
 
 
-def _parse_size(text: str) -> int:
+def _parse_size(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    if text is None:
+        return None
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise typer.BadParameter(f"{text!r} is not a size such as 500MB or 2GB")
+        raise click.BadParameter(f"{text!r} is not a size such as 500MB or 2GB")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-@cache_app.command("list")
+@cache_group.command("list")
 def list_files() -> None:
     """List the packed weights on disk, last used first."""
     folder, files = _files()
     if not files:
-        typer.echo(f"{folder} holds no packed weights")
+        click.echo(f"{folder} holds no packed weights")
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("model", "quantisation", "size", "last used")
+    rows = []
     for file in files:
-        age = _age(time.time() - file.used)
-        if file.header is None:
-            table.add_row(file.path.name, file.flaw, _size(file.size), age)
-        else:
-            table.add_row(file.header.model, file.header.kind, _size(file.size), age)
-    Console().print(table)
-    typer.echo(f"{_size(sum(file.size for file in files))} in {folder}")
+        model, kind = file.path.name, file.flaw
+        if file.header is not None:
+            model, kind = file.header.model, file.header.kind
+        rows.append((model, kind, _size(file.size), _age(time.time() - file.used)))
+    click.echo(table(("model", "quantisation", "size", "last used"), rows, left=(0, 1, 3)))
+    click.echo(f"{_size(sum(file.size for file in files))} in {folder}")
 
 
-@cache_app.command()
-def prune(
-    everything: Annotated[bool, typer.Option("--all", help="remove all packed weights")] = False,
-    older_than: Annotated[
-        float | None,
-        typer.Option(metavar="DAYS", min=0, help="remove what was last used more days ago"),
-    ] = None,
-    max_size: Annotated[
-        int | None,
-        typer.Option(
-            metavar="SIZE",
-            parser=_parse_size,
-            help="keep this much at most (500MB, 2GB), the last used first",
-        ),
-    ] = None,
-) -> None:
+@cache_group.command()
+@click.option("--all", "everything", is_flag=True, help="remove all packed weights")
+@click.option(
+    "--older-than",
+    metavar="DAYS",
+    type=click.FloatRange(min=0),
+    help="remove what was last used more days ago",
+)
+@click.option(
+    "--max-size",
+    metavar="SIZE",
+    callback=_parse_size,
+    help="keep this much at most (500MB, 2GB), the last used first",
+)
+def prune(everything: bool, older_than: float | None, max_size: int | None) -> None:
     """Remove packed weights that no start can use any more, and what the options say.
 
     No start can use damaged files, those of another version, and those of checkpoints that have changed
@@ -80,10 +79,10 @@ def prune(
             raise GalleyError(f"{file.path} cannot be removed: {error.strerror}") from error
         name = file.header.model if file.header else file.path.name
         kind = f" {file.header.kind}" if file.header else ""
-        typer.echo(f"removed {name}{kind} ({_size(file.size)}): {reason}")
+        click.echo(f"removed {name}{kind} ({_size(file.size)}): {reason}")
         freed += file.size
     left = sum(file.size for file in files) - freed
-    typer.echo(f"freed {_size(freed)}; {_size(left)} left in {folder}")
+    click.echo(f"freed {_size(freed)}; {_size(left)} left in {folder}")
 
 
 def _files() -> "tuple[Path, list[CachedFile]]":

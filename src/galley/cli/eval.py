@@ -4,11 +4,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import typer
+import click
 
-from galley.cli.options import EPILOG, MODEL_HELP, Flags, start_logging, with_flags
+from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
+from galley.cli.terminal import progress, table
 from galley.config import EngineSettings
 from galley.errors import SettingsError
 from galley.types import SamplingParams
@@ -21,24 +22,23 @@ if TYPE_CHECKING:
 _LONGEST_ANSWER: Final = 256
 """Tokens. Right answers have at most as many characters; a model that rambles on is wrong already."""
 
-eval_app = typer.Typer(help="Measure the quality of a model.", no_args_is_help=True)
+
+@click.group("eval")
+def eval_group() -> None:
+    """Measure the quality of a model."""
 
 
-@eval_app.callback()
-def _eval() -> None:
-    """Keep ``demo`` a subcommand: typer runs the only command of a group without its name."""
-
-
-@eval_app.command(epilog=EPILOG)
+@eval_group.command(cls=Command)
 @with_flags(EngineSettings)
-def demo(
-    flags: Flags,
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = None,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="write scores and misses to FILE, too"),
-    ] = None,
-) -> None:
+@click.argument("model", required=False, help=MODEL_HELP)
+@click.option(
+    "--json",
+    "json_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="write scores and misses to FILE, too",
+)
+def demo(flags: Flags, model: str | None, json_file: Path | None) -> None:
     """Score the call-centre tasks on both held-out sets, by exact match of greedy answers.
 
     Set 1 holds out names, accounts and numbers; set 2 the wordings, too.
@@ -47,21 +47,13 @@ def demo(
     start_logging(settings)
     if json_file is not None and not json_file.parent.is_dir():
         raise SettingsError(f"--json {json_file}: the folder {json_file.parent} does not exist")
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress
-
     from galley.demo import heldout
     from galley.demo.evaluate import evaluate
     from galley.llm import LLM
 
     total = sum(len(heldout.read(number)) for number in heldout.SETS)
-    columns = [*Progress.get_default_columns(), MofNCompleteColumn()]
-    with (
-        LLM.from_settings(settings) as llm,
-        Progress(*columns, console=Console(stderr=True)) as progress,
-    ):
-        bar = progress.add_task("answering", total=total)
-        answer = _answerer(llm, settings.running_limit, lambda n: progress.advance(bar, n))
+    with LLM.from_settings(settings) as llm, progress("answering", total) as bar:
+        answer = _answerer(llm, settings.running_limit, bar.update)
         evaluation = evaluate(answer)
     _print_table(evaluation)
     if json_file is not None:
@@ -86,21 +78,19 @@ def _answerer(
 
 
 def _print_table(evaluation: "Evaluation") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from galley.demo.evaluate import TARGETS
 
-    table = Table("set", "task", "exact match", "target", "")
-    for score in evaluation.scores:
-        table.add_row(
+    rows = [
+        (
             str(score.set),
             score.task,
             f"{score.correct}/{score.total} = {score.rate:.1%}",
             f"{TARGETS[score.set]:.0%}",
             "reached" if score.passed else "missed",
         )
-    Console().print(table)
+        for score in evaluation.scores
+    ]
+    print(table(("set", "task", "exact match", "target", ""), rows, left=(0, 1, 4)))
 
 
 def _as_json(evaluation: "Evaluation") -> dict[str, Any]:

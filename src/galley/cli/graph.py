@@ -3,31 +3,39 @@
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-import typer
+import click
 
-from galley.cli.options import MODEL_HELP, Flags, with_flags
+from galley.cli.options import MODEL_HELP, Command, Flags, with_flags
+from galley.cli.terminal import progress, table
 from galley.errors import SettingsError
 
 if TYPE_CHECKING:
     from galley.engine.stages import Stage
 
 
+@click.command(cls=Command)
 @with_flags(("revision", "dtype", "quantize", "threads", "disable_pass"))
+@click.argument("model", required=False, help=MODEL_HELP)
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="decoding steps timed for each row; the median is shown",
+)
+@click.option(
+    "--html",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="write table and picture to FILE",
+)
+@click.option(
+    "--svg", metavar="FILE", type=click.Path(path_type=Path), help="write the picture to FILE"
+)
 def graph(
-    flags: Flags,
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = None,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="decoding steps timed for each row; the median is shown")
-    ] = 50,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="write table and picture to FILE"),
-    ] = None,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="write the picture to FILE")
-    ] = None,
+    flags: Flags, model: str | None, repeats: int, html: Path | None, svg: Path | None
 ) -> None:
     """Show what each pass over the model's program gains.
 
@@ -44,24 +52,19 @@ def graph(
     from galley.ops.executor import executor_factory
 
     executor_factory("cpu")  # says what is missing, where the imports below would just fail
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress
-
     from galley.engine.stages import measure_eager, measure_stages, stage_names
     from galley.graph.picture import draw_svg
 
     read = read_model(settings, resolve_model(settings.model, revision=settings.revision))
-    columns = [*Progress.get_default_columns(), MofNCompleteColumn()]
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("measuring", total=1 + len(stage_names(read)))
+    with progress("measuring", 1 + len(stage_names(read))) as bar:
         eager = measure_eager(read, repeats=repeats)
-        progress.advance(bar)
+        bar.update(1)
         stages = []
         for stage in measure_stages(read, repeats=repeats):
             stages.append(stage)
-            progress.advance(bar)
+            bar.update(1)
     rows = _rows(stages, eager, len(read.program.ops))
-    _print_table(rows)
+    print(table(HEADER, rows))
     picture = draw_svg(stages[-1].program)
     if svg is not None:
         svg.write_text(picture, encoding="utf-8")
@@ -90,19 +93,6 @@ def _rows(stages: "Sequence[Stage]", eager: float | None, ops: int) -> list[Row]
         )
         rows.append((stage.name or "(as traced)", *figures))
     return rows
-
-
-def _print_table(rows: Sequence[Row]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for i, name in enumerate(HEADER):
-        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
 
 
 def _page(rows: Sequence[Row], picture: str, *, title: str) -> str:

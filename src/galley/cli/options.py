@@ -6,16 +6,15 @@ was really given on the command line and leaves the rest to the environment, the
 
 import dataclasses
 import functools
-import inspect
 import logging
-import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Any, Final, Literal
 
-import typer
+import click
+from click.core import ParameterSource
 
 from galley.config import EngineSettings, Settings, setting_types
 from galley.types import SamplingParams
@@ -63,7 +62,7 @@ class Flags:
     def sampling(self) -> SamplingParams:
         """Raises :class:`~galley.errors.RequestError` when a value is out of range."""
         chosen = {name: value for name, value in self.given.items() if name in SAMPLING_HELP}
-        return SamplingParams(**chosen)  # type: ignore[arg-type]  # typer made them of these types
+        return SamplingParams(**chosen)  # type: ignore[arg-type]  # click made them of these types
 
 
 def start_logging(settings: Settings) -> None:
@@ -78,7 +77,7 @@ def with_flags(
     model: bool = False,
     extra: tuple[str, ...] = (),
     sampling: bool = False,
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+) -> "_Decorator":
     """Give a command, through its parameter ``flags: Flags``, a flag for every setting.
 
     Args:
@@ -93,39 +92,59 @@ def with_flags(
         options += _sampling_options()
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(command)
-        def wrapper(context: typer.Context, config: Path | None, **values: object) -> None:
-            given = {option.name: values.pop(option.name) for option in options}
-            flags = Flags(
-                {
-                    name: tuple(value) if isinstance(value, list) else value
-                    for name, value in given.items()
-                    if _on_command_line(context, name)
-                },
-                config,
-            )
-            command(flags=flags, **values)
+        def call(context: click.Context, /, config: Path | None, **values: object) -> None:
+            given = {name: values.pop(name) for name, _ in options}
+            told = {name: v for name, v in given.items() if _on_command_line(context, name)}
+            command(flags=Flags(told, config), **values)
 
-        own = [p for name, p in inspect.signature(command).parameters.items() if name != "flags"]
-        parameters = [_CONTEXT, *own, _CONFIG, *options]
-        signature = inspect.Signature(
-            [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-        )
-        wrapper.__signature__ = signature  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-        return wrapper
+        # With it come the arguments that the command has declared already.
+        decorated: Callable[..., None] = functools.update_wrapper(click.pass_context(call), command)
+        for _, option in reversed(options):
+            decorated = option(decorated)
+        return _CONFIG(decorated)
 
     return decorate
 
 
-def _on_command_line(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+class Option(click.Option):
+    """An option that help lists with others of its ``group``."""
+
+    def __init__(self, *declarations: Any, group: str, **attributes: Any) -> None:
+        super().__init__(*declarations, **attributes)
+        self.group = group
+
+
+class Command(click.Command):
+    """A command whose help lists options in groups, and says where else settings may stand."""
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        if any(isinstance(param, Option) for param in self.params):
+            self.epilog = EPILOG
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See :class:`click.Command`."""
+        groups: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None and not isinstance(param, click.Argument):
+                group = param.group if isinstance(param, Option) else "Options"
+                groups.setdefault(group, []).append(record)
+        for group, records in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(records)
+
+
+_Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def _on_command_line(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _setting_options(
     chosen: type[EngineSettings] | tuple[str, ...], *, model: bool, extra: tuple[str, ...]
-) -> Iterator[inspect.Parameter]:
+) -> Iterator[tuple[str, _Decorator]]:
     kinds = setting_types(Settings)
     if isinstance(chosen, tuple):
         wanted = {*chosen, *extra}
@@ -133,63 +152,52 @@ def _setting_options(
         wanted = {field.name for field in dataclasses.fields(chosen)} | {"log_level", *extra}
     for field in dataclasses.fields(Settings):
         if field.name in wanted and (model or field.name != "model"):
-            yield _option(
+            yield (
                 field.name,
-                kinds[field.name],
-                field.default,
-                help=field.metadata["help"],
-                panel=field.metadata["group"],
+                _option(
+                    field.name,
+                    kinds[field.name],
+                    default=field.default,
+                    help=field.metadata["help"],
+                    group=field.metadata["group"],
+                ),
             )
 
 
-def _sampling_options() -> Iterator[inspect.Parameter]:
+def _sampling_options() -> Iterator[tuple[str, _Decorator]]:
     kinds = typing.get_type_hints(SamplingParams)
     for name, help_text in SAMPLING_HELP.items():
-        yield _option(name, kinds[name], None, help=help_text, panel="Sampling")
+        yield name, _option(name, kinds[name], default=None, help=help_text, group="Sampling")
 
 
-def _option(
-    name: str, kind: object, default: object, *, help: str, panel: str
-) -> inspect.Parameter:
+def _option(name: str, kind: object, *, default: object, help: str, group: str) -> _Decorator:
     flag = name.replace("_", "-")
-    info = typer.Option(
+    return click.option(
         f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}",
+        cls=Option,
+        group=group,
         help=help,
-        rich_help_panel=panel,
+        default=default,
         show_default=default not in (None, "", ()),
-        metavar="" if kind is bool else "TEXT" if typing.get_origin(kind) is tuple else None,
-    )
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default or None if isinstance(default, tuple) else default,
-        annotation=Annotated[_flag_type(kind), info],
+        multiple=typing.get_origin(kind) is tuple,
+        type=_flag_type(kind),
     )
 
 
-def _flag_type(kind: object) -> object:
-    """What typer parses for a field of type ``kind``: lists for tuples, the rest as it is."""
+def _flag_type(kind: object) -> Any:
+    """What click parses for a field of type ``kind``: items for tuples, values for optional ones."""
     origin = typing.get_origin(kind)
-    if origin is tuple:
-        return list[str] | None
-    if origin is types.UnionType or origin is Literal or kind in (bool, int, float, str):
-        return kind
-    raise TypeError(f"no flag can be made of the type {kind}")
+    if origin is Literal:
+        return click.Choice(typing.get_args(kind))
+    if origin is not None:
+        return next(k for k in typing.get_args(kind) if k is not type(None))
+    assert kind in (bool, int, float, str), kind
+    return kind
 
 
-_CONTEXT: Final = inspect.Parameter(
-    "context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
-)
-_CONFIG: Final = inspect.Parameter(
-    "config",
-    inspect.Parameter.KEYWORD_ONLY,
-    default=None,
-    annotation=Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            help="settings as YAML; default: galley.yaml in this folder, if there is one",
-        ),
-    ],
+_CONFIG: Final = click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="settings as YAML; default: galley.yaml in this folder, if there is one",
 )

@@ -6,11 +6,11 @@ import re
 import signal
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
-import typer
+import click
 
-from galley.cli.options import MODEL_HELP, Flags, start_logging, with_flags
+from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
 from galley.config import EngineSettings
 from galley.errors import RequestError
 from galley.formats.source import HUB_ID
@@ -29,18 +29,14 @@ Ctrl-C  stop the answer in progress"""
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
 
 
+@click.command(cls=Command)
 @with_flags(EngineSettings, sampling=True)
-def run(
-    flags: Flags,
-    first: Annotated[
-        str | None,
-        typer.Argument(metavar="MODEL", help=MODEL_HELP),
-    ] = None,
-    second: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="answer this and exit; default: chat")
-    ] = None,
-    system: Annotated[str, typer.Option(help="system message", show_default=False)] = "",
-) -> None:
+@click.argument("first", metavar="[MODEL]", required=False, help=MODEL_HELP)
+@click.argument(
+    "second", metavar="[PROMPT]", required=False, help="answer this and exit; default: chat"
+)
+@click.option("--system", default="", help="system message")
+def run(flags: Flags, first: str | None, second: str | None, system: str) -> None:
     """Chat with a model in the terminal, or answer one PROMPT.
 
     With a single argument: an existing folder, a path or a hub id (org/name) is the MODEL; anything
@@ -61,7 +57,7 @@ def run(
         if prompt is None:
             _converse(chat)
         elif not chat.answer(prompt):
-            raise typer.Exit(130)
+            raise click.exceptions.Exit(130)
 
 
 def _model_and_prompt(first: str | None, second: str | None) -> tuple[str | None, str | None]:
@@ -69,7 +65,7 @@ def _model_and_prompt(first: str | None, second: str | None) -> tuple[str | None
         return first, second
     if second is None:
         return None, first
-    raise typer.BadParameter(
+    raise click.BadParameter(
         f"{first!r} is neither a folder nor a hub id (org/name); quote a prompt of several words"
     )
 

@@ -1,0 +1,58 @@
+"""The core, with all that it needs, is a small install."""
+
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+from typing import Final
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import galley
+
+LIMIT: Final = 150_000_000
+"""Bytes."""
+ROOT: Final = Path(__file__).parents[1]
+
+
+def closure(requirements: list[str]) -> dict[str, Distribution]:
+    """What pip would install: name -> distribution, extras left out."""
+    found: dict[str, Distribution] = {}
+    todo = list(requirements)
+    while todo:
+        requirement = Requirement(todo.pop())
+        name = canonicalize_name(requirement.name)
+        marker = requirement.marker
+        if name in found or (marker and not marker.evaluate({"extra": ""})):
+            continue
+        found[name] = distribution(name)
+        todo += found[name].requires or []
+    return found
+
+
+def sizes(distribution: Distribution) -> Iterator[tuple[str, int]]:
+    for file in distribution.files or []:
+        yield file.name, file.size or 0
+
+
+def on_disk(files: Iterator[tuple[str, int]]) -> float:
+    """Bytes, once pip has compiled every module to somewhat more bytes again."""
+    return sum(
+        2.2 * size if name.endswith(".py") else size
+        for name, size in files
+        if not name.endswith(".pyc")
+    )
+
+
+def test_the_core_is_a_small_install() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = closure(project["dependencies"])
+    assert "torch" not in needed
+    bytes_of = {name: on_disk(sizes(found)) for name, found in needed.items()}
+    package = Path(galley.__file__).parent
+    bytes_of["galley"] = on_disk(
+        (path.name, path.stat().st_size) for path in package.rglob("*") if path.is_file()
+    )
+    largest = sorted(bytes_of.items(), key=lambda item: -item[1])
+    assert sum(bytes_of.values()) <= LIMIT, largest
