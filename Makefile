@@ -8,12 +8,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench demo-model clean
+.PHONY: help run test lint sanitize bench demo-model clean
 
 help:
 	@echo "make run         serve the bundled model, show one answer, keep serving (PORT=8000)"
 	@echo "make test        lint, types, import rules and tests"
 	@echo "make lint        ruff, mypy, import-linter and clang-format only"
+	@echo "make sanitize    the kernel tests under the address and undefined-behaviour sanitizers (GCC)"
 	@echo "make bench       measure latency and throughput of the server"
 	@echo "make demo-model  train the bundled model again (up to two hours on two cores)"
 	@echo "make clean       remove the virtual environment and the caches"
@@ -30,6 +31,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror native/*.?pp native/kernels/*.?pp
+
+sanitize: $(VENV)/.installed-dev
+	$(BIN)/python scripts/sanitize.py
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/serving.py

@@ -145,7 +145,7 @@ inline int64_t partial_floats(int64_t rows, int64_t padded_dim) {
     return (rows * (padded_dim + kLanes + 1) + kLanes - 1) / kLanes * kLanes;
 }
 inline int64_t attend_scratch(int64_t rows, int64_t padded_dim) {
-    const int64_t floats = rows * (padded_dim + kSpan + 1) + 2 * partial_floats(rows, padded_dim);
+    const int64_t floats = rows * (padded_dim + kSpan + 3) + 2 * partial_floats(rows, padded_dim);
     return floats * static_cast<int64_t>(sizeof(float));
 }
 

@@ -57,6 +57,7 @@ struct Worker {
     const Attend& a;
     const Cache& cache;
     const int64_t rows, last;  // last position
+    int64_t* positions;        // [rows]
     float* queries;            // for each tile of rows [head_dim][rows of the tile]
     float* scores;             // [rows][kSpan], then weights
     float* shrink;             // [rows]
@@ -67,7 +68,8 @@ struct Worker {
           cache(a.cache),
           rows(a.tokens * a.group),
           last(a.first + a.tokens - 1),
-          queries(reinterpret_cast<float*>(a.scratch)),
+          positions(reinterpret_cast<int64_t*>(a.scratch)),
+          queries(reinterpret_cast<float*>(positions + rows)),
           scores(queries + rows * cache.padded_dim),
           shrink(scores + rows * kSpan),
           rest(shrink + rows) {
@@ -78,6 +80,7 @@ struct Worker {
     }
 
     void pack_query(int64_t row, int64_t r, int64_t count) const {
+        positions[row] = a.first + row / a.group;
         const float* q = a.q + row / a.group * a.q_stride + row % a.group * cache.head_dim;
         float* to = queries + (row - r) * cache.head_dim + r;
         for (int64_t d = 0; d < cache.head_dim; ++d) to[d * count] = q[d];
@@ -127,8 +130,7 @@ struct Worker {
         GALLEY_UNROLL for (int c = 0; c < C; ++c) {
             const Floats unit = unit_of_keys(at + c * kBlockTokens);
             GALLEY_UNROLL for (int r = 0; r < R; ++r)
-                store(scores + (row + r) * kSpan + column + c * kBlockTokens,
-                      masked(acc[r][c] * unit, row + r, at + c * kBlockTokens));
+                store(scores + (row + r) * kSpan + column + c * kBlockTokens, acc[r][c] * unit);
         }
     }
 
@@ -137,10 +139,15 @@ struct Worker {
         return splat(a.scale) * load(key_scales(cache, piece_of(at)));
     }
 
-    Floats masked(Floats s, int64_t row, int64_t at) const {
-        const int64_t to = a.first + row / a.group, from = a.window ? to - a.window + 1 : 0;
-        if (at >= from && at + kBlockTokens - 1 <= to) return s;
-        return between(from - at, to - at, s, -__builtin_inff());
+    // Scores of the keys that a row may not see become -inf.
+    void mask(int64_t row, int64_t span, int64_t columns) const {
+        const int64_t to = positions[row] - span;
+        const int64_t from = a.window ? to - a.window + 1 : 0;
+        if (from <= 0 && to >= columns - 1) return;
+        for (int64_t c = 0; c < columns; c += kLanes) {
+            float* s = scores + row * kSpan + c;
+            store(s, between(from - c, to - c, load(s), -__builtin_inff()));
+        }
     }
 
     template <int R>
@@ -230,7 +237,10 @@ struct Worker {
         const int64_t columns = (keys + kLanes - 1) / kLanes * kLanes;
         for (int64_t row = 0; row < rows; row += kRows)
             score_rows<kRows>(rows - row, row, span, columns);
-        for (int64_t row = 0; row < rows; ++row) soften(sums, row, span, columns);
+        for (int64_t row = 0; row < rows; ++row) {
+            mask(row, span, columns);
+            soften(sums, row, span, columns);
+        }
         for (int64_t row = 0; row < rows; row += kRows)
             mix_rows<kRows>(sums, rows - row, row, span, keys);
     }

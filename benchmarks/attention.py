@@ -1,0 +1,106 @@
+"""Speed of one attention layer, by context, batch and KV type, beside the machine's read bandwidth.
+
+    python benchmarks/attention.py [--heads 32] [--kv-heads 8] [--head-dim 64] [--threads 2]
+        [--contexts 256,1024,4096,16384] [--batches 1,8,32] [--rows 1] [--kv-types float32,bfloat16,int8]
+
+``rows`` new tokens of each sequence see its whole context: 1 is decoding, 512 a chunk of a prompt. Each
+figure is the least of several runs, keys and values cold (more layers of them than the caches hold). GB/s
+counts bytes of KV, read once; GFLOPS two operations a query head, key and element, for scores and for sums.
+"""
+
+import argparse
+import os
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from galley import _native
+from galley.ops.cpu import choose_isa
+from galley.types import BLOCK_TOKENS
+
+COLD_BYTES = 400 << 20
+MOST_BYTES = 4 << 30
+
+
+def layer_seconds(
+    kv_type: str, shape: tuple[int, int, int], context: int, batch: int, rows: int, threads: int
+) -> tuple[float, int]:
+    """Seconds for one of several layers, and its bytes of KV; (0, bytes) if it is too large to run."""
+    heads, kv_heads, head_dim = shape
+    width = heads * head_dim
+    table = _native.Packed("float32", 64, width)
+    values = np.random.default_rng(0).standard_normal((64, width), dtype=np.float32)
+    table.fill([(values.reshape(-1).view(np.uint8), "F32")], threads)
+    cpus = sorted(os.sched_getaffinity(0))
+    program = _native.Program(
+        choose_isa(os.environ), threads, cpus if len(cpus) == threads else [], 8 * width, width
+    )
+    # Keys and values are the first heads of the queries: what they hold does not matter here.
+    x, y = (0, 4 * width, 0), (4 * width, 4 * width, 0)
+    program.add_kv_layer(kv_heads, head_dim, kv_type)
+    blocks = -(-context // BLOCK_TOKENS)
+    size = program.kv_bytes_per_block() * blocks * batch
+    layers = max(2, min(64, COLD_BYTES // size))
+    if layers * size > MOST_BYTES:
+        return 0.0, size
+    program.embed(table, x)
+    for layer in range(layers):
+        if layer:
+            program.add_kv_layer(kv_heads, head_dim, kv_type)
+        program.attention(layer, heads, head_dim**-0.5, 0, x, x, x, y)
+    program.select_rows(width, y, (_native.LOGITS, 4 * width, 0))
+    program.allocate_kv(blocks * batch)
+
+    def step(tables: npt.NDArray[np.int64], first: int, count: int) -> float:
+        """Rows from position ``first`` on for each sequence; ``tables`` is [sequences, blocks]."""
+        at = np.tile(np.arange(first, first + count), len(tables))
+        starts = np.arange(len(tables) + 1)
+        out = np.zeros((1, width), np.float32)
+        flat, zero = tables.reshape(-1), np.zeros(1, np.int64)
+        begin = time.perf_counter()
+        program.forward(at % 64, at, starts * count, flat, starts * tables.shape[1], zero, out)
+        return time.perf_counter() - begin
+
+    # Each block as a sequence of its own: filled without attending to the whole context.
+    for first in range(0, blocks * batch, 32):
+        step(np.arange(first, min(first + 32, blocks * batch))[:, None], 0, BLOCK_TOKENS)
+    tables = np.arange(blocks * batch).reshape(batch, blocks)
+    return min(step(tables, context - rows, rows) for _ in range(7)) / layers, size
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--contexts", default="256,1024,4096,16384")
+    parser.add_argument("--batches", default="1,8,32")
+    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--kv-types", default="float32,bfloat16,int8")
+    arguments = parser.parse_args()
+    shape = (arguments.heads, arguments.kv_heads, arguments.head_dim)
+    print(
+        f"isa {choose_isa(os.environ)}, {arguments.threads} threads, heads {shape[0]}, KV heads "
+        f"{shape[1]}, head_dim {shape[2]}, rows {arguments.rows}, load {os.getloadavg()[0]:.1f}"
+    )
+    for kv_type in arguments.kv_types.split(","):
+        for context in map(int, arguments.contexts.split(",")):
+            for batch in map(int, arguments.batches.split(",")):
+                seconds, size = layer_seconds(
+                    kv_type, shape, context, batch, arguments.rows, arguments.threads
+                )
+                if not seconds:
+                    continue
+                operations = 4 * shape[0] * shape[2] * context * batch * arguments.rows
+                print(
+                    f"{kv_type:8} context {context:6}  batch {batch:3}  {seconds * 1e3:8.3f} ms  "
+                    f"{size / seconds / 1e9:6.1f} GB/s  {operations / seconds / 1e9:7.0f} GFLOPS",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

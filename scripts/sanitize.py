@@ -1,0 +1,76 @@
+"""The kernel tests on a native module that stops at the first bad address or undefined behaviour.
+
+    python scripts/sanitize.py [pytest arguments; default: tests/native]
+
+Built from ``native/`` with GCC's address and undefined-behaviour sanitizers into ``build/sanitize``. Child
+processes that tests start run on the ordinary module.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "build" / "sanitize"
+INSIDE = "GALLEY_SANITIZER_LOADED"
+
+
+def build() -> None:
+    """As an installation that is not imported: only its module is used."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--upgrade", "--target", str(FOLDER)]
+    command += ["--config-settings=cmake.define.GALLEY_SANITIZE=ON"]
+    command += [f"--config-settings=build-dir={FOLDER / 'cmake'}", str(ROOT)]
+    subprocess.run(command, check=True)
+
+
+def restart() -> None:
+    """The address sanitizer must be in the process before anything else."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        sys.exit("the sanitizers' libraries are found through gcc, which is not on the PATH")
+    libraries = [
+        subprocess.check_output([compiler, f"-print-file-name={name}"], text=True).strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    environ = {
+        INSIDE: "1",
+        "LD_PRELOAD": " ".join(libraries),
+        # The interpreter frees little when it ends.
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | environ)  # noqa: S606
+
+
+def load() -> None:
+    """Take the place of the module that is installed."""
+    import galley
+
+    (path,) = (FOLDER / "galley").glob("_native*.so")
+    spec = importlib.util.spec_from_file_location("galley._native", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["galley._native"] = galley._native = module
+    spec.loader.exec_module(module)
+
+
+def main() -> int:
+    """Build, start again with the sanitizers, test."""
+    if INSIDE not in os.environ:
+        build()
+        restart()
+    for name in (INSIDE, "LD_PRELOAD"):
+        del os.environ[name]
+    load()
+    import pytest
+
+    return pytest.main(["-n", "0", *(sys.argv[1:] or [str(ROOT / "tests" / "native")])])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
