@@ -191,6 +191,14 @@ void bind_ops(nb::class_<Program>& cls) {
                             SlotFields q, SlotFields k, SlotFields v, SlotFields y) {
         p.append(AttentionOp{layer, heads, scale, window, slot(q), slot(k), slot(v), slot(y)});
     });
+    cls.def("rope_attention",
+            [](Program& p, std::vector<float> inv_freq, float rope_scale, int64_t layer,
+               int64_t heads, float scale, int64_t window, SlotFields q, SlotFields k, SlotFields v,
+               SlotFields turned, SlotFields y) {
+                const AttentionOp attention = {layer,        heads,   scale,   window,
+                                               slot(turned), slot(k), slot(v), slot(y)};
+                p.append(RopeAttentionOp{std::move(inv_freq), rope_scale, 0, slot(q), attention});
+            });
     cls.def(
         "silu_mul",
         [](Program& p, int64_t width, SharedPacked layout, SlotFields a, SlotFields b,

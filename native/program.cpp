@@ -20,26 +20,33 @@ Program::Program(const Kernels& kernels, int threads, const std::vector<int>& cp
     : kernels_(kernels), pool_(threads, cpus), arena_bytes_(arena_bytes), vocab_size_(vocab_size) {}
 
 void Program::append(Op op) {
-    if (auto* rope = std::get_if<RopeOp>(&op)) {
-        const auto same = [&](const Angles& a) {
-            return a.inv_freq == rope->inv_freq && a.scale == rope->scale;
-        };
-        auto found = std::find_if(angles_.begin(), angles_.end(), same);
-        if (found == angles_.end())
-            found = angles_.insert(found, Angles{rope->inv_freq, rope->scale, {}, {}});
-        rope->angles = static_cast<int>(found - angles_.begin());
-    }
+    if (auto* rope = std::get_if<RopeOp>(&op))
+        rope->angles = angles_for(rope->inv_freq, rope->scale);
     if (auto* embed = std::get_if<EmbedOp>(&op))
         token_limit_ = std::min(token_limit_, embed->weight->matrix().outputs);
-    if (auto* attention = std::get_if<AttentionOp>(&op)) {
-        const Cache& c = layers_.at(attention->layer).cache;
-        const int64_t rows = std::max(kAttendRows, attention->heads / c.kv_heads);
-        need_scratch(attend_scratch(rows, c.padded_dim));
+    if (auto* attention = std::get_if<AttentionOp>(&op)) need_attention_scratch(*attention);
+    if (auto* fused = std::get_if<RopeAttentionOp>(&op)) {
+        fused->angles = angles_for(fused->inv_freq, fused->rope_scale);
+        need_attention_scratch(fused->attention);
     }
     if (auto* norm = std::get_if<RmsNormOp>(&op)) need_scratch(4 * norm->width);
     if (auto* add_norm = std::get_if<AddRmsNormOp>(&op)) need_scratch(4 * add_norm->norm.width);
     if (auto* silu = std::get_if<SiluMulOp>(&op)) need_scratch(4 * silu->width);
     ops_.push_back(std::move(op));
+}
+
+int Program::angles_for(const std::vector<float>& inv_freq, float scale) {
+    const auto same = [&](const Angles& a) { return a.inv_freq == inv_freq && a.scale == scale; };
+    auto found = std::find_if(angles_.begin(), angles_.end(), same);
+    if (found == angles_.end()) found = angles_.insert(found, Angles{inv_freq, scale, {}, {}});
+    return static_cast<int>(found - angles_.begin());
+}
+
+void Program::need_attention_scratch(const AttentionOp& op) {
+    const Cache& c = layers_.at(op.layer).cache;
+    const int64_t rows = std::max(kAttendRows, op.heads / c.kv_heads);
+    need_scratch(attend_scratch(rows, c.padded_dim));
+    need_scratch(4 * c.kv_heads * c.head_dim);  // turned keys
 }
 
 void Program::need_scratch(int64_t bytes) {
@@ -206,18 +213,46 @@ void Program::run(const AddRmsNormOp& op) {
     });
 }
 
-void Program::run(const RopeOp& op) {
-    const Angles& a = angles_[op.angles];
+void Program::turn(int angles, int64_t r, const float* x, int64_t width, float* y) const {
+    const Angles& a = angles_[angles];
     const int64_t half = a.inv_freq.size();
-    each_row(op.width, [&](int64_t r, int) {
-        kernels_.rope(row(op.x, r), a.cos.data() + r * half, a.sin.data() + r * half, op.width,
-                      2 * half, row(op.y, r));
-    });
+    kernels_.rope(x, a.cos.data() + r * half, a.sin.data() + r * half, width, 2 * half, y);
+}
+
+void Program::run(const RopeOp& op) {
+    each_row(op.width,
+             [&](int64_t r, int) { turn(op.angles, r, row(op.x, r), op.width, row(op.y, r)); });
 }
 
 void Program::run(const AttentionOp& op) {
     const Cache& cache = layers_[op.layer].cache;
-    write_kv(op, cache);
+    each_row(8 * cache.kv_heads * cache.head_dim,
+             [&](int64_t r, int) { write_kv(cache, r, row(op.k, r), row(op.v, r)); });
+    attend_all(op);
+}
+
+void Program::run(const RopeAttentionOp& op) {
+    const AttentionOp& attention = op.attention;
+    const Cache& cache = layers_[attention.layer].cache;
+    const int64_t width = attention.heads * cache.head_dim;
+    const int64_t kv_width = cache.kv_heads * cache.head_dim;
+    each_row(width + 9 * kv_width, [&](int64_t r, int thread) {
+        turn(op.angles, r, row(op.q, r), width, row(attention.q, r));
+        auto* keys = reinterpret_cast<float*>(scratch(thread));
+        turn(op.angles, r, row(attention.k, r), kv_width, keys);
+        write_kv(cache, r, keys, row(attention.v, r));
+    });
+    attend_all(attention);
+}
+
+void Program::write_kv(const Cache& cache, int64_t r, const float* k, const float* v) const {
+    const int64_t position = step_.positions[r];
+    const int64_t* table = step_.tables + step_.table_starts[sequence_of_[r]];
+    kernels_.write_kv(cache, k, v, table[position / kBlockTokens], position % kBlockTokens);
+}
+
+void Program::attend_all(const AttentionOp& op) {
+    const Cache& cache = layers_[op.layer].cache;
     plan_.cut(step_, {op.heads / cache.kv_heads, cache.kv_heads, cache.padded_dim, op.window},
               pool_.threads());
     const std::size_t needed = plan_.partial_floats() * sizeof(float);
@@ -258,15 +293,6 @@ Attend Program::attend(const AttentionOp& op, const AttentionItem& item, int thr
             op.window,
             op.scale,
             scratch(thread)};
-}
-
-void Program::write_kv(const AttentionOp& op, const Cache& cache) {
-    each_row(8 * cache.kv_heads * cache.head_dim, [&](int64_t r, int) {
-        const int64_t position = step_.positions[r];
-        const int64_t* table = step_.tables + step_.table_starts[sequence_of_[r]];
-        kernels_.write_kv(cache, row(op.k, r), row(op.v, r), table[position / kBlockTokens],
-                          position % kBlockTokens);
-    });
 }
 
 void Program::run(const SiluMulOp& op) {

@@ -64,6 +64,13 @@ struct AttentionOp {
     int64_t window;
     Slot q, k, v, y;
 };
+struct RopeAttentionOp {
+    std::vector<float> inv_freq;
+    float rope_scale;
+    int angles;             // as RopeOp's
+    Slot q;                 // not turned yet
+    AttentionOp attention;  // of the turned q; k is not turned yet
+};
 struct SiluMulOp {
     int64_t width;
     Weights layout;  // as RmsNormOp's
@@ -78,7 +85,7 @@ struct SelectRowsOp {
     Slot x, y;
 };
 using Op = std::variant<EmbedOp, PrepareOp, LinearOp, RmsNormOp, AddRmsNormOp, RopeOp, AttentionOp,
-                        SiluMulOp, AddOp, SelectRowsOp>;
+                        RopeAttentionOp, SiluMulOp, AddOp, SelectRowsOp>;
 
 // One step; see galley.ops.executor.Batch. `tables` holds all sequences' blocks,
 // `table_starts` where each begins.
@@ -130,6 +137,7 @@ class Program {
     float* row(const Slot& slot, int64_t r) const;
     uint8_t* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
     void need_scratch(int64_t bytes);
+    void need_attention_scratch(const AttentionOp& op);
     template <class Body>
     void each_row(int64_t width, const Body& body);
     template <class Body>
@@ -142,10 +150,14 @@ class Program {
     void run(const AddRmsNormOp& op);
     void run(const RopeOp& op);
     void run(const AttentionOp& op);
+    void run(const RopeAttentionOp& op);
     void run(const SiluMulOp& op);
     void run(const AddOp& op);
     void run(const SelectRowsOp& op);
-    void write_kv(const AttentionOp& op, const Cache& cache);
+    int angles_for(const std::vector<float>& inv_freq, float scale);
+    void turn(int angles, int64_t r, const float* x, int64_t width, float* y) const;
+    void write_kv(const Cache& cache, int64_t r, const float* k, const float* v) const;
+    void attend_all(const AttentionOp& op);
     Attend attend(const AttentionOp& op, const AttentionItem& item, int thread) const;
 
     const Kernels& kernels_;

@@ -122,6 +122,20 @@ class Program:
         v: Slot,
         y: Slot,
     ) -> None: ...
+    def rope_attention(
+        self,
+        inv_freq: list[float],
+        rope_scale: float,
+        layer: int,
+        heads: int,
+        scale: float,
+        window: int,
+        q: Slot,
+        k: Slot,
+        v: Slot,
+        turned: Slot,
+        y: Slot,
+    ) -> None: ...
     def silu_mul(self, width: int, layout: Packed | None, a: Slot, b: Slot, y: Slot) -> None: ...
     def add(self, width: int, a: Slot, b: Slot, y: Slot) -> None: ...
     def select_rows(self, width: int, x: Slot, y: Slot) -> None: ...

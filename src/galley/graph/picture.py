@@ -12,6 +12,7 @@ _GAP: Final = (24, 26)
 _COLOURS: Final[Mapping[str, str]] = {
     "linear": "#cfe3ff",
     "attention": "#ffd9c2",
+    "rope_attention": "#ffd9c2",
     "rope": "#ffeecb",
     "embed": "#d9f2d9",
     "select_rows": "#e8dcf7",

@@ -26,6 +26,8 @@ add_rms_norm           a + b -> (sum, rms_norm(sum))
 rms_norm_prepare       prepare(rms_norm(x))
 add_rms_norm_prepare   a + b -> (sum, prepare(rms_norm(sum)))
 silu_mul_prepare       prepare(silu_mul(a, b))
+rope_attention         q, k, v -> (rope(q), attention(rope(q), rope(k), v)); the turned keys go straight
+                       into the cache
 =====================  =========================================================================
 """
 
@@ -47,13 +49,14 @@ class Signature:
 
 _WEIGHT: Final = frozenset({"weight"})
 _NORM: Final = ("eps", "head_dim")
+_ATTENTION: Final = ("layer", "heads", "kv_heads", "head_dim", "scale", "window")
 
 SIGNATURES: Final[Mapping[str, Signature]] = {
     "embed": Signature(0, weights=_WEIGHT),
     "linear": Signature(1, weights=_WEIGHT, optional=frozenset({"bias"})),
     "rms_norm": Signature(1, weights=_WEIGHT, attrs=_NORM),
     "rope": Signature(1, attrs=("head_dim", "inv_freq", "scale")),
-    "attention": Signature(3, attrs=("layer", "heads", "kv_heads", "head_dim", "scale", "window")),
+    "attention": Signature(3, attrs=_ATTENTION),
     "silu_mul": Signature(2),
     "add": Signature(2),
     "select_rows": Signature(1),
@@ -63,4 +66,5 @@ SIGNATURES: Final[Mapping[str, Signature]] = {
     "rms_norm_prepare": Signature(1, weights=_WEIGHT, attrs=_NORM),
     "add_rms_norm_prepare": Signature(2, outputs=2, weights=_WEIGHT, attrs=_NORM),
     "silu_mul_prepare": Signature(2),
+    "rope_attention": Signature(3, outputs=2, attrs=(*_ATTENTION, "inv_freq", "rope_scale")),
 }

@@ -14,9 +14,12 @@ from galley.quant.weights import to_float32
 
 _ROW_ALIGNMENT: Final = 64
 """Bytes; rows begin on a cache line."""
-_IN_PLACE: Final = frozenset({"rms_norm", "rope", "silu_mul", "add", "add_rms_norm"})
+_IN_PLACE: Final = frozenset(
+    {"rms_norm", "rope", "silu_mul", "add", "add_rms_norm", "rope_attention"}
+)
 """Steps that may write where they read: they are done with a row's inputs, or with each of their
-elements, before they write there. ``add_rms_norm`` has written the sum when it writes the norm."""
+elements, before they write there. ``add_rms_norm`` has written the sum when it writes the norm, and
+``rope_attention`` has all rows' keys and values in the cache when it attends."""
 _VIEW: Final = "columns"
 
 
@@ -185,6 +188,9 @@ def _arguments(
         return (list(a["inv_freq"]), a["scale"], op.width)
     if op.name == "attention":
         return (a["layer"], a["heads"], a["scale"], a["window"])
+    if op.name == "rope_attention":
+        rope = (list(a["inv_freq"]), a["rope_scale"])
+        return (*rope, a["layer"], a["heads"], a["scale"], a["window"])
     if op.name == _VIEW:
         return (4 * a["start"],)
     return (op.width,)

@@ -13,6 +13,7 @@ from galley.errors import SettingsError
 from galley.graph.passes.drop_dead import drop_dead
 from galley.graph.passes.fuse_add_norm import fuse_add_norm
 from galley.graph.passes.fuse_norm_prepare import fuse_norm_prepare
+from galley.graph.passes.fuse_rope_kv import fuse_rope_kv
 from galley.graph.passes.fuse_silu_prepare import fuse_silu_prepare
 from galley.graph.passes.hoist_select_rows import hoist_select_rows
 from galley.graph.passes.merge_linears import merge_linears
@@ -26,6 +27,7 @@ PASSES: Final[Mapping[str, Pass]] = {
     "fuse-add-norm": fuse_add_norm,
     "fuse-norm-prepare": fuse_norm_prepare,
     "fuse-silu-prepare": fuse_silu_prepare,
+    "fuse-rope-kv": fuse_rope_kv,
     "drop-dead": drop_dead,
 }
 """Name -> pass, in the order they run."""

@@ -1,0 +1,31 @@
+"""Fuse the rotation of queries and keys with the writing of keys and values into the cache."""
+
+from galley.graph.program import Op, Program
+
+
+def fuse_rope_kv(program: Program) -> Program:
+    """``rope`` of q, ``rope`` of k and ``attention`` become ``rope_attention``: turned keys have no buffer.
+
+    Where the two rotations differ, or something else reads their results, nothing changes.
+    """
+    readers = program.readers()
+    ropes = {
+        op.output: op for op in program.ops if op.name == "rope" and len(readers[op.output]) == 1
+    }
+    fused: dict[int, Op] = {}
+    for op in program.ops:
+        if op.name == "attention":
+            q, k = (ropes.get(b) for b in op.inputs[:2])
+            if q is not None and k is not None and q.attrs == k.attrs:
+                fused[op.output] = _rope_attention(q, k, op)
+    dropped = {b for op in program.ops if op.outputs[0] in fused for b in op.inputs[:2]}
+    return program.with_ops(
+        fused.get(op.outputs[0], op) for op in program.ops if op.outputs[0] not in dropped
+    )
+
+
+def _rope_attention(q: Op, k: Op, attention: Op) -> Op:
+    inputs = (*q.inputs, *k.inputs, attention.inputs[2])
+    attrs = {"inv_freq": q.attrs["inv_freq"], "rope_scale": q.attrs["scale"], **attention.attrs}
+    outputs, widths = (q.output, attention.output), (q.width, attention.width)
+    return Op("rope_attention", inputs, outputs, widths, {}, attrs)
