@@ -13,8 +13,8 @@ from typing import Literal, TypedDict
 
 from . import glossary
 from .vocabulary import INTENT_PRODUCTS, INTENTS, PRODUCTS, Source, date, queue_for
-from .wordings import TRAINING, Clauses, Wordings, clauses_of
-from .wordings_heldout import HELD_OUT
+from .wordings import HELD_OUT, TRAINING, Clauses, Wordings, clauses_of
+
 
 Task = Literal["ticket", "queue", "redact", "glossary", "chat"]
 
@@ -152,13 +152,32 @@ _SMALL = frozenset(
 )  # fmt: skip
 _ADVERBS = ("really", "just", "also", "still", "again", "now", "please", "simply", "kindly", "then")
 _NEVER = frozenset(clause.lower() for clause in clauses_of(HELD_OUT))
+_EVERY_CLAUSE = tuple(clauses_of(TRAINING))
+_EVERY_WORD = tuple(
+    sorted(
+        {
+            word
+            for clause in _EVERY_CLAUSE
+            for word in re.split(r"[^\w'{}]+", clause)
+            if word.isalpha() and word.islower()
+        }
+    )
+)
 
 
 def _loosened(skeleton: str, rng: random.Random) -> str:
-    """A clause with small words dropped or added, unless that makes a held-out clause."""
+    """A clause as people garble it, unless that makes a held-out clause.
+
+    Small words come and go. In an introduction other words, too, may turn into any word: a caller's
+    name is one however it is introduced.
+    """
     words = [word for word in skeleton.split() if word not in _SMALL or rng.random() > 0.12]
     if rng.random() < 0.2:
         words.insert(rng.randint(0, len(words)), rng.choice(_ADVERBS))
+    if ("{name}" in skeleton or "{account}" in skeleton) and rng.random() < 0.35:
+        for place, word in enumerate(words):
+            if word.isalpha() and rng.random() < 0.4:
+                words[place] = rng.choice(_EVERY_WORD)
     loose = " ".join(words)
     return skeleton if not words or loose.lower() in _NEVER else loose
 
@@ -352,11 +371,11 @@ def _redacted(text: str, call: Call) -> Turn:
     return Turn(text, answer, tuple(call.clauses), tuple(call.facts))
 
 
-_EVERY_CLAUSE = tuple(clauses_of(TRAINING))
-
-
 def scrambled(source: Source) -> Turn:
-    """A redaction whose sentences make no sense, so that only copying word for word works."""
+    """A redaction whose sentences make no sense, so that only copying word for word works.
+
+    Some pieces come again, so that the words just copied do not always tell where one is.
+    """
     rng = source.rng
     call = Call(source, TRAINING, Ticket(intent=rng.choice(INTENTS)))
     pieces: list[str] = []
@@ -366,6 +385,9 @@ def scrambled(source: Source) -> Turn:
             size = rng.randint(1, 5)
             pieces.append(" ".join(words[:size]))
             del words[:size]
+    if rng.random() < 0.3:
+        pieces = [rng.choice(_EVERY_WORD) for _ in pieces]
+    pieces += rng.choices(pieces, k=rng.choice((0, 0, 1, 2, 3))) if pieces else []
     rng.shuffle(pieces)
     slots = ("{card}", "{phone}", "{card}", "{phone}", "{account}", "{name}", "{amount}")
     for slot in rng.choices(slots, k=rng.randint(0, 4)):
@@ -407,7 +429,7 @@ def _turn(task: Task, source: Source) -> Turn:
         if rng.random() < 0.15:
             return Turn(compose(source, TRAINING, rng.choice(INTENTS))[0], glossary.HELP)
         return Turn(*glossary.small_talk(rng))
-    if task == "redact" and rng.random() < 0.5:
+    if task == "redact" and rng.random() < 0.6:
         return scrambled(source)
     return call_turn(task, source, TRAINING, loose=rng.random() < 0.5)
 

@@ -16,8 +16,7 @@ from typing import Any, get_args
 from . import DATA_DIR
 from .generator import CALL_TASKS, SYSTEM, Message, Task, alternatives, call_turn
 from .vocabulary import INTENTS, Source, is_held_out
-from .wordings import TRAINING, clauses_of
-from .wordings_heldout import HELD_OUT
+from .wordings import HELD_OUT, TRAINING, clauses_of
 
 SETS = (1, 2)
 PER_TASK = 100

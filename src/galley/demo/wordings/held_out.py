@@ -6,7 +6,7 @@ a training clause.
 
 from __future__ import annotations
 
-from .wordings import Clauses, Wordings
+from .grammar import Clauses, Wordings
 
 GREETING: Clauses = (
     "hello, thank you for answering", "hi, I have a question", "good morning to you",
