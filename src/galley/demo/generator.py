@@ -15,7 +15,6 @@ from . import glossary
 from .vocabulary import INTENT_PRODUCTS, INTENTS, PRODUCTS, Source, date, queue_for
 from .wordings import HELD_OUT, TRAINING, Clauses, Wordings, clauses_of
 
-
 Task = Literal["ticket", "queue", "redact", "glossary", "chat"]
 
 

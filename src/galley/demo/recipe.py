@@ -45,7 +45,7 @@ from .tokeniser import (
 class Recipe:
     """Everything that decides the outcome of a run."""
 
-    steps: int = 7500
+    steps: int = 6000
     seed: int = 17
     step_tokens: int = 3500  # a step's batch, without padding
     group_tokens: int = 2048  # padded tokens computed at once; bounds memory, not the result
