@@ -45,7 +45,7 @@ from .tokeniser import (
 class Recipe:
     """Everything that decides the outcome of a run."""
 
-    steps: int = 6000
+    steps: int = 7200
     seed: int = 17
     step_tokens: int = 3500  # a step's batch, without padding
     group_tokens: int = 2048  # padded tokens computed at once; bounds memory, not the result
@@ -54,7 +54,9 @@ class Recipe:
     muon_rate: float = 5e-3
     adam_rate: float = 4e-3
     warm_up: int = 100
-    decay_share: float = 0.5  # the last part of the run, in which the rate falls to zero
+    decay_share: float = 0.5  # the part before the polish in which the rate falls to zero
+    polish_share: float = 1 / 6  # the end of the run: a lower rate falls to zero once more
+    polish_rate: float = 0.4
     tokeniser_conversations: int = 20_000
     copy_steps: int = 600  # the share of conversations that only copy falls to its floor here
     copy_floor: float = 0.15
@@ -146,9 +148,12 @@ def _padded(group: list[Row], pad: int) -> Batch:
 
 
 def rate_factor(recipe: Recipe, step: int) -> float:
-    """Share of the peak learning rate at a step: warm-up, plateau, linear fall to zero."""
-    decay = max(1, round(recipe.steps * recipe.decay_share))
-    return min(1.0, (step + 1) / recipe.warm_up, (recipe.steps - step) / decay)
+    """Share of the peak learning rate at a step: warm-up, plateau, linear fall to zero, and a polish."""
+    polish = round(recipe.steps * (1 - recipe.polish_share))
+    if step >= polish:
+        return recipe.polish_rate * (recipe.steps - step) / (recipe.steps - polish)
+    decay = max(1, round(polish * recipe.decay_share))
+    return min(1.0, (step + 1) / recipe.warm_up, (polish - step) / decay)
 
 
 class Trainer:
