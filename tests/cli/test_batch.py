@@ -61,7 +61,7 @@ def answers(path: Path) -> dict[str, Any]:
 @pytest.fixture
 def long_batch(tmp_path: Path) -> Path:
     lines = [
-        chat(f"line {i} é", max_tokens=80, ignore_eos=True, seed=i, temperature=1.0)
+        chat(f"line {i} é", max_tokens=400, ignore_eos=True, seed=i, temperature=1.0)
         for i in range(COUNT)
     ]
     return write(tmp_path / "in.jsonl", *lines)

@@ -160,9 +160,9 @@ def test_the_running_server_holds_no_plain_key(monkeypatch: pytest.MonkeyPatch) 
     class Started(Exception):
         pass
 
-    def start(settings: Settings, keys: KeyRing, listener: socket.socket) -> NoReturn:
+    def start(served: ServedModel, keys: KeyRing, listener: socket.socket) -> NoReturn:
         assert keys.identify("sk-first-key")
-        raise Started(settings)
+        raise Started(served.settings)
 
     monkeypatch.setattr(run, "_Run", start)
     monkeypatch.setattr(run, "_configure_logging", lambda level: None)

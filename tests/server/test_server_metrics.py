@@ -7,6 +7,7 @@ import pytest
 
 from galley.observe.metrics import Metrics
 from galley.types import EngineStats
+from tests.server.conftest import CONTEXT
 from tests.server.serving import Server, until
 
 pytestmark = pytest.mark.xdist_group("server_metrics")
@@ -49,7 +50,7 @@ def test_every_metric_is_there_and_counts(server: Server) -> None:
     assert after["galley_engine_restarts_total"] == after["galley_preemptions_total"] == 0
     blocks = [after[f"galley_kv_blocks{{state={state}}}"] for state in ("used", "cached", "free")]
     assert min(blocks) >= 0
-    assert sum(blocks) == 4 * 4096 / 16
+    assert sum(blocks) == 4 * CONTEXT / 16
     assert after["galley_kv_usage_ratio"] == 0
 
 
