@@ -135,8 +135,13 @@ class Terminal:
         os.write(self._fd, text.encode())
 
     def interrupt(self) -> None:
-        """What Ctrl-C does in a terminal of one's own."""
+        """What Ctrl-C does in a terminal of one's own, until something appears.
+
+        readline misses a signal that comes between its prompt and its wait.
+        """
         self.process.send_signal(signal.SIGINT)
+        while not select.select([self._fd], [], [], 2.0)[0]:
+            self.process.send_signal(signal.SIGINT)
 
     def wait_for(self, pattern: str) -> str:
         """What appeared until ``pattern`` did; it is taken off the screen."""
@@ -206,7 +211,6 @@ def test_commands_and_ways_to_leave(terminal: Terminal) -> None:
     assert "forget the conversation" in terminal.wait_for(">>> ")
     terminal.type("/nonsense\n")
     assert "no command /nonsense" in terminal.wait_for(">>> ")
-    time.sleep(0.5)  # readline misses a signal that comes between its prompt and its wait
     terminal.interrupt()
     terminal.wait_for(">>> ")
     terminal.type("\x04")
