@@ -435,16 +435,12 @@ def _turn(task: Task, source: Source) -> Turn:
 
 _TASKS: tuple[Task, ...] = ("ticket", "queue", "redact", "glossary", "chat")
 _SHARES = (0.42, 0.05, 0.42, 0.09, 0.02)
-_POLISH_SHARES = (0.64, 0.05, 0.24, 0.05, 0.02)
 
 
-def example(rng: random.Random, *, polish: bool = False) -> Example:
-    """One training conversation; about one in eight has several turns.
-
-    The `polish` at the end of a run dwells on tickets and on names in rare letters.
-    """
-    source = Source(rng, held_out=False, rare_letters=0.12 if polish else 0.0)
-    task = rng.choices(_TASKS, _POLISH_SHARES if polish else _SHARES)[0]
+def example(rng: random.Random) -> Example:
+    """One training conversation; about one in eight has several turns."""
+    source = Source(rng, held_out=False)
+    task = rng.choices(_TASKS, _SHARES)[0]
     roll = rng.random()
     turns = 1 if roll < 0.87 else rng.randint(2, 4) if roll < 0.98 else rng.randint(5, 9)
     messages: list[Message] = []

@@ -45,7 +45,7 @@ from .tokeniser import (
 class Recipe:
     """Everything that decides the outcome of a run."""
 
-    steps: int = 7000
+    steps: int = 7200
     seed: int = 17
     step_tokens: int = 3500  # a step's batch, without padding
     group_tokens: int = 2048  # padded tokens computed at once; bounds memory, not the result
@@ -55,17 +55,12 @@ class Recipe:
     adam_rate: float = 4e-3
     warm_up: int = 100
     decay_share: float = 0.5  # the part before the polish in which the rate falls to zero
-    polish_share: float = 1 / 7  # the end of the run: a lower rate falls to zero once more
-    polish_rate: float = 0.5
+    polish_share: float = 1 / 6  # the end of the run: a lower rate falls to zero once more
+    polish_rate: float = 0.4
     tokeniser_conversations: int = 20_000
     copy_steps: int = 600  # the share of conversations that only copy falls to its floor here
     copy_floor: float = 0.15
     save_every: int = 50
-
-    @property
-    def polish_from(self) -> int:
-        """The first step of the polish."""
-        return round(self.steps * (1 - self.polish_share))
 
 
 @dataclass(slots=True)
@@ -97,13 +92,12 @@ def batches(recipe: Recipe, tokeniser: Tokenizer, step: int) -> list[Batch]:
     """The batches of a step: its conversations by length, in groups padded alike."""
     rng = random.Random(f"{recipe.seed}:{step}")
     copying = 1.5 * (1 - step / recipe.copy_steps)
-    polish = step >= recipe.polish_from
     rows: list[Row] = []
     while sum(len(ids) for ids, _ in rows) < recipe.step_tokens:
         if rng.random() < min(0.95, max(recipe.copy_floor, copying)):
             rows.append(_copying(tokeniser, rng, longest=min(30, 12 + step // 15)))
             continue
-        row = _encode(tokeniser, example(rng, polish=polish), recipe.prompt_weight)
+        row = _encode(tokeniser, example(rng), recipe.prompt_weight)
         if len(row[0]) <= recipe.longest:
             rows.append(row)
     groups: list[list[Row]] = [[]]
@@ -155,7 +149,7 @@ def _padded(group: list[Row], pad: int) -> Batch:
 
 def rate_factor(recipe: Recipe, step: int) -> float:
     """Share of the peak learning rate at a step: warm-up, plateau, linear fall to zero, and a polish."""
-    polish = recipe.polish_from
+    polish = round(recipe.steps * (1 - recipe.polish_share))
     if step >= polish:
         return recipe.polish_rate * (recipe.steps - step) / (recipe.steps - polish)
     decay = max(1, round(polish * recipe.decay_share))

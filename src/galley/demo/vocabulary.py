@@ -99,10 +99,6 @@ Fletcher Marsh Holt Pruitt Langley Whitaker Ashworth Pemberton Thornton""")
 _ONSETS = _words("""b br c ch d dr f g gr h j k l l m m n n p r r s s sh st t th tr v v w y z""")
 _VOWELS = _words("a a a a e e e e i i i o o o u u ai ea ie")
 _CODAS = ["", "", "", "", "", "", "n", "r", "l", "m", "s", "nd", "th", "x"]
-_ACCENTS = {
-    "a": "áàäâãå", "e": "éèêë", "i": "íìîï", "o": "óòöôõø", "u": "úùüû", "n": "ñń", "s": "šś",
-    "c": "çč", "z": "žż", "l": "ł", "r": "ř", "y": "ýÿ",
-}  # fmt: skip
 _RUDE = re.compile(
     r"f[aeiou]+r?t|ass|cum|coc|kok|tit|nig|n[ae]gr|rap|poo|pis|puss|pus|anus|anal|sex|porn|slut|hor|"
     r"nazi|fag|kik|dik|dic|shi|wan|dam|hel|dum|mor|gay|hom|jew|pen|vag|boo|tur|crap|di[ae]|kil|ugl"
@@ -126,8 +122,6 @@ class Source:
 
     rng: random.Random
     held_out: bool
-    rare_letters: float = 0.0
-    """Extra share of names' words with accents or an apostrophe, which the lists hold few of."""
 
     def pick(self, make: Callable[[], str]) -> str:
         """Draw until the text lies on this source's side."""
@@ -145,26 +139,11 @@ class Source:
         word = "".join(parts) + (rng.choice(ends) if ends else rng.choice(("", "a", "o", "y", "e")))
         return self._made_word(ends) if _RUDE.search(word) else word.capitalize()
 
-    def _rare_word(self) -> str:
-        rng = self.rng
-        word = self._made_word(None)
-        if rng.random() < 0.3:
-            return rng.choice(("O'", "D'", "Mc")) + word
-        places = [place for place, letter in enumerate(word) if letter in _ACCENTS]
-        if not places:
-            return self._rare_word()
-        place = rng.choice(places)
-        return word[:place] + rng.choice(_ACCENTS[word[place]]) + word[place + 1 :]
-
     def _first(self) -> str:
-        if self.rare_letters and self.rng.random() < self.rare_letters:
-            return self.pick(self._rare_word)
         real = self.rng.random() < 0.5
         return self.pick(lambda: self.rng.choice(_FIRST) if real else self._made_word(None))
 
     def _last(self) -> str:
-        if self.rare_letters and self.rng.random() < self.rare_letters:
-            return self.pick(self._rare_word)
         roll = self.rng.random()
         if roll < 0.45:
             return self.pick(lambda: self.rng.choice(_LAST))
