@@ -136,7 +136,7 @@ def test_every_choice_echoes_the_prompt_and_its_scores(http: httpx.Client, strea
 @pytest.fixture(scope="module")
 def narrow(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One sequence runs, three may wait; no wait makes up for a level of priority."""
-    sizes = {"kv_cache_tokens": CONTEXT, "max_running": 1, "max_queue": 3}
+    sizes: dict[str, Any] = {"kv_cache_tokens": CONTEXT, "max_running": 1, "max_queue": 3}
     log = tmp_path_factory.mktemp("narrow") / "log"
     with Server(model, log, threads=1, priority_steps=10**6, **sizes) as running:
         yield running
