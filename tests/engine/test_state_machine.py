@@ -203,7 +203,7 @@ def test_urgent_requests_go_first() -> None:
 
 
 def waiting(machine: EngineMachine) -> set[str]:
-    return {entry[2].id for entry in machine.scheduler._waiting}
+    return {sequence.id for sequence in machine.scheduler._waiting}
 
 
 def test_decoding_is_never_held_up_by_a_long_prompt() -> None:

@@ -9,20 +9,6 @@ from galley.engine.scheduler import Work
 from galley.ops.executor import Batch
 
 
-def wanted_rows(work: Work) -> range:
-    """Positions of this work's rows whose logits are wanted.
-
-    The last row when a token is to be sampled after it; the prompt's rows that are still unscored.
-    """
-    sequence = work.sequence
-    begin, end = sequence.computed, sequence.computed + work.count
-    if sequence.scores_prompt:
-        first = max(begin, len(sequence.scored))
-        if first < len(sequence.request.prompt) - 1:
-            return range(first, end)
-    return range(end - 1, end) if work.completes else range(end, end)
-
-
 def assemble(plan: Sequence[Work], kv: KVCache) -> Batch:
     """Rows in the order of the plan."""
     tokens: list[int] = []
@@ -33,10 +19,10 @@ def assemble(plan: Sequence[Work], kv: KVCache) -> Batch:
     for work in plan:
         sequence = work.sequence
         begin, end = sequence.computed, sequence.computed + work.count
-        wanted.extend(starts[-1] + position - begin for position in wanted_rows(work))
         tokens.extend(sequence.tokens[begin:end])
         positions.extend(range(begin, end))
         starts.append(len(tokens))
+        wanted.extend(range(len(tokens) - work.wanted, len(tokens)))
         tables.append(kv.table(sequence.id, end))
     return Batch(
         tokens=np.array(tokens, dtype=np.int64),

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 
-from galley.engine.batch import assemble, wanted_rows
+from galley.engine.batch import assemble
 from galley.engine.kv import KVCache
 from galley.engine.sampler import TokenSampler, token_logprob
 from galley.engine.scheduler import Scheduler, Work
@@ -55,11 +55,10 @@ class Engine:
         assert request.id not in self._sequences, request.id
         sampling = request.sampling
         eos = () if sampling.ignore_eos else self.info.eos_token_ids
-        sampler = TokenSampler(
-            sampling, request.prompt, request.output, (*eos, *sampling.stop_token_ids)
-        )
+        stop_ids = frozenset((*eos, *sampling.stop_token_ids))
+        sampler = TokenSampler(sampling, request.prompt, request.output, stop_ids)
         order = self._steps + request.priority * self._priority_steps
-        sequence = Sequence(request, sampler, order, arrival=self._clock())
+        sequence = Sequence(request, sampler, order, arrival=self._clock(), stop_ids=stop_ids)
         self._sequences[request.id] = sequence
         self._scheduler.add(sequence)
 
@@ -120,24 +119,22 @@ class Engine:
         row = 0
         for work in plan:
             sequence = work.sequence
-            rows = wanted_rows(work)
-            mine = logits[row : row + len(rows)]
-            row += len(rows)
-            completes = work.completes
-            self._score(sequence, rows, mine)
+            row += work.wanted
+            if sequence.scores_prompt:
+                self._score(work, logits[row - work.wanted : row])
             sequence.computed += work.count
-            if completes:
-                outputs.append(self._advance(sequence, mine[-1]))
+            if work.completes:
+                outputs.append(self._advance(sequence, logits[row - 1]))
         return outputs
 
-    def _score(self, sequence: Sequence, rows: range, logits: Logits) -> None:
-        top = sequence.request.sampling.prompt_logprobs
-        if top is None:
-            return
-        prompt = sequence.request.prompt
-        for position, row in zip(rows, logits, strict=True):
-            if position < len(prompt) - 1:
-                sequence.scored.append(token_logprob(row, prompt[position + 1], top))
+    def _score(self, work: Work, logits: Logits) -> None:
+        """Log-probabilities of the prompt's tokens after the first; row i scores token i + 1."""
+        sequence = work.sequence
+        prompt, top = sequence.request.prompt, sequence.request.sampling.prompt_logprobs
+        assert top is not None
+        end = sequence.computed + work.count
+        for token, row in zip(prompt[end - work.wanted + 1 : end + 1], logits, strict=False):
+            sequence.scored.append(token_logprob(row, token, top))
 
     def _advance(self, sequence: Sequence, logits: Logits) -> Output:
         """Sample the next token and say what became of the sequence."""
@@ -157,12 +154,11 @@ class Engine:
         return self._output(sequence, [token], logprobs, self._finish_reason(sequence, token))
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
-        sampling = sequence.request.sampling
-        is_eos = token in self.info.eos_token_ids and not sampling.ignore_eos
-        if is_eos or token in sampling.stop_token_ids:
+        if token in sequence.stop_ids:
             return "stop"
-        assert sampling.max_tokens is not None
-        return "length" if sequence.generated >= sampling.max_tokens else None
+        max_tokens = sequence.request.sampling.max_tokens
+        assert max_tokens is not None
+        return "length" if sequence.generated >= max_tokens else None
 
     def _output(
         self,

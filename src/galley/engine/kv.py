@@ -1,5 +1,6 @@
 """The KV cache's books: which request holds which blocks. Joins the pool and the prefix cache."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,7 +30,7 @@ class _Chain:
 class _Table:
     """A running request's blocks; the first ``registered`` ones are in the prefix cache."""
 
-    blocks: list[int]
+    blocks: "array[int]"  # each step copies it, which is slow from a list
     registered: int
 
 
@@ -85,7 +86,7 @@ class KVCache:
         for block in hits:
             self._prefix.unpark(block)
             self._pool.share(block)
-        self._tables[request_id] = _Table(hits, registered=len(hits))
+        self._tables[request_id] = _Table(array("q", hits), registered=len(hits))
         has_room = self.grow(request_id, len(tokens))
         assert has_room
         if self._sharing and reuse:
@@ -109,12 +110,15 @@ class KVCache:
         """``computed`` tokens are in the cache once this step has run: full blocks can be shared."""
         if not self._sharing:
             return
-        table, chain = self._tables[request_id], self._chains[request_id]
+        table = self._tables[request_id]
         full = computed // BLOCK_TOKENS
+        if full <= table.registered:
+            return
+        chain = self._chains[request_id]
         chain.extend(tokens, full)
         for i in range(table.registered, full):
             self._prefix.register(chain.links[i], table.blocks[i])
-        table.registered = max(table.registered, full)
+        table.registered = full
 
     def close(self, request_id: str) -> None:
         """Give up the table; shareable blocks stay cached, the tail of a prefix goes out first."""

@@ -7,6 +7,7 @@ in order or nobody; when blocks run out the last in order is preempted, so the f
 """
 
 import heapq
+from bisect import insort
 from dataclasses import dataclass
 
 from galley.engine.kv import KVCache
@@ -15,28 +16,34 @@ from galley.engine.sequence import Sequence
 
 @dataclass(slots=True)
 class Work:
-    """``sequence`` computes its next ``count`` known tokens in this step."""
+    """``sequence`` computes its next ``count`` known tokens in this step.
+
+    Attributes:
+        completes: all known tokens are computed after it, so that a new one can be sampled.
+        wanted: of how many of its rows, the last ones, logits are wanted.
+    """
 
     sequence: Sequence
     count: int
-
-    @property
-    def completes(self) -> bool:
-        """Whether all known tokens are computed after it, so that a new one can be sampled."""
-        return self.count == self.sequence.remaining
+    completes: bool
+    wanted: int
 
 
 class Scheduler:
-    """Owns the waiting and the running sequences."""
+    """Owns the waiting and the running sequences.
+
+    Attributes:
+        running: sequences that hold blocks, in order.
+        preemptions: so far.
+    """
 
     def __init__(self, kv: KVCache, *, max_batch_tokens: int, max_running: int) -> None:
         assert max_running <= max_batch_tokens
         self._kv = kv
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running
-        self._waiting: list[tuple[int, int, Sequence]] = []
-        self._arrivals: dict[str, int] = {}
-        self._count = 0
+        self._waiting: list[Sequence] = []
+        self._arrivals = 0
         self.running: list[Sequence] = []
         self.preemptions = 0
 
@@ -47,18 +54,17 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
-        self._count += 1
-        self._arrivals[sequence.id] = self._count
-        self._queue(sequence)
+        self._arrivals += 1
+        sequence.number = self._arrivals
+        heapq.heappush(self._waiting, sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a finished or aborted sequence, wherever it is, and free its blocks."""
-        del self._arrivals[sequence.id]
         if sequence in self.running:
             self.running.remove(sequence)
             self._kv.close(sequence.id)
         else:
-            self._waiting = [entry for entry in self._waiting if entry[2] is not sequence]
+            self._waiting = [other for other in self._waiting if other is not sequence]
             heapq.heapify(self._waiting)
         self._kv.forget(sequence.id)
 
@@ -71,10 +77,11 @@ class Scheduler:
         preempted = self.preemptions
         plan: list[Work] = []
         budget = self._max_batch_tokens
-        for sequence in sorted(self.running, key=lambda s: (s.remaining > 1, self._rank(s))):
+        for sequence in sorted(self.running, key=lambda s: s.remaining > 1):
+            if self.preemptions > preempted and sequence not in self.running:
+                continue  # the victim of an earlier turn of this loop
             count = min(sequence.remaining, budget)
-            # A victim of an earlier turn of this loop is no longer running.
-            if count and sequence in self.running and self._make_room(sequence, count):
+            if count and self._make_room(sequence, count):
                 plan.append(self._work(sequence, count))
                 budget -= count
         if self.preemptions == preempted:
@@ -85,7 +92,8 @@ class Scheduler:
         # An executor writes all of a step's keys and values before it reads any, so a newcomer may
         # share blocks that this very step computes.
         self._kv.commit(sequence.id, sequence.tokens, sequence.computed + count)
-        return Work(sequence, count)
+        completes = count == sequence.remaining
+        return Work(sequence, count, completes, max(completes, sequence.rows_to_score(count)))
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
         """Grow, preempting the last in order as often as it takes; False if that is ``sequence``.
@@ -94,7 +102,7 @@ class Scheduler:
         to come, so nothing that is planned is ever taken back.
         """
         while not self._kv.grow(sequence.id, sequence.computed + count):
-            victim = max(self.running, key=self._rank)
+            victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -106,11 +114,11 @@ class Scheduler:
         victim.computed = 0
         victim.preemptions += 1
         self.preemptions += 1
-        self._queue(victim)
+        heapq.heappush(self._waiting, victim)
 
     def _admit(self, plan: list[Work], budget: int) -> None:
         while self._waiting and budget and len(self.running) < self._max_running:
-            sequence = self._waiting[0][2]
+            sequence = self._waiting[0]
             # Room for all that is known: a prompt, once begun, is not stopped halfway for memory.
             computed = self._kv.open(
                 sequence.id,
@@ -122,13 +130,7 @@ class Scheduler:
                 return
             heapq.heappop(self._waiting)
             sequence.computed = computed
-            self.running.append(sequence)
+            insort(self.running, sequence)
             count = min(sequence.remaining, budget)
             plan.append(self._work(sequence, count))
             budget -= count
-
-    def _rank(self, sequence: Sequence) -> tuple[int, int]:
-        return sequence.order, self._arrivals[sequence.id]
-
-    def _queue(self, sequence: Sequence) -> None:
-        heapq.heappush(self._waiting, (*self._rank(sequence), sequence))
