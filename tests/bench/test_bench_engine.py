@@ -84,7 +84,16 @@ def test_a_sequence_that_cannot_go_on_is_an_error(folder: Path) -> None:
 def test_a_report_has_a_point_for_each_kind_of_work(folder: Path) -> None:
     told: list[str] = []
     workload = Workload(prompt=30, decode=3, context=5, batches=(1, 3), repeats=2)
-    info, points = bench_engine(settings(folder, quantize="int8"), workload, MACHINE, told.append)
+    rates: list[float] = []
+
+    def read_rate() -> float:
+        rates.append(1e9)
+        return 1e9
+
+    info, points = bench_engine(
+        settings(folder, quantize="int8"), workload, MACHINE, read_rate, told.append
+    )
+    assert len(rates) == 2 * workload.runs
     assert info.path == str(folder)
     assert [(p.work, p.batch, p.tokens) for p in points] == [
         ("prefill", 1, 30),
@@ -97,4 +106,4 @@ def test_a_report_has_a_point_for_each_kind_of_work(folder: Path) -> None:
 
 def test_a_batch_that_the_engine_would_split_is_refused(folder: Path) -> None:
     with pytest.raises(SettingsError, match="batch 5 exceeds max_running"):
-        bench_engine(settings(folder), Workload(batches=(1, 5)), MACHINE)
+        bench_engine(settings(folder), Workload(batches=(1, 5)), MACHINE, lambda: 1e9)

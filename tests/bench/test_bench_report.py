@@ -2,7 +2,7 @@
 
 import pytest
 
-from galley.bench.report import Machine, Spread, Step, make_point
+from galley.bench.report import Machine, Run, Spread, Step, make_point
 from galley.types import StepCosts
 
 COSTS = StepCosts(weight_bytes=1000, kv_bytes_per_token=10, row_operations=200, logit_operations=50)
@@ -25,9 +25,9 @@ def machine() -> Machine:
     )
 
 
-def decode_run(seconds: float) -> list[Step]:
+def decode_run(seconds: float, read_rate: float = 4000.0) -> Run:
     """Two steps of two sequences with 3 and 4, then 4 and 5 tokens of context."""
-    return [Step(seconds, 0.75 * seconds, 2, 2, context) for context in (7, 9)]
+    return Run([Step(seconds, 0.75 * seconds, 2, 2, context) for context in (7, 9)], read_rate)
 
 
 def test_a_spread_is_median_and_extremes() -> None:
@@ -53,7 +53,7 @@ def test_rates_are_over_whole_repeats() -> None:
 
 
 def test_unequal_steps_weigh_by_their_time() -> None:
-    run = [Step(0.1, 0.1, 300, 0, 300), Step(0.3, 0.3, 100, 1, 400)]
+    run = Run([Step(0.1, 0.1, 300, 0, 300), Step(0.3, 0.3, 100, 1, 400)], 1.0)
     point = make_point("prefill", 1, [run], COSTS, machine(), "bf16")
     assert point.tokens == 400
     assert point.tokens_per_s.median == pytest.approx(1000.0)
@@ -63,7 +63,12 @@ def test_unequal_steps_weigh_by_their_time() -> None:
 @pytest.mark.parametrize(
     ("kind", "peak"), [("int4", 2000.0), ("int8", 2000.0), ("bf16", 1000.0), ("float32", 500.0)]
 )
-def test_shares_are_of_the_better_pages_and_of_the_kinds_own_peak(kind: str, peak: float) -> None:
+def test_the_share_of_arithmetic_is_of_the_kinds_own_peak(kind: str, peak: float) -> None:
     point = make_point("decode", 2, [decode_run(1.0)], COSTS, machine(), kind)
-    assert point.read_share == pytest.approx(1080 / 4000)
     assert point.operation_share == pytest.approx(500 / peak)
+
+
+def test_each_repeat_is_held_against_the_read_rate_beside_it() -> None:
+    runs = [decode_run(1.0, 2000.0), decode_run(0.5, 8000.0), decode_run(1.0, 1200.0)]
+    point = make_point("decode", 2, runs, COSTS, machine(), "int4")
+    assert point.read_share == Spread(1080 / 2000, 2160 / 8000, 1080 / 1200)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from galley.bench.report import Machine, Point, Step, make_point
+from galley.bench.report import Machine, Point, Run, Step, make_point
 from galley.config import EngineSettings
 from galley.engine.engine import Engine
 from galley.engine.load import load_engine
@@ -140,9 +140,17 @@ def bench_engine(
     settings: EngineSettings,
     workload: Workload,
     machine: Machine,
+    read_rate: Callable[[], float],
     on_run: Callable[[str], None] = lambda name: None,
 ) -> tuple[ModelInfo, list[Point]]:
-    """Prefill first, then decode at each batch size; ``on_run`` is told what was run.
+    """Prefill first, then decode at each batch size.
+
+    Args:
+        settings: of the engine.
+        workload: what is measured.
+        machine: what it is held against.
+        read_rate: samples the machine's read bandwidth, in bytes a second, beside each repeat.
+        on_run: is told what was run.
 
     Raises:
         SettingsError: a batch is larger than the engine runs.
@@ -160,10 +168,12 @@ def bench_engine(
         ids = random.integers(bench.info.vocab_size, size=(count, tokens))
         return [[int(token) for token in row] for row in ids]
 
-    def repeated(name: str, run: Callable[[bool], list[Step]]) -> list[list[Step]]:
+    def repeated(name: str, run: Callable[[bool], list[Step]]) -> list[Run]:
         runs = []
         for i in range(workload.repeats + 1):
-            runs.append(run(i == 0))
+            before = read_rate()
+            steps = run(i == 0)
+            runs.append(Run(steps, (before + read_rate()) / 2))
             on_run(name)
         return runs[1:]
 

@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -69,6 +70,19 @@ def measure_machine(
         read_small=read(huge=False),
         operations={kind: multiply(kind) for kind in KINDS},
     )
+
+
+def read_rate(threads: int | None, memory_bytes: int) -> float:
+    """Bytes a second streamed from memory on huge pages, now.
+
+    Raises:
+        SettingsError: GALLEY_CPU_ISA asks for what is not there.
+    """
+    threads = threads or available_cores()
+    rates = _native.read_rates(
+        choose_isa(os.environ), threads, cpus_to_pin(threads), memory_bytes, True, 3
+    )
+    return statistics.median(rates)
 
 
 def cpu_name(cpuinfo: Path = _CPUINFO) -> str:

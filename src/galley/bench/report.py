@@ -1,7 +1,7 @@
 """From samples to figures: medians, rates, and shares of what the machine can do."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -96,6 +96,20 @@ class Step:
         return self.rows * costs.row_operations + self.wanted * costs.logit_operations
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One repeat of some work.
+
+    Attributes:
+        steps: of the engine.
+        read_rate: bytes a second that the machine streamed from memory just before and just after.
+            On a shared machine it moves, by a factor of two within minutes.
+    """
+
+    steps: Sequence[Step]
+    read_rate: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """The figures of one kind of work at one batch size. Rates are over whole repeats.
@@ -104,7 +118,8 @@ class Point:
         work: "prefill" or "decode".
         tokens: of each sequence: in the prompt, or decoded.
         step_ms, python_ms: of single steps; Python's part is what is not the executor's.
-        read_share: of the machine's read rate; operation_share: of its peak for this kind.
+        read_share: of the read rate beside each repeat; operation_share: of the machine's peak for
+            this kind.
     """
 
     work: str
@@ -114,7 +129,7 @@ class Point:
     step_ms: Spread
     python_ms: Spread
     bytes_per_s: Spread
-    read_share: float
+    read_share: Spread
     operations_per_s: Spread
     operation_share: float
 
@@ -122,28 +137,30 @@ class Point:
 def make_point(
     work: str,
     batch: int,
-    runs: Sequence[Sequence[Step]],
+    runs: Sequence[Run],
     costs: StepCosts,
     machine: Machine,
     kind: str,
 ) -> Point:
-    """``runs``: the steps of each repeat; ``kind``: what the weights are."""
-    steps = [step for run in runs for step in run]
-    bytes_per_s = Spread.of([_rate(run, [s.bytes(costs) for s in run]) for run in runs])
-    operations = Spread.of([_rate(run, [s.operations(costs) for s in run]) for run in runs])
+    """The figures of all repeats; ``kind``: what the weights are."""
+    steps = [step for run in runs for step in run.steps]
+    byte_rates = [_rate(run, lambda step: step.bytes(costs)) for run in runs]
+    operations = Spread.of([_rate(run, lambda step: step.operations(costs)) for run in runs])
     return Point(
         work=work,
         batch=batch,
-        tokens=sum(step.rows for step in runs[0]) // batch,
-        tokens_per_s=Spread.of([_rate(run, [s.rows for s in run]) for run in runs]),
+        tokens=sum(step.rows for step in runs[0].steps) // batch,
+        tokens_per_s=Spread.of([_rate(run, lambda step: step.rows) for run in runs]),
         step_ms=Spread.of([1e3 * s.seconds for s in steps]),
         python_ms=Spread.of([1e3 * (s.seconds - s.forward_seconds) for s in steps]),
-        bytes_per_s=bytes_per_s,
-        read_share=bytes_per_s.median / machine.read_rate,
+        bytes_per_s=Spread.of(byte_rates),
+        read_share=Spread.of(
+            [rate / run.read_rate for rate, run in zip(byte_rates, runs, strict=True)]
+        ),
         operations_per_s=operations,
         operation_share=operations.median / machine.operations[PEAK_KIND[kind]].median,
     )
 
 
-def _rate(run: Sequence[Step], amounts: Sequence[int]) -> float:
-    return sum(amounts) / sum(step.seconds for step in run)
+def _rate(run: Run, amount: Callable[[Step], int]) -> float:
+    return sum(map(amount, run.steps)) / sum(step.seconds for step in run.steps)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from galley.bench.report import Machine, Point, Spread
 
 _MEMORY_MIB: Final = 1024
+_SAMPLE_MIB: Final = 256  # a sample of the read rate beside each repeat
 
 # Equal prefixes are computed each time: a prompt is what is measured.
 _SETTINGS: Final = (
@@ -96,6 +97,7 @@ def engine(
     start_logging(settings)
     _check_folder(json_file)
     from galley.bench.engine import Workload, bench_engine
+    from galley.bench.machine import read_rate
 
     workload = Workload(
         prompt=prompt,
@@ -112,7 +114,10 @@ def engine(
             bar.label = name
             bar.update(1)
 
-        info, points = bench_engine(settings, workload, measured, on_phase)
+        def read_now() -> float:
+            return read_rate(settings.threads, _SAMPLE_MIB << 20)
+
+        info, points = bench_engine(settings, workload, measured, read_now, on_phase)
     _print_machine(measured)
     _print_points(points)
     used = {f.name: getattr(settings, f.name) for f in dataclasses.fields(EngineSettings)}
@@ -170,7 +175,7 @@ def _print_points(points: "Sequence[Point]") -> None:
             *_figures(p.tokens_per_s, 1),
             f"{p.step_ms.median:.2f}",
             f"{p.python_ms.median:.2f}",
-            f"{p.bytes_per_s.median / 1e9:.1f} ({p.read_share:.0%})",
+            f"{p.bytes_per_s.median / 1e9:.1f} ({p.read_share.median:.0%})",
             f"{p.operations_per_s.median / 1e9:.0f} ({p.operation_share:.0%})",
         )
         for p in points
