@@ -3,6 +3,8 @@
 ``GalleyError``
     ``RequestError``        the caller's request is wrong (HTTP 400); ``param`` names the field
         ``ContextExceeded``     prompt or ``max_tokens`` do not fit the context
+        ``AudioError``          the recording cannot be read
+            ``AudioTooLong``        it is longer than the limit (HTTP 413)
     ``ModelError``          the model cannot be used
         ``ModelNotFound``       no such folder, or no such hub id, or the hub cannot be reached
         ``UnsupportedModel``    a family or feature that Galley does not implement
@@ -35,6 +37,17 @@ class ContextExceeded(RequestError):
 
     def __init__(self, message: str, *, param: str) -> None:
         super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class AudioError(RequestError):
+    """The recording cannot be read: what is wrong with it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="file")
+
+
+class AudioTooLong(AudioError):
+    """The recording is longer than the limit."""
 
 
 class ModelError(GalleyError):
