@@ -159,10 +159,10 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestEngineMachine.settings = settings(max_examples=300, stateful_step_count=40)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(priority=st.integers(0, 3), flood=st.integers(1, 3), tight=st.booleans())
 def test_a_low_priority_is_overtaken_only_for_so_long(
     priority: int, flood: int, tight: bool

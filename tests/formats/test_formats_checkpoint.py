@@ -89,7 +89,7 @@ def test_header_lengths_that_lie(tmp_path: Path) -> None:
         read_safetensors(tmp_path / "absent.safetensors")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_a_typed_error(tmp_path_factory: Any, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzz.safetensors"

@@ -37,7 +37,7 @@ def close(got: Floats, expected: Any, magnitude: Any) -> bool:
     return bool((np.abs(got - expected) <= 1e-5 * magnitude + 1e-30).all())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(isa=isas, rows=many, outputs=odd, depth=odd, seed=seeds, biased=st.booleans())
 def test_float32(isa: str, rows: int, outputs: int, depth: int, seed: int, biased: bool) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
@@ -48,7 +48,7 @@ def test_float32(isa: str, rows: int, outputs: int, depth: int, seed: int, biase
     assert close(got, expected, np.abs(x) @ np.abs(w).T + 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(isa=isas, rows=many, outputs=odd, depth=odd, seed=seeds)
 def test_bf16(isa: str, rows: int, outputs: int, depth: int, seed: int) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
@@ -67,7 +67,7 @@ def expected_integer(x: Floats, weight: IntWeight) -> tuple[Any, Any]:
     return rounded @ w.T, np.abs(rounded) @ np.abs(w).T + np.abs(rounded).sum(1, keepdims=True)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(isa=isas, rows=many, outputs=odd, depth=st.integers(1, 300), seed=seeds)
 def test_int8(isa: str, rows: int, outputs: int, depth: int, seed: int) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
@@ -76,7 +76,7 @@ def test_int8(isa: str, rows: int, outputs: int, depth: int, seed: int) -> None:
     assert close(got, *expected_integer(x, weight))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     isa=isas,
     rows=many,
@@ -171,7 +171,7 @@ def test_zero_and_denormal_rows_give_zeros(kind: str, isa: str) -> None:
     assert not run_linear(x, packed, 20, isa=isa, prepare=True).any()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(isa=isas, rows=odd, depth=st.integers(1, 300), kind=st.sampled_from(KINDS), seed=seeds)
 def test_embeddings_are_the_dequantised_rows(
     isa: str, rows: int, depth: int, kind: str, seed: int

@@ -58,7 +58,7 @@ def same_bytes(made: _native.Packed, truth: _native.Packed) -> bool:
     return np.array_equal(made.memory, truth.memory)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(matrix=matrices, tag=st.sampled_from(TAGS))
 @example(matrix=np.full((17, 33), -0.0, np.float32), tag="F32")
 @example(matrix=np.full((3, 5), 3e38, np.float32), tag="F32")
@@ -71,7 +71,7 @@ def test_rounding_has_the_bits_of_the_truth(matrix: Floats, tag: WeightType) -> 
     assert same_bytes(made, pack_integers(quantise_int4(weight)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     matrix=matrices,
     tag=st.sampled_from(TAGS),

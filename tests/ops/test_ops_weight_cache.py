@@ -144,9 +144,7 @@ def test_a_file_that_lacks_a_matrix_is_written_again(
     logits(model)
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(-1, 7))
 def test_any_damage_is_mended(cache: Path, model: Path, share: float, bit: int) -> None:
     """Cut anywhere, or a bit of the beginning flipped."""

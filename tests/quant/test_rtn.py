@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -21,7 +21,6 @@ def spread(scales: np.ndarray, group: int, depth: int) -> np.ndarray:
     return np.repeat(np.abs(scales), group, axis=1)[:, :depth]
 
 
-@settings(deadline=None)
 @given(matrices)
 def test_int8_is_within_half_a_step(values: np.ndarray) -> None:
     weight = quantise_int8(as_weight(values))
@@ -30,7 +29,6 @@ def test_int8_is_within_half_a_step(values: np.ndarray) -> None:
     assert (error <= 0.5001 * step + 1e-27).all()
 
 
-@settings(deadline=None)
 @given(matrices, st.sampled_from([0, 32, 64, 128]))
 def test_int4_is_within_about_a_step(values: np.ndarray, group: int) -> None:
     depth = values.shape[1]

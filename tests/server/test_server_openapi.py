@@ -46,7 +46,6 @@ def test_the_page_names_every_route(server: Server) -> None:
 def test_answers_are_as_documented(server: Server, operation: Any) -> None:
     @settings(
         max_examples=25,
-        deadline=None,
         database=None,
         derandomize=True,
         phases=[Phase.explicit, Phase.generate],

@@ -92,7 +92,7 @@ class TrialsMachine(RuleBasedStateMachine):
 
 
 TestTrialsMachine = TrialsMachine.TestCase
-TestTrialsMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestTrialsMachine.settings = settings(max_examples=200, stateful_step_count=40)
 
 
 def test_suspects_come_back_one_at_a_time() -> None:

@@ -74,14 +74,16 @@ def measure_stages(model: Model, *, repeats: int) -> Iterator[Stage]:
 
 
 def measure_eager(model: Model, *, repeats: int) -> float | None:
-    """Seconds of the same step on the reference executor, op by op; None where torch is missing."""
+    """Seconds of the same step on the reference executor, op by op; None where torch is missing.
+
+    It keeps keys and values in the type that it computes in.
+    """
     try:
         factory = executor_factory("reference")
     except SettingsError:
         return None
-    options = dataclasses.replace(model.options, disable_pass=())
-    if options.quantize == "float32":
-        options = dataclasses.replace(options, dtype="float32")
+    dtype = "float32" if model.options.quantize == "float32" else model.options.dtype
+    options = dataclasses.replace(model.options, dtype=dtype, kv_dtype=dtype, disable_pass=())
     seconds = _step_seconds(factory(model.program, model.weights, options), model, repeats)
     # The executor's table of its own methods is a cycle that would keep its weights.
     gc.collect()
