@@ -13,7 +13,7 @@ import msgspec
 from galley.errors import RequestError
 
 BLOCK_TOKENS: Final = 16
-"""Tokens in one KV block. Also the row tile of the reference executor (see ``ops/reference.py``)."""
+"""Tokens in one KV block. Also the row tile of the reference executor (see ``ops/tiles.py``)."""
 
 MAX_LOGPROBS: Final = 20
 """Most alternatives per token that ``logprobs`` may ask for (OpenAI's limit)."""

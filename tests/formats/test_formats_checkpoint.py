@@ -121,7 +121,7 @@ def test_config_and_tensors_that_disagree(
 ) -> None:
     opened = Checkpoint.open(copy(checkpoint("llama"), tmp_path / "m", **changes))
     with pytest.raises(CheckpointError) as caught:
-        build_program(opened.config).check_weights(opened.weights(), folder="m")
+        build_program(opened.config).take_weights(opened.weights(), folder="m")
     assert said in str(caught.value)
 
 

@@ -18,7 +18,8 @@ from galley.formats.weights import Weight
 from galley.graph.program import Op
 from galley.models.registry import build_program
 from galley.ops.executor import Batch, Executor, ExecutorOptions
-from galley.ops.reference import ReferenceExecutor, Step, Tiles
+from galley.ops.reference import ReferenceExecutor, Step
+from galley.ops.tiles import Tiles
 from galley.quant.rtn import quantise_int4, quantise_int8
 from galley.quant.weights import bf16_bits, dequantise, to_float32
 from galley.types import BLOCK_TOKENS

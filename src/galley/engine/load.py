@@ -88,8 +88,7 @@ def read_model(settings: EngineSettings, folder: Path) -> Model:
     checkpoint = Checkpoint.open(folder)
     program = build_program(checkpoint.config)
     checkpoint.check_token_ids(program.vocab_size)
-    weights = checkpoint.weights()
-    program.check_weights(weights, folder=str(folder))
+    weights = program.take_weights(checkpoint.weights(), folder=str(folder))
     options = _executor_options(settings, program, checkpoint, weights)
     return Model(checkpoint, program, weights, options)
 
@@ -114,7 +113,7 @@ def _executor_options(
     """What is left to choose follows the checkpoint: dtype its matrices, quantize and kv_dtype dtype."""
     dtype: str = settings.dtype
     if dtype == "auto":
-        types = {weights[name].dtype for name, shape in program.shapes.items() if len(shape) == 2}
+        types = {weight.dtype for weight in weights.values() if len(weight.shape) == 2}
         dtype = "bfloat16" if types == {"BF16"} else "float32"
     quantize: str = settings.quantize
     if quantize == "auto":

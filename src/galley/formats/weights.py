@@ -1,8 +1,10 @@
 """Weights on their way from a checkpoint to an executor: raw mapped bytes with a dtype tag."""
 
+import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,12 @@ class Weight:
         wanted = int(np.prod(self.shape, dtype=np.int64)) * WEIGHT_TYPES[self.dtype]
         assert self.data.dtype == np.uint8
         assert self.data.nbytes == wanted
+
+    def flattened(self) -> Self:
+        """As a matrix, if it has more than two dimensions: [n, c, size] becomes [n, c * size]."""
+        if len(self.shape) <= 2:
+            return self
+        return dataclasses.replace(self, shape=(self.shape[0], math.prod(self.shape[1:])))
 
 
 Weights: TypeAlias = Mapping[str, Weight]

@@ -1,10 +1,11 @@
-"""A model as data: a flat list of ops over ragged ``[tokens, width]`` buffers.
+"""A model as data: a flat list of ops over ragged ``[rows, width]`` buffers.
 
-The token count is the only dynamic size. Buffers are numbered in the order they are written (each is
-written once); weights are named as in the checkpoint.
+The row count (tokens, or frames of audio) is the only dynamic size. Buffers are numbered in the order
+they are written (each is written once); weights are named as in the checkpoint.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -76,12 +77,17 @@ class KVLayout:
 class Program:
     """A traced model. The last op's output is the logits, ``[wanted rows, vocab_size]``.
 
+    An encoder ends in ``cross_kv`` instead: what it makes of a window lies in the KV cache.
+
     Attributes:
         ops: in order of execution.
-        kv: one entry for each attention op, indexed by its ``layer`` attribute.
-        shapes: checkpoint tensor name -> the shape the ops expect.
-        vocab_size: columns of the logits.
-        max_positions: the longest context the model was made for, in tokens.
+        kv: what each layer of the cache holds, indexed by the ``layer`` attribute of the ops that use it.
+        shapes: checkpoint tensor name -> the shape it has there. That of a convolution's kernel has three
+            dimensions, [n, c, size]; ``linear`` takes it as the matrix [n, c * size].
+        vocab_size: columns of the logits; 0 for an encoder.
+        max_positions: the longest context the model was made for, in tokens; for an encoder the longest
+            window, in frames.
+        encoder: what a speech model runs once over a window, for its sequences to attend to.
     """
 
     ops: tuple[Op, ...]
@@ -89,10 +95,16 @@ class Program:
     shapes: Mapping[str, tuple[int, ...]]
     vocab_size: int
     max_positions: int
+    encoder: "Program | None" = None
 
-    def check_weights(self, weights: Weights, *, folder: str) -> None:
-        """Raises CheckpointError for the first tensor that is missing or of another shape."""
-        for name, shape in self.shapes.items():
+    def take_weights(self, weights: Weights, *, folder: str) -> Weights:
+        """The tensors that this program and its encoder use, kernels of convolutions as matrices.
+
+        Raises:
+            CheckpointError: for the first one that is missing or of another shape.
+        """
+        taken = {}
+        for name, shape in self.all_shapes.items():
             if name not in weights:
                 raise CheckpointError("tensor is missing", file=folder, field=name)
             if weights[name].shape != shape:
@@ -101,11 +113,30 @@ class Program:
                     file=folder,
                     field=name,
                 )
+            taken[name] = weights[name].flattened()
+        return taken
+
+    @property
+    def all_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """``shapes`` of this program and its encoder."""
+        return {**self.shapes, **(self.encoder.shapes if self.encoder else {})}
 
     @property
     def logits(self) -> int:
         """The buffer of the last op."""
         return self.ops[-1].output
+
+    def rows_of(self, frames: int) -> int:
+        """Of an encoder: how many rows its ``cross_kv`` ops keep of a window of ``frames``."""
+        for op in self.ops:
+            if op.name == "neighbours":
+                frames = -(-frames // op.attrs["stride"])
+        return frames
+
+    @property
+    def mels(self) -> int:
+        """Of an encoder: values in a frame."""
+        return self.ops[0].width
 
     def readers(self) -> dict[int, list[int]]:
         """Buffer -> indices of the ops that read it, ascending; none for a buffer nobody reads."""
@@ -143,9 +174,9 @@ class Program:
         for op in self.ops:
             selected |= op.name == "select_rows"
             for name in op.weights["weight"] if op.name == "linear" else ():
-                outputs, depth = self.shapes[name]
-                rows += 0 if selected else 2 * outputs * depth
-                wanted += 2 * outputs * depth if selected else 0
+                products = math.prod(self.shapes[name])
+                rows += 0 if selected else 2 * products
+                wanted += 2 * products if selected else 0
         return rows, wanted
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:

@@ -16,6 +16,25 @@ add             a + b
 select_rows     keeps the rows whose logits are wanted
 ==============  ================================================================================
 
+Speech models have these, too. A window is one stretch of audio; its rows are consecutive, and ops that look
+beyond a row stay within it:
+
+================  ==============================================================================
+features          the windows' log-mel frames, one row each
+neighbours        x [T, c] -> [ceil(T / stride), c * size] for each window: row r holds the ``size`` rows
+                  around row r * stride, zeros beyond the window's ends; column j * size + t is column j of
+                  row r * stride + t - size // 2. With the flattened [n, c, size] kernel of a convolution
+                  as ``weight``, ``linear`` on it is that convolution
+embed_positions   positions in the window, or of the tokens in their sequence -> rows of ``weight``
+                  [positions, width]
+layer_norm        (x - mean) * rsqrt(variance + eps) * ``weight`` + ``bias``; arXiv:1607.06450
+gelu              x * normal distribution function of x, by erf; arXiv:1606.08415
+window_attention  q, k, v -> softmax(q k^T * scale) v over all rows of the window
+cross_kv          k, v -> into the paged KV of ``layer``, by the window's block table; no output
+cross_attention   q -> softmax(q k^T * scale) v over the whole window that the sequence belongs to, as
+                  cross_kv left it in ``layer``
+================  ==============================================================================
+
 The rest is made of them by ``graph/prepare.py`` and ``graph/passes/``, for executors that run these:
 
 =====================  =========================================================================
@@ -49,7 +68,8 @@ class Signature:
 
 _WEIGHT: Final = frozenset({"weight"})
 _NORM: Final = ("eps", "head_dim")
-_ATTENTION: Final = ("layer", "heads", "kv_heads", "head_dim", "scale", "window")
+_HEADS: Final = ("heads", "kv_heads", "head_dim", "scale")
+_ATTENTION: Final = ("layer", *_HEADS, "window")
 
 SIGNATURES: Final[Mapping[str, Signature]] = {
     "embed": Signature(0, weights=_WEIGHT),
@@ -60,6 +80,14 @@ SIGNATURES: Final[Mapping[str, Signature]] = {
     "silu_mul": Signature(2),
     "add": Signature(2),
     "select_rows": Signature(1),
+    "features": Signature(0),
+    "neighbours": Signature(1, attrs=("size", "stride")),
+    "embed_positions": Signature(0, weights=_WEIGHT),
+    "layer_norm": Signature(1, weights=frozenset({"weight", "bias"}), attrs=("eps",)),
+    "gelu": Signature(1),
+    "window_attention": Signature(3, attrs=_HEADS),
+    "cross_kv": Signature(2, outputs=0, attrs=("layer", "kv_heads", "head_dim")),
+    "cross_attention": Signature(1, attrs=("layer", *_HEADS)),
     "prepare": Signature(1),
     "columns": Signature(1, attrs=("start",)),
     "add_rms_norm": Signature(2, outputs=2, weights=_WEIGHT, attrs=_NORM),

@@ -8,7 +8,7 @@ from galley.graph.program import KVLayout, Op, Program
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A ``[tokens, width]`` value during tracing."""
+    """A ``[rows, width]`` value during tracing."""
 
     id: int
     width: int
@@ -21,6 +21,7 @@ class Tracer:
     ops: list[Op] = field(default_factory=list)
     kv: list[KVLayout] = field(default_factory=list)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    _buffers: int = 0
 
     def _emit(
         self,
@@ -28,9 +29,11 @@ class Tracer:
         inputs: tuple[Buffer, ...],
         width: int,
         weights: dict[str, tuple[str, ...]] | None = None,
+        /,
         **attrs: object,
     ) -> Buffer:
-        buffer = Buffer(len(self.ops), width)
+        buffer = Buffer(self._buffers, width)
+        self._buffers += 1
         ids = tuple(b.id for b in inputs)
         self.ops.append(Op(name, ids, (buffer.id,), (width,), weights or {}, attrs))
         return buffer
@@ -42,6 +45,27 @@ class Tracer:
     def embed(self, weight: str, *, vocab: int, width: int) -> Buffer:
         """Token ids of the batch -> their rows."""
         return self._emit("embed", (), width, {"weight": self._weight(weight, vocab, width)})
+
+    def embed_positions(self, weight: str, *, positions: int, width: int) -> Buffer:
+        """Positions in sequence or window, 0 to ``positions - 1`` -> their rows."""
+        weights = {"weight": self._weight(weight, positions, width)}
+        return self._emit("embed_positions", (), width, weights)
+
+    def features(self, mels: int) -> Buffer:
+        """The windows' frames. First op of an encoder."""
+        return self._emit("features", (), mels)
+
+    def conv1d(
+        self, x: Buffer, weight: str, width: int, *, bias: str, size: int, stride: int = 1
+    ) -> Buffer:
+        """A convolution over each window's rows, padded with zeros to ceil(rows / stride) rows."""
+        assert size % 2 == 1
+        around = self._emit("neighbours", (x,), x.width * size, size=size, stride=stride)
+        weights = {
+            "weight": self._weight(weight, width, x.width, size),
+            "bias": self._weight(bias, width),
+        }
+        return self._emit("linear", (around,), width, weights)
 
     def linear(self, x: Buffer, weight: str, width: int, *, bias: str | None = None) -> Buffer:
         """``bias`` is a tensor name or None."""
@@ -58,6 +82,11 @@ class Tracer:
         weights = {"weight": self._weight(weight, group)}
         return self._emit("rms_norm", (x,), x.width, weights, eps=eps, head_dim=group)
 
+    def layer_norm(self, x: Buffer, name: str, *, eps: float) -> Buffer:
+        """``name`` has a ``.weight`` and a ``.bias``."""
+        weights = {role: self._weight(f"{name}.{role}", x.width) for role in ("weight", "bias")}
+        return self._emit("layer_norm", (x,), x.width, weights, eps=eps)
+
     def rope(
         self, x: Buffer, *, head_dim: int, inv_freq: tuple[float, ...], scale: float
     ) -> Buffer:
@@ -69,20 +98,36 @@ class Tracer:
         self, q: Buffer, k: Buffer, v: Buffer, *, head_dim: int, scale: float, window: int
     ) -> Buffer:
         """Adds a KV layer. ``window`` 0 means the whole context."""
-        layer, kv_heads, heads = len(self.kv), k.width // head_dim, q.width // head_dim
-        assert heads % kv_heads == 0
-        self.kv.append(KVLayout(kv_heads, head_dim))
+        layer, heads = len(self.kv), _heads(q.width, k.width, head_dim)
+        self.kv.append(KVLayout(heads["kv_heads"], head_dim))
         return self._emit(
-            "attention",
-            (q, k, v),
-            q.width,
-            layer=layer,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            scale=scale,
-            window=window,
+            "attention", (q, k, v), q.width, layer=layer, **heads, scale=scale, window=window
         )
+
+    def window_attention(
+        self, q: Buffer, k: Buffer, v: Buffer, *, head_dim: int, scale: float
+    ) -> Buffer:
+        """Every row of a window sees all of them."""
+        heads = _heads(q.width, k.width, head_dim)
+        return self._emit("window_attention", (q, k, v), q.width, **heads, scale=scale)
+
+    def cross_kv(self, k: Buffer, v: Buffer, *, head_dim: int) -> None:
+        """Adds a KV layer, for the decoder's layer of that number."""
+        assert k.width == v.width
+        layer, kv_heads = len(self.kv), k.width // head_dim
+        self.kv.append(KVLayout(kv_heads, head_dim))
+        attrs = {"layer": layer, "kv_heads": kv_heads, "head_dim": head_dim}
+        self.ops.append(Op("cross_kv", (k.id, v.id), (), (), {}, attrs))
+
+    def cross_attention(self, q: Buffer, *, head_dim: int, scale: float) -> Buffer:
+        """Over the window, in the KV layer that the last :meth:`attention` added."""
+        layer = len(self.kv) - 1
+        heads = _heads(q.width, self.kv[layer].kv_heads * head_dim, head_dim)
+        return self._emit("cross_attention", (q,), q.width, layer=layer, **heads, scale=scale)
+
+    def gelu(self, x: Buffer) -> Buffer:
+        """Exact, not its tanh approximation."""
+        return self._emit("gelu", (x,), x.width)
 
     def silu_mul(self, a: Buffer, b: Buffer) -> Buffer:
         """silu(a) * b."""
@@ -98,15 +143,43 @@ class Tracer:
         return self._emit("select_rows", (x,), x.width)
 
 
-def trace(describe: Callable[[Tracer], Buffer], *, max_positions: int) -> Program:
-    """Run ``describe`` once; the buffer it returns holds the logits."""
+def _heads(q_width: int, k_width: int, head_dim: int) -> dict[str, int]:
+    heads, kv_heads = q_width // head_dim, k_width // head_dim
+    assert heads % kv_heads == 0
+    return {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+
+
+def trace(
+    describe: Callable[[Tracer], Buffer], *, max_positions: int, encoder: Program | None = None
+) -> Program:
+    """Run ``describe`` once; the buffer it returns holds the logits.
+
+    ``encoder`` is that of a speech model, whose ``cross_kv`` fill the layers that this program reads.
+    """
     tracer = Tracer()
     logits = describe(tracer)
-    assert logits.id == len(tracer.ops) - 1
+    assert logits.id == tracer.ops[-1].output
+    assert encoder is None or list(encoder.kv) == tracer.kv
     return Program(
         ops=tuple(tracer.ops),
         kv=tuple(tracer.kv),
         shapes=tracer.shapes,
         vocab_size=logits.width,
+        max_positions=max_positions,
+        encoder=encoder,
+    )
+
+
+def trace_encoder(describe: Callable[[Tracer], None], *, max_positions: int) -> Program:
+    """Run ``describe`` once; it begins with ``features`` and ends with ``cross_kv``."""
+    tracer = Tracer()
+    describe(tracer)
+    assert tracer.ops[0].name == "features"
+    assert tracer.ops[-1].name == "cross_kv"
+    return Program(
+        ops=tuple(tracer.ops),
+        kv=tuple(tracer.kv),
+        shapes=tracer.shapes,
+        vocab_size=0,
         max_positions=max_positions,
     )

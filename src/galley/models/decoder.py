@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from galley.errors import CheckpointError, UnsupportedModel
-from galley.graph.trace import Buffer, Tracer
+from galley.graph.program import Program
+from galley.graph.trace import Buffer, Tracer, trace
 from galley.models.fields import FILE, Fields
 from galley.models.rope import Rope, read_rope
 
@@ -101,6 +102,11 @@ def optional_windows(config: Fields) -> tuple[int, ...]:
     if unknown or len(kinds) != layers:
         raise UnsupportedModel(f"{FILE}: layer_types {kinds} does not describe {layers} layers")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def build_decoder(c: DecoderConfig) -> Program:
+    """Trace the model."""
+    return trace(lambda g: describe_decoder(g, c), max_positions=c.rope.max_positions)
 
 
 def describe_decoder(g: Tracer, c: DecoderConfig) -> Buffer:

@@ -1,11 +1,12 @@
 """Llama 2, 3, 3.1, 3.2 and every checkpoint that calls itself ``llama``."""
 
-from galley.models.decoder import DecoderConfig, read_decoder
+from galley.graph.program import Program
+from galley.models.decoder import build_decoder, read_decoder
 from galley.models.fields import Fields
 
 
-def read_config(config: Fields) -> DecoderConfig:
+def build(config: Fields) -> Program:
     """``attention_bias`` covers q, k, v and o."""
     bias = config.flag("attention_bias", False)
     mlp_bias = config.flag("mlp_bias", False)
-    return read_decoder(config, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
+    return build_decoder(read_decoder(config, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias))

@@ -1,11 +1,12 @@
 """Mistral 7B and its kin: Llama with a sliding window on every layer, unless it is null."""
 
-from galley.models.decoder import DecoderConfig, read_decoder
+from galley.graph.program import Program
+from galley.models.decoder import build_decoder, read_decoder
 from galley.models.fields import Fields
 
 
-def read_config(config: Fields) -> DecoderConfig:
+def build(config: Fields) -> Program:
     """A missing ``sliding_window`` is 4096, as in transformers; null is full attention."""
     window = config.count("sliding_window", 4096) if not config.is_null("sliding_window") else 0
     layers = config.count("num_hidden_layers")
-    return read_decoder(config, windows=(window,) * layers, kv_heads=8)
+    return build_decoder(read_decoder(config, windows=(window,) * layers, kv_heads=8))

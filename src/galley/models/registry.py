@@ -6,8 +6,6 @@ from typing import Any, Final
 
 from galley.errors import UnsupportedModel
 from galley.graph.program import Program
-from galley.graph.trace import trace
-from galley.models.decoder import DecoderConfig, describe_decoder
 from galley.models.fields import FILE, Fields
 
 FAMILIES: Final[Mapping[str, str]] = {
@@ -15,6 +13,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "mistral": "galley.models.mistral",
     "qwen2": "galley.models.qwen2",
     "qwen3": "galley.models.qwen3",
+    "whisper": "galley.models.whisper",
 }
 
 
@@ -31,5 +30,5 @@ def build_program(config: Mapping[str, Any]) -> Program:
             f"{FILE}: model_type {family!r} is not supported; known: {', '.join(sorted(FAMILIES))}"
         )
     module = importlib.import_module(FAMILIES[family])
-    decoder: DecoderConfig = module.read_config(Fields(config))
-    return trace(lambda g: describe_decoder(g, decoder), max_positions=decoder.rope.max_positions)
+    program: Program = module.build(Fields(config))
+    return program

@@ -13,7 +13,7 @@ from galley.formats.weights import Weights
 from galley.graph.passes import run_passes
 from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
-from galley.ops.executor import Batch, ExecutorOptions, Logits
+from galley.ops.executor import Batch, ExecutorOptions, Logits, Windows
 from galley.ops.lowering import Cost, lower
 from galley.ops.packing import Matrices
 from galley.ops.weight_cache import WeightCache
@@ -38,6 +38,8 @@ class CpuExecutor:
             raise SettingsError(
                 f"device is {options.device!r}, but executor 'cpu' runs on 'cpu' alone"
             )
+        if program.encoder is not None:
+            raise SettingsError("executor 'cpu' runs no encoder yet; use executor 'reference'")
         threads = options.threads
         program = run_passes(prepare_inputs(program, options.quantize), options.disable_pass)
         cache = None
@@ -86,6 +88,10 @@ class CpuExecutor:
     def allocate_kv(self, blocks: int) -> None:
         """Zeroed, so pages are only touched when they are used."""
         self._native.allocate_kv(blocks)
+
+    def encode(self, windows: Windows) -> None:
+        """See :meth:`galley.ops.executor.Executor.encode`; the constructor takes no encoder yet."""
+        raise NotImplementedError
 
     def forward(self, batch: Batch) -> Logits:
         """See :meth:`galley.ops.executor.Executor.forward`.

@@ -22,6 +22,38 @@ Logits = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
+class Cross:
+    """The windows that a step's sequences attend to, one for each, all encoded before.
+
+    Attributes:
+        tables: the KV blocks of the window's rows, in order.
+        rows: [sequences] how many rows each window has.
+    """
+
+    tables: tuple[Ints, ...]
+    rows: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Audio to encode, ragged: window w owns frames ``starts[w]`` to ``starts[w + 1]``.
+
+    Attributes:
+        features: [frames, mels] log-mel.
+        starts: [windows + 1].
+        tables: for each window the KV blocks for all rows that the encoder makes of it, in order.
+    """
+
+    features: npt.NDArray[np.float32]
+    starts: Ints
+    tables: tuple[Ints, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.features) == self.starts[-1]
+        assert len(self.tables) == len(self.starts) - 1
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One step's tokens, ragged: sequence s owns rows ``starts[s]`` to ``starts[s + 1]``.
 
@@ -31,6 +63,7 @@ class Batch:
         starts: [sequences + 1].
         tables: for each sequence the KV blocks of positions 0 up to its last row, in order.
         wanted: [wanted] rows whose logits are returned, ascending.
+        cross: what the decoder of a speech model attends to; None for a text model.
     """
 
     tokens: Ints
@@ -38,10 +71,12 @@ class Batch:
     starts: Ints
     tables: tuple[Ints, ...]
     wanted: Ints
+    cross: Cross | None = None
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.positions) == self.starts[-1]
         assert len(self.tables) == len(self.starts) - 1
+        assert self.cross is None or len(self.cross.tables) == len(self.tables)
 
 
 class Executor(Protocol):
@@ -49,7 +84,7 @@ class Executor(Protocol):
 
     @property
     def forward_seconds(self) -> float:
-        """Spent computing so far, in all calls of :meth:`forward`; the rest of a step is Python's."""
+        """Spent computing so far, by :meth:`encode` and :meth:`forward`; the rest of a step is Python's."""
         ...
 
     def step_costs(self) -> StepCosts:
@@ -57,7 +92,7 @@ class Executor(Protocol):
         ...
 
     def kv_bytes_per_block(self) -> int:
-        """Bytes of keys and values, over all layers, of one block of BLOCK_TOKENS tokens."""
+        """Bytes of keys and values, over all layers, of one block: BLOCK_TOKENS tokens or encoder rows."""
         ...
 
     def free_device_memory(self) -> int | None:
@@ -66,6 +101,13 @@ class Executor(Protocol):
 
     def allocate_kv(self, blocks: int) -> None:
         """Make room for ``blocks`` KV blocks. Called once, before :meth:`forward`."""
+        ...
+
+    def encode(self, windows: Windows) -> None:
+        """Run a speech model's encoder: fills the windows' blocks, for any later :meth:`forward`.
+
+        A window's rows are independent of the other windows, bit for bit.
+        """
         ...
 
     def forward(self, batch: Batch) -> Logits:

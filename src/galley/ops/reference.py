@@ -1,34 +1,37 @@
 """The reference executor: torch, op by op, any device. The truth that all others are tested against.
 
-Exactness first: a row's result must have the same bits alone, batched and chunked. Library matrix
-products change their order of summation with the row count, vectorised functions treat the tail of a
-buffer differently from its body. So every op here sees tiles of one fixed shape, [16, width], in a
-buffer of its own, and a token at position p always sits in slot p % 16 of its tile, as it does in its
-KV block. Whatever the library does with that shape, it does the same to that row every time; what the
-other slots hold (other sequences' rows, or zeros) cannot matter. Attention goes over key chunks of one
-fixed size, from key 0 up; a chunk that is fully masked for a row changes none of its bits.
+Every op sees rows in tiles of one fixed shape, which makes their bits independent of the batch; see
+``ops/tiles.py``.
 """
 
+import functools
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import torch
-from torch.nn.functional import embedding, linear, silu
+from torch.nn.functional import embedding, gelu, layer_norm, linear, pad, silu
 
 from galley.errors import SettingsError
 from galley.formats.weights import Weight, Weights
 from galley.graph.program import Op, Program
-from galley.ops.executor import Batch, ExecutorOptions, Ints, Logits
+from galley.ops.executor import Batch, ExecutorOptions, Ints, Logits, Windows
+from galley.ops.tiles import (
+    TILE,
+    Chunk,
+    Layout,
+    Pair,
+    Tiles,
+    all_chunks,
+    attend,
+    causal_chunks,
+    pairs_of,
+)
 from galley.quant.rtn import quantise_int4, quantise_int8
 from galley.quant.weights import Quantise, dequantise
 from galley.types import BLOCK_TOKENS, StepCosts
-
-TILE: Final = BLOCK_TOKENS
-KEY_CHUNK: Final = 256
-"""Keys per attention step."""
 
 _TORCH_TYPES: Final[Mapping[str, torch.dtype]] = {
     "F32": torch.float32,
@@ -38,55 +41,44 @@ _TORCH_TYPES: Final[Mapping[str, torch.dtype]] = {
     "bfloat16": torch.bfloat16,
 }
 _QUANTISERS: Final[Mapping[str, Quantise]] = {"int8": quantise_int8, "int4": quantise_int4}
-_LOWEST: Final = -1e30
-
-Tiles = list[torch.Tensor]
-"""A buffer: one [TILE, width] tensor for each tile of its layout."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where the rows of a buffer sit: ``flat[r] = tile * TILE + slot``, ``slot = position % TILE``."""
-
-    flat: torch.Tensor
-    tiles: int
-
-    @classmethod
-    def of(cls, positions: Ints, device: torch.device) -> "Layout":
-        """Rows with the same slot go to tiles 0, 1, 2 ... in the order of the rows."""
-        slots = positions % TILE
-        order = np.argsort(slots, kind="stable")
-        sorted_slots = slots[order]
-        first = np.searchsorted(sorted_slots, sorted_slots, side="left")
-        tile = np.empty_like(slots)
-        tile[order] = np.arange(len(slots)) - first
-        flat = torch.from_numpy(tile * TILE + slots).to(device)
-        return cls(flat, int(tile.max(initial=-1)) + 1)
-
-    def scatter(self, rows: torch.Tensor) -> Tiles:
-        """[rows, ...] -> tiles, zeros between."""
-        full = rows.new_zeros((self.tiles * TILE, *rows.shape[1:]))
-        full[self.flat] = rows
-        # clone: each tile must start on an aligned address of its own
-        return [tile.clone() for tile in torch.split(full, TILE)]
-
-    def gather(self, tiles: Tiles) -> torch.Tensor:
-        """Tiles -> [rows, ...] in the order of the rows."""
-        return torch.cat(tiles)[self.flat]
 
 
 @dataclass(slots=True)
 class Step:
-    """A batch on its way through the program. ``layout`` changes at select_rows."""
+    """A batch, or windows, on their way through a program.
 
-    batch: Batch
-    layout: Layout
-    positions: Tiles
-    kv_slots: torch.Tensor
+    Which rows there are changes at ``neighbours``, which places them anew; ``layout`` also does at
+    ``select_rows``.
+
+    Attributes:
+        source: what to compute.
+        tables: the blocks of each sequence or window.
+        angles: of rotations, shared by all layers.
+        starts: sequence or window s has rows ``starts[s]`` to ``starts[s + 1]``.
+        at: [rows] positions; ``positions`` has the same in tiles.
+        layout: where the rows sit in tiles.
+        kv_slots: [rows] where in the cache their keys and values go, once a layer has asked.
+        pairs: which sequences share rows with which tiles.
+    """
+
+    source: Batch | Windows
     tables: list[torch.Tensor]
-    pairs: list[tuple[int, int, torch.Tensor, int, int]]
-    """(sequence, tile, its slots in that tile, first and last position) for attention."""
     angles: dict[tuple[tuple[float, ...], float], list[tuple[torch.Tensor, torch.Tensor]]]
+    starts: Ints = field(init=False)
+    at: Ints = field(init=False)
+    layout: Layout = field(init=False)
+    positions: Tiles = field(init=False)
+    kv_slots: torch.Tensor | None = field(init=False)
+    pairs: list[Pair] = field(init=False)
+
+    def place(self, starts: Ints, positions: Ints, device: torch.device) -> None:
+        """Rows ``starts[s]`` to ``starts[s + 1]`` belong to sequence or window s."""
+        self.starts = starts
+        self.at = positions
+        self.kv_slots = None
+        self.layout = Layout.of(positions, device)
+        self.positions = self.layout.scatter(torch.from_numpy(positions).to(device))
+        self.pairs = pairs_of(self.layout, starts, positions)
 
 
 class ReferenceExecutor:
@@ -117,8 +109,7 @@ class ReferenceExecutor:
         self._dtype = _TORCH_TYPES[options.dtype]
         self._device = _device(options.device)
         torch.set_num_threads(options.threads)
-        self._weights = {name: self._load(weights[name]) for name in program.shapes}
-        self._last_use = {b: i for i, op in enumerate(program.ops) for b in op.inputs}
+        self._weights = {name: self._load(weights[name]) for name in program.all_shapes}
         self.forward_seconds = 0.0
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
@@ -131,6 +122,14 @@ class ReferenceExecutor:
             "silu_mul": self._silu_mul,
             "add": self._add,
             "select_rows": self._select_rows,
+            "features": self._features,
+            "neighbours": self._neighbours,
+            "embed_positions": self._embed_positions,
+            "layer_norm": self._layer_norm,
+            "gelu": self._gelu,
+            "window_attention": self._window_attention,
+            "cross_kv": self._cross_kv,
+            "cross_attention": self._cross_attention,
         }
 
     def _load(self, weight: Weight) -> torch.Tensor:
@@ -174,48 +173,62 @@ class ReferenceExecutor:
             self._keys.append(torch.zeros(shape, dtype=self._dtype, device=self._device))
             self._values.append(torch.zeros(shape, dtype=self._dtype, device=self._device))
 
+    @torch.inference_mode()
+    def encode(self, windows: Windows) -> None:
+        """See :meth:`galley.ops.executor.Executor.encode`."""
+        assert self._program.encoder is not None
+        began = time.perf_counter()
+        step = self._begin(windows)
+        lengths = np.diff(windows.starts)
+        step.place(windows.starts, _places_in(lengths), self._device)
+        self._run(self._program.encoder, step)
+        self.forward_seconds += time.perf_counter() - began
+
+    @torch.inference_mode()
     def forward(self, batch: Batch) -> Logits:
         """See :meth:`galley.ops.executor.Executor.forward`."""
         began = time.perf_counter()
-        logits = self._forward(batch)
-        self.forward_seconds += time.perf_counter() - began
-        return logits
-
-    @torch.inference_mode()
-    def _forward(self, batch: Batch) -> Logits:
         step = self._begin(batch)
-        buffers: dict[int, Tiles] = {}
-        for i, op in enumerate(self._program.ops):
-            if op.name == "select_rows" and not len(batch.wanted):
-                return np.empty((0, self._program.vocab_size), dtype=np.float32)
-            inputs = [buffers[b] for b in op.inputs]
-            buffers[op.output] = self._kernels[op.name](op, step, inputs)
-            for b in op.inputs:
-                if self._last_use[b] == i:
-                    buffers.pop(b, None)
-        logits = step.layout.gather(buffers[self._program.ops[-1].output])
-        return logits.to("cpu", torch.float32).numpy()
+        step.place(batch.starts, batch.positions, self._device)
+        tiles = self._run(self._program, step)
+        logits = step.layout.gather(tiles) if tiles else torch.empty(0, self._program.vocab_size)
+        result: Logits = logits.to("cpu", torch.float32).numpy()
+        self.forward_seconds += time.perf_counter() - began
+        return result
 
-    def _begin(self, batch: Batch) -> Step:
-        layout = Layout.of(batch.positions, self._device)
-        tables = [torch.from_numpy(table).to(self._device) for table in batch.tables]
-        lengths = np.diff(batch.starts)
-        sequence = np.repeat(np.arange(len(lengths)), lengths)
-        blocks = np.concatenate(
-            [
-                table[batch.positions[begin:end] // BLOCK_TOKENS]
+    def _run(self, program: Program, step: Step) -> Tiles:
+        """The buffer of the last op; nothing if it has none, or no row is wanted of it."""
+        last_use = {b: i for i, op in enumerate(program.ops) for b in op.inputs}
+        buffers: dict[int, Tiles] = {}
+        for i, op in enumerate(program.ops):
+            result = self._kernels[op.name](op, step, [buffers[b] for b in op.inputs])
+            buffers.update(dict.fromkeys(op.outputs, result))
+            if op.name == "select_rows" and not result:
+                return []
+            for b in op.inputs:
+                if last_use[b] == i:
+                    buffers.pop(b, None)
+        return result
+
+    def _begin(self, source: Batch | Windows) -> Step:
+        tables = [torch.from_numpy(table).to(self._device) for table in source.tables]
+        return Step(source, tables, {})
+
+    def _kv_slots(self, step: Step) -> torch.Tensor:
+        if step.kv_slots is None:
+            blocks = [
+                table[step.at[begin:end] // BLOCK_TOKENS]
                 for table, begin, end in zip(
-                    batch.tables, batch.starts[:-1], batch.starts[1:], strict=True
+                    step.source.tables, step.starts[:-1], step.starts[1:], strict=True
                 )
             ]
-        )
-        kv_slots = torch.from_numpy(blocks * BLOCK_TOKENS + batch.positions % BLOCK_TOKENS)
-        positions = layout.scatter(torch.from_numpy(batch.positions).to(self._device))
-        pairs = _pairs(layout.flat.cpu().numpy(), sequence, batch.positions, self._device)
-        return Step(batch, layout, positions, kv_slots.to(self._device), tables, pairs, {})
+            slots = np.concatenate(blocks) * BLOCK_TOKENS + step.at % BLOCK_TOKENS
+            step.kv_slots = torch.from_numpy(slots).to(self._device)
+        return step.kv_slots
 
     def _embed(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        ids = step.layout.scatter(torch.from_numpy(step.batch.tokens).to(self._device))
+        assert isinstance(step.source, Batch)
+        ids = step.layout.scatter(torch.from_numpy(step.source.tokens).to(self._device))
         return [embedding(tile, self._weights[op.tensor("weight")]) for tile in ids]
 
     def _linear(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
@@ -257,25 +270,47 @@ class ReferenceExecutor:
         return step.angles[key]
 
     def _attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        keys, values = self._write_kv(op, step, inputs[1], inputs[2])
+        window = op.attrs["window"]
+        return self._attend(
+            op,
+            step,
+            inputs[0],
+            lambda pair: causal_chunks(
+                keys,
+                values,
+                step.tables[pair.sequence],
+                step.positions[pair.tile],
+                pair,
+                window=window,
+            ),
+        )
+
+    def _write_kv(
+        self, op: Op, step: Step, k: Tiles, v: Tiles
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The layer's caches, in which the rows' keys and values are now."""
         a = op.attrs
         keys, values = self._keys[a["layer"]], self._values[a["layer"]]
         shape = (-1, a["kv_heads"], a["head_dim"])
-        for cache, tiles in ((keys, inputs[1]), (values, inputs[2])):
-            cache.view(shape)[step.kv_slots] = step.layout.gather(tiles).view(shape)
-        out = [torch.zeros_like(tile) for tile in inputs[0]]
-        for sequence, tile, slots, first, last in step.pairs:
+        for cache, tiles in ((keys, k), (values, v)):
+            cache.view(shape)[self._kv_slots(step)] = step.layout.gather(tiles).view(shape)
+        return keys, values
+
+    def _attend(
+        self, op: Op, step: Step, q: Tiles, chunks: Callable[[Pair], Iterable[Chunk]]
+    ) -> Tiles:
+        a = op.attrs
+        out = [torch.zeros_like(tile) for tile in q]
+        for pair in step.pairs:
             mixed = attend(
-                inputs[0][tile],
-                step.positions[tile],
-                keys,
-                values,
-                step.tables[sequence],
-                first=first,
-                last=last,
+                q[pair.tile],
+                chunks(pair),
+                heads=a["heads"],
+                kv_heads=a["kv_heads"],
                 scale=a["scale"],
-                window=a["window"],
             )
-            out[tile][slots] = mixed[slots]
+            out[pair.tile][pair.slots] = mixed[pair.slots]
         return out
 
     def _silu_mul(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
@@ -285,89 +320,84 @@ class ReferenceExecutor:
         return [a + b for a, b in zip(*inputs, strict=True)]
 
     def _select_rows(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        rows = step.layout.gather(inputs[0])[torch.from_numpy(step.batch.wanted).to(self._device)]
-        step.layout = Layout.of(step.batch.positions[step.batch.wanted], self._device)
+        assert isinstance(step.source, Batch)
+        wanted = step.source.wanted
+        if not len(wanted):
+            return []
+        rows = step.layout.gather(inputs[0])[torch.from_numpy(wanted).to(self._device)]
+        step.layout = Layout.of(step.source.positions[wanted], self._device)
         return step.layout.scatter(rows)
 
+    def _features(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        assert isinstance(step.source, Windows)
+        frames = torch.from_numpy(step.source.features)
+        return step.layout.scatter(frames.to(self._device, self._dtype))
 
-def attend(
-    q: torch.Tensor,
-    positions: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    table: torch.Tensor,
-    *,
-    first: int,
-    last: int,
-    scale: float,
-    window: int,
-) -> torch.Tensor:
-    """Causal attention of one tile over one sequence's cache, with a running softmax (arXiv:2205.14135).
+    def _neighbours(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        size, stride = op.attrs["size"], op.attrs["stride"]
+        windows = torch.split(step.layout.gather(inputs[0]), np.diff(step.starts).tolist())
+        around = [
+            pad(window, (0, 0, size // 2, size // 2)).unfold(0, size, stride).flatten(1)
+            for window in windows
+        ]
+        lengths = np.array([len(rows) for rows in around])
+        starts = np.concatenate([[0], lengths.cumsum()])
+        step.place(starts, _places_in(lengths), self._device)
+        return step.layout.scatter(torch.cat(around))
 
-    Args:
-        q: [TILE, heads * head_dim].
-        positions: [TILE] of the rows; rows of other sequences give garbage, to be dropped.
-        keys, values: [blocks, BLOCK_TOKENS, kv_heads, head_dim].
-        table: the sequence's blocks.
-        first, last: the sequence's least and greatest position in this tile.
-        scale: multiplies q k^T.
-        window: 0, or how many keys up to its own a row may see.
+    def _embed_positions(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        weight = self._weights[op.tensor("weight")]
+        return [embedding(tile, weight) for tile in step.positions]
 
-    Returns:
-        [TILE, heads * head_dim].
-    """
-    kv_heads, dim = keys.shape[2:]
-    group = q.shape[1] // (kv_heads * dim)
-    # [kv_heads, TILE * group, dim]: the heads that share a KV head are rows of one product
-    rows = q.view(TILE, kv_heads, group, dim).transpose(0, 1).reshape(kv_heads, TILE * group, dim)
-    at = positions.repeat_interleave(group)[None, :, None]
-    total = torch.zeros((kv_heads, TILE * group, 1), device=q.device)
-    best = torch.full_like(total, _LOWEST)
-    mixed = torch.zeros((kv_heads, TILE * group, dim), device=q.device)
-    start = max(0, first - window + 1) // KEY_CHUNK * KEY_CHUNK if window else 0
-    for begin in range(start, last + 1, KEY_CHUNK):
-        blocks = table[begin // BLOCK_TOKENS : (begin + KEY_CHUNK) // BLOCK_TOKENS]
-        k, v = (_chunk(cache, blocks) for cache in (keys, values))
-        key_at = torch.arange(begin, begin + KEY_CHUNK, device=q.device)
-        seen = key_at <= at
-        if window:
-            seen &= key_at > at - window
-        scores = torch.bmm(rows, k.transpose(1, 2)).float() * scale
-        scores = scores.masked_fill(~seen, -torch.inf)
-        new_best = torch.maximum(best, scores.amax(-1, keepdim=True))
-        shrink = torch.exp(best - new_best)
-        p = torch.exp(scores - new_best)
-        total = total * shrink + p.sum(-1, keepdim=True)
-        mixed = mixed * shrink + torch.bmm(p.to(v.dtype), v).float()
-        best = new_best
-    mixed = (mixed / total.clamp_min(1e-38)).to(q.dtype)
-    return mixed.view(kv_heads, TILE, group, dim).transpose(0, 1).reshape(TILE, -1)
+    def _layer_norm(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        weight, bias = (self._weights[op.tensor(role)].float() for role in ("weight", "bias"))
+        eps = op.attrs["eps"]
+        return [
+            layer_norm(tile.float(), weight.shape, weight, bias, eps).to(self._dtype)
+            for tile in inputs[0]
+        ]
+
+    def _gelu(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        return [gelu(tile.float()).to(self._dtype) for tile in inputs[0]]
+
+    def _window_attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        q, *kv = inputs
+        shape = (-1, BLOCK_TOKENS, op.attrs["kv_heads"], op.attrs["head_dim"])
+        lengths = np.diff(step.starts).tolist()
+        keys, values = (torch.split(step.layout.gather(tiles), lengths) for tiles in kv)
+
+        @functools.cache
+        def chunks(window: int) -> list[Chunk]:
+            rows = lengths[window]
+            k, v = (
+                pad(part[window], (0, 0, 0, -rows % BLOCK_TOKENS)).view(shape)
+                for part in (keys, values)
+            )
+            return list(all_chunks(k, v, torch.arange(len(k), device=self._device), rows))
+
+        return self._attend(op, step, q, lambda pair: chunks(pair.sequence))
+
+    def _cross_kv(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        self._write_kv(op, step, *inputs)
+        return []
+
+    def _cross_attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        assert isinstance(step.source, Batch)
+        cross = step.source.cross
+        assert cross is not None
+        layer = op.attrs["layer"]
+        keys, values = self._keys[layer], self._values[layer]
+
+        def chunks(pair: Pair) -> Iterable[Chunk]:
+            table = torch.from_numpy(cross.tables[pair.sequence]).to(self._device)
+            return all_chunks(keys, values, table, int(cross.rows[pair.sequence]))
+
+        return self._attend(op, step, inputs[0], chunks)
 
 
-def _chunk(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """[kv_heads, KEY_CHUNK, dim] of these blocks, zeros where there are fewer."""
-    chunk = cache.new_zeros((KEY_CHUNK // BLOCK_TOKENS, *cache.shape[1:]))
-    torch.index_select(cache, 0, blocks, out=chunk[: len(blocks)])
-    return chunk.view(KEY_CHUNK, *cache.shape[2:]).transpose(0, 1).contiguous()
-
-
-def _pairs(
-    flat: Ints, sequence: Ints, positions: Ints, device: torch.device
-) -> list[tuple[int, int, torch.Tensor, int, int]]:
-    """The (sequence, tile) pairs that share rows; see :class:`Step`."""
-    members: dict[tuple[int, int], list[int]] = {}
-    for row, key in enumerate(zip(sequence.tolist(), (flat // TILE).tolist(), strict=True)):
-        members.setdefault(key, []).append(row)
-    return [
-        (
-            s,
-            tile,
-            torch.from_numpy(flat[rows] % TILE).to(device),
-            int(positions[rows[0]]),
-            int(positions[rows[-1]]),
-        )
-        for (s, tile), rows in members.items()
-    ]
+def _places_in(lengths: Ints) -> Ints:
+    """0, 1, ... for the rows of each window."""
+    return np.concatenate([np.arange(length) for length in lengths])
 
 
 def _device(name: str) -> torch.device:

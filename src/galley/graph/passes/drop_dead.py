@@ -4,11 +4,14 @@ from galley.graph.program import Op, Program
 
 
 def drop_dead(program: Program) -> Program:
-    """Keeps what the logits need. Keys and values that no kept attention reads are not written."""
-    needed = {program.logits}
+    """Keeps what the logits need, and of an encoder what it leaves in the KV cache.
+
+    A decoder's keys and values that no kept attention reads are not written.
+    """
+    needed = set(program.ops[-1].outputs)
     kept: list[Op] = []
     for op in reversed(program.ops):
-        if needed.intersection(op.outputs):
+        if needed.intersection(op.outputs) or op.name == "cross_kv":
             needed.update(op.inputs)
             kept.append(op)
     return program.with_ops(reversed(kept))

@@ -4,7 +4,9 @@ from typing import Final
 
 from galley.graph.program import Op, Program
 
-PER_ROW: Final = frozenset({"linear", "rms_norm", "silu_mul", "add", "prepare"})
+PER_ROW: Final = frozenset(
+    {"linear", "rms_norm", "layer_norm", "gelu", "silu_mul", "add", "prepare"}
+)
 """Ops that see one row at a time and do not ask for its position."""
 
 

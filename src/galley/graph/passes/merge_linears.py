@@ -24,9 +24,9 @@ def merge_linears(program: Program) -> Program:
     fresh = program.new_buffer()
     ops: list[Op] = []
     for op in program.ops:
-        if op.outputs[0] in merged:
-            ops += _merge(merged[op.outputs[0]], fresh + op.outputs[0])
-        elif op.outputs[0] not in parts:
+        if merged.keys() & set(op.outputs):
+            ops += _merge(merged[op.output], fresh + op.output)
+        elif not parts & set(op.outputs):
             ops.append(op)
     return program.with_ops(ops)
 

@@ -1,0 +1,134 @@
+"""Whisper, tiny to large-v3-turbo, and Distil-Whisper: an encoder over log-mel windows and a decoder."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from galley.errors import CheckpointError
+from galley.graph.program import Program
+from galley.graph.trace import Buffer, Tracer, trace, trace_encoder
+from galley.models.fields import FILE, Fields
+
+EPS: Final = 1e-5
+"""Of every layer norm; the family's configs do not name it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhisperConfig:
+    """Sizes in elements. A window has up to ``2 * source_positions`` frames.
+
+    ``scale_embedding`` of config.json is not among them: it has no effect in transformers either.
+    """
+
+    vocab_size: int
+    mels: int
+    width: int
+    encoder_layers: int
+    encoder_heads: int
+    encoder_ffn: int
+    decoder_layers: int
+    decoder_heads: int
+    decoder_ffn: int
+    source_positions: int
+    target_positions: int
+    tied: bool
+
+    def __post_init__(self) -> None:
+        for field, heads in (
+            ("encoder_attention_heads", self.encoder_heads),
+            ("decoder_attention_heads", self.decoder_heads),
+        ):
+            if self.width % heads:
+                raise CheckpointError(
+                    f"is {heads}, which does not divide d_model {self.width}",
+                    file=FILE,
+                    field=field,
+                )
+
+
+def read_config(config: Fields) -> WhisperConfig:
+    """Defaults are those of transformers' ``WhisperConfig``."""
+    config.choice(("activation_function",), ("gelu",), default="gelu")
+    return WhisperConfig(
+        vocab_size=config.count("vocab_size", 51865),
+        mels=config.count("num_mel_bins", 80),
+        width=config.count("d_model", 384),
+        encoder_layers=config.count("encoder_layers", 4),
+        encoder_heads=config.count("encoder_attention_heads", 6),
+        encoder_ffn=config.count("encoder_ffn_dim", 1536),
+        decoder_layers=config.count("decoder_layers", 4),
+        decoder_heads=config.count("decoder_attention_heads", 6),
+        decoder_ffn=config.count("decoder_ffn_dim", 1536),
+        source_positions=config.count("max_source_positions", 1500),
+        target_positions=config.count("max_target_positions", 448),
+        tied=config.flag("tie_word_embeddings", True),
+    )
+
+
+def build(config: Fields) -> Program:
+    """The decoder's program, and in it the encoder's."""
+    c = read_config(config)
+    encoder = trace_encoder(lambda g: _encoder(g, c), max_positions=2 * c.source_positions)
+    return trace(lambda g: _decoder(g, c), max_positions=c.target_positions, encoder=encoder)
+
+
+def _encoder(g: Tracer, c: WhisperConfig) -> None:
+    """Frames -> keys and values for each layer of the decoder. Tensor names as in the checkpoint."""
+    name = "model.encoder"
+    x = g.features(c.mels)
+    for conv, stride in (("conv1", 1), ("conv2", 2)):
+        weight, bias = f"{name}.{conv}.weight", f"{name}.{conv}.bias"
+        x = g.gelu(g.conv1d(x, weight, c.width, bias=bias, size=3, stride=stride))
+    positions = f"{name}.embed_positions.weight"
+    x = g.add(x, g.embed_positions(positions, positions=c.source_positions, width=c.width))
+    head_dim = c.width // c.encoder_heads
+    for layer in (f"{name}.layers.{i}" for i in range(c.encoder_layers)):
+        h = g.layer_norm(x, f"{layer}.self_attn_layer_norm", eps=EPS)
+        q, k, v = _qkv(g, h, f"{layer}.self_attn")
+        mixed = g.window_attention(q, k, v, head_dim=head_dim, scale=head_dim**-0.5)
+        x = g.add(x, _project(g, mixed, f"{layer}.self_attn.out_proj", c.width))
+        x = g.add(x, _mlp(g, x, layer, c.encoder_ffn))
+    x = g.layer_norm(x, f"{name}.layer_norm", eps=EPS)
+    for attention in (f"model.decoder.layers.{i}.encoder_attn" for i in range(c.decoder_layers)):
+        k, v = _key_value(g, x, attention)
+        g.cross_kv(k, v, head_dim=c.width // c.decoder_heads)
+
+
+def _decoder(g: Tracer, c: WhisperConfig) -> Buffer:
+    """Token ids -> logits of the wanted rows."""
+    name = "model.decoder"
+    embedding = f"{name}.embed_tokens.weight"
+    tokens = g.embed(embedding, vocab=c.vocab_size, width=c.width)
+    positions = f"{name}.embed_positions.weight"
+    x = g.add(tokens, g.embed_positions(positions, positions=c.target_positions, width=c.width))
+    head_dim = c.width // c.decoder_heads
+    scale = head_dim**-0.5
+    for layer in (f"{name}.layers.{i}" for i in range(c.decoder_layers)):
+        h = g.layer_norm(x, f"{layer}.self_attn_layer_norm", eps=EPS)
+        q, k, v = _qkv(g, h, f"{layer}.self_attn")
+        mixed = g.attention(q, k, v, head_dim=head_dim, scale=scale, window=0)
+        x = g.add(x, _project(g, mixed, f"{layer}.self_attn.out_proj", c.width))
+        h = g.layer_norm(x, f"{layer}.encoder_attn_layer_norm", eps=EPS)
+        q = _project(g, h, f"{layer}.encoder_attn.q_proj", c.width)
+        mixed = g.cross_attention(q, head_dim=head_dim, scale=scale)
+        x = g.add(x, _project(g, mixed, f"{layer}.encoder_attn.out_proj", c.width))
+        x = g.add(x, _mlp(g, x, layer, c.decoder_ffn))
+    x = g.layer_norm(g.select_rows(x), f"{name}.layer_norm", eps=EPS)
+    return g.linear(x, embedding if c.tied else "proj_out.weight", c.vocab_size)
+
+
+def _qkv(g: Tracer, h: Buffer, name: str) -> tuple[Buffer, Buffer, Buffer]:
+    return (_project(g, h, f"{name}.q_proj", h.width), *_key_value(g, h, name))
+
+
+def _key_value(g: Tracer, h: Buffer, name: str) -> tuple[Buffer, Buffer]:
+    """Keys alone have no bias: a softmax would not see it."""
+    return g.linear(h, f"{name}.k_proj.weight", h.width), _project(g, h, f"{name}.v_proj", h.width)
+
+
+def _mlp(g: Tracer, x: Buffer, layer: str, ffn: int) -> Buffer:
+    h = g.layer_norm(x, f"{layer}.final_layer_norm", eps=EPS)
+    return _project(g, g.gelu(_project(g, h, f"{layer}.fc1", ffn)), f"{layer}.fc2", x.width)
+
+
+def _project(g: Tracer, x: Buffer, name: str, width: int) -> Buffer:
+    return g.linear(x, f"{name}.weight", width, bias=f"{name}.bias")

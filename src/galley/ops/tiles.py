@@ -1,0 +1,181 @@
+"""Rows of a ragged batch in tiles of one fixed shape, and attention over key chunks of another, in torch.
+
+Exactness first: a row's result must have the same bits alone, batched and chunked. Library matrix
+products change their order of summation with the row count, vectorised functions treat the tail of a
+buffer differently from its body. So every op sees tiles of one fixed shape, [16, width], in a
+buffer of its own, and a row at position p of its sequence always sits in slot p % 16 of its tile, as it
+does in its KV block. Whatever the library does with that shape, it does the same to that row every time;
+what the other slots hold (other sequences' rows, or zeros) cannot matter. Attention goes over key chunks
+of one fixed size, from key 0 up; a chunk that is fully masked for a row changes none of its bits.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+
+from galley.ops.executor import Ints
+from galley.types import BLOCK_TOKENS
+
+TILE: Final = BLOCK_TOKENS
+KEY_CHUNK: Final = 256
+"""Keys per attention step."""
+
+_LOWEST: Final = -1e30
+
+Tiles = list[torch.Tensor]
+"""A buffer: one [TILE, width] tensor for each tile of its layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the rows of a buffer sit: ``flat[r] = tile * TILE + slot``, ``slot = position % TILE``."""
+
+    flat: torch.Tensor
+    tiles: int
+
+    @classmethod
+    def of(cls, positions: Ints, device: torch.device) -> "Layout":
+        """Rows with the same slot go to tiles 0, 1, 2 ... in the order of the rows."""
+        slots = positions % TILE
+        order = np.argsort(slots, kind="stable")
+        sorted_slots = slots[order]
+        first = np.searchsorted(sorted_slots, sorted_slots, side="left")
+        tile = np.empty_like(slots)
+        tile[order] = np.arange(len(slots)) - first
+        flat = torch.from_numpy(tile * TILE + slots).to(device)
+        return cls(flat, int(tile.max(initial=-1)) + 1)
+
+    def scatter(self, rows: torch.Tensor) -> Tiles:
+        """[rows, ...] -> tiles, zeros between."""
+        full = rows.new_zeros((self.tiles * TILE, *rows.shape[1:]))
+        full[self.flat] = rows
+        # clone: each tile must start on an aligned address of its own
+        return [tile.clone() for tile in torch.split(full, TILE)]
+
+    def gather(self, tiles: Tiles) -> torch.Tensor:
+        """Tiles -> [rows, ...] in the order of the rows."""
+        return torch.cat(tiles)[self.flat]
+
+
+class Pair(NamedTuple):
+    """A sequence (or window) and a tile that share rows.
+
+    ``slots``: of those rows in the tile; ``first`` and ``last``: the least and greatest of their positions.
+    """
+
+    sequence: int
+    tile: int
+    slots: torch.Tensor
+    first: int
+    last: int
+
+
+def pairs_of(layout: Layout, starts: Ints, positions: Ints) -> list[Pair]:
+    """All of them; sequence s owns rows ``starts[s]`` to ``starts[s + 1]``."""
+    flat = layout.flat.cpu().numpy()
+    sequence = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    members: dict[tuple[int, int], list[int]] = {}
+    for row, key in enumerate(zip(sequence.tolist(), (flat // TILE).tolist(), strict=True)):
+        members.setdefault(key, []).append(row)
+    return [
+        Pair(
+            s,
+            tile,
+            torch.from_numpy(flat[rows] % TILE).to(layout.flat.device),
+            int(positions[rows[0]]),
+            int(positions[rows[-1]]),
+        )
+        for (s, tile), rows in members.items()
+    ]
+
+
+class Chunk(NamedTuple):
+    """``keys`` and ``values`` [kv_heads, KEY_CHUNK, dim]; ``seen`` [TILE or 1, KEY_CHUNK] by which row."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    seen: torch.Tensor
+
+
+def causal_chunks(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    table: torch.Tensor,
+    positions: torch.Tensor,
+    pair: Pair,
+    *,
+    window: int,
+) -> Iterator[Chunk]:
+    """The keys up to each row's own, of one sequence's cache.
+
+    Args:
+        keys, values: [blocks, BLOCK_TOKENS, kv_heads, head_dim].
+        table: the sequence's blocks.
+        positions: [TILE] of the rows; rows of other sequences give garbage, to be dropped.
+        pair: whose rows count.
+        window: 0, or how many keys up to its own a row may see.
+    """
+    at = positions[:, None]
+    start = max(0, pair.first - window + 1) // KEY_CHUNK * KEY_CHUNK if window else 0
+    for begin in range(start, pair.last + 1, KEY_CHUNK):
+        key_at = torch.arange(begin, begin + KEY_CHUNK, device=keys.device)
+        seen = key_at <= at
+        if window:
+            seen &= key_at > at - window
+        blocks = table[begin // BLOCK_TOKENS : (begin + KEY_CHUNK) // BLOCK_TOKENS]
+        yield Chunk(_of_blocks(keys, blocks), _of_blocks(values, blocks), seen)
+
+
+def all_chunks(
+    keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, rows: int
+) -> Iterator[Chunk]:
+    """The first ``rows`` keys of one table, seen by every row. Shapes as in :func:`causal_chunks`."""
+    for begin in range(0, rows, KEY_CHUNK):
+        seen = torch.arange(begin, begin + KEY_CHUNK, device=keys.device)[None] < rows
+        blocks = table[begin // BLOCK_TOKENS : (begin + KEY_CHUNK) // BLOCK_TOKENS]
+        yield Chunk(_of_blocks(keys, blocks), _of_blocks(values, blocks), seen)
+
+
+def attend(
+    q: torch.Tensor, chunks: Iterable[Chunk], *, heads: int, kv_heads: int, scale: float
+) -> torch.Tensor:
+    """Attention of one tile with a running softmax (arXiv:2205.14135).
+
+    Args:
+        q: [TILE, heads * head_dim].
+        chunks: of keys and values, in order.
+        heads, kv_heads: as many heads share each KV head.
+        scale: multiplies q k^T.
+
+    Returns:
+        [TILE, heads * head_dim].
+    """
+    dim = q.shape[1] // heads
+    group = heads // kv_heads
+    # [kv_heads, TILE * group, dim]: the heads that share a KV head are rows of one product
+    rows = q.view(TILE, kv_heads, group, dim).transpose(0, 1).reshape(kv_heads, TILE * group, dim)
+    total = torch.zeros((kv_heads, TILE * group, 1), device=q.device)
+    best = torch.full_like(total, _LOWEST)
+    mixed = torch.zeros((kv_heads, TILE * group, dim), device=q.device)
+    for keys, values, seen in chunks:
+        hidden = ~seen.expand(TILE, KEY_CHUNK).repeat_interleave(group, dim=0)
+        scores = torch.bmm(rows, keys.transpose(1, 2)).float() * scale
+        scores = scores.masked_fill(hidden, -torch.inf)
+        new_best = torch.maximum(best, scores.amax(-1, keepdim=True))
+        shrink = torch.exp(best - new_best)
+        p = torch.exp(scores - new_best)
+        total = total * shrink + p.sum(-1, keepdim=True)
+        mixed = mixed * shrink + torch.bmm(p.to(values.dtype), values).float()
+        best = new_best
+    mixed = (mixed / total.clamp_min(1e-38)).to(q.dtype)
+    return mixed.view(kv_heads, TILE, group, dim).transpose(0, 1).reshape(TILE, -1)
+
+
+def _of_blocks(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """[kv_heads, KEY_CHUNK, dim] of these blocks, zeros where there are fewer."""
+    chunk = cache.new_zeros((KEY_CHUNK // BLOCK_TOKENS, *cache.shape[1:]))
+    torch.index_select(cache, 0, blocks, out=chunk[: len(blocks)])
+    return chunk.view(KEY_CHUNK, *cache.shape[2:]).transpose(0, 1).contiguous()
