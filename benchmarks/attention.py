@@ -33,24 +33,24 @@ def layer_seconds(
     values = np.random.default_rng(0).standard_normal((64, width), dtype=np.float32)
     table.fill([(values.reshape(-1).view(np.uint8), "F32")], threads)
     cpus = sorted(os.sched_getaffinity(0))
-    program = _native.Program(
-        choose_isa(os.environ), threads, cpus if len(cpus) == threads else [], 8 * width, width
-    )
+    pinned = cpus if len(cpus) == threads else []
+    runtime = _native.Runtime(choose_isa(os.environ), threads, pinned)
+    program = _native.Program(runtime, 8 * width, width)
     # Keys and values are the first heads of the queries: what they hold does not matter here.
     x, y = (0, 4 * width, 0), (4 * width, 4 * width, 0)
-    program.add_kv_layer(kv_heads, head_dim, kv_type)
+    runtime.add_kv_layer(kv_heads, head_dim, kv_type)
     blocks = -(-context // BLOCK_TOKENS)
-    size = program.kv_bytes_per_block() * blocks * batch
+    size = runtime.kv_bytes_per_block() * blocks * batch
     layers = max(2, min(64, COLD_BYTES // size))
     if layers * size > MOST_BYTES:
         return 0.0, size
     program.embed(table, x)
     for layer in range(layers):
         if layer:
-            program.add_kv_layer(kv_heads, head_dim, kv_type)
+            runtime.add_kv_layer(kv_heads, head_dim, kv_type)
         program.attention(layer, heads, head_dim**-0.5, 0, x, x, x, y)
     program.select_rows(width, y, (_native.LOGITS, 4 * width, 0))
-    program.allocate_kv(blocks * batch)
+    runtime.allocate_kv(blocks * batch)
 
     def step(tables: npt.NDArray[np.int64], first: int, count: int) -> float:
         """Rows from position ``first`` on for each sequence; ``tables`` is [sequences, blocks]."""

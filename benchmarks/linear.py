@@ -35,13 +35,9 @@ def layer_seconds(
     prepared = (x[1], first.activation_bytes, 0) if kind != "float32" else x
     y = (x[1] + first.activation_bytes, 4 * outputs, 0)
     cpus = sorted(os.sched_getaffinity(0))
-    program = _native.Program(
-        choose_isa(os.environ),
-        threads,
-        cpus if len(cpus) == threads else [],
-        y[0] + y[1],
-        outputs,
-    )
+    pinned = cpus if len(cpus) == threads else []
+    runtime = _native.Runtime(choose_isa(os.environ), threads, pinned)
+    program = _native.Program(runtime, y[0] + y[1], outputs)
     program.embed(table, x)
     if kind != "float32":
         program.prepare(first, x, prepared)
@@ -50,7 +46,7 @@ def layer_seconds(
         program.linear(packed[i % len(packed)], None, prepared, y)
     program.select_rows(outputs, y, (_native.LOGITS, 4 * outputs, 0))
     blocks = np.arange(-(-rows // 16))
-    program.allocate_kv(len(blocks))
+    runtime.allocate_kv(len(blocks))
     at, out = np.arange(rows), np.zeros((1, outputs), np.float32)
     arguments = (at, at, np.array([0, rows]), blocks, np.array([0, len(blocks)]), at[-1:], out)
     best = float("inf")

@@ -276,24 +276,27 @@ NB_MODULE(_native, m) {
         .def_prop_ro("bytes", &Packed::bytes)
         .def_prop_ro("activation_bytes", &Packed::activation_bytes);
 
-    auto program = nb::class_<Program>(m, "Program");
-    program
+    nb::class_<Runtime>(m, "Runtime")
         .def(
             "__init__",
-            [](Program* self, const std::string& isa, int threads, const std::vector<int>& cpus,
-               int64_t arena_bytes, int64_t vocab_size) {
-                new (self) Program(kernels(isa), threads, cpus, arena_bytes, vocab_size);
+            [](Runtime* self, const std::string& isa, int threads, const std::vector<int>& cpus) {
+                new (self) Runtime(kernels(isa), threads, cpus);
             },
-            "isa"_a, "threads"_a, "cpus"_a, "arena_bytes"_a, "vocab_size"_a)
+            "isa"_a, "threads"_a, "cpus"_a)
         .def(
             "add_kv_layer",
-            [](Program& p, int64_t kv_heads, int64_t head_dim, const std::string& type) {
-                p.add_kv_layer(kv_heads, head_dim, kv_type_named(type));
+            [](Runtime& r, int64_t kv_heads, int64_t head_dim, const std::string& type) {
+                r.add_kv_layer(kv_heads, head_dim, kv_type_named(type));
             },
             "kv_heads"_a, "head_dim"_a, "type"_a)
-        .def("kv_bytes_per_block", &Program::kv_bytes_per_block)
-        .def("allocate_kv", &Program::allocate_kv, "blocks"_a)
-        .def_prop_ro("isa", &Program::isa)
+        .def("kv_bytes_per_block", &Runtime::kv_bytes_per_block)
+        .def("allocate_kv", &Runtime::allocate_kv, "blocks"_a)
+        .def_prop_ro("isa", [](const Runtime& r) { return r.kernels().name; });
+
+    auto program = nb::class_<Program>(m, "Program");
+    program
+        .def(nb::init<std::shared_ptr<Runtime>, int64_t, int64_t>(), "runtime"_a, "arena_bytes"_a,
+             "vocab_size"_a)
         .def("forward", &forward);
     bind_ops(program);
 }

@@ -54,19 +54,20 @@ def run_linear(
     table = _native.Packed("float32", rows, depth)
     table.fill([(as_weight(x).data, "F32")], threads=1)
     width = -(-4 * depth // 64) * 64
-    program = _native.Program(isa, threads, [], width + weight.activation_bytes, outputs)
+    runtime = _native.Runtime(isa, threads, [])
+    program = _native.Program(runtime, width + weight.activation_bytes, outputs)
     program.embed(table, (0, width, 0))
     source = (0, width, 0)
     if prepare:
         source = (width, weight.activation_bytes, 0)
         program.prepare(weight, (0, width, 0), source)
     program.linear(weight, bias, source, (_native.LOGITS, 4 * outputs, 0))
-    return run_rows(program, rows, outputs)
+    return run_rows(runtime, program, rows, outputs)
 
 
-def run_rows(program: _native.Program, rows: int, width: int) -> Floats:
+def run_rows(runtime: _native.Runtime, program: _native.Program, rows: int, width: int) -> Floats:
     """Token r of one sequence is row r; all rows are wanted."""
-    program.allocate_kv(-(-rows // BLOCK_TOKENS))
+    runtime.allocate_kv(-(-rows // BLOCK_TOKENS))
     out = np.full((rows, width), np.nan, dtype=np.float32)
     at = np.arange(rows)
     tables = np.arange(-(-rows // BLOCK_TOKENS))
@@ -77,10 +78,11 @@ def run_rows(program: _native.Program, rows: int, width: int) -> Floats:
 def run_embed(weight: _native.Packed, rows: int, depth: int, *, isa: str) -> Floats:
     """The first ``rows`` rows of an embedding, through select_rows into the result."""
     width = -(-4 * depth // 64) * 64
-    program = _native.Program(isa, 1, [], width, depth)
+    runtime = _native.Runtime(isa, 1, [])
+    program = _native.Program(runtime, width, depth)
     program.embed(weight, (0, width, 0))
     program.select_rows(depth, (0, width, 0), (_native.LOGITS, 4 * depth, 0))
-    return run_rows(program, rows, depth)
+    return run_rows(runtime, program, rows, depth)
 
 
 def cpu_executor(

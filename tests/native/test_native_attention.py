@@ -64,8 +64,9 @@ class Attention:
         strides.append(strides[0])
         offsets = np.cumsum([0, *strides]).tolist()
         slots = [(offset, stride, 0) for offset, stride in zip(offsets, strides, strict=False)]
-        program = _native.Program(isa, threads, [], sum(strides), shape.widths[0])
-        program.add_kv_layer(shape.kv_heads, shape.head_dim, kv_type)
+        runtime = _native.Runtime(isa, threads, [])
+        runtime.add_kv_layer(shape.kv_heads, shape.head_dim, kv_type)
+        program = _native.Program(runtime, sum(strides), shape.widths[0])
         for slot, values in zip(slots[:3], rows, strict=True):
             table = _native.Packed("float32", *values.shape)
             table.fill([(as_weight(values).data, "F32")], threads=1)
@@ -73,7 +74,7 @@ class Attention:
         heads, width = shape.kv_heads * shape.group, shape.widths[0]
         program.attention(0, heads, shape.scale, shape.window, *slots)
         program.select_rows(width, slots[3], (_native.LOGITS, 4 * width, 0))
-        program.allocate_kv(POOL_BLOCKS)
+        runtime.allocate_kv(POOL_BLOCKS)
         return cls(shape, rows, program)
 
     def run(self, parts: list[tuple[int, int, int, npt.NDArray[np.int64]]]) -> Floats:
@@ -224,11 +225,11 @@ def test_what_an_evicted_block_held_does_not_show(isa: str, kv_type: str) -> Non
 
 def test_a_block_takes_the_bytes_of_its_type() -> None:
     for kv_type, element, scales in (("float32", 4, 0), ("bfloat16", 2, 0), ("int8", 1, 4)):
-        program = _native.Program(ISAS[0], 1, [], 64, 1)
-        program.add_kv_layer(8, 64, kv_type)
-        assert program.kv_bytes_per_block() == 2 * BLOCK_TOKENS * 8 * (64 * element + scales)
+        runtime = _native.Runtime(ISAS[0], 1, [])
+        runtime.add_kv_layer(8, 64, kv_type)
+        assert runtime.kv_bytes_per_block() == 2 * BLOCK_TOKENS * 8 * (64 * element + scales)
     with pytest.raises(ValueError, match="unknown KV type 'int4'"):
-        program.add_kv_layer(8, 64, "int4")
+        runtime.add_kv_layer(8, 64, "int4")
 
 
 @pytest.mark.parametrize("isa", ISAS)

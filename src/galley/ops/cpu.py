@@ -54,11 +54,10 @@ class CpuExecutor:
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
         self._operations = program.operations()
         self.forward_seconds = 0.0
-        self._native = _native.Program(
-            choose_isa(os.environ), threads, cpus_to_pin(threads), arena_bytes, program.vocab_size
-        )
+        self._runtime = _native.Runtime(choose_isa(os.environ), threads, cpus_to_pin(threads))
         for kv in program.kv:
-            self._native.add_kv_layer(kv.kv_heads, kv.head_dim, options.kv_dtype)
+            self._runtime.add_kv_layer(kv.kv_heads, kv.head_dim, options.kv_dtype)
+        self._native = _native.Program(self._runtime, arena_bytes, program.vocab_size)
         for step in lowered.calls:
             buffers = [slots[b] for b in (*step.reads, *step.writes)]
             getattr(self._native, step.name)(*step.arguments, *buffers)
@@ -66,7 +65,7 @@ class CpuExecutor:
     @property
     def isa(self) -> str:
         """Which set of kernels runs."""
-        return self._native.isa
+        return self._runtime.isa
 
     def step_costs(self) -> StepCosts:
         """See :meth:`galley.ops.executor.Executor.step_costs`."""
@@ -79,7 +78,7 @@ class CpuExecutor:
 
     def kv_bytes_per_block(self) -> int:
         """Bytes over all layers, padding included."""
-        return self._native.kv_bytes_per_block()
+        return self._runtime.kv_bytes_per_block()
 
     def free_device_memory(self) -> int | None:
         """None: keys and values are in the host's memory."""
@@ -87,7 +86,7 @@ class CpuExecutor:
 
     def allocate_kv(self, blocks: int) -> None:
         """Zeroed, so pages are only touched when they are used."""
-        self._native.allocate_kv(blocks)
+        self._runtime.allocate_kv(blocks)
 
     def encode(self, windows: Windows) -> None:
         """See :meth:`galley.ops.executor.Executor.encode`; the constructor takes no encoder yet."""

@@ -1,0 +1,85 @@
+// What a program consists of: ops on buffers of one arena.
+#pragma once
+
+#include <memory>
+#include <variant>
+#include <vector>
+
+#include "packed.hpp"
+
+namespace galley {
+
+// Where a buffer lives. The arena of a step with T rows is T times the planned one, so a buffer
+// begins at offset * T, its rows are `stride` bytes apart and it has those from `column` bytes into
+// each row on. `kLogits` is the caller's array.
+struct Slot {
+    static constexpr int64_t kLogits = -1;
+    int64_t offset;
+    int64_t stride;
+    int64_t column;
+};
+
+using Weights = std::shared_ptr<const Packed>;
+
+struct EmbedOp {
+    Weights weight;
+    int64_t width;
+    Slot y;
+};
+struct PrepareOp {
+    Weights weight;
+    Slot x, y;
+};
+struct LinearOp {
+    Weights weight;
+    std::vector<float> bias;  // empty, or padded to whole blocks
+    Slot x, y;
+};
+struct RmsNormOp {
+    std::vector<float> weight;
+    float eps;
+    int64_t width;
+    Weights layout;  // null: y is floats; else prepared for these
+    Slot x, y;
+};
+struct AddRmsNormOp {
+    Slot a, b;
+    RmsNormOp norm;  // of the sum
+};
+struct RopeOp {
+    std::vector<float> inv_freq;
+    float scale;
+    int64_t width;
+    int angles;  // which table of the step
+    Slot x, y;
+};
+struct AttentionOp {
+    int64_t layer, heads;
+    float scale;
+    int64_t window;
+    Slot q, k, v, y;
+};
+struct RopeAttentionOp {
+    std::vector<float> inv_freq;
+    float rope_scale;
+    int angles;             // as RopeOp's
+    Slot q;                 // not turned yet
+    AttentionOp attention;  // of the turned q; k is not turned yet
+};
+struct SiluMulOp {
+    int64_t width;
+    Weights layout;  // as RmsNormOp's
+    Slot a, b, y;
+};
+struct AddOp {
+    int64_t width;
+    Slot a, b, y;
+};
+struct SelectRowsOp {
+    int64_t width;
+    Slot x, y;
+};
+using Op = std::variant<EmbedOp, PrepareOp, LinearOp, RmsNormOp, AddRmsNormOp, RopeOp, AttentionOp,
+                        RopeAttentionOp, SiluMulOp, AddOp, SelectRowsOp>;
+
+}  // namespace galley

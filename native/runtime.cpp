@@ -1,0 +1,49 @@
+#include "runtime.hpp"
+
+namespace galley {
+
+Runtime::Runtime(const Kernels& kernels, int threads, const std::vector<int>& cpus)
+    : kernels_(kernels), pool_(threads, cpus) {}
+
+void Runtime::add_kv_layer(int64_t kv_heads, int64_t head_dim, KvType type) {
+    constexpr int64_t kLine = 64;
+    const int64_t element = type == KvType::kF32 ? 4 : type == KvType::kBF16 ? 2 : 1;
+    const int64_t padded = round_up(head_dim, kLanes);
+    const int64_t values = round_up(kBlockTokens * head_dim * element, kLine);
+    const int64_t scales = values + kBlockTokens * padded * element;
+    const int64_t scale_bytes = type == KvType::kInt8 ? 2 * kBlockTokens * sizeof(float) : 0;
+    layers_.push_back({{nullptr, type, kv_heads, head_dim, padded, values, scales,
+                        round_up(scales + scale_bytes, kLine)},
+                       Memory()});
+}
+
+int64_t Runtime::kv_bytes_per_block() const {
+    int64_t bytes = 0;
+    for (const Layer& layer : layers_) bytes += layer.block_bytes();
+    return bytes;
+}
+
+void Runtime::allocate_kv(int64_t blocks) {
+    for (Layer& layer : layers_) {
+        layer.memory = Memory(blocks * layer.block_bytes());
+        layer.cache.data = layer.memory.data();
+    }
+    blocks_ = blocks;
+}
+
+uint8_t* Runtime::grown(Memory& memory, int64_t bytes) {
+    if (memory.size() < static_cast<std::size_t>(bytes)) memory = Memory(bytes);
+    return memory.data();
+}
+
+float* Runtime::partials(int64_t floats) {
+    return reinterpret_cast<float*>(grown(partials_, floats * static_cast<int64_t>(sizeof(float))));
+}
+
+void Runtime::need_scratch(int64_t bytes) {
+    if (round_up(bytes, 64) <= scratch_bytes_) return;
+    scratch_bytes_ = round_up(bytes, 64);
+    scratch_ = Memory(scratch_bytes_ * pool_.threads());
+}
+
+}  // namespace galley

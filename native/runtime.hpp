@@ -1,0 +1,51 @@
+// What the programs of a model share: kernels, threads, keys and values, working memory.
+#pragma once
+
+#include <vector>
+
+#include "kernels.hpp"
+#include "memory.hpp"
+#include "pool.hpp"
+
+namespace galley {
+
+class Runtime {
+  public:
+    // As Pool's constructor.
+    Runtime(const Kernels& kernels, int threads, const std::vector<int>& cpus);
+
+    const Kernels& kernels() const { return kernels_; }
+    Pool& pool() { return pool_; }
+
+    void add_kv_layer(int64_t kv_heads, int64_t head_dim, KvType type);
+    int64_t kv_bytes_per_block() const;
+    void allocate_kv(int64_t blocks);
+    int64_t kv_blocks() const { return blocks_; }
+    // Throws std::out_of_range for a layer that was not added.
+    const Cache& cache(int64_t layer) const { return layers_.at(layer).cache; }
+
+    // Working memory, grown to the largest wish so far: one that is no larger allocates nothing.
+    // What a step leaves there is gone in the next, or in that of another program.
+    uint8_t* arena(int64_t bytes) { return grown(arena_, bytes); }
+    float* partials(int64_t floats);
+    // Each thread's own; it must have been wished for before the threads work.
+    void need_scratch(int64_t bytes);
+    uint8_t* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
+
+  private:
+    struct Layer {
+        Cache cache;
+        Memory memory;
+        int64_t block_bytes() const { return cache.kv_heads * cache.head_bytes; }
+    };
+    static uint8_t* grown(Memory& memory, int64_t bytes);
+
+    const Kernels& kernels_;
+    Pool pool_;
+    std::vector<Layer> layers_;
+    int64_t blocks_ = 0;
+    Memory arena_, scratch_, partials_;
+    int64_t scratch_bytes_ = 0;  // a thread's share
+};
+
+}  // namespace galley
