@@ -1,0 +1,67 @@
+"""How likely each 32 ms of a recording are speech: Silero VAD (in ``silero/``) on onnxruntime."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from galley.speech.spans import FRAME
+
+_CONTEXT: Final = 64
+"""Samples before a frame that the model looks at."""
+_MODEL: Final = Path(__file__).parent / "silero" / "silero_vad_16k_sequence.onnx"
+
+
+class SpeechDetector:
+    """The model, loaded once for any number of streams and threads."""
+
+    def __init__(self) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        self._session: Any = onnxruntime.InferenceSession(
+            str(_MODEL), sess_options=options, providers=["CPUExecutionProvider"]
+        )
+
+    def stream(self) -> "SpeechStream":
+        """A new recording, from its first sample."""
+        return SpeechStream(self._session)
+
+
+class SpeechStream:
+    """One recording as the detector goes through it, in blocks of any size.
+
+    All whole frames of a block are one call of the model: a second costs little more than a frame.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._hidden = np.zeros((1, 1, 128), np.float32)
+        self._cell = np.zeros((1, 1, 128), np.float32)
+        self._tail = np.zeros(_CONTEXT, np.float32)
+        """The context of the next frame, and what came of that frame so far."""
+
+    def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Probabilities of the frames that ``samples`` (mono, 16 kHz) complete, float32 ``[frames]``."""
+        signal = np.concatenate([self._tail, samples])
+        frames = (len(signal) - _CONTEXT) // FRAME
+        self._tail = signal[frames * FRAME :]
+        if not frames:
+            return np.empty(0, np.float32)
+        seen = np.lib.stride_tricks.sliding_window_view(signal, _CONTEXT + FRAME)
+        probabilities: NDArray[np.float32]
+        probabilities, self._hidden, self._cell = self._session.run(
+            ["speech_probs", "hn", "cn"],
+            {
+                "input": np.ascontiguousarray(seen[: frames * FRAME : FRAME]),
+                "h": self._hidden,
+                "c": self._cell,
+            },
+        )
+        return probabilities
+
+    def finish(self) -> NDArray[np.float32]:
+        """The probability of the last frame, if it is not whole: silence is put after it."""
+        missing = -(len(self._tail) - _CONTEXT) % FRAME
+        return self.feed(np.zeros(missing, np.float32))

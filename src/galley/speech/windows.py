@@ -1,0 +1,169 @@
+"""Windows: speech packed into pieces of at most a model's length, with the silence between left out.
+
+Each window is one run of the encoder, so what matters is that there are few. Spans of speech go into one
+window until it is full; times in a window lead back to the recording.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from galley.speech.options import SpeechOptions
+from galley.speech.spans import FRAME, Span, SpanFinder
+
+SAMPLE_RATE: Final = 16_000
+_OVERLAP_SECONDS: Final = 3.0
+"""Of windows that no pause parts: some words, so that the two transcripts can be joined at one."""
+
+
+class Probabilities(Protocol):
+    """What :class:`galley.speech.vad.SpeechStream` gives for each frame of one recording."""
+
+    def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Of the frames that ``samples`` complete."""
+        ...
+
+    def finish(self) -> NDArray[np.float32]:
+        """Of the last frame, if it is not whole."""
+        ...
+
+
+class AllSpeech:
+    """Instead of a detector: everything is speech."""
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+        """One for each frame that ``samples`` complete."""
+        frames, self._left = divmod(self._left + len(samples), FRAME)
+        return np.ones(frames, np.float32)
+
+    def finish(self) -> NDArray[np.float32]:
+        """One for the last frame, if it is not whole."""
+        return np.ones(min(self._left, 1), np.float32)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some spans of a recording, one after another.
+
+    Attributes:
+        spans: what of the recording it holds, in order.
+        samples: mono float32, 16 kHz: the spans' samples joined.
+    """
+
+    spans: tuple[Span, ...]
+    samples: NDArray[np.float32]
+
+    @property
+    def overlap(self) -> float:
+        """Seconds at its start that the window before holds, too."""
+        return self.spans[0].overlap / SAMPLE_RATE
+
+    def recording_time(self, seconds: float, *, end: bool = False) -> float:
+        """Where in the recording a time in the window is, in seconds.
+
+        Where two spans meet it is the beginning of the later one, or the ``end`` of the earlier one.
+        """
+        sample = seconds * SAMPLE_RATE
+        offset = 0
+        for span in self.spans:
+            length = span.end - span.start
+            if sample < offset + length or (end and sample == offset + length):
+                return (span.start + sample - offset) / SAMPLE_RATE
+            offset += length
+        return self.spans[-1].end / SAMPLE_RATE
+
+
+class Windower:
+    """Makes windows of a recording that comes in blocks. Keeps no more of it than a window.
+
+    Args:
+        limit_seconds: how long a window may be.
+        options: what counts as speech.
+    """
+
+    def __init__(self, limit_seconds: float, options: SpeechOptions) -> None:
+        self._limit = int(limit_seconds * SAMPLE_RATE)
+        overlap = int(min(_OVERLAP_SECONDS, limit_seconds / 6) * SAMPLE_RATE)
+        self._finder = SpanFinder(options, self._limit, overlap)
+        self._tape = _Tape()
+        self._spans: list[Span] = []
+        self._pieces: list[NDArray[np.float32]] = []
+
+    def feed(
+        self, samples: NDArray[np.float32], probabilities: NDArray[np.float32]
+    ) -> Iterator[Window]:
+        """The windows that are complete; ``probabilities`` are those of all whole frames so far."""
+        self._tape.append(samples)
+        yield from self._pack(self._finder.feed(probabilities))
+        self._tape.forget(self._finder.needed_from)
+
+    def finish(self, probabilities: NDArray[np.float32]) -> Iterator[Window]:
+        """The rest, with the probability of a last frame that is not whole."""
+        spans = self._finder.feed(probabilities) + self._finder.finish(self._tape.end)
+        yield from self._pack([span._replace(end=min(span.end, self._tape.end)) for span in spans])
+        yield from self._flush()
+
+    def _pack(self, spans: Iterable[Span]) -> Iterator[Window]:
+        for span in spans:
+            length = sum(map(len, self._pieces)) + span.end - span.start
+            if span.overlap or length > self._limit:
+                yield from self._flush()
+            self._spans.append(span)
+            self._pieces.append(self._tape.cut(span.start, span.end))
+
+    def _flush(self) -> Iterator[Window]:
+        if self._spans:
+            yield Window(tuple(self._spans), np.concatenate(self._pieces))
+        self._spans, self._pieces = [], []
+
+
+class _Tape:
+    """The last samples of a recording, by their place in it."""
+
+    def __init__(self) -> None:
+        self._blocks: deque[tuple[int, NDArray[np.float32]]] = deque()
+        self.end = 0
+
+    def append(self, samples: NDArray[np.float32]) -> None:
+        self._blocks.append((self.end, samples))
+        self.end += len(samples)
+
+    def forget(self, before: int) -> None:
+        while self._blocks and self._blocks[0][0] + len(self._blocks[0][1]) <= before:
+            self._blocks.popleft()
+
+    def cut(self, start: int, end: int) -> NDArray[np.float32]:
+        """A copy of samples that were not forgotten."""
+        return np.concatenate(
+            [
+                samples[max(0, start - first) : max(0, end - first)]
+                for first, samples in self._blocks
+            ]
+        )
+
+
+def windows(
+    blocks: Iterable[NDArray[np.float32]],
+    limit_seconds: float,
+    options: SpeechOptions,
+    detector: Probabilities,
+) -> Iterator[Window]:
+    """The windows of a recording, as its blocks (mono float32, 16 kHz) come in.
+
+    Args:
+        blocks: of any size.
+        limit_seconds: how long a window may be.
+        options: what counts as speech.
+        detector: a new stream of one.
+    """
+    windower = Windower(limit_seconds, options)
+    for block in blocks:
+        yield from windower.feed(block, detector.feed(block))
+    yield from windower.finish(detector.finish())

@@ -1,0 +1,96 @@
+"""The detector finds the speech that Silero's own package finds, in blocks of any size."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from galley.speech.audio import Recording
+from galley.speech.options import SpeechOptions
+from galley.speech.spans import FRAME, SpanFinder
+from galley.speech.vad import SpeechDetector
+from galley.speech.windows import windows
+
+CALL = Path(__file__).parent / "data" / "call.ogg"
+
+SILERO = [
+    (
+        SpeechOptions(min_speech_ms=100, min_silence_ms=500, pad_ms=250),
+        [(28768, 116640), (162400, 231328), (234080, 287648)],
+    ),
+    (
+        SpeechOptions(min_speech_ms=250, min_silence_ms=100, pad_ms=30),
+        [
+            (32288, 40928), (43040, 67040), (71200, 113120), (165920, 188384), (192032, 217056),
+            (219168, 227808), (237600, 284128),
+        ],
+    ),
+]  # fmt: skip
+"""What get_speech_timestamps of silero-vad 6.2.3 says of the recording with these options, in samples."""
+
+
+@pytest.fixture(scope="module")
+def detector() -> SpeechDetector:
+    return SpeechDetector()
+
+
+@pytest.fixture(scope="module")
+def call() -> NDArray[np.float32]:
+    return np.concatenate(list(Recording(CALL)))
+
+
+@pytest.mark.parametrize(("options", "expected"), SILERO)
+def test_speech_is_where_silero_finds_it(
+    options: SpeechOptions,
+    expected: list[tuple[int, int]],
+    detector: SpeechDetector,
+    call: NDArray[np.float32],
+) -> None:
+    stream = detector.stream()
+    probabilities = np.concatenate([stream.feed(call), stream.finish()])
+    finder = SpanFinder(options, limit=10**9, overlap=0)
+    spans = finder.feed(probabilities) + finder.finish(len(call))
+    # FFmpeg's Opus decoder may differ in the last bits from one version to the next.
+    found = np.array([(span.start, span.end) for span in spans])
+    np.testing.assert_allclose(found, expected, atol=FRAME)
+
+
+@pytest.mark.parametrize("block", [100, FRAME, FRAME + 1, 16_000])
+def test_probabilities_do_not_depend_on_the_blocks(
+    block: int, detector: SpeechDetector, call: NDArray[np.float32]
+) -> None:
+    whole, parts = detector.stream(), detector.stream()
+    expected = np.concatenate([whole.feed(call), whole.finish()])
+    found = [parts.feed(call[first : first + block]) for first in range(0, len(call), block)]
+    np.testing.assert_allclose(np.concatenate([*found, parts.finish()]), expected, atol=1e-5)
+    assert len(expected) == -(-len(call) // FRAME)
+
+
+def test_streams_do_not_know_of_each_other(
+    detector: SpeechDetector, call: NDArray[np.float32]
+) -> None:
+    expected = detector.stream().feed(call)
+    one, other = detector.stream(), detector.stream()
+    found = []
+    for first in range(0, len(call), 16_000):
+        found.append(one.feed(call[first : first + 16_000]))
+        other.feed(call[::-1][first : first + 16_000].copy())
+    np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-5)
+
+
+def test_silence_and_noise_are_no_speech(detector: SpeechDetector) -> None:
+    noise = 0.01 * np.random.default_rng(0).standard_normal(160_000).astype(np.float32)
+    for sound in (noise, np.zeros_like(noise)):
+        assert list(windows([sound], 30, SpeechOptions(), detector.stream())) == []
+
+
+def test_no_samples_are_no_speech(detector: SpeechDetector) -> None:
+    stream = detector.stream()
+    assert len(stream.feed(np.empty(0, np.float32))) == len(stream.finish()) == 0
+
+
+def test_a_recording_becomes_windows_while_it_is_read(detector: SpeechDetector) -> None:
+    found = list(windows(Recording(CALL), 5.5, SpeechOptions(), detector.stream()))
+    assert [round(len(window.samples) / 16_000) for window in found] == [5, 5, 3]
+    assert sum(len(window.samples) for window in found) < 0.7 * 20 * 16_000
