@@ -6,12 +6,17 @@
 
 namespace galley {
 
-struct Step;
+// Rows [begin, end) with keys in one table: of consecutive positions from `first` on, each of which
+// sees the keys up to its own, or if `keys` is not 0 all of so many.
+struct AttentionRows {
+    int64_t begin, end, table, keys, first;
+};
 
-// Consecutive rows of one sequence against one KV head, which share their loads of keys and values.
+// Some of them against one KV head, which share their loads of keys and values.
 struct AttentionItem {
     static constexpr int64_t kNone = -1;
-    int64_t row, tokens, sequence, kv_head;
+    AttentionRows rows;
+    int64_t kv_head;
     int64_t first_chunk, chunks;
     int64_t partial;  // kNone, or where partial results begin, in floats
 };
@@ -27,9 +32,10 @@ class AttentionPlan {
         }
     };
 
-    // Layers of the same shape share a plan until the next step.
-    void begin() { shape_ = {}; }
-    void cut(const Step& step, const Shape& shape, int threads);
+    // Layers of the same shape share a plan until other rows come.
+    void clear();
+    void add(const AttentionRows& rows) { rows_.push_back(rows); }
+    void cut(const Shape& shape, int threads);
 
     // Each a piece of work: all chunks of its rows or, with a place for its partial result, one.
     const std::vector<AttentionItem>& items() const { return items_; }
@@ -38,8 +44,9 @@ class AttentionPlan {
     int64_t partial_floats() const { return partial_floats_; }
 
   private:
-    void add(const AttentionItem& whole, int64_t most_chunks);
+    void split(const AttentionItem& whole, int64_t most_chunks);
 
+    std::vector<AttentionRows> rows_;
     Shape shape_{};
     std::vector<AttentionItem> tiles_, items_, merges_;
     int64_t partial_floats_ = 0;

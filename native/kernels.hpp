@@ -77,7 +77,8 @@ struct Cache {
     int64_t head_bytes;
 };
 
-// Rows of one sequence against one KV head: `tokens` consecutive tokens, `group` query heads each.
+// Rows of one sequence, or of one window, against one KV head: `tokens` consecutive tokens, `group`
+// query heads each.
 struct Attend {
     Cache cache;
     int64_t kv_head;
@@ -85,7 +86,8 @@ struct Attend {
     float* out;
     int64_t q_stride, out_stride;  // floats between tokens
     const int64_t* table;
-    int64_t first;  // position of the first token
+    int64_t keys;   // that each token sees; 0: those up to its own position
+    int64_t first;  // position of the first token, if keys is 0
     int64_t tokens;
     int64_t group;
     int64_t window;  // 0: all
@@ -103,10 +105,13 @@ struct Kernels {
     void (*embed)(const Matrix& matrix, int64_t index, float* y);
     void (*rms_norm)(const float* x, const float* weight, float eps, int64_t width, int64_t group,
                      float* y);
+    void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps,
+                       int64_t width, float* y);
     // cos and sin: [head_dim / 2].
     void (*rope)(const float* x, const float* cos, const float* sin, int64_t width,
                  int64_t head_dim, float* y);
     void (*silu_mul)(const float* a, const float* b, int64_t width, float* y);
+    void (*gelu)(const float* x, int64_t width, float* y);
     void (*add)(const float* a, const float* b, int64_t width, float* y);
     void (*write_kv)(const Cache&, const float* k, const float* v, int64_t block, int64_t slot);
     // The rows' results from all keys that they may see: chunk by chunk, merged in order.

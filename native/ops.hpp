@@ -35,16 +35,17 @@ struct LinearOp {
     std::vector<float> bias;  // empty, or padded to whole blocks
     Slot x, y;
 };
-struct RmsNormOp {
+struct NormOp {
     std::vector<float> weight;
+    std::vector<float> bias;  // a layer norm's; empty for an RMS norm
     float eps;
     int64_t width;
     Weights layout;  // null: y is floats; else prepared for these
     Slot x, y;
 };
-struct AddRmsNormOp {
+struct AddNormOp {
     Slot a, b;
-    RmsNormOp norm;  // of the sum
+    NormOp norm;  // of the sum
 };
 struct RopeOp {
     std::vector<float> inv_freq;
@@ -68,8 +69,13 @@ struct RopeAttentionOp {
 };
 struct SiluMulOp {
     int64_t width;
-    Weights layout;  // as RmsNormOp's
+    Weights layout;  // as NormOp's
     Slot a, b, y;
+};
+struct GeluOp {
+    int64_t width;
+    Weights layout;  // as NormOp's
+    Slot x, y;
 };
 struct AddOp {
     int64_t width;
@@ -79,7 +85,40 @@ struct SelectRowsOp {
     int64_t width;
     Slot x, y;
 };
-using Op = std::variant<EmbedOp, PrepareOp, LinearOp, RmsNormOp, AddRmsNormOp, RopeOp, AttentionOp,
-                        RopeAttentionOp, SiluMulOp, AddOp, SelectRowsOp>;
+
+// Of speech models; see galley.graph.signatures.
+struct FeaturesOp {
+    int64_t width;
+    Slot y;
+};
+struct NeighboursOp {
+    int64_t width, size, stride;
+    Slot x, y;
+};
+struct EmbedPositionsOp {
+    std::vector<float> weight;  // [positions][width]
+    int64_t width;
+    Slot y;
+};
+struct WindowAttentionOp {
+    Cache cache;  // of one layer's keys and values while it runs; its data is Runtime's
+    int64_t heads;
+    float scale;
+    Slot q, k, v, y;
+};
+struct CrossKvOp {
+    int64_t layer;
+    Slot k, v;
+};
+struct CrossAttentionOp {
+    int64_t layer, heads;
+    float scale;
+    Slot q, y;
+};
+
+using Op =
+    std::variant<EmbedOp, PrepareOp, LinearOp, NormOp, AddNormOp, RopeOp, AttentionOp,
+                 RopeAttentionOp, SiluMulOp, GeluOp, AddOp, SelectRowsOp, FeaturesOp, NeighboursOp,
+                 EmbedPositionsOp, WindowAttentionOp, CrossKvOp, CrossAttentionOp>;
 
 }  // namespace galley

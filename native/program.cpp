@@ -2,11 +2,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
 namespace galley {
+
+namespace {
+
+void require(bool holds, const char* what) {
+    if (!holds) throw std::invalid_argument(what);
+}
+
+int64_t blocks_of(int64_t rows) { return round_up(rows, kBlockTokens) / kBlockTokens; }
+
+}  // namespace
 
 Program::Program(std::shared_ptr<Runtime> runtime, int64_t arena_bytes, int64_t vocab_size)
     : runtime_(std::move(runtime)),
@@ -20,15 +30,31 @@ void Program::append(Op op) {
         rope->angles = angles_for(rope->inv_freq, rope->scale);
     if (auto* embed = std::get_if<EmbedOp>(&op))
         token_limit_ = std::min(token_limit_, embed->weight->matrix().outputs);
-    if (auto* attention = std::get_if<AttentionOp>(&op)) need_attention_scratch(*attention);
+    if (auto* attention = std::get_if<AttentionOp>(&op))
+        need_attention_scratch(runtime_->cache(attention->layer), attention->heads);
     if (auto* fused = std::get_if<RopeAttentionOp>(&op)) {
         fused->angles = angles_for(fused->inv_freq, fused->rope_scale);
-        need_attention_scratch(fused->attention);
+        const Cache& cache = runtime_->cache(fused->attention.layer);
+        need_attention_scratch(cache, fused->attention.heads);
+        runtime_->need_scratch(4 * cache.kv_heads * cache.head_dim);  // turned keys
     }
-    if (auto* norm = std::get_if<RmsNormOp>(&op)) runtime_->need_scratch(4 * norm->width);
-    if (auto* add_norm = std::get_if<AddRmsNormOp>(&op))
+    if (auto* norm = std::get_if<NormOp>(&op)) runtime_->need_scratch(4 * norm->width);
+    if (auto* add_norm = std::get_if<AddNormOp>(&op))
         runtime_->need_scratch(4 * add_norm->norm.width);
     if (auto* silu = std::get_if<SiluMulOp>(&op)) runtime_->need_scratch(4 * silu->width);
+    if (auto* gelu = std::get_if<GeluOp>(&op)) runtime_->need_scratch(4 * gelu->width);
+    if (auto* features = std::get_if<FeaturesOp>(&op)) mels_ = features->width;
+    if (auto* neighbours = std::get_if<NeighboursOp>(&op)) strides_.push_back(neighbours->stride);
+    if (auto* embed = std::get_if<EmbedPositionsOp>(&op)) {
+        const int64_t positions = static_cast<int64_t>(embed->weight.size()) / embed->width;
+        position_limit_ = std::min(position_limit_, positions);
+    }
+    if (auto* attention = std::get_if<WindowAttentionOp>(&op))
+        need_attention_scratch(attention->cache, attention->heads);
+    if (auto* attention = std::get_if<CrossAttentionOp>(&op)) {
+        crosses_ = true;
+        need_attention_scratch(runtime_->cache(attention->layer), attention->heads);
+    }
     ops_.push_back(std::move(op));
 }
 
@@ -39,26 +65,32 @@ int Program::angles_for(const std::vector<float>& inv_freq, float scale) {
     return static_cast<int>(found - angles_.begin());
 }
 
-void Program::need_attention_scratch(const AttentionOp& op) {
-    const Cache& c = runtime_->cache(op.layer);
-    const int64_t rows = std::max(kAttendRows, op.heads / c.kv_heads);
-    runtime_->need_scratch(attend_scratch(rows, c.padded_dim));
-    runtime_->need_scratch(4 * c.kv_heads * c.head_dim);  // turned keys
+void Program::need_attention_scratch(const Cache& cache, int64_t heads) {
+    const int64_t rows = std::max(kAttendRows, heads / cache.kv_heads);
+    runtime_->need_scratch(attend_scratch(rows, cache.padded_dim));
 }
 
 void Program::forward(const Step& step) {
     check(step);
     begin(step);
+    run_ops();
+}
+
+void Program::encode(const Windows& windows) {
+    check(windows);
+    begin(windows);
+    run_ops();
+}
+
+void Program::run_ops() {
     for (const Op& op : ops_) {
-        if (std::holds_alternative<SelectRowsOp>(op) && step.wanted_rows == 0) return;
+        if (std::holds_alternative<SelectRowsOp>(op) && step_.wanted_rows == 0) return;
         std::visit([this](const auto& o) { run(o); }, op);
     }
 }
 
 void Program::check(const Step& step) const {
-    const auto require = [](bool holds, const char* what) {
-        if (!holds) throw std::invalid_argument(what);
-    };
+    require(!mels_, "this program encodes windows and takes no tokens");
     require(step.rows > 0 && step.sequences > 0, "a step needs at least one row");
     require(step.starts[0] == 0 && step.starts[step.sequences] == step.rows,
             "starts do not cover the rows");
@@ -71,32 +103,95 @@ void Program::check(const Step& step) const {
         for (int64_t r = begin + 1; r < end; ++r)
             require(step.positions[r] == step.positions[r - 1] + 1,
                     "a sequence's positions are not consecutive");
-        const int64_t blocks = step.table_starts[s + 1] - step.table_starts[s];
-        require(step.positions[end - 1] / kBlockTokens < blocks, "a KV table is too short");
+        require(step.positions[end - 1] < position_limit_, "a position is beyond the model's last");
+        require(step.positions[end - 1] / kBlockTokens < step.tables.size(s),
+                "a KV table is too short");
     }
-    for (int64_t i = 0; i < step.table_starts[step.sequences]; ++i)
-        require(step.tables[i] >= 0 && step.tables[i] < runtime_->kv_blocks(),
-                "a KV block is out of range");
+    check_blocks(step.tables, step.sequences);
+    check_cross(step);
     for (int64_t i = 0; i < step.wanted_rows; ++i)
         require(step.wanted[i] >= 0 && step.wanted[i] < step.rows, "a wanted row is out of range");
     require(step.wanted_rows <= step.rows, "more rows are wanted than there are");
 }
 
+void Program::check_cross(const Step& step) const {
+    require(crosses_ == (step.cross_rows != nullptr),
+            "windows are what cross-attention sees, and nothing else does");
+    if (!crosses_) return;
+    for (int64_t s = 0; s < step.sequences; ++s) {
+        require(step.cross_rows[s] > 0, "a sequence's window has no rows");
+        require(blocks_of(step.cross_rows[s]) <= step.cross_tables.size(s),
+                "a window's KV table is too short");
+    }
+    check_blocks(step.cross_tables, step.sequences);
+}
+
+void Program::check(const Windows& windows) const {
+    require(mels_, "this program has no encoder");
+    require(windows.windows > 0 && windows.starts[0] == 0, "there is no window");
+    for (int64_t w = 0; w < windows.windows; ++w) {
+        const int64_t frames = windows.starts[w + 1] - windows.starts[w];
+        require(frames > 0, "a window has no frames");
+        require(encoded_rows(frames) <= position_limit_, "a window is longer than the model's");
+        require(blocks_of(encoded_rows(frames)) <= windows.tables.size(w),
+                "a window's KV table is too short");
+    }
+    check_blocks(windows.tables, windows.windows);
+}
+
+void Program::check_blocks(const Tables& tables, int64_t count) const {
+    for (int64_t i = 0; i < tables.starts[count]; ++i)
+        require(tables.blocks[i] >= 0 && tables.blocks[i] < runtime_->kv_blocks(),
+                "a KV block is out of range");
+}
+
+int64_t Program::encoded_rows(int64_t frames) const {
+    for (int64_t stride : strides_) frames = (frames + stride - 1) / stride;
+    return frames;
+}
+
 void Program::begin(const Step& step) {
     step_ = step;
-    rows_ = step.rows;
-    plan_.begin();
+    arena_rows_ = step.rows;
     arena_ = runtime_->arena(arena_bytes_ * step.rows);
-    sequence_of_.resize(step.rows);
+    take_rows(step.rows);
     for (int64_t s = 0; s < step.sequences; ++s)
-        std::fill(sequence_of_.begin() + step.starts[s], sequence_of_.begin() + step.starts[s + 1],
-                  s);
+        plan_.add({step.starts[s], step.starts[s + 1], s, 0, step.positions[step.starts[s]]});
+    if (crosses_) plan_cross_attention();
+    turn_angles();
+}
+
+void Program::take_rows(int64_t rows) {
+    rows_ = rows;
+    plan_.clear();
+    sequence_of_.resize(rows);
+    for (int64_t s = 0; s < step_.sequences; ++s)
+        std::fill(sequence_of_.begin() + step_.starts[s],
+                  sequence_of_.begin() + step_.starts[s + 1], s);
+}
+
+// Neighbouring sequences over the same window, as beams are, share its loads.
+void Program::plan_cross_attention() {
+    const Tables& tables = step_.cross_tables;
+    const auto same = [&](int64_t a, int64_t b) {
+        return step_.cross_rows[a] == step_.cross_rows[b] &&
+               std::equal(tables.of(a), tables.of(a) + blocks_of(step_.cross_rows[a]),
+                          tables.of(b));
+    };
+    cross_plan_.clear();
+    for (int64_t s = 0, next; s < step_.sequences; s = next) {
+        for (next = s + 1; next < step_.sequences && same(s, next);) ++next;
+        cross_plan_.add({step_.starts[s], step_.starts[next], s, step_.cross_rows[s], 0});
+    }
+}
+
+void Program::turn_angles() {
     for (Angles& a : angles_) {
         const int64_t half = a.inv_freq.size();
-        a.cos.resize(step.rows * half);
-        a.sin.resize(step.rows * half);
+        a.cos.resize(rows_ * half);
+        a.sin.resize(rows_ * half);
         each_row(half * 16, [&](int64_t r, int) {
-            const float position = static_cast<float>(step.positions[r]);
+            const float position = static_cast<float>(step_.positions[r]);
             for (int64_t i = 0; i < half; ++i) {
                 const float turn = position * a.inv_freq[i];
                 a.cos[r * half + i] = std::cos(turn) * a.scale;
@@ -104,6 +199,35 @@ void Program::begin(const Step& step) {
             }
         });
     }
+}
+
+void Program::begin(const Windows& windows) {
+    step_ = {};
+    step_.sequences = windows.windows;
+    step_.tables = windows.tables;
+    frames_ = windows.frames;
+    arena_rows_ = windows.starts[windows.windows];
+    arena_ = runtime_->arena(arena_bytes_ * arena_rows_);
+    window_starts_.assign(windows.starts, windows.starts + windows.windows + 1);
+    take_windows();
+}
+
+// The rows of the buffers in use are now those that window_starts_ says.
+void Program::take_windows() {
+    const int64_t rows = window_starts_.back();
+    window_positions_.resize(rows);
+    window_block_starts_.assign(1, 0);
+    step_.starts = window_starts_.data();
+    step_.positions = window_positions_.data();
+    take_rows(rows);
+    for (int64_t w = 0; w < step_.sequences; ++w) {
+        const int64_t begin = window_starts_[w], end = window_starts_[w + 1];
+        std::iota(window_positions_.begin() + begin, window_positions_.begin() + end, 0);
+        window_block_starts_.push_back(window_block_starts_.back() + blocks_of(end - begin));
+        plan_.add({begin, end, w, end - begin, 0});
+    }
+    window_blocks_.resize(window_block_starts_.back());
+    std::iota(window_blocks_.begin(), window_blocks_.end(), 0);
 }
 
 }  // namespace galley

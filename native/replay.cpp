@@ -7,7 +7,7 @@ namespace galley {
 
 uint8_t* Program::at(const Slot& slot) const {
     if (slot.offset == Slot::kLogits) return reinterpret_cast<uint8_t*>(step_.logits);
-    return arena_ + slot.offset * step_.rows + slot.column;
+    return arena_ + slot.offset * arena_rows_ + slot.column;
 }
 
 float* Program::row(const Slot& slot, int64_t r) const {
@@ -53,18 +53,25 @@ void Program::run(const LinearOp& op) {
               [&](int64_t begin, int64_t end, int) { kernels_.linear(linear, begin, end); });
 }
 
-void Program::run(const RmsNormOp& op) {
-    each_row_prepared(op.layout, op.width, op.y, [&](int64_t r, float* y) {
-        kernels_.rms_norm(row(op.x, r), op.weight.data(), op.eps, op.width, op.weight.size(), y);
-    });
+void Program::normalise(const NormOp& op, const float* x, float* y) const {
+    const float* weight = op.weight.data();
+    if (op.bias.empty())
+        kernels_.rms_norm(x, weight, op.eps, op.width, op.weight.size(), y);
+    else
+        kernels_.layer_norm(x, weight, op.bias.data(), op.eps, op.width, y);
 }
 
-void Program::run(const AddRmsNormOp& op) {
-    const RmsNormOp& norm = op.norm;
+void Program::run(const NormOp& op) {
+    each_row_prepared(op.layout, op.width, op.y,
+                      [&](int64_t r, float* y) { normalise(op, row(op.x, r), y); });
+}
+
+void Program::run(const AddNormOp& op) {
+    const NormOp& norm = op.norm;
     each_row_prepared(norm.layout, 2 * norm.width, norm.y, [&](int64_t r, float* y) {
         float* sum = row(norm.x, r);
         kernels_.add(row(op.a, r), row(op.b, r), norm.width, sum);
-        kernels_.rms_norm(sum, norm.weight.data(), norm.eps, norm.width, norm.weight.size(), y);
+        normalise(norm, sum, y);
     });
 }
 
@@ -80,10 +87,8 @@ void Program::run(const RopeOp& op) {
 }
 
 void Program::run(const AttentionOp& op) {
-    const Cache& cache = runtime_->cache(op.layer);
-    each_row(8 * cache.kv_heads * cache.head_dim,
-             [&](int64_t r, int) { write_kv(cache, r, row(op.k, r), row(op.v, r)); });
-    attend_all(op);
+    write_all_kv(runtime_->cache(op.layer), step_.tables, op.k, op.v);
+    attend_own(op);
 }
 
 void Program::run(const RopeAttentionOp& op) {
@@ -95,56 +100,67 @@ void Program::run(const RopeAttentionOp& op) {
         turn(op.angles, r, row(op.q, r), width, row(attention.q, r));
         auto* keys = reinterpret_cast<float*>(runtime_->scratch(thread));
         turn(op.angles, r, row(attention.k, r), kv_width, keys);
-        write_kv(cache, r, keys, row(attention.v, r));
+        write_kv(cache, step_.tables, r, keys, row(attention.v, r));
     });
-    attend_all(attention);
+    attend_own(attention);
 }
 
-void Program::write_kv(const Cache& cache, int64_t r, const float* k, const float* v) const {
+void Program::write_kv(const Cache& cache, const Tables& tables, int64_t r, const float* k,
+                       const float* v) const {
     const int64_t position = step_.positions[r];
-    const int64_t* table = step_.tables + step_.table_starts[sequence_of_[r]];
-    kernels_.write_kv(cache, k, v, table[position / kBlockTokens], position % kBlockTokens);
+    const int64_t block = tables.of(sequence_of_[r])[position / kBlockTokens];
+    kernels_.write_kv(cache, k, v, block, position % kBlockTokens);
 }
 
-void Program::attend_all(const AttentionOp& op) {
-    const Cache& cache = runtime_->cache(op.layer);
-    plan_.cut(step_, {op.heads / cache.kv_heads, cache.kv_heads, cache.padded_dim, op.window},
-              pool_.threads());
-    float* partials = runtime_->partials(plan_.partial_floats());
-    const auto& items = plan_.items();
+void Program::write_all_kv(const Cache& cache, const Tables& tables, const Slot& k, const Slot& v) {
+    each_row(8 * cache.kv_heads * cache.head_dim,
+             [&](int64_t r, int) { write_kv(cache, tables, r, row(k, r), row(v, r)); });
+}
+
+void Program::attend_own(const AttentionOp& op) {
+    attend_all({runtime_->cache(op.layer), step_.tables, plan_, op.heads, op.scale, op.window, op.q,
+                op.y});
+}
+
+void Program::attend_all(const Attention& a) {
+    const int64_t group = a.heads / a.cache.kv_heads;
+    a.plan.cut({group, a.cache.kv_heads, a.cache.padded_dim, a.window}, pool_.threads());
+    float* partials = runtime_->partials(a.plan.partial_floats());
+    const auto& items = a.plan.items();
     pool_.run(items.size(), 1, [&](int64_t begin, int64_t end, int thread) {
         for (int64_t i = begin; i < end; ++i) {
-            const Attend a = attend(op, items[i], thread);
+            const Attend attended = attend(a, items[i], thread);
             if (items[i].partial == AttentionItem::kNone)
-                kernels_.attend(a);
+                kernels_.attend(attended);
             else
-                kernels_.attend_chunk(a, items[i].first_chunk, partials + items[i].partial);
+                kernels_.attend_chunk(attended, items[i].first_chunk, partials + items[i].partial);
         }
     });
-    const auto& merges = plan_.merges();
+    const auto& merges = a.plan.merges();
     pool_.run(merges.size(), 1, [&](int64_t begin, int64_t end, int thread) {
         for (int64_t i = begin; i < end; ++i)
-            kernels_.merge_chunks(attend(op, merges[i], thread), partials + merges[i].partial,
+            kernels_.merge_chunks(attend(a, merges[i], thread), partials + merges[i].partial,
                                   merges[i].chunks);
     });
 }
 
-Attend Program::attend(const AttentionOp& op, const AttentionItem& item, int thread) const {
-    const Cache& cache = runtime_->cache(op.layer);
-    const int64_t group = op.heads / cache.kv_heads;
-    const int64_t column = item.kv_head * group * cache.head_dim;
-    return {cache,
+Attend Program::attend(const Attention& a, const AttentionItem& item, int thread) const {
+    const int64_t group = a.heads / a.cache.kv_heads;
+    const int64_t column = item.kv_head * group * a.cache.head_dim;
+    const AttentionRows& rows = item.rows;
+    return {a.cache,
             item.kv_head,
-            row(op.q, item.row) + column,
-            row(op.y, item.row) + column,
-            op.q.stride / static_cast<int64_t>(sizeof(float)),
-            op.y.stride / static_cast<int64_t>(sizeof(float)),
-            step_.tables + step_.table_starts[item.sequence],
-            step_.positions[item.row],
-            item.tokens,
+            row(a.q, rows.begin) + column,
+            row(a.y, rows.begin) + column,
+            a.q.stride / static_cast<int64_t>(sizeof(float)),
+            a.y.stride / static_cast<int64_t>(sizeof(float)),
+            a.tables.of(rows.table),
+            rows.keys,
+            rows.first,
+            rows.end - rows.begin,
             group,
-            op.window,
-            op.scale,
+            a.window,
+            a.scale,
             runtime_->scratch(thread)};
 }
 
@@ -152,6 +168,11 @@ void Program::run(const SiluMulOp& op) {
     each_row_prepared(op.layout, 4 * op.width, op.y, [&](int64_t r, float* y) {
         kernels_.silu_mul(row(op.a, r), row(op.b, r), op.width, y);
     });
+}
+
+void Program::run(const GeluOp& op) {
+    each_row_prepared(op.layout, 4 * op.width, op.y,
+                      [&](int64_t r, float* y) { kernels_.gelu(row(op.x, r), op.width, y); });
 }
 
 void Program::run(const AddOp& op) {
@@ -164,6 +185,56 @@ void Program::run(const SelectRowsOp& op) {
     rows_ = step_.wanted_rows;
     for (int64_t r = 0; r < rows_; ++r)
         std::memcpy(row(op.y, r), row(op.x, step_.wanted[r]), op.width * sizeof(float));
+}
+
+void Program::run(const FeaturesOp& op) {
+    each_row(op.width, [&](int64_t r, int) {
+        std::memcpy(row(op.y, r), frames_ + r * op.width, op.width * sizeof(float));
+    });
+}
+
+void Program::run(const NeighboursOp& op) {
+    const std::vector<int64_t> starts = window_starts_;
+    for (int64_t w = 0; w < step_.sequences; ++w) {
+        const int64_t rows = (starts[w + 1] - starts[w] + op.stride - 1) / op.stride;
+        window_starts_[w + 1] = window_starts_[w] + rows;
+    }
+    take_windows();
+    each_row(2 * op.width * op.size, [&](int64_t r, int) {
+        const int64_t w = sequence_of_[r];
+        const int64_t first = starts[w] + step_.positions[r] * op.stride - op.size / 2;
+        float* y = row(op.y, r);
+        for (int64_t t = 0; t < op.size; ++t) {
+            const bool inside = first + t >= starts[w] && first + t < starts[w + 1];
+            const float* x = inside ? row(op.x, first + t) : nullptr;
+            for (int64_t j = 0; j < op.width; ++j) y[j * op.size + t] = inside ? x[j] : 0.0f;
+        }
+    });
+}
+
+void Program::run(const EmbedPositionsOp& op) {
+    each_row(op.width, [&](int64_t r, int) {
+        std::memcpy(row(op.y, r), op.weight.data() + step_.positions[r] * op.width,
+                    op.width * sizeof(float));
+    });
+}
+
+void Program::run(const WindowAttentionOp& op) {
+    const Tables tables = {window_blocks_.data(), window_block_starts_.data()};
+    const int64_t blocks = window_block_starts_.back();
+    Cache cache = op.cache;
+    cache.data = runtime_->window_kv(blocks * cache.kv_heads * cache.head_bytes);
+    write_all_kv(cache, tables, op.k, op.v);
+    attend_all({cache, tables, plan_, op.heads, op.scale, 0, op.q, op.y});
+}
+
+void Program::run(const CrossKvOp& op) {
+    write_all_kv(runtime_->cache(op.layer), step_.tables, op.k, op.v);
+}
+
+void Program::run(const CrossAttentionOp& op) {
+    attend_all({runtime_->cache(op.layer), step_.cross_tables, cross_plan_, op.heads, op.scale, 0,
+                op.q, op.y});
 }
 
 }  // namespace galley

@@ -2,19 +2,22 @@
 
 namespace galley {
 
-Runtime::Runtime(const Kernels& kernels, int threads, const std::vector<int>& cpus)
-    : kernels_(kernels), pool_(threads, cpus) {}
-
-void Runtime::add_kv_layer(int64_t kv_heads, int64_t head_dim, KvType type) {
+Cache cache_of(int64_t kv_heads, int64_t head_dim, KvType type) {
     constexpr int64_t kLine = 64;
     const int64_t element = type == KvType::kF32 ? 4 : type == KvType::kBF16 ? 2 : 1;
     const int64_t padded = round_up(head_dim, kLanes);
     const int64_t values = round_up(kBlockTokens * head_dim * element, kLine);
     const int64_t scales = values + kBlockTokens * padded * element;
     const int64_t scale_bytes = type == KvType::kInt8 ? 2 * kBlockTokens * sizeof(float) : 0;
-    layers_.push_back({{nullptr, type, kv_heads, head_dim, padded, values, scales,
-                        round_up(scales + scale_bytes, kLine)},
-                       Memory()});
+    return {nullptr, type,   kv_heads, head_dim,
+            padded,  values, scales,   round_up(scales + scale_bytes, kLine)};
+}
+
+Runtime::Runtime(const Kernels& kernels, int threads, const std::vector<int>& cpus)
+    : kernels_(kernels), pool_(threads, cpus) {}
+
+void Runtime::add_kv_layer(int64_t kv_heads, int64_t head_dim, KvType type) {
+    layers_.push_back({cache_of(kv_heads, head_dim, type), Memory()});
 }
 
 int64_t Runtime::kv_bytes_per_block() const {

@@ -9,6 +9,9 @@
 
 namespace galley {
 
+// A layer's cache, laid out but without memory.
+Cache cache_of(int64_t kv_heads, int64_t head_dim, KvType type);
+
 class Runtime {
   public:
     // As Pool's constructor.
@@ -28,6 +31,7 @@ class Runtime {
     // What a step leaves there is gone in the next, or in that of another program.
     uint8_t* arena(int64_t bytes) { return grown(arena_, bytes); }
     float* partials(int64_t floats);
+    uint8_t* window_kv(int64_t bytes) { return grown(window_kv_, bytes); }
     // Each thread's own; it must have been wished for before the threads work.
     void need_scratch(int64_t bytes);
     uint8_t* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
@@ -44,7 +48,7 @@ class Runtime {
     Pool pool_;
     std::vector<Layer> layers_;
     int64_t blocks_ = 0;
-    Memory arena_, scratch_, partials_;
+    Memory arena_, scratch_, partials_, window_kv_;
     int64_t scratch_bytes_ = 0;  // a thread's share
 };
 

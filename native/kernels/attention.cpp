@@ -56,8 +56,8 @@ template <class T>
 struct Worker {
     const Attend& a;
     const Cache& cache;
-    const int64_t rows, last;  // last position
-    int64_t* positions;        // [rows]
+    const int64_t rows, last;  // position of the last key
+    int64_t* positions;        // [rows], of the last key that each may see
     float* queries;            // for each tile of rows [head_dim][rows of the tile]
     float* scores;             // [rows][kSpan], then weights
     float* shrink;             // [rows]
@@ -67,7 +67,7 @@ struct Worker {
         : a(attend),
           cache(a.cache),
           rows(a.tokens * a.group),
-          last(a.first + a.tokens - 1),
+          last((a.keys ? a.keys : a.first + a.tokens) - 1),
           positions(reinterpret_cast<int64_t*>(a.scratch)),
           queries(reinterpret_cast<float*>(positions + rows)),
           scores(queries + rows * cache.padded_dim),
@@ -80,7 +80,7 @@ struct Worker {
     }
 
     void pack_query(int64_t row, int64_t r, int64_t count) const {
-        positions[row] = a.first + row / a.group;
+        positions[row] = a.keys ? last : a.first + row / a.group;
         const float* q = a.q + row / a.group * a.q_stride + row % a.group * cache.head_dim;
         float* to = queries + (row - r) * cache.head_dim + r;
         for (int64_t d = 0; d < cache.head_dim; ++d) to[d * count] = q[d];

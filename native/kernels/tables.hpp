@@ -12,9 +12,12 @@ void prepare(const Matrix&, const float* x, uint8_t* row, int64_t sums);
 void embed(const Matrix&, int64_t index, float* y);
 void rms_norm(const float* x, const float* weight, float eps, int64_t width, int64_t group,
               float* y);
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t width,
+                float* y);
 void rope(const float* x, const float* cos, const float* sin, int64_t width, int64_t head_dim,
           float* y);
 void silu_mul(const float* a, const float* b, int64_t width, float* y);
+void gelu(const float* x, int64_t width, float* y);
 void add(const float* a, const float* b, int64_t width, float* y);
 void write_kv(const Cache&, const float* k, const float* v, int64_t block, int64_t slot);
 void attend(const Attend&);

@@ -121,6 +121,26 @@ class Program:
         sum: Slot,
         y: Slot,
     ) -> None: ...
+    def layer_norm(
+        self,
+        weight: npt.NDArray[np.float32],
+        bias: npt.NDArray[np.float32],
+        eps: float,
+        layout: Packed | None,
+        x: Slot,
+        y: Slot,
+    ) -> None: ...
+    def add_layer_norm(
+        self,
+        weight: npt.NDArray[np.float32],
+        bias: npt.NDArray[np.float32],
+        eps: float,
+        layout: Packed | None,
+        a: Slot,
+        b: Slot,
+        sum: Slot,
+        y: Slot,
+    ) -> None: ...
     def rope(self, inv_freq: list[float], scale: float, width: int, x: Slot, y: Slot) -> None: ...
     def attention(
         self,
@@ -148,8 +168,25 @@ class Program:
         y: Slot,
     ) -> None: ...
     def silu_mul(self, width: int, layout: Packed | None, a: Slot, b: Slot, y: Slot) -> None: ...
+    def gelu(self, width: int, layout: Packed | None, x: Slot, y: Slot) -> None: ...
     def add(self, width: int, a: Slot, b: Slot, y: Slot) -> None: ...
     def select_rows(self, width: int, x: Slot, y: Slot) -> None: ...
+    def features(self, mels: int, y: Slot) -> None: ...
+    def neighbours(self, width: int, size: int, stride: int, x: Slot, y: Slot) -> None: ...
+    def embed_positions(self, weight: npt.NDArray[np.float32], width: int, y: Slot) -> None: ...
+    def window_attention(
+        self,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        scale: float,
+        q: Slot,
+        k: Slot,
+        v: Slot,
+        y: Slot,
+    ) -> None: ...
+    def cross_kv(self, layer: int, k: Slot, v: Slot) -> None: ...
+    def cross_attention(self, layer: int, heads: int, scale: float, q: Slot, y: Slot) -> None: ...
     def forward(
         self,
         tokens: npt.NDArray[np.int64],
@@ -159,4 +196,20 @@ class Program:
         table_starts: npt.NDArray[np.int64],
         wanted: npt.NDArray[np.int64],
         logits: npt.NDArray[np.float32],
-    ) -> None: ...
+        cross: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
+        | None = None,
+    ) -> None:
+        """One step of sequences.
+
+        ``cross``: the KV blocks of the sequences' windows, where each sequence's begin, and how many rows
+        each window has.
+        """
+
+    def encode(
+        self,
+        frames: npt.NDArray[np.float32],
+        starts: npt.NDArray[np.int64],
+        tables: npt.NDArray[np.int64],
+        table_starts: npt.NDArray[np.int64],
+    ) -> None:
+        """Windows through a program that begins with ``features``."""

@@ -1,0 +1,436 @@
+"""The speech models' ops, on every instruction set, against float64 and torch's convolution."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from galley import _native
+from galley.types import BLOCK_TOKENS
+from tests.native.harness import ISAS, KV_TYPES, Floats, as_weight, round_bf16, run_rows
+
+Slot = tuple[int, int, int]
+Doubles = npt.NDArray[np.float64]
+odd = st.integers(1, 100)
+seeds = st.integers(0, 2**32 - 1)
+isas = st.sampled_from(ISAS)
+
+
+def slots_of(*widths: int) -> tuple[list[Slot], int]:
+    """Float buffers one after another, and the bytes of a row of all of them."""
+    strides = [-(-4 * width // 64) * 64 for width in widths]
+    offsets = np.cumsum([0, *strides]).tolist()
+    return [(at, stride, 0) for at, stride in zip(offsets, strides, strict=False)], offsets[-1]
+
+
+def exact(values: Floats) -> _native.Packed:
+    """Rows that an embedding gives back as they are."""
+    packed = _native.Packed("float32", *values.shape)
+    packed.fill([(as_weight(values).data, "F32")], threads=1)
+    return packed
+
+
+def run_op(x: Floats, isa: str, append: Callable[..., None]) -> Floats:
+    """``append(program, x's slot, y's slot)`` adds an op of as many columns as it reads."""
+    rows, width = x.shape
+    (source, target), arena = slots_of(width, width)
+    runtime = _native.Runtime(isa, 1, [])
+    program = _native.Program(runtime, arena, width)
+    program.embed(exact(x), source)
+    append(program, source, target)
+    program.select_rows(width, target, (_native.LOGITS, 4 * width, 0))
+    return run_rows(runtime, program, rows, width)
+
+
+@settings(max_examples=60, deadline=None)
+@given(isa=isas, rows=st.integers(1, 20), width=odd, seed=seeds)
+def test_layer_norm(isa: str, rows: int, width: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x, weight, bias = (
+        rng.standard_normal(shape, dtype=np.float32) for shape in ((rows, width), width, width)
+    )
+    x = x * rng.choice([1e-3, 1.0, 30.0], (rows, 1)) + rng.choice([0.0, 5.0, -50.0], (rows, 1))
+    x = x.astype(np.float32)
+    wide = x.astype(np.float64)
+    centred = wide - wide.mean(1, keepdims=True)
+    expected = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5) * weight + bias
+    got = run_op(x, isa, lambda p, a, b: p.layer_norm(weight, bias, 1e-5, None, a, b))
+    # What rounding the mean to float32 costs grows with the offset of a row.
+    spread = np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5)
+    slack = 1e-6 * (1 + np.abs(wide).max(1, keepdims=True) / spread)
+    assert (np.abs(got - expected) <= slack * (np.abs(weight) + np.abs(bias) + 1)).all()
+    again = run_op(x, isa, lambda p, a, b: p.layer_norm(weight, bias, 1e-5, None, a, a))
+    assert again.shape == got.shape
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_gelu(isa: str) -> None:
+    """Dense over all that is not a straight line, then far beyond; a width that fills no register."""
+    x = np.concatenate([np.linspace(-14, 14, 20011), [-1e30, -100, -0.0, 0.0, 1e-30, 100, 1e30]])
+    x = x[: len(x) // 37 * 37].reshape(-1, 37).astype(np.float32)
+    got = run_op(x, isa, lambda p, a, b: p.gelu(37, None, a, b))
+    expected = [[v * 0.5 * math.erfc(-v / math.sqrt(2)) for v in row] for row in x.tolist()]
+    assert (np.abs(got - expected) <= 1e-6 * np.maximum(1, np.abs(x))).all()
+    assert np.abs(got - expected)[np.abs(x) < 14].max() <= 4e-7
+    x[0, 3] = np.nan
+    assert np.isnan(run_op(x, isa, lambda p, a, b: p.gelu(37, None, a, b))[0]).sum() == 1
+
+
+@dataclass
+class Encoder:
+    """An encoder of one op and, to read its result, a decoder of nothing but cross-attention.
+
+    Keys are points of so large a circle that a query, which is one of them, sees its row alone: exactly.
+    """
+
+    encoder: _native.Program
+    decoder: _native.Program
+    width: int
+
+    @classmethod
+    def of(
+        cls,
+        widths: tuple[int, ...],
+        append: Callable[[_native.Program, list[Slot]], None],
+        *,
+        isa: str,
+        threads: int = 1,
+        most_rows: int = 1500,
+    ) -> "Encoder":
+        """``append`` adds ops to a program with slots of these widths: the features', ..., the result's."""
+        width = max(widths[-1], 2)
+        slots, arena = slots_of(*widths, width)
+        runtime = _native.Runtime(isa, threads, [])
+        runtime.add_kv_layer(1, width, "float32")
+        encoder = _native.Program(runtime, arena, 0)
+        encoder.features(widths[0], slots[0])
+        append(encoder, slots)
+        turns = np.arange(most_rows) * (2 * np.pi / most_rows)
+        points = np.zeros((most_rows, width), np.float32)
+        points[:, 0], points[:, 1] = 5000 * np.cos(turns), 5000 * np.sin(turns)
+        encoder.embed_positions(points.reshape(-1), width, slots[-1])
+        encoder.cross_kv(0, slots[-1], slots[-2])
+        (q, y), arena = slots_of(width, width)
+        decoder = _native.Program(runtime, arena, width)
+        decoder.embed(exact(points), q)
+        decoder.cross_attention(0, 1, 1.0, q, y)
+        decoder.select_rows(width, y, (_native.LOGITS, 4 * width, 0))
+        runtime.allocate_kv(600)
+        return cls(encoder, decoder, width)
+
+    def run(self, windows: list[Floats], rows: list[int], width: int) -> list[Floats]:
+        """What the encoder makes of each window: ``rows`` of them, ``width`` columns."""
+        starts = np.cumsum([0, *map(len, windows)])
+        blocks = [-(-count // BLOCK_TOKENS) for count in rows]
+        table_starts = np.cumsum([0, *blocks])
+        tables = np.random.default_rng(0).permutation(600)[: table_starts[-1]]
+        self.encoder.encode(np.concatenate(windows), starts, tables, table_starts)
+        results = []
+        for i, count in enumerate(rows):
+            out = np.full((count, self.width), np.nan, dtype=np.float32)
+            at, own = np.arange(count), tables[table_starts[i] : table_starts[i + 1]]
+            cross = (own, np.array([0, len(own)]), np.array([count]))
+            spare = np.arange(-(-count // BLOCK_TOKENS))
+            ends = np.array([0, count]), np.array([0, len(spare)])
+            self.decoder.forward(at, at, ends[0], spare, ends[1], at, out, cross)
+            results.append(out[:, :width])
+        return results
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    isa=isas,
+    channels=st.integers(1, 20),
+    size=st.sampled_from([1, 3, 5]),
+    stride=st.sampled_from([1, 2]),
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    seed=seeds,
+)
+def test_neighbours_make_a_convolution_of_a_product(
+    isa: str, channels: int, size: int, stride: int, lengths: list[int], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    windows = [rng.standard_normal((n, channels), dtype=np.float32) for n in lengths]
+    wide = channels * size
+    encoder = Encoder.of(
+        (channels, wide),
+        lambda p, s: p.neighbours(channels, size, stride, s[0], s[1]),
+        isa=isa,
+        most_rows=64,
+    )
+    got = encoder.run(windows, [-(-n // stride) for n in lengths], wide)
+    kernel = rng.standard_normal((7, channels, size))
+    for window, around in zip(windows, got, strict=True):
+        x = torch.from_numpy(window.astype(np.float64)).T[None]
+        expected = torch.nn.functional.conv1d(
+            x, torch.from_numpy(kernel), stride=stride, padding=size // 2
+        )
+        assert np.allclose(around @ kernel.reshape(7, -1).T, expected[0].T.numpy(), atol=1e-9)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Of an attention: ``group`` query heads for each of ``kv_heads``."""
+
+    kv_heads: int
+    group: int
+    head_dim: int
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        kv = self.kv_heads * self.head_dim
+        return self.group * kv, kv, kv
+
+
+def attend(heads: Heads, q: Floats, k: Floats, v: Floats) -> Doubles:
+    """Every row of q over all rows of k and v, in float64."""
+
+    def split(x: Floats) -> Doubles:
+        """[rows, kv_heads, heads that share one, head_dim]"""
+        return x.reshape(len(x), heads.kv_heads, -1, heads.head_dim).astype(np.float64)
+
+    scores = np.einsum("qhgd,khd->hgqk", split(q), split(k)[:, :, 0]) * heads.scale
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    mixed: Doubles = np.einsum("hgqk,khd->qhgd", weights, split(v)[:, :, 0])
+    return mixed.reshape(len(q), -1)
+
+
+def window_attention(heads: Heads, *, isa: str, threads: int = 1) -> Encoder:
+    """Its features are q, k and v side by side."""
+    q, k, v = heads.widths
+    return Encoder.of(
+        (q + k + v, q),
+        lambda p, s: p.window_attention(
+            heads.kv_heads * heads.group,
+            heads.kv_heads,
+            heads.head_dim,
+            heads.scale,
+            s[0],
+            (s[0][0], s[0][1], 4 * q),
+            (s[0][0], s[0][1], 4 * (q + k)),
+            s[1],
+        ),
+        isa=isa,
+        threads=threads,
+    )
+
+
+def random_window(heads: Heads, rows: int, rng: np.random.Generator) -> Floats:
+    """Some rows far larger or smaller than the others, some all zeros."""
+    x = rng.standard_normal((rows, sum(heads.widths)), dtype=np.float32)
+    size = rng.choice([1.0, 1.0, 1.0, 4.0, 1e-3, 0.0], (rows, 1))
+    window: Floats = (x * size).astype(np.float32)
+    return window
+
+
+def parts(heads: Heads, window: Floats) -> list[Floats]:
+    return np.split(window, np.cumsum(heads.widths)[:2], axis=1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    isa=isas,
+    heads=st.builds(Heads, st.integers(1, 3), st.integers(1, 2), st.sampled_from([1, 8, 20, 64])),
+    lengths=st.lists(st.one_of(st.integers(1, 70), st.integers(490, 530)), min_size=1, max_size=4),
+    threads=st.integers(1, 3),
+    seed=seeds,
+)
+def test_window_attention(
+    isa: str, heads: Heads, lengths: list[int], threads: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    windows = [random_window(heads, n, rng) for n in lengths]
+    got = window_attention(heads, isa=isa, threads=threads).run(windows, lengths, heads.widths[0])
+    for window, result in zip(windows, got, strict=True):
+        expected = attend(heads, *parts(heads, window))
+        assert np.abs(result - expected).max() <= 3e-5 * max(np.abs(expected).max(), 1e-30)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("heads", [Heads(2, 1, 64), Heads(3, 1, 20)], ids=str)
+def test_a_whole_window_has_the_same_bits_alone_among_others_and_on_any_threads(
+    heads: Heads, isa: str
+) -> None:
+    rng = np.random.default_rng(5)
+    long, others = random_window(heads, 1500, rng), [random_window(heads, n, rng) for n in (1, 33)]
+    width = heads.widths[0]
+    (alone,) = window_attention(heads, isa=isa).run([long], [1500], width)
+    expected = attend(heads, *parts(heads, long))
+    assert np.abs(alone - expected).max() <= 3e-5 * np.abs(expected).max()
+    for threads in (1, 2, 4):
+        encoder = window_attention(heads, isa=isa, threads=threads)
+        for windows in ([long], [others[0], long, others[1]], [others[1], long, long]):
+            got = encoder.run(windows, [len(w) for w in windows], width)
+            for window, result in zip(windows, got, strict=True):
+                if window is long:
+                    assert np.array_equal(result, alone), (threads, len(windows))
+
+
+@dataclass
+class Cross:
+    """``cross_kv`` of windows whose features are keys and values, then ``cross_attention`` alone."""
+
+    heads: Heads
+    encoder: _native.Program
+    decoder: _native.Program
+
+    @classmethod
+    def of(cls, heads: Heads, queries: Floats, kv_type: str, isa: str, threads: int = 1) -> "Cross":
+        q, k, v = heads.widths
+        runtime = _native.Runtime(isa, threads, [])
+        runtime.add_kv_layer(heads.kv_heads, heads.head_dim, kv_type)
+        ((at, stride, _),), arena = slots_of(k + v)
+        encoder = _native.Program(runtime, arena, 0)
+        encoder.features(k + v, (at, stride, 0))
+        encoder.cross_kv(0, (at, stride, 0), (at, stride, 4 * k))
+        (x, y), arena = slots_of(q, q)
+        decoder = _native.Program(runtime, arena, q)
+        decoder.embed(exact(queries), x)
+        decoder.cross_attention(0, heads.kv_heads * heads.group, heads.scale, x, y)
+        decoder.select_rows(q, y, (_native.LOGITS, 4 * q, 0))
+        runtime.allocate_kv(400)
+        return cls(heads, encoder, decoder)
+
+    def encode(self, windows: list[Floats], tables: list[npt.NDArray[np.int64]]) -> None:
+        self.encoder.encode(
+            np.concatenate(windows),
+            np.cumsum([0, *map(len, windows)]),
+            np.concatenate(tables),
+            np.cumsum([0, *map(len, tables)]),
+        )
+
+    def run(self, sequences: list[tuple[list[int], npt.NDArray[np.int64], int]]) -> list[Floats]:
+        """For each sequence its rows.
+
+        Args:
+            sequences: (which queries, cross table, rows of the window).
+        """
+        tokens = np.concatenate([np.array(ids) for ids, _, _ in sequences])
+        starts = np.cumsum([0, *(len(ids) for ids, _, _ in sequences)])
+        tables = [table for _, table, _ in sequences]
+        own = np.arange(len(sequences))
+        out = np.full((len(tokens), self.heads.widths[0]), np.nan, dtype=np.float32)
+        self.decoder.forward(
+            tokens,
+            np.concatenate([np.arange(len(ids)) for ids, _, _ in sequences]),
+            starts,
+            own,
+            np.arange(len(sequences) + 1),
+            np.arange(len(tokens)),
+            out,
+            (
+                np.concatenate(tables),
+                np.cumsum([0, *map(len, tables)]),
+                np.array([rows for _, _, rows in sequences]),
+            ),
+        )
+        return np.split(out, starts[1:-1])
+
+
+def tables_of(lengths: list[int], rng: np.random.Generator) -> list[npt.NDArray[np.int64]]:
+    ends = np.cumsum([-(-n // BLOCK_TOKENS) for n in lengths])
+    return np.split(rng.permutation(400)[: ends[-1]], ends[:-1])
+
+
+_ROUNDING: dict[str, Callable[[Any], Any]] = {"float32": lambda x: x, "bfloat16": round_bf16}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    isa=isas,
+    heads=st.builds(Heads, st.integers(1, 3), st.integers(1, 2), st.sampled_from([1, 8, 20, 64])),
+    lengths=st.lists(st.one_of(st.integers(1, 70), st.integers(490, 530)), min_size=1, max_size=3),
+    kv_type=st.sampled_from(["float32", "bfloat16"]),
+    threads=st.integers(1, 3),
+    seed=seeds,
+)
+def test_cross_attention(
+    isa: str, heads: Heads, lengths: list[int], kv_type: str, threads: int, seed: int
+) -> None:
+    """One to six rows of each sequence; several sequences over one window, side by side or not."""
+    rng = np.random.default_rng(seed)
+    _, k, v = heads.widths
+    windows = [random_window(heads, n, rng)[:, -(k + v) :].copy() for n in lengths]
+    queries = rng.standard_normal((50, heads.widths[0]), dtype=np.float32)
+    cross = Cross.of(heads, queries, kv_type, isa, threads)
+    tables = tables_of(lengths, rng)
+    cross.encode(windows, tables)
+    chosen = rng.integers(0, len(windows), 6)
+    ids = [rng.integers(0, 50, rng.integers(1, 7)).tolist() for _ in chosen]
+    got = cross.run([(i, tables[w], lengths[w]) for i, w in zip(ids, chosen, strict=True)])
+    for i, w, result in zip(ids, chosen, got, strict=True):
+        keys, values = np.split(_ROUNDING[kv_type](windows[w]), [k], axis=1)
+        expected = attend(heads, queries[i], keys, values)
+        assert np.abs(result - expected).max() <= 3e-5 * max(np.abs(expected).max(), 1e-30)
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+@pytest.mark.parametrize("isa", ISAS)
+def test_bits_of_cross_attention_depend_on_neither_threads_nor_neighbours(
+    isa: str, kv_type: str
+) -> None:
+    """Beams over one window share its loads; a lone row is split over threads; blocks held infinities."""
+    heads, rng = Heads(2, 1, 40), np.random.default_rng(2)
+    lengths = [1500, 40]
+    windows = [random_window(heads, n, rng)[:, -160:].copy() for n in lengths]
+    queries = rng.standard_normal((12, 80), dtype=np.float32)
+    tables = tables_of(lengths, rng)
+    expected: list[Floats] = []
+    for threads in (1, 2, 4):
+        cross = Cross.of(heads, queries, kv_type, isa, threads)
+        cross.encode([np.full((400 * 16, 160), np.inf, np.float32)], [np.arange(400)])
+        cross.encode(windows, tables)
+        alone = [cross.run([([i], tables[0], 1500)])[0] for i in range(12)]
+        expected = expected or alone
+        beams = [([i], tables[0], 1500) for i in range(12)]
+        other = ([3, 4], tables[1], 40)
+        for batch in (beams, [*beams[:5], other, *beams[5:]], [(list(range(12)), *beams[0][1:])]):
+            rows = [
+                r
+                for part, got in zip(batch, cross.run(batch), strict=True)
+                if part is not other
+                for r in got
+            ]
+            for got, truth in zip(rows, expected, strict=True):
+                assert np.array_equal(got, truth[0]), (threads, len(batch))
+    assert np.isfinite(expected).all()
+
+
+def test_windows_that_would_leave_memory_are_refused() -> None:
+    heads = Heads(1, 1, 4)
+    cross = Cross.of(heads, np.ones((2, 4), np.float32), "float32", ISAS[0])
+    window, table = np.ones((20, 8), np.float32), np.arange(2)
+    cross.encode([window], [table])
+    for windows, tables, message in (
+        ([window], [table[:1]], "too short"),
+        ([window], [table + 400], "out of range"),
+        ([window, window[:0]], [table, table], "no frames"),
+        ([window[:, :4].copy()], [table], "do not fit"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            cross.encode(windows, tables)
+    for ids, own, rows, message in (
+        ([0], table, 33, "too short"),
+        ([0], table, 0, "no rows"),
+        ([0], table + 399, 20, "out of range"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            cross.run([(ids, own, rows)])
+    assert np.isfinite(cross.run([([0], table, 20)])[0]).all()
+    limited = Encoder.of(
+        (3, 3), lambda p, s: p.neighbours(3, 1, 1, s[0], s[1]), isa=ISAS[0], most_rows=8
+    )
+    with pytest.raises(ValueError, match="longer than the model's"):
+        limited.run([np.ones((9, 3), np.float32)], [9], 3)
