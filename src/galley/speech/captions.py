@@ -1,0 +1,100 @@
+"""A transcript in the formats of OpenAI's audio API: json, text, srt, vtt, verbose_json."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+
+from galley.errors import RequestError
+from galley.speech.languages import NAMES
+from galley.speech.results import Info, Segment, Word
+
+Format = Literal["json", "text", "srt", "vtt", "verbose_json"]
+FORMATS: Final[tuple[Format, ...]] = get_args(Format)
+
+Granularity = Literal["segment", "word"]
+
+
+def check_format(name: str) -> Format:
+    """Raises RequestError if there is no such format."""
+    if name not in FORMATS:
+        raise RequestError(
+            f"response_format {name!r} is unknown; known: {', '.join(FORMATS)}",
+            param="response_format",
+        )
+    return name
+
+
+def text_of(segments: Iterable[Segment]) -> str:
+    """The transcript in one line."""
+    return " ".join("".join(segment.text for segment in segments).split())
+
+
+def as_text(segments: Iterable[Segment]) -> Iterator[str]:
+    """One line a segment."""
+    return (f"{_one_line(segment.text)}\n" for segment in segments)
+
+
+def as_srt(segments: Iterable[Segment]) -> Iterator[str]:
+    """SubRip captions, one piece a segment."""
+    for number, segment in enumerate(segments, start=1):
+        times = f"{_clock(segment.start, ',')} --> {_clock(segment.end, ',')}"
+        # SubRip has no escapes; an arrow in the text would be taken for the line of times.
+        yield f"{number}\n{times}\n{_one_line(segment.text).replace('-->', '->')}\n\n"
+
+
+def as_vtt(segments: Iterable[Segment]) -> Iterator[str]:
+    """WebVTT captions: the header, then one piece a segment."""
+    yield "WEBVTT\n\n"
+    for segment in segments:
+        times = f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}"
+        text = _one_line(segment.text).replace("&", "&amp;").replace("<", "&lt;")
+        yield f"{times}\n{text.replace('>', '&gt;')}\n\n"
+
+
+def as_json(segments: Iterable[Segment]) -> bytes:
+    """The text alone."""
+    return msgspec.json.encode({"text": text_of(segments)})
+
+
+def as_verbose_json(
+    segments: Sequence[Segment], info: Info, granularities: Sequence[Granularity] = ("segment",)
+) -> bytes:
+    """All that is known, in OpenAI's fields, and the warnings if there are any."""
+    answer: dict[str, Any] = {
+        "task": info.task,
+        "language": NAMES.get(info.language, info.language),
+        "duration": round(info.duration, 2),
+        "text": text_of(segments),
+    }
+    if "segment" in granularities:
+        answer["segments"] = [_segment(segment) for segment in segments]
+    if "word" in granularities:
+        answer["words"] = [_word(word) for segment in segments for word in segment.words or ()]
+    if info.warnings:
+        answer["warnings"] = info.warnings
+    return msgspec.json.encode(answer)
+
+
+def _segment(segment: Segment) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(segment)
+    del fields["words"]
+    fields["seek"] = round(segment.start * 100)
+    return fields
+
+
+def _word(word: Word) -> dict[str, Any]:
+    return {"word": word.text.strip(), "start": word.start, "end": word.end}
+
+
+def _one_line(text: str) -> str:
+    # An empty line would end a caption.
+    return " ".join(text.split())
+
+
+def _clock(seconds: float, point: str) -> str:
+    """ "01:02:03,456" """
+    whole, milliseconds = divmod(round(seconds * 1000), 1000)
+    minutes, second = divmod(whole, 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour:02d}:{minute:02d}:{second:02d}{point}{milliseconds:03d}"

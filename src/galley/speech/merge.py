@@ -1,0 +1,88 @@
+"""Joins the words of two windows that overlap, so that none is lost and none is there twice."""
+
+import unicodedata
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from galley.speech.results import Word
+
+_FAR_SECONDS: Final = 1.0
+"""Equal words this far apart in time are different ones; word times are rarely off by more."""
+
+
+class Join(NamedTuple):
+    """How many words of the left window stay, and how many of the right one go."""
+
+    keep_left: int
+    skip_right: int
+
+
+def join(left: Sequence[Word], right: Sequence[Word], overlap: tuple[float, float]) -> Join:
+    """Where to go over from one window's words to the next one's.
+
+    The words that both heard are aligned (longest common subsequence, weighted by how close in time two
+    equal words are). The change is made after the pair nearest to the middle of the overlap: what lies
+    beyond it is heard better by the other window, and a word cut in half at an end is dropped. If they
+    agree on nothing, it is made by time, in the middle.
+
+    Args:
+        left, right: in order, with times in the recording that may be rough.
+        overlap: (start, end) of what both windows heard, in seconds of the recording.
+    """
+    middle = sum(overlap) / 2
+    first = next(
+        (i for i, word in enumerate(left) if word.end > overlap[0] - _FAR_SECONDS), len(left)
+    )
+    last = sum(word.start < overlap[1] + _FAR_SECONDS for word in right)
+    if first == len(left) or last == 0:
+        return Join(len(left), 0)
+    pairs = _aligned(left[first:], right[:last])
+    if not pairs:
+        return Join(
+            sum(_centre(word) < middle for word in left),
+            sum(_centre(word) < middle for word in right),
+        )
+    kept, skipped = min(pairs, key=lambda pair: abs(_centre(left[first + pair[0]]) - middle))
+    return Join(first + kept + 1, skipped + 1)
+
+
+def _aligned(left: Sequence[Word], right: Sequence[Word]) -> list[tuple[int, int]]:
+    """Pairs (index in left, index in right) of the best alignment, in order."""
+    best = [[0.0] * (len(right) + 1) for _ in range(len(left) + 1)]
+    worth = [[_worth(one, other) for other in right] for one in left]
+    for i in reversed(range(len(left))):
+        for j in reversed(range(len(right))):
+            both = worth[i][j] and worth[i][j] + best[i + 1][j + 1]
+            best[i][j] = max(both, best[i + 1][j], best[i][j + 1])
+    pairs: list[tuple[int, int]] = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        if worth[i][j] and best[i][j] == worth[i][j] + best[i + 1][j + 1]:
+            pairs.append((i, j))
+            i, j = i + 1, j + 1
+        elif best[i][j] == best[i + 1][j]:
+            i += 1
+        else:
+            j += 1
+    return pairs
+
+
+def _worth(one: Word, other: Word) -> float:
+    """From 1 for the same word at the same time to 0 for different words, or too far apart."""
+    if plain(one.text) != plain(other.text):
+        return 0.0
+    return max(0.0, 1.0 - abs(_centre(one) - _centre(other)) / _FAR_SECONDS)
+
+
+def plain(text: str) -> str:
+    """A word without case, spaces and punctuation; all of it if it is nothing else."""
+    letters = "".join(
+        character
+        for character in text.casefold()
+        if unicodedata.category(character)[0] not in "PZC"
+    )
+    return letters or text.strip()
+
+
+def _centre(word: Word) -> float:
+    return (word.start + word.end) / 2
