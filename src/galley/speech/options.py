@@ -2,8 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from galley.errors import RequestError
+from galley.speech.languages import language_code
+
+Task = Literal["transcribe", "translate"]
 
 
 def _between(name: str, value: float, low: float, high: float) -> None:
@@ -55,3 +59,88 @@ class SpeechOptions:
         if self.neg_threshold is not None:
             return self.neg_threshold
         return max(self.threshold - 0.15, 0.01)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityRules:
+    """When a window's transcript is good, and what is tried if it is not (arXiv:2212.04356, 4.5).
+
+    Attributes:
+        temperatures: tried in turn until a transcript is good; 0 is greedy.
+        compression_ratio_threshold: text that zlib shrinks more than this repeats itself; None: any goes.
+        log_prob_threshold: a mean log-probability below this is a guess; None: any goes.
+        no_speech_threshold: a window that is silence with more than this probability has no text, unless
+            its text passes ``log_prob_threshold``; None: no window is taken for silence.
+        condition_on_previous_text: give each window the text before it. Windows of one recording then
+            wait for each other, and a mistake may go on from one to the next.
+
+    Raises:
+        RequestError: a value is out of range; ``param`` names it.
+    """
+
+    temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    compression_ratio_threshold: float | None = 2.4
+    log_prob_threshold: float | None = -1.0
+    no_speech_threshold: float | None = 0.6
+    condition_on_previous_text: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.temperatures:
+            raise RequestError("temperatures must name at least one", param="temperatures")
+        for temperature in self.temperatures:
+            _between("temperatures", temperature, 0.0, 100.0)
+        for name, low, high in (
+            ("compression_ratio_threshold", 0.0, math.inf),
+            ("log_prob_threshold", -math.inf, 0.0),
+            ("no_speech_threshold", 0.0, 1.0),
+        ):
+            if (value := getattr(self, name)) is not None:
+                _between(name, value, low, high)
+
+    def is_silence(self, *, avg_logprob: float, no_speech_prob: float) -> bool:
+        """Whether what was transcribed is no speech at all."""
+        limit, least = self.no_speech_threshold, self.log_prob_threshold
+        sure = least is not None and avg_logprob > least
+        return limit is not None and no_speech_prob > limit and not sure
+
+    def is_good(
+        self, *, avg_logprob: float, compression_ratio: float, no_speech_prob: float
+    ) -> bool:
+        """Whether no other temperature need be tried."""
+        if self.is_silence(avg_logprob=avg_logprob, no_speech_prob=no_speech_prob):
+            return True
+        most, least = self.compression_ratio_threshold, self.log_prob_threshold
+        repeats = most is not None and compression_ratio > most
+        return not repeats and (least is None or avg_logprob >= least)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscribeOptions:
+    """What is wanted of a transcription.
+
+    Attributes:
+        language: spoken, as a code or an English name; None: detected in the first window.
+        task: "transcribe", or "translate" into English.
+        prompt: text before the recording's, in its spelling and style; names, for example.
+        timestamps: let the model say when each segment begins and ends; else one segment is a window.
+        speech: how speech is found; None: all of the recording is speech.
+        rules: when a transcript is good.
+
+    Raises:
+        RequestError: a value is out of range; ``param`` names it.
+    """
+
+    language: str | None = None
+    task: Task = "transcribe"
+    prompt: str = ""
+    timestamps: bool = True
+    speech: SpeechOptions | None = SpeechOptions()
+    rules: QualityRules = QualityRules()
+
+    def __post_init__(self) -> None:
+        if self.task not in get_args(Task):
+            raise RequestError(
+                f"task must be one of {', '.join(get_args(Task))}, got {self.task!r}", param="task"
+            )
+        if self.language is not None:
+            object.__setattr__(self, "language", language_code(self.language))

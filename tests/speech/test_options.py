@@ -1,0 +1,85 @@
+"""Rules judge as faster-whisper's generate_with_fallback does, and refuse values out of range."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galley.errors import RequestError
+from galley.speech.options import QualityRules, TranscribeOptions
+
+
+def test_defaults_are_the_fields() -> None:
+    rules = QualityRules()
+    assert rules.temperatures == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    assert (rules.compression_ratio_threshold, rules.log_prob_threshold) == (2.4, -1.0)
+    assert rules.no_speech_threshold == 0.6
+
+
+maybe = st.none()
+
+
+@given(
+    avg_logprob=st.sampled_from([-2.0, -1.0, -0.5]),
+    compression_ratio=st.sampled_from([1.0, 2.4, 3.0]),
+    no_speech_prob=st.sampled_from([0.1, 0.6, 0.9]),
+    most=maybe | st.just(2.4),
+    least=maybe | st.just(-1.0),
+    limit=maybe | st.just(0.6),
+)
+def test_judgement_is_faster_whispers(
+    avg_logprob: float,
+    compression_ratio: float,
+    no_speech_prob: float,
+    most: float | None,
+    least: float | None,
+    limit: float | None,
+) -> None:
+    """The expectation is its code (transcribe.py of version 1.2.1), with its two ifs in one place."""
+    needs_fallback = False
+    if most is not None and compression_ratio > most:
+        needs_fallback = True
+    if least is not None and avg_logprob < least:
+        needs_fallback = True
+    if limit is not None and no_speech_prob > limit and least is not None and avg_logprob < least:
+        needs_fallback = False
+    should_skip = limit is not None and no_speech_prob > limit
+    if least is not None and avg_logprob > least:
+        should_skip = False
+    rules = QualityRules(
+        compression_ratio_threshold=most, log_prob_threshold=least, no_speech_threshold=limit
+    )
+    silence = rules.is_silence(avg_logprob=avg_logprob, no_speech_prob=no_speech_prob)
+    assert silence == should_skip
+    good = rules.is_good(
+        avg_logprob=avg_logprob, compression_ratio=compression_ratio, no_speech_prob=no_speech_prob
+    )
+    # What will be skipped is not tried again, where theirs may be.
+    assert good == (should_skip or not needs_fallback)
+
+
+@pytest.mark.parametrize(
+    ("values", "param"),
+    [
+        ({"temperatures": ()}, "temperatures"),
+        ({"temperatures": (0.0, -0.2)}, "temperatures"),
+        ({"temperatures": (math.nan,)}, "temperatures"),
+        ({"log_prob_threshold": 1.0}, "log_prob_threshold"),
+        ({"no_speech_threshold": 1.5}, "no_speech_threshold"),
+        ({"compression_ratio_threshold": "2.4"}, "compression_ratio_threshold"),
+    ],
+)
+def test_rules_out_of_range_are_named(values: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError, match=param) as refused:
+        QualityRules(**values)
+    assert refused.value.param == param
+
+
+def test_what_is_wanted_is_checked() -> None:
+    assert TranscribeOptions(language="German").language == "de"
+    with pytest.raises(RequestError, match="language 'xx' is unknown"):
+        TranscribeOptions(language="xx")
+    with pytest.raises(RequestError, match="task must be one of transcribe, translate"):
+        TranscribeOptions(task="summarise")  # type: ignore[arg-type]
