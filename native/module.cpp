@@ -28,7 +28,7 @@ using Ids = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cp
 using RawBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FloatRows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Frames = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using FloatTable = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using SlotFields = std::tuple<int64_t, int64_t, int64_t>;
 
 Kind kind_named(const std::string& name) {
@@ -139,7 +139,7 @@ void forward(Program& program, const Ids& tokens, const Ids& positions, const Id
     program.forward(step);
 }
 
-void encode(Program& program, const Frames& frames, const Ids& starts, const Ids& tables,
+void encode(Program& program, const FloatTable& frames, const Ids& starts, const Ids& tables,
             const Ids& table_starts) {
     const auto windows = static_cast<int64_t>(starts.size()) - 1;
     if (windows < 1 || starts(windows) != static_cast<int64_t>(frames.shape(0)) ||
@@ -152,10 +152,17 @@ void encode(Program& program, const Frames& frames, const Ids& starts, const Ids
     program.encode(all);
 }
 
-template <class T>
-using Row = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using OutIds = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using OutDoubles = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void greatest_rows(Runtime& runtime, const FloatTable& logits, OutIds ids) {
+    if (logits.shape(0) != ids.size()) throw std::invalid_argument("one id a row is wanted");
+    nb::gil_scoped_release release;
+    greatest(runtime.pool(), logits.data(), logits.shape(0), logits.shape(1), ids.data());
+}
+
+template <class T>
+using Row = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 template <class T>
 void bind_sampling(nb::module_& m) {
@@ -375,6 +382,7 @@ NB_MODULE(_native, m) {
             "kv_heads"_a, "head_dim"_a, "type"_a)
         .def("kv_bytes_per_block", &Runtime::kv_bytes_per_block)
         .def("allocate_kv", &Runtime::allocate_kv, "blocks"_a)
+        .def("greatest", &greatest_rows, "logits"_a.noconvert(), "ids"_a.noconvert())
         .def_prop_ro("isa", [](const Runtime& r) { return r.kernels().name; });
 
     auto program = nb::class_<Program>(m, "Program");

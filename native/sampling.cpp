@@ -24,7 +24,24 @@ bool any_above(const T* x, int64_t n, T bar) {
     return any;
 }
 
+int64_t greatest(const float* x, int64_t n) {
+    int64_t at = 0;
+    for (int64_t begin = 0; begin < n && x[at] == x[at]; begin += kScan) {
+        const int64_t end = std::min(begin + kScan, n);
+        if (!any_above(x + begin, end - begin, x[at])) continue;
+        for (int64_t i = begin; i < end && x[at] == x[at]; ++i)
+            if (!(x[i] <= x[at])) at = i;
+    }
+    return at;
+}
+
 }  // namespace
+
+void greatest(Pool& pool, const float* x, int64_t rows, int64_t n, int64_t* ids) {
+    pool.run(rows, 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t r = begin; r < end; ++r) ids[r] = greatest(x + r * n, n);
+    });
+}
 
 template <class T>
 void best(const T* x, int64_t n, int64_t count, int64_t* ids) {

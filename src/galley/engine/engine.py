@@ -115,6 +115,7 @@ class Engine:
 
     def _commit(self, plan: list[Work], logits: Logits) -> list[Output]:
         """Count the step's tokens as computed, sample where a sequence has caught up."""
+        best = self._executor.greatest(logits).tolist()
         outputs = []
         row = 0
         for work in plan:
@@ -124,7 +125,7 @@ class Engine:
                 self._score(work, logits[row - work.wanted : row])
             sequence.computed += work.count
             if work.completes:
-                outputs.append(self._advance(sequence, logits[row - 1]))
+                outputs.append(self._advance(sequence, logits[row - 1], best[row - 1]))
         return outputs
 
     def _score(self, work: Work, logits: Logits) -> None:
@@ -136,13 +137,13 @@ class Engine:
         for token, row in zip(prompt[end - work.wanted + 1 : end + 1], logits, strict=False):
             sequence.scored.append(token_logprob(row, token, top))
 
-    def _advance(self, sequence: Sequence, logits: Logits) -> Output:
-        """Sample the next token and say what became of the sequence."""
+    def _advance(self, sequence: Sequence, logits: Logits, best: int) -> Output:
+        """Sample the next token of logits [vocab], greatest at ``best``; say what became of it."""
         sampling = sequence.request.sampling
         assert sampling.max_tokens is not None
         if sequence.generated >= sampling.max_tokens:
             return self._output(sequence, [], None, "length")
-        token = sequence.sampler(logits, sequence.known)
+        token = sequence.sampler(logits, best, sequence.known)
         if token is None:
             error = "the logits leave no token to choose: NaN, infinite, or all of them excluded"
             return self._output(sequence, [], None, "error", error=error)

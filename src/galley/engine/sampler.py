@@ -45,25 +45,30 @@ class TokenSampler:
         self._seen = None
         if params.repetition_penalty != 1.0:
             self._seen = np.unique(np.array([*prompt, *output], dtype=np.int64))
+        self._adjusts = bool(params.logit_bias or self._penalised_output or self._seen is not None)
 
-    @property
-    def _leaves_logits_alone(self) -> bool:
-        """Nothing changes a logit before one is chosen, now."""
-        p = self._params
-        penalises = self._penalised_output or self._seen is not None
-        return not (p.logit_bias or penalises) and self._generated >= p.min_tokens
+    def __call__(self, logits: Logits, best: int, position: int) -> int | None:
+        """The token at ``position``.
 
-    def __call__(self, logits: Logits, position: int) -> int | None:
-        """The token at ``position`` given its logits [vocab]; None if they leave nothing to choose."""
+        Args:
+            logits: [vocab].
+            best: where they are greatest; where they are NaN, if they are anywhere.
+            position: of the token in its sequence.
+
+        Returns:
+            None if the logits leave nothing to choose.
+        """
         params = self._params
-        row: Row = logits if self._leaves_logits_alone else self._adjust(logits.astype(np.float64))
-        if params.temperature == 0.0:
-            token = int(row.argmax())
-            return token if np.isfinite(row[token]) else None
-        most = float(row.max())
-        # NaN anywhere is the maximum; minus infinity is it only if every token is excluded.
+        row: Row = logits
+        if self._adjusts or self._generated < params.min_tokens:
+            row = self._adjust(logits.astype(np.float64))
+            best = int(row.argmax())
+        most = float(row[best])
+        # NaN anywhere is the greatest; minus infinity is it only if every token is excluded.
         if not math.isfinite(most):
             return None
+        if params.temperature == 0.0:
+            return best
         share = uniform(self._seed, position)
         if not truncates(params, len(row)):
             assert params.temperature

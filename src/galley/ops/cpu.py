@@ -13,7 +13,7 @@ from galley.formats.weights import Weights
 from galley.graph.passes import run_passes
 from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
-from galley.ops.executor import Batch, ExecutorOptions, Logits, Windows
+from galley.ops.executor import Batch, ExecutorOptions, Ints, Logits, Windows
 from galley.ops.lowering import Cost, lower
 from galley.ops.packing import Matrices
 from galley.ops.weight_cache import WeightCache
@@ -116,6 +116,14 @@ class CpuExecutor:
         )
         self.forward_seconds += time.perf_counter() - began
         return logits
+
+    def greatest(self, logits: Logits) -> Ints:
+        """See :meth:`galley.ops.executor.Executor.greatest`."""
+        ids = np.empty(len(logits), dtype=np.int64)
+        began = time.perf_counter()
+        self._runtime.greatest(logits, ids)
+        self.forward_seconds += time.perf_counter() - began
+        return ids
 
 
 def choose_isa(environ: Mapping[str, str]) -> str:

@@ -84,7 +84,7 @@ class Executor(Protocol):
 
     @property
     def forward_seconds(self) -> float:
-        """Spent computing so far, by :meth:`encode` and :meth:`forward`; the rest of a step is Python's."""
+        """Spent computing so far, by the methods below; the rest of a step is Python's."""
         ...
 
     def step_costs(self) -> StepCosts:
@@ -116,6 +116,10 @@ class Executor(Protocol):
         In each layer all of the batch's keys and values are written before any are read: sequences may
         share blocks that the batch itself fills.
         """
+        ...
+
+    def greatest(self, logits: Logits) -> Ints:
+        """[wanted] where each row of :meth:`forward`'s result is greatest, as numpy's ``argmax``."""
         ...
 
 

@@ -196,6 +196,11 @@ class ReferenceExecutor:
         self.forward_seconds += time.perf_counter() - began
         return result
 
+    def greatest(self, logits: Logits) -> Ints:
+        """See :meth:`galley.ops.executor.Executor.greatest`."""
+        ids: Ints = logits.argmax(axis=1)
+        return ids
+
     def _run(self, program: Program, step: Step) -> Tiles:
         """The buffer of the last op; nothing if it has none, or no row is wanted of it."""
         last_use = {b: i for i, op in enumerate(program.ops) for b in op.inputs}
