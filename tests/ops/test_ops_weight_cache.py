@@ -7,6 +7,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from galley import _native
 from galley.config import EngineSettings, Quantize
 from galley.engine.load import load_engine
-from galley.ops import packed_files, packing
+from galley.ops import background, packed_files, packing, weight_cache
 from galley.ops.packed_files import CachedFile, Header, cached_files, map_file, packed_folder
 from tests.conftest import CheckpointMaker
 from tests.native.harness import KINDS, ragged
@@ -43,9 +44,10 @@ def model(checkpoint: CheckpointMaker, tmp_path: Path) -> Path:
 
 
 def logits(model: Path, kind: Quantize = "int4", **changes: Any) -> npt.NDArray[np.float32]:
-    """Of a freshly started engine."""
+    """Of a freshly started engine, which has written its file."""
     settings = EngineSettings(model=str(model), quantize=kind, kv_cache_tokens=256, threads=2)
     executor = load_engine(dataclasses.replace(settings, **changes), model)._executor
+    background.finish()
     return executor.forward(ragged([(PROMPT, len(PROMPT))], first_block=0)).copy()
 
 
@@ -81,6 +83,29 @@ def test_the_second_start_has_the_same_bits_and_packs_nothing(
     assert np.array_equal(first, uncached)
     assert np.array_equal(second, uncached)
     assert header_of(cache).kind == kind
+
+
+def test_it_serves_while_the_file_is_written(
+    cache: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def slow_disk(path: Path, header: Header, matrices: Any) -> None:
+        begun.set()
+        assert may_go_on.wait(timeout=60)
+        packed_files.write_file(path, header, matrices)
+
+    expected = logits(model, weight_cache=False)
+    monkeypatch.setattr(weight_cache, "write_file", slow_disk)
+    settings = EngineSettings(model=str(model), quantize="int4", kv_cache_tokens=256, threads=2)
+    executor = load_engine(settings, model)._executor
+    assert begun.wait(timeout=60)
+    batch = ragged([(PROMPT, len(PROMPT))], first_block=0)
+    assert np.array_equal(executor.forward(batch), expected)
+    assert not cached_files(cache)
+    may_go_on.set()
+    background.finish()
+    assert header_of(cache).kind == "int4"
 
 
 def test_tied_embeddings_are_kept_once(cache: Path, model: Path) -> None:
@@ -260,6 +285,18 @@ def test_a_full_disk_means_uncached_service(cache: Path, model: Path) -> None:
     assert said.count("cannot be kept in") == 1
     assert "File too large" in said
     assert not list(cache.iterdir())
+
+
+def test_a_process_that_dies_writing_leaves_nothing_to_take(cache: Path, model: Path) -> None:
+    expected = logits(model, weight_cache=False)
+    done = run("import os\nos.fsync = lambda descriptor: os._exit(9)\n" + GENERATE, model)
+    done.communicate()
+    assert done.returncode == 9
+    (leftover,) = cache.iterdir()
+    assert leftover.suffix == ".partial"
+    assert not cached_files(cache)
+    assert np.array_equal(logits(model), expected)
+    assert len(cached_files(cache)) == 1
 
 
 def test_processes_that_start_together_all_work(cache: Path, model: Path) -> None:

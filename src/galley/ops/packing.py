@@ -47,7 +47,7 @@ class Matrices:
         return self._packed[names]
 
     def keep(self) -> None:
-        """Have the cache keep what was asked for, unless it had all of it."""
+        """Have the cache keep what was asked for, unless it had all of it; goes on in the background."""
         if self._cache is not None and not self._all_cached:
             self._cache.keep({names: packed.memory for names, packed in self._packed.items()})
 

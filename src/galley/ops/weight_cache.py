@@ -1,5 +1,6 @@
 """The packed weights of a checkpoint between two starts. What goes wrong costs time, never the service."""
 
+import functools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 from galley import _native
 from galley.errors import CheckpointError
 from galley.formats.checkpoint import Checkpoint
+from galley.ops import background
 from galley.ops.packed_files import (
     FOLDER_VARIABLE,
     Bytes,
@@ -57,11 +59,16 @@ class WeightCache:
         return self._found.get(names)
 
     def keep(self, matrices: Mapping[Names, Bytes]) -> None:
-        """Write the file with these matrices in it; what was kept of the folder's earlier weights goes.
+        """Write the file with these matrices in it, in the background.
 
-        If that cannot be, one warning says why and how to help it.
+        What was kept of the folder's earlier weights goes. If it cannot be written, one warning says why
+        and how to help it.
         """
-        if self._path is None or not self._same_checkpoint():
+        if self._path is not None:
+            background.start(functools.partial(self._write, self._path, matrices))
+
+    def _write(self, path: Path, matrices: Mapping[Names, Bytes]) -> None:
+        if not self._same_checkpoint():
             return
         entries, offset = [], 0
         for names, matrix in matrices.items():
@@ -69,9 +76,9 @@ class WeightCache:
             offset += matrix.nbytes
         header = msgspec.structs.replace(self._header, entries=tuple(entries))
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._remove_superseded(self._path.parent)
-            write_file(self._path, header, list(matrices.values()))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._remove_superseded(path.parent)
+            write_file(path, header, list(matrices.values()))
         except OSError as error:
             self._give_up(error)
 
