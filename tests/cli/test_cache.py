@@ -9,6 +9,7 @@ import pytest
 
 from galley.config import EngineSettings, Quantize
 from galley.engine.load import load_engine
+from galley.ops import background
 from galley.ops.packed_files import cached_files, packed_folder
 
 from .command import galley
@@ -34,6 +35,7 @@ def model(checkpoint: Path, tmp_path: Path) -> Path:
 def start(model: Path, kind: Quantize, *, days_ago: float = 0) -> Path:
     """The file that a start with ``kind`` leaves, last used so long ago."""
     load_engine(EngineSettings(model=str(model), quantize=kind, kv_cache_tokens=256), model)
+    background.finish()
     (path,) = packed_folder().glob(f"*-{kind}-*")
     used = time.time() - days_ago * DAY
     os.utime(path, (used, used))
@@ -68,6 +70,7 @@ def test_prune_without_options_takes_what_no_start_can_use(
     gone = Path(shutil.copytree(model, tmp_path / "gone"))
     (packed_folder() / "torn.packed").write_bytes(b"galleypk")
     load_engine(EngineSettings(model=str(gone), quantize="int8", kv_cache_tokens=256), gone)
+    background.finish()
     shutil.rmtree(gone)
     said = cache("prune", environ=environ)
     assert [file.path for file in cached_files(packed_folder())] == [kept]
