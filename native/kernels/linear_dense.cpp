@@ -7,9 +7,7 @@ namespace GALLEY_ISA {
 namespace {
 
 constexpr int kMaxRows = kWidth == 16 ? 8 : 4;
-constexpr int kWideRows = kWidth == 16 ? 5 : 2;
-constexpr int kWide = 4;
-constexpr int kNarrow = kWidth == 16 ? 2 : 1;
+constexpr int kBlocks = kWidth == 16 ? 2 : 1;
 
 template <int R, int B>
 struct TileF32 {
@@ -71,9 +69,9 @@ struct TileBF16 {
 
 void linear_dense(const Linear& l, int64_t begin, int64_t end) {
     if (l.matrix->kind == Kind::kF32)
-        Tiler<TileF32, kMaxRows, kWideRows, kWide, kNarrow>::run(l, begin, end);
+        Tiler<TileF32, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
     else
-        Tiler<TileBF16, kMaxRows, kWideRows, kWide, kNarrow>::run(l, begin, end);
+        Tiler<TileBF16, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
 }
 
 }  // namespace GALLEY_ISA

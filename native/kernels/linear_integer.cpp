@@ -7,23 +7,25 @@ namespace GALLEY_ISA {
 namespace {
 
 constexpr int kMaxRows = kWidth == 16 ? 8 : 4;
-constexpr int kWide = kWidth == 16 ? 4 : 2;
-constexpr int kNarrow = kWidth == 16 ? 2 : 1;
-constexpr int kWideRows = kWidth == 16 ? 5 : 2;
+constexpr int kBlocks = kWidth == 16 ? 2 : 1;
 
 struct Int8 {
     static constexpr int64_t kStep = 4;  // k a register of weights holds
     static constexpr int32_t kOffset = kInt8Offset;
+    static constexpr int kStreamRows = kMaxRows;
+    template <int R, int B>
+    static constexpr int kChains = 1;
 
     template <int R, int B>
-    GALLEY_INLINE void dot(Ints (&acc)[R][B], const uint8_t* w, int64_t block_bytes,
+    GALLEY_INLINE void dot(Ints (&acc)[1][R][B], const uint8_t* w, int64_t block_bytes,
                            const uint8_t* const (&x)[R], int64_t k) {
         Bytes v[B];
         GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] =
             load_bytes(w + b * block_bytes + k * kLanes);
         GALLEY_UNROLL for (int r = 0; r < R; ++r) {
             const int32_t four = load_four(x[r] + k);
-            GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = dot_bytes(acc[r][b], v[b], four);
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[0][r][b] =
+                dot_bytes(acc[0][r][b], v[b], four);
         }
     }
 };
@@ -31,24 +33,29 @@ struct Int8 {
 struct Int4 {
     static constexpr int64_t kStep = 8;
     static constexpr int32_t kOffset = 8;
+    static constexpr int kStreamRows = 5;
+    // Products that wait for each other's sums: two chains where one would be waited for.
+    template <int R, int B>
+    static constexpr int kChains = R * B <= 8 ? 2 : 1;
 
     template <int R, int B>
-    GALLEY_INLINE void dot(Ints (&acc)[R][B], const uint8_t* w, int64_t block_bytes,
+    GALLEY_INLINE void dot(Ints (&acc)[kChains<R, B>][R][B], const uint8_t* w, int64_t block_bytes,
                            const uint8_t* const (&x)[R], int64_t k) {
         Bytes low[B], high[B];
         GALLEY_UNROLL for (int b = 0; b < B; ++b) {
             const Bytes both = load_bytes(w + b * block_bytes + k * (kLanes / 2));
             GALLEY_PARTS {
-                low[b].p[i] = both.p[i] & 0x0f0f;
-                high[b].p[i] = (both.p[i] >> 4) & 0x0f0f;
+                low[b].p[i] = both.p[i] & 0x0f0f0f0f;
+                high[b].p[i] = (both.p[i] >> 4) & 0x0f0f0f0f;
             }
         }
         GALLEY_UNROLL for (int r = 0; r < R; ++r) {
             const int32_t first = load_four(x[r] + k), second = load_four(x[r] + k + 4);
-            GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] =
-                dot_nibbles(acc[r][b], low[b], first);
-            GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] =
-                dot_nibbles(acc[r][b], high[b], second);
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[0][r][b] =
+                dot_nibbles(acc[0][r][b], low[b], first);
+            constexpr int kLast = kChains<R, B> - 1;
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[kLast][r][b] =
+                dot_nibbles(acc[kLast][r][b], high[b], second);
         }
     }
 };
@@ -87,8 +94,11 @@ struct Integer {
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = splat(0.0f);
             }
             for (int64_t g = 0; g < m.groups; ++g) {
-                Ints dots[R][B];
-                start(l, x, block, g, dots);
+                constexpr int kChains = Weights::template kChains<R, B>;
+                Ints dots[kChains][R][B] = {};
+                start(l, x, block, g, dots[0]);
+                // Out of the registers during the loop below, whose own values GCC 12 spills else.
+                if constexpr (R * B > 8) asm("" : "+m"(acc));
                 const int64_t begin = g * m.group;
                 const int64_t end = g + 1 < m.groups ? begin + m.group : m.padded_depth;
                 for (int64_t k = begin; k < end; k += Weights::kStep, next += ahead.pace) {
@@ -97,8 +107,10 @@ struct Integer {
                 }
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) {
                     const Floats s = load_scales(m, ((block + b) * m.groups + g) * kLanes);
-                    GALLEY_UNROLL for (int r = 0; r < R; ++r) acc[r][b] =
-                        fma(to_floats(dots[r][b]), s, acc[r][b]);
+                    GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                        if constexpr (kChains == 2) dots[0][r][b] = dots[0][r][b] + dots[1][r][b];
+                        acc[r][b] = fma(to_floats(dots[0][r][b]), s, acc[r][b]);
+                    }
                 }
             }
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {
@@ -132,9 +144,9 @@ struct Integer {
 
 void linear_integer(const Linear& l, int64_t begin, int64_t end) {
     if (l.matrix->kind == Kind::kInt8)
-        Tiler<Integer<Int8>::Tile, kMaxRows, kWideRows, kWide, kNarrow>::run(l, begin, end);
+        Tiler<Integer<Int8>::Tile, kMaxRows, Int8::kStreamRows, kBlocks>::run(l, begin, end);
     else
-        Tiler<Integer<Int4>::Tile, kMaxRows, kWideRows, kWide, kNarrow>::run(l, begin, end);
+        Tiler<Integer<Int4>::Tile, kMaxRows, Int4::kStreamRows, kBlocks>::run(l, begin, end);
 }
 
 }  // namespace GALLEY_ISA

@@ -28,10 +28,11 @@ GALLEY_INLINE int64_t panel_blocks(const Matrix& m, int64_t tiles) {
 
 GALLEY_INLINE void fetch(const uint8_t* address) { __builtin_prefetch(address, 0, 2); }
 
-// Runs `Tile<R, B>` (R rows by B blocks) over rows x [begin, end). Few rows take more blocks at a
-// time, so that there are enough sums in flight; every tile adds in the same order, so its shape
-// never shows.
-template <template <int, int> class Tile, int kMaxRows, int kWideRows, int kWide, int kNarrow>
+// Runs `Tile<R, B>` (R rows by B blocks) over rows x [begin, end); every tile adds in the same
+// order, so its shape never shows. Up to kStreamRows rows are bound by memory. They take a block at
+// a time, because memory is read fastest as one stream of addresses. More are bound by arithmetic
+// and take kBlocks at a time, which share the loads of the rows.
+template <template <int, int> class Tile, int kMaxRows, int kStreamRows, int kBlocks>
 struct Tiler {
     template <int R, int B>
     static void column(const Linear& l, int64_t row, int64_t begin, int64_t end, Ahead ahead) {
@@ -43,8 +44,11 @@ struct Tiler {
     template <int R>
     static void rows(int64_t count, const Linear& l, int64_t row, int64_t begin, int64_t end,
                      Ahead ahead) {
-        if (count == R)
-            return column<R, (R <= kWideRows ? kWide : kNarrow)>(l, row, begin, end, ahead);
+        if (count == R) {
+            if (ahead.parts == 1 && R <= kStreamRows)
+                return column<R, 1>(l, row, begin, end, ahead);
+            return column<R, kBlocks>(l, row, begin, end, ahead);
+        }
         if constexpr (R > 1) rows<R - 1>(count, l, row, begin, end, ahead);
     }
 

@@ -32,7 +32,6 @@ typedef float FloatPart __attribute__((vector_size(4 * GALLEY_WIDTH)));
 typedef int32_t IntPart __attribute__((vector_size(4 * GALLEY_WIDTH)));
 typedef uint32_t UintPart __attribute__((vector_size(4 * GALLEY_WIDTH)));
 typedef uint16_t HalfPart __attribute__((vector_size(2 * GALLEY_WIDTH)));
-typedef uint16_t PairPart __attribute__((vector_size(4 * GALLEY_WIDTH)));
 typedef int8_t SignedBytePart __attribute__((vector_size(GALLEY_WIDTH)));
 typedef uint8_t BytePart __attribute__((vector_size(GALLEY_WIDTH)));
 
@@ -43,7 +42,7 @@ struct Ints {
     IntPart p[kParts];
 };
 struct Bytes {  // 64 of them
-    PairPart p[kParts];
+    UintPart p[kParts];
 };
 
 GALLEY_INLINE Floats load(const float* a) {
