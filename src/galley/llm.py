@@ -1,8 +1,6 @@
 """``galley.LLM``: the engine in the caller's own process, for offline batches, tests and notebooks."""
 
-import threading
 import uuid
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +9,8 @@ from typing import Any, Self, TypeAlias, cast
 
 from galley.config import DType, EngineSettings, ExecutorName, KVType, Quantize
 from galley.engine.engine import Engine
-from galley.engine.load import load_engine
 from galley.errors import EngineError, ModelError, RequestError
-from galley.formats.source import resolve_model
+from galley.local import LocalEngine
 from galley.service.requests import expand
 from galley.text.stream import Delta, TextStream
 from galley.text.template import ChatTemplate
@@ -160,24 +157,19 @@ class LLM:
         return llm
 
     def _load(self, settings: EngineSettings) -> None:
-        folder = resolve_model(settings.model, revision=settings.revision)
-        # Held for one engine step at most, never across a yield.
-        self._lock = threading.Lock()
-        self._boxes: dict[str, deque[Output]] = {}
+        self._local = LocalEngine(settings)
+        folder = self._local.folder
         self._tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
         self._template = ChatTemplate.load(folder)
-        self._loaded: Engine | None = load_engine(settings, folder)
 
     @property
     def _engine(self) -> Engine:
-        if self._loaded is None:
-            raise EngineError("this LLM is closed")
-        return self._loaded
+        return self._local.engine
 
     @property
     def info(self) -> ModelInfo:
         """Sizes, defaults and start-up times of the model."""
-        return self._engine.info
+        return self._local.info
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -249,8 +241,7 @@ class LLM:
 
     def close(self) -> None:
         """Free the model. Further calls fail."""
-        with self._lock:
-            self._loaded = None
+        self._local.close()
 
     def __enter__(self) -> Self:
         return self
@@ -291,43 +282,17 @@ class LLM:
     ) -> Iterator[Delta]:
         """Runs the engine until these requests are done, feeding their results.
 
-        Steps run whatever else is in the engine too, for other threads or suspended streams; their
-        outputs go to their own boxes. Whatever ends the loop early leaves nothing behind.
+        Whatever ends the loop early leaves nothing behind.
         """
-        box: deque[Output] = deque()
-        unfinished = {request.id for request in requests}
-        with self._lock:
-            for request in requests:
-                self._engine.add(request)
-                self._boxes[request.id] = box
+        run = self._local.run(requests)
         try:
-            while unfinished:
-                if not box:
-                    self._step(box)
-                    continue
-                output = box.popleft()
+            for output in run:
                 delta = results[output.request_id].feed(output)
-                if delta.finish_reason is not None and output.request_id in unfinished:
-                    unfinished.remove(output.request_id)
-                    if output.finish_reason is None:
-                        self._forget([output.request_id])
+                if delta.finish_reason is not None and output.finish_reason is None:
+                    run.cancel([output.request_id])  # a stop string
                 yield delta
         finally:
-            self._forget([request.id for request in requests])
-
-    def _step(self, box: "deque[Output]") -> None:
-        with self._lock:
-            # Another thread's step may have filled the box while this one waited.
-            if not box:
-                for output in self._engine.step():
-                    self._boxes[output.request_id].append(output)
-
-    def _forget(self, request_ids: list[str]) -> None:
-        with self._lock:
-            for request_id in request_ids:
-                self._boxes.pop(request_id, None)
-            if self._loaded is not None:
-                self._loaded.abort(request_ids)
+            run.close()
 
 
 @dataclass(slots=True)

@@ -1,0 +1,132 @@
+"""The engine in the caller's own process; several threads may use it, their requests share the batch."""
+
+import threading
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from galley.config import EngineSettings
+from galley.engine.engine import Engine
+from galley.engine.load import load_engine
+from galley.errors import EngineError
+from galley.formats.source import resolve_model
+from galley.types import EngineRequest, ModelInfo, Output
+
+
+class LocalEngine:
+    """A loaded model. Use as a context manager, or :meth:`close` it; nothing is left running.
+
+    Attributes:
+        folder: where its checkpoint is.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Raises ModelError and SettingsError as :func:`galley.engine.load.load_engine`."""
+        self.folder: Path = resolve_model(settings.model, revision=settings.revision)
+        # Held for one engine step at most, never while a caller has the turn.
+        self._lock = threading.Lock()
+        self._boxes: dict[str, deque[Output]] = {}
+        self._loaded: Engine | None = load_engine(settings, self.folder)
+
+    @property
+    def engine(self) -> Engine:
+        """Raises EngineError when it is closed."""
+        if self._loaded is None:
+            raise EngineError("the model is closed")
+        return self._loaded
+
+    @property
+    def info(self) -> ModelInfo:
+        """Sizes, defaults and start-up times of the model."""
+        return self.engine.info
+
+    def run(self, requests: Sequence[EngineRequest]) -> "Run":
+        """Start requests; iterate over the result for what comes of them.
+
+        They come from :func:`galley.service.requests.expand`.
+        """
+        return Run(self, requests)
+
+    def close(self) -> None:
+        """Free the model. Further calls fail."""
+        with self._lock:
+            self._loaded = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _submit(self, requests: Sequence[EngineRequest], box: "deque[Output]") -> None:
+        with self._lock:
+            for request in requests:
+                self.engine.add(request)
+                self._boxes[request.id] = box
+
+    def _step(self, box: "deque[Output]") -> None:
+        """One engine step. What it brings for other threads or suspended runs goes to their boxes."""
+        with self._lock:
+            # Another thread's step may have filled the box while this one waited.
+            if not box:
+                for output in self.engine.step():
+                    self._boxes[output.request_id].append(output)
+
+    def _forget(self, request_ids: Collection[str], box: "deque[Output]") -> None:
+        """Nothing more comes of these, not even what is in their box."""
+        with self._lock:
+            for request_id in request_ids:
+                self._boxes.pop(request_id, None)
+            if self._loaded is not None:
+                self._loaded.abort(request_ids)
+            kept = [output for output in box if output.request_id not in request_ids]
+            box.clear()
+            box.extend(kept)
+
+
+class Run:
+    """Some requests' Outputs, as they come; ends when all of them have finished.
+
+    The engine steps while somebody iterates. Whoever stops early calls :meth:`close`.
+    """
+
+    def __init__(self, engine: LocalEngine, requests: Sequence[EngineRequest]) -> None:
+        self._engine = engine
+        self._box: deque[Output] = deque()
+        self._unfinished: set[str] = set()
+        self.add(requests)
+
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        """More of them, also in the midst of the iteration."""
+        self._engine._submit(requests, self._box)
+        self._unfinished.update(request.id for request in requests)
+
+    def cancel(self, request_ids: Iterable[str]) -> None:
+        """Forget these; no further Output comes of them. Harmless when they have finished."""
+        ids = set(request_ids)
+        self._engine._forget(ids, self._box)
+        self._unfinished -= ids
+
+    def close(self) -> None:
+        """Forget whatever is unfinished."""
+        self.cancel(list(self._unfinished))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Output:
+        while self._unfinished and not self._box:
+            self._engine._step(self._box)
+        if not self._box:
+            raise StopIteration
+        output = self._box.popleft()
+        if output.finish_reason is not None:
+            self.cancel([output.request_id])
+        return output
