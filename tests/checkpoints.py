@@ -6,7 +6,13 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
 
 VOCAB_SIZE = 320
 CHATML = (
@@ -136,3 +142,76 @@ def make_tokenizer(folder: Path) -> None:
         chat_template=CHATML,
     )
     fast.save_pretrained(folder)
+
+
+EOS_TEXT = 200
+"""``<|endoftext|>``; then come ``<|startoftranscript|>``, languages, tasks and, from 210 on, timestamps."""
+
+WHISPER_GENERATION: dict[str, Any] = {
+    "eos_token_id": EOS_TEXT,
+    "pad_token_id": EOS_TEXT,
+    "bos_token_id": EOS_TEXT,
+    "decoder_start_token_id": EOS_TEXT + 1,
+    "is_multilingual": True,
+    "lang_to_id": {"<|en|>": 202, "<|de|>": 203, "<|fr|>": 204},
+    "task_to_id": {"translate": 205, "transcribe": 206},
+    "prev_sot_token_id": 207,
+    "no_timestamps_token_id": 209,
+    "max_initial_timestamp_index": 20,
+    "suppress_tokens": [1, 2, 7, 63, 205, 206, 207, 208],
+    "begin_suppress_tokens": [5, EOS_TEXT],
+    "alignment_heads": [[0, 1], [0, 3]],
+    "return_timestamps": False,
+}
+
+WHISPER_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "num_mel_bins": 80,
+    "d_model": 48,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 88,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 88,
+    "max_source_positions": 75,
+    "max_target_positions": 96,
+    "init_std": 0.15,
+    "pad_token_id": EOS_TEXT,
+    "bos_token_id": EOS_TEXT,
+    "eos_token_id": EOS_TEXT,
+    "decoder_start_token_id": EOS_TEXT + 1,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+}
+
+WHISPER_VARIANTS: dict[str, dict[str, Any]] = {
+    "whisper": {},
+    "whisper-odd-128": {
+        "num_mel_bins": 128,
+        "d_model": 70,
+        "encoder_layers": 3,
+        "encoder_attention_heads": 5,
+        "encoder_ffn_dim": 77,
+        "decoder_layers": 1,
+        "decoder_attention_heads": 7,
+        "decoder_ffn_dim": 131,
+        "max_source_positions": 301,
+        "scale_embedding": True,
+    },
+}
+"""Both numbers of mel bins, as many decoder layers as encoder layers and fewer; name -> config."""
+
+
+def make_whisper(folder: Path, variant: str = "whisper", *, seed: int = 0) -> Path:
+    """Write a random speech model of a known variant, its last ids laid out as Whisper's special tokens."""
+    torch.manual_seed(seed)
+    config = WhisperConfig(**{**WHISPER_SHAPE, **WHISPER_VARIANTS[variant]})
+    model = WhisperForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("bias", "norm.weight")) or "embed_positions" in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps(WHISPER_GENERATION))
+    return folder

@@ -31,13 +31,14 @@ CheckpointMaker = Callable[[str], Path]
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> CheckpointMaker:
     """``checkpoint(variant)`` is the folder of that variant; see ``tests/checkpoints.py``."""
     # Imported late: most tests need no transformers, which takes seconds to import.
-    from tests.checkpoints import make_checkpoint
+    from tests.checkpoints import make_checkpoint, make_whisper
 
     made: dict[str, Path] = {}
 
     def get(variant: str) -> Path:
         if variant not in made:
-            made[variant] = make_checkpoint(tmp_path_factory.mktemp(variant), variant)
+            make = make_whisper if variant.startswith("whisper") else make_checkpoint
+            made[variant] = make(tmp_path_factory.mktemp(variant), variant)
         return made[variant]
 
     return get

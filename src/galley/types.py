@@ -10,6 +10,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from galley.audio import AudioWindow, SpeechInfo, TimestampRules
 from galley.errors import RequestError
 
 BLOCK_TOKENS: Final = 16
@@ -30,6 +31,9 @@ OnPhase: TypeAlias = Callable[[str, float], None]
 """Told the name and the seconds of each start-up phase as it ends."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+_TOKEN_LISTS: Final = ("suppress_tokens", "begin_suppress_tokens", "allowed_tokens")
 
 
 def _finite(name: str, value: float, low: float, high: float) -> None:
@@ -65,6 +69,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ignore_eos: do not end at the model's end-of-sequence tokens.
         logprobs: ``None`` for none; k reports the chosen token and its k best alternatives.
         prompt_logprobs: the same for the prompt's tokens after the first.
+        suppress_tokens: never chosen.
+        begin_suppress_tokens: not chosen as the output's first token.
+        allowed_tokens: no others are chosen; empty: any.
+        timestamps: Whisper's rules for timestamp tokens.
+        scores: report the log-probability of each chosen token among those that penalties, lists and rules
+            left, at temperature 1. Whisper's average log-probability is the mean of these.
+        no_speech: (index in the prompt, token): report that token's probability right after that prompt
+            token. Whisper's probability of no speech is that of ``<|nospeech|>`` after
+            ``<|startoftranscript|>``.
 
     Raises:
         RequestError: a value is out of range; ``param`` names it.
@@ -87,6 +100,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
+    allowed_tokens: tuple[int, ...] = ()
+    timestamps: TimestampRules | None = None
+    scores: bool = False
+    no_speech: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         self._coerce_sequences()
@@ -112,7 +131,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """A single stop string is what it looks like; lists are as good as tuples."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         msgspec.structs.force_setattr(self, "stop", stop)
-        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name in ("stop_token_ids", *_TOKEN_LISTS):
+            msgspec.structs.force_setattr(self, name, tuple(getattr(self, name)))
 
     def _check_types(self) -> None:
         fields = {name: getattr(self, name) for name in self.__struct_fields__}
@@ -207,6 +227,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         output: tokens already delivered, when a request is resubmitted to a new engine.
         priority: lower is sooner; see ``engine/scheduler.py`` for how waiting makes up for it.
         cache_salt: requests share cached prefixes only with the same salt (tenant).
+        window: the audio that a speech model transcribes; None for a text model.
     """
 
     id: str
@@ -215,6 +236,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     output: list[int] = []
     priority: int = 0
     cache_salt: str = ""
+    window: AudioWindow | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -241,13 +263,16 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one engine step produced for one request.
 
     ``tokens`` are new since the last Output. A stop token is the last of ``tokens``.
-    ``prompt_logprobs`` (one entry for each prompt token after the first) come once, with the first.
+    ``prompt_logprobs`` (one entry for each prompt token after the first) and ``no_speech_prob`` come once,
+    with the first. ``scores`` has one entry for each of ``tokens``. Each only if it was asked for.
     """
 
     request_id: str
     tokens: list[int] = []
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
+    scores: list[float] | None = None
+    no_speech_prob: float | None = None
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
@@ -265,6 +290,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    encoder_rows: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     preemptions: int = 0
@@ -288,7 +314,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a ready engine says of itself."""
+    """What a ready engine says of itself. ``speech`` is None for a text model."""
 
     name: str
     path: str
@@ -304,8 +330,15 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     defaults: SamplingDefaults
     costs: StepCosts
     phases: dict[str, float] = {}
+    speech: SpeechInfo | None = None
 
     @property
     def max_request_tokens(self) -> int:
-        """The most tokens, prompt plus output, that one request can ever hold."""
-        return min(self.max_model_len, self.kv_cache_tokens)
+        """The most tokens, prompt plus output, that one request can ever hold beside its window."""
+        window = 0 if self.speech is None else BLOCK_TOKENS * blocks_for(self.speech.max_rows)
+        return min(self.max_model_len, self.kv_cache_tokens - window)
+
+
+def blocks_for(positions: int) -> int:
+    """KV blocks that many tokens or encoder rows take."""
+    return -(-positions // BLOCK_TOKENS)

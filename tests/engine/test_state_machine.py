@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -13,17 +14,25 @@ from hypothesis.stateful import (
     rule,
 )
 
-from galley.engine.batch import assemble
+from galley.audio import AudioWindow
+from galley.engine.batch import assemble, assemble_windows
 from galley.engine.kv import KVCache
 from galley.engine.sampler import TokenSampler
 from galley.engine.scheduler import Scheduler, Work
-from galley.engine.sequence import Sequence
-from galley.types import BLOCK_TOKENS, EngineRequest, SamplingDefaults, SamplingParams
+from galley.engine.sequence import Sequence, Window
+from galley.types import (
+    BLOCK_TOKENS,
+    EngineRequest,
+    SamplingDefaults,
+    SamplingParams,
+    blocks_for,
+)
 
 BLOCKS = 12
 BUDGET = 24
 MAX_RUNNING = 4
 PRIORITY_STEPS = 8
+MELS = 2
 PARAMS = SamplingParams(temperature=0.0, seed=0, max_tokens=64).resolved(SamplingDefaults())
 
 
@@ -32,6 +41,7 @@ class EngineMachine(RuleBasedStateMachine):
     of each block holds, so that a wrong share or an early reuse shows as wrong content."""
 
     requests = Bundle("requests")
+    speech = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +49,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(self.kv, max_batch_tokens=BUDGET, max_running=MAX_RUNNING)
         self.live: dict[str, Sequence] = {}
         self.targets: dict[str, int] = {}
-        self.slots: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self.slots: dict[int, tuple[object, ...]] = {}
+        self.encoded_rows = 0
         self.steps = 0
         self.count = 0
 
@@ -50,10 +61,16 @@ class EngineMachine(RuleBasedStateMachine):
         output=st.integers(1, 40),
         priority=st.integers(-2, 2),
         salt=st.sampled_from(["", "tenant"]),
+        audio=st.sampled_from([1, 15, 16, 40, 63]),
     )
-    def add(self, family: int, length: int, output: int, priority: int, salt: str) -> str:
-        """Prompts of a family share every prefix."""
+    def add(
+        self, family: int, length: int, output: int, priority: int, salt: str, audio: int = 0
+    ) -> str:
+        """Prompts of a family share every prefix; ``audio`` rows of one length are the same window."""
         self.count += 1
+        window = self.window(audio) if self.speech else None
+        room = BLOCKS - (blocks_for(audio) if self.speech else 0)
+        length = min(length, room * BLOCK_TOKENS - 1)
         prompt = [(7 * i + family) % 50 for i in range(length)]
         request = EngineRequest(
             id=f"r{self.count}", prompt=prompt, sampling=PARAMS, priority=priority, cache_salt=salt
@@ -63,11 +80,16 @@ class EngineMachine(RuleBasedStateMachine):
             TokenSampler(PARAMS, prompt, [], ()),
             order=self.steps + priority * PRIORITY_STEPS,
             arrival=0.0,
+            window=window,
         )
         self.live[request.id] = sequence
-        self.targets[request.id] = min(length + output, BLOCKS * BLOCK_TOKENS)
+        self.targets[request.id] = min(length + output, room * BLOCK_TOKENS)
         self.scheduler.add(sequence)
         return request.id
+
+    def window(self, rows: int) -> Window:
+        data = np.full((2 * rows, MELS), rows, dtype=np.float32).tobytes()
+        return Window.of(AudioWindow(frames=2 * rows, mels=MELS, data=data), rows)
 
     @rule(request_id=consumes(requests))
     def abort(self, request_id: str) -> None:
@@ -81,6 +103,7 @@ class EngineMachine(RuleBasedStateMachine):
         plan = self.scheduler.schedule()
         assert plan, "work is waiting and nobody advances"
         assert sum(work.count for work in plan) <= BUDGET
+        self.encode(plan)
         assert all(work.count > 0 for work in plan)
         assert len(self.scheduler.running) <= MAX_RUNNING
         batch = assemble(plan, self.kv)
@@ -113,24 +136,52 @@ class EngineMachine(RuleBasedStateMachine):
             for p in range(sequence.computed)
         }
 
+    def encode(self, plan: list[Work]) -> None:
+        """Windows, before any token is computed; more than one only within the budget."""
+        windows = [(w.sequence, w.sequence.window) for w in plan if w.encodes and w.sequence.window]
+        rows = sum(window.rows for _, window in windows)
+        assert len(windows) < 2 or rows + sum(work.count for work in plan) <= BUDGET
+        assert (assemble_windows(plan, self.kv) is None) == (not windows)
+        self.encoded_rows += rows
+        held = {
+            block
+            for sequence in self.scheduler.running
+            if sequence not in [encoded for encoded, _ in windows]
+            for block in self.kv.table(sequence.id, sequence.computed).tolist()
+        }
+        for sequence, window in windows:
+            blocks = self.kv.cross_table(sequence.id).tolist()
+            assert held.isdisjoint(blocks)
+            for row in range(window.rows):
+                self.slots[slot_of(blocks, row)] = self.heard(sequence, row)
+
+    def heard(self, sequence: Sequence, row: int) -> tuple[object, ...]:
+        assert sequence.window
+        return (sequence.request.cache_salt, sequence.window.digest, row)
+
     def write(self, work: Work) -> None:
         sequence = work.sequence
-        salt = sequence.request.cache_salt
         begin, end = sequence.computed, sequence.computed + work.count
-        table = self.kv.table(sequence.id, end)
+        table = self.kv.table(sequence.id, end).tolist()
         for position in range(begin, end):
-            slot = int(table[position // BLOCK_TOKENS]) * BLOCK_TOKENS + position % BLOCK_TOKENS
-            self.slots[slot] = (salt, tuple(sequence.tokens[: position + 1]))
+            self.slots[slot_of(table, position)] = self.content(sequence, position)
 
     def read(self, work: Work) -> None:
-        """The whole context, as attention would."""
+        """The whole context and the whole window, as attention would."""
         sequence = work.sequence
-        salt = sequence.request.cache_salt
         end = sequence.computed + work.count
-        table = self.kv.table(sequence.id, end)
+        table = self.kv.table(sequence.id, end).tolist()
         for position in range(end):
-            slot = int(table[position // BLOCK_TOKENS]) * BLOCK_TOKENS + position % BLOCK_TOKENS
-            assert self.slots[slot] == (salt, tuple(sequence.tokens[: position + 1]))
+            assert self.slots[slot_of(table, position)] == self.content(sequence, position)
+        if sequence.window:
+            table = self.kv.cross_table(sequence.id).tolist()
+            for row in range(sequence.window.rows):
+                assert self.slots[slot_of(table, row)] == self.heard(sequence, row)
+
+    def content(self, sequence: Sequence, position: int) -> tuple[object, ...]:
+        """What determines a token's keys and values."""
+        window = sequence.window and sequence.window.digest
+        return (sequence.request.cache_salt, window, tuple(sequence.tokens[: position + 1]))
 
     def finish(self, work: Work) -> None:
         sequence = work.sequence
@@ -158,8 +209,56 @@ class EngineMachine(RuleBasedStateMachine):
         self.kv.check()
 
 
+class SpeechMachine(EngineMachine):
+    """The same with a window of audio in each request."""
+
+    speech = True
+
+
+def slot_of(table: list[int], position: int) -> int:
+    return table[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS
+
+
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(max_examples=300, stateful_step_count=40)
+TestSpeechMachine = SpeechMachine.TestCase
+TestSpeechMachine.settings = settings(max_examples=200, stateful_step_count=40)
+
+
+def test_requests_over_the_same_audio_encode_it_once() -> None:
+    machine = SpeechMachine()
+    for salt in ("", "", "tenant"):
+        machine.add(family=0, length=4, output=3, priority=0, salt=salt, audio=40)
+    machine.step()
+    # The tenant's own does not fit the first step's budget beside the shared one.
+    assert machine.encoded_rows == 40
+    while machine.live:
+        machine.step()
+    assert machine.encoded_rows == 80
+    # What was heard stays as long as there is room: a second pass over it costs nothing.
+    machine.add(family=1, length=4, output=3, priority=0, salt="", audio=40)
+    machine.teardown()
+    assert machine.encoded_rows == 80
+
+
+def test_a_preempted_sequence_hears_its_window_again() -> None:
+    machine = SpeechMachine()
+    for audio in (16, 63):
+        machine.add(family=0, length=20, output=100, priority=0, salt="", audio=audio)
+    machine.teardown()
+    assert machine.scheduler.preemptions > 0
+    # The first one's text took the blocks of the second one's window.
+    assert machine.encoded_rows == 16 + 2 * 63
+
+
+def test_without_the_prefix_cache_nothing_is_shared() -> None:
+    machine = SpeechMachine()
+    machine.kv = KVCache(BLOCKS, prefix_cache=False)
+    machine.scheduler = Scheduler(machine.kv, max_batch_tokens=BUDGET, max_running=MAX_RUNNING)
+    for _ in range(2):
+        machine.add(family=0, length=4, output=3, priority=0, salt="", audio=16)
+    machine.teardown()
+    assert machine.encoded_rows == 32
 
 
 @settings(max_examples=30)
@@ -222,7 +321,7 @@ def test_least_recently_used_prefixes_go_first() -> None:
 
     def use(name: str, first_token: int) -> int:
         tokens = [first_token] * (BLOCK_TOKENS + 1)
-        cached = kv.open(name, tokens, salt="", reuse=True)
+        cached = kv.open(name, tokens, salt="", reusable=len(tokens) - 1)
         assert cached is not None
         kv.commit(name, tokens, len(tokens))
         kv.close(name)
@@ -230,7 +329,7 @@ def test_least_recently_used_prefixes_go_first() -> None:
 
     assert [use("a", 1), use("b", 2), use("a", 1)] == [0, 0, BLOCK_TOKENS]
     tokens = list(range(3 * BLOCK_TOKENS))
-    assert kv.open("big", tokens, salt="", reuse=True) == 0
+    assert kv.open("big", tokens, salt="", reusable=len(tokens) - 1) == 0
     kv.close("big")
     # Three of four blocks were needed: "b", the older, had to go and "a" could stay.
     assert use("a", 1) == BLOCK_TOKENS
@@ -243,7 +342,7 @@ def test_another_tenant_never_hits() -> None:
     tokens = list(range(40))
     hits: Counter[str] = Counter()
     for name, salt in (("1", "x"), ("2", "y"), ("3", "x"), ("4", "")):
-        hits[salt] += kv.open(name, tokens, salt=salt, reuse=True) or 0
+        hits[salt] += kv.open(name, tokens, salt=salt, reusable=len(tokens) - 1) or 0
         kv.commit(name, tokens, len(tokens))
         kv.close(name)
     assert hits == {"x": 32, "y": 0, "": 0}

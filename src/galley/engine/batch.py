@@ -6,7 +6,8 @@ import numpy as np
 
 from galley.engine.kv import KVCache
 from galley.engine.scheduler import Work
-from galley.ops.executor import Batch
+from galley.engine.sequence import Window
+from galley.ops.executor import Batch, Cross, Windows
 
 
 def assemble(plan: Sequence[Work], kv: KVCache) -> Batch:
@@ -24,10 +25,37 @@ def assemble(plan: Sequence[Work], kv: KVCache) -> Batch:
         starts.append(len(tokens))
         wanted.extend(range(len(tokens) - work.wanted, len(tokens)))
         tables.append(kv.table(sequence.id, end))
+    speech = bool(plan) and plan[0].sequence.window is not None
     return Batch(
         tokens=np.array(tokens, dtype=np.int64),
         positions=np.array(positions, dtype=np.int64),
         starts=np.array(starts, dtype=np.int64),
         tables=tuple(tables),
         wanted=np.array(wanted, dtype=np.int64),
+        cross=_cross(plan, kv) if speech else None,
     )
+
+
+def assemble_windows(plan: Sequence[Work], kv: KVCache) -> Windows | None:
+    """What is to be encoded before the step's tokens are computed; None if nothing is."""
+    works = [work for work in plan if work.encodes]
+    if not works:
+        return None
+    features = [_window(work).features for work in works]
+    return Windows(
+        features=np.concatenate(features),
+        starts=np.cumsum([0, *map(len, features)], dtype=np.int64),
+        tables=tuple(kv.cross_table(work.sequence.id) for work in works),
+    )
+
+
+def _cross(plan: Sequence[Work], kv: KVCache) -> Cross:
+    return Cross(
+        tables=tuple(kv.cross_table(work.sequence.id) for work in plan),
+        rows=np.array([_window(work).rows for work in plan], dtype=np.int64),
+    )
+
+
+def _window(work: Work) -> Window:
+    assert work.sequence.window is not None
+    return work.sequence.window

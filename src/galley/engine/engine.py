@@ -1,13 +1,14 @@
 """The engine: sequences in, tokens out, one step at a time."""
 
+import math
 import time
 from collections.abc import Callable, Iterable
 
-from galley.engine.batch import assemble
+from galley.engine.batch import assemble, assemble_windows
 from galley.engine.kv import KVCache
 from galley.engine.sampler import TokenSampler, token_logprob
 from galley.engine.scheduler import Scheduler, Work
-from galley.engine.sequence import Sequence
+from galley.engine.sequence import MAX_FEATURE, Sequence, Window
 from galley.ops.executor import Executor, Logits
 from galley.types import (
     EngineRequest,
@@ -44,36 +45,57 @@ class Engine:
         self._steps = 0
         self._prefill_tokens = 0
         self._decode_tokens = 0
+        self._encoder_rows = 0
+        self._refused: list[Output] = []  # of requests that never became sequences
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._sequences)
+        return bool(self._sequences or self._refused)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request; its tokens come out of later steps."""
         assert request.id not in self._sequences, request.id
+        window = self._window(request)
+        if window is not None and not window.usable:
+            error = f"the window holds features that are no numbers or beyond {MAX_FEATURE:g}"
+            self._refused.append(Output(request_id=request.id, finish_reason="error", error=error))
+            return
         sampling = request.sampling
         eos = () if sampling.ignore_eos else self.info.eos_token_ids
         stop_ids = frozenset((*eos, *sampling.stop_token_ids))
         sampler = TokenSampler(sampling, request.prompt, request.output, stop_ids)
         order = self._steps + request.priority * self._priority_steps
-        sequence = Sequence(request, sampler, order, arrival=self._clock(), stop_ids=stop_ids)
+        sequence = Sequence(
+            request, sampler, order, arrival=self._clock(), stop_ids=stop_ids, window=window
+        )
         self._sequences[request.id] = sequence
         self._scheduler.add(sequence)
+
+    def _window(self, request: EngineRequest) -> Window | None:
+        if request.window is None:
+            return None
+        assert self.info.speech is not None
+        return Window.of(request.window, self.info.speech.rows_of(request.window.frames))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests, wherever they are; unknown ids have finished already."""
         for request_id in request_ids:
+            self._refused = [o for o in self._refused if o.request_id != request_id]
             if sequence := self._sequences.pop(request_id, None):
                 self._scheduler.remove(sequence)
 
     def step(self) -> list[Output]:
         """Schedule, assemble, run, sample, commit: what came out for each sequence that advanced."""
+        if self._refused:
+            refused, self._refused = self._refused, []
+            return refused
         plan = self._scheduler.schedule()
         assert plan, "there is work, and every request fits the cache by itself"
         self._account(plan)
         try:
+            if windows := assemble_windows(plan, self._kv):
+                self._executor.encode(windows)
             logits = self._executor.forward(assemble(plan, self._kv))
         except BaseException:
             # An interrupt in a notebook: the blocks of this step were promised and never filled.
@@ -95,6 +117,7 @@ class Engine:
             steps=self._steps,
             prefill_tokens=self._prefill_tokens,
             decode_tokens=self._decode_tokens,
+            encoder_rows=self._encoder_rows,
             prefix_query_tokens=self._kv.queried_tokens,
             prefix_hit_tokens=self._kv.hit_tokens,
             preemptions=self._scheduler.preemptions,
@@ -108,6 +131,8 @@ class Engine:
             if not sequence.started:
                 sequence.started = now
                 sequence.cached = sequence.computed
+            if work.encodes and sequence.window:
+                self._encoder_rows += sequence.window.rows
             if work.count == 1 and sequence.first_token:
                 self._decode_tokens += 1
             else:
@@ -123,6 +148,8 @@ class Engine:
             row += work.wanted
             if sequence.scores_prompt:
                 self._score(work, logits[row - work.wanted : row])
+            if sequence.probes:
+                self._probe(work, logits[row - work.wanted : row])
             sequence.computed += work.count
             if work.completes:
                 outputs.append(self._advance(sequence, logits[row - 1], best[row - 1]))
@@ -136,6 +163,15 @@ class Engine:
         end = sequence.computed + work.count
         for token, row in zip(prompt[end - work.wanted + 1 : end + 1], logits, strict=False):
             sequence.scored.append(token_logprob(row, token, top))
+
+    def _probe(self, work: Work, logits: Logits) -> None:
+        """The probability of no speech, if the row that says it is among these."""
+        sequence = work.sequence
+        assert sequence.request.sampling.no_speech is not None
+        position, token = sequence.request.sampling.no_speech
+        row = position - (sequence.computed + work.count - work.wanted)
+        if 0 <= row < work.wanted:
+            sequence.no_speech_prob = math.exp(token_logprob(logits[row], token, 0).logprob)
 
     def _advance(self, sequence: Sequence, logits: Logits, best: int) -> Output:
         """Sample the next token of logits [vocab], greatest at ``best``; say what became of it."""
@@ -188,6 +224,10 @@ class Engine:
             tokens=tokens,
             logprobs=logprobs,
             prompt_logprobs=sequence.scored if is_first and sequence.scores_prompt else None,
+            scores=[sequence.sampler.score]
+            if tokens and sequence.sampler.score is not None
+            else None,
+            no_speech_prob=sequence.no_speech_prob if is_first else None,
             cached_tokens=min(sequence.cached, len(sequence.request.prompt)),
             finish_reason=finish_reason,
             error=error,

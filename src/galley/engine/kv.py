@@ -3,35 +3,59 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 
 from galley.engine.blocks import BlockPool
-from galley.engine.prefix import PrefixCache, extend_chain, root_hash
+from galley.engine.prefix import (
+    PrefixCache,
+    extend_chain,
+    root_hash,
+    window_hash,
+    window_links,
+)
+from galley.engine.sequence import Window
 from galley.ops.executor import Ints
-from galley.types import BLOCK_TOKENS
+from galley.types import BLOCK_TOKENS, blocks_for
 
 
 @dataclass(slots=True)
 class _Chain:
-    """``links[i]`` is the hash of a request's block i. Outlives preemptions."""
+    """``links[i]`` is the hash of a request's block i, ``root`` what they start from. Outlives preemptions.
 
-    salt: str
+    ``cross``: the hashes of its window's blocks.
+    """
+
+    root: bytes
+    cross: Sequence[bytes] = ()
     links: list[bytes] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, salt: str, window: Window | None) -> Self:
+        root = root_hash(salt)
+        if window is None:
+            return cls(root)
+        root = window_hash(root, window.digest)
+        return cls(root, window_links(root, blocks_for(window.rows)))
 
     def extend(self, tokens: Sequence[int], full_blocks: int) -> None:
         while len(self.links) < full_blocks:
             start = len(self.links) * BLOCK_TOKENS
-            parent = self.links[-1] if self.links else root_hash(self.salt)
+            parent = self.links[-1] if self.links else self.root
             self.links.append(extend_chain(parent, tokens[start : start + BLOCK_TOKENS]))
 
 
 @dataclass(slots=True)
 class _Table:
-    """A running request's blocks; the first ``registered`` ones are in the prefix cache."""
+    """A running request's blocks; the first ``registered`` ones are in the prefix cache.
+
+    ``cross``: those of its window.
+    """
 
     blocks: "array[int]"  # each step copies it, which is slow from a list
     registered: int
+    cross: "array[int]"
 
 
 class KVCache:
@@ -65,45 +89,92 @@ class KVCache:
         """Blocks held by requests."""
         return self._pool.total - self._pool.free - self._prefix.parked
 
-    def open(self, request_id: str, tokens: Sequence[int], *, salt: str, reuse: bool) -> int | None:
-        """Start a table with room for all ``tokens``; returns how many leading ones are computed already.
+    def open(
+        self,
+        request_id: str,
+        tokens: Sequence[int],
+        *,
+        salt: str,
+        reusable: int,
+        window: Window | None = None,
+    ) -> int | None:
+        """Start a table with room for all ``tokens`` and the window's rows.
 
-        At least the last token is left to compute, since its logits are wanted. Without ``reuse``
-        nothing is looked up (the request wants logits of its whole prompt). None, and nothing changed,
-        if there is no room.
+        A window that is not :meth:`encoded` must be so in the step that computes the first token.
+
+        Args:
+            request_id: of no open table.
+            tokens: known so far.
+            salt: the tenant's.
+            reusable: how many leading ones need not be computed again, if their keys and values are there.
+            window: the audio they belong to.
+
+        Returns:
+            How many leading tokens are computed already; None, and nothing changed, if there is no room.
         """
         assert request_id not in self._tables
-        chain = self._chains.setdefault(request_id, _Chain(salt))
+        chain = self._chain(request_id, salt, window)
         hits: list[int] = []
-        if self._sharing and reuse:
-            chain.extend(tokens, (len(tokens) - 1) // BLOCK_TOKENS)
-            hits = self._prefix.lookup(chain.links)
-        idle_hits = sum(map(self._prefix.is_parked, hits))
-        missing = -(-len(tokens) // BLOCK_TOKENS) - len(hits)
-        if missing > self._pool.free + self._prefix.parked - idle_hits:
+        if self._sharing and reusable:
+            chain.extend(tokens, reusable // BLOCK_TOKENS)
+            hits = self._prefix.lookup(chain.links[: reusable // BLOCK_TOKENS])
+        cross = self._window_blocks(chain)
+        shared = [*hits, *cross]
+        idle = sum(map(self._prefix.is_parked, shared))
+        missing = blocks_for(len(tokens)) + len(chain.cross) - len(shared)
+        if missing > self._pool.free + self._prefix.parked - idle:
             return None
-        cached = len(hits) * BLOCK_TOKENS
-        for block in hits:
+        for block in shared:
             self._prefix.unpark(block)
             self._pool.share(block)
-        self._tables[request_id] = _Table(array("q", hits), registered=len(hits))
+        if len(cross) < len(chain.cross):
+            cross = [self._take() for _ in chain.cross]
+            for link, block in zip(chain.cross if self._sharing else (), cross, strict=False):
+                self._prefix.register(link, block)
+        self._tables[request_id] = _Table(array("q", hits), len(hits), array("q", cross))
         has_room = self.grow(request_id, len(tokens))
         assert has_room
-        if self._sharing and reuse:
+        if self._sharing and reusable:
             self.queried_tokens += len(tokens)
-            self.hit_tokens += cached
-        return cached
+            self.hit_tokens += len(hits) * BLOCK_TOKENS
+        return len(hits) * BLOCK_TOKENS
+
+    def encoded(self, request_id: str, salt: str, window: Window) -> bool:
+        """Whether what an encoder makes of the window is in the cache."""
+        chain = self._chain(request_id, salt, window)
+        return len(self._window_blocks(chain)) == len(chain.cross)
+
+    def _chain(self, request_id: str, salt: str, window: Window | None) -> _Chain:
+        if request_id not in self._chains:
+            self._chains[request_id] = _Chain.of(salt, window)
+        return self._chains[request_id]
+
+    def _window_blocks(self, chain: _Chain) -> list[int]:
+        """The blocks that hold the encoded window, all or none.
+
+        They are always held together, so if some were evicted, nobody holds the rest.
+        """
+        blocks = self._prefix.lookup(chain.cross) if self._sharing else []
+        if len(blocks) == len(chain.cross):
+            return blocks
+        for block in blocks:
+            self._prefix.drop(block)
+            self._pool.give_back(block)
+        return []
+
+    def _take(self) -> int:
+        """A free block, or a parked one if there is none."""
+        if not self._pool.free:
+            self._pool.give_back(self._prefix.evict())
+        return self._pool.take()
 
     def grow(self, request_id: str, tokens: int) -> bool:
         """Make room for ``tokens`` tokens in all; False, and nothing taken, if there is none."""
         blocks = self._tables[request_id].blocks
-        missing = -(-tokens // BLOCK_TOKENS) - len(blocks)
+        missing = blocks_for(tokens) - len(blocks)
         if missing > self._pool.free + self._prefix.parked:
             return False
-        for _ in range(missing):
-            if not self._pool.free:
-                self._pool.give_back(self._prefix.evict())
-            blocks.append(self._pool.take())
+        blocks.extend(self._take() for _ in range(missing))
         return True
 
     def commit(self, request_id: str, tokens: Sequence[int], computed: int) -> None:
@@ -121,8 +192,12 @@ class KVCache:
         table.registered = full
 
     def close(self, request_id: str) -> None:
-        """Give up the table; shareable blocks stay cached, the tail of a prefix goes out first."""
-        for block in reversed(self._tables.pop(request_id).blocks):
+        """Give up the table; shareable blocks stay cached.
+
+        The tail of a prefix goes out first, an encoded window, which costs most to make, last.
+        """
+        table = self._tables.pop(request_id)
+        for block in (*reversed(table.blocks), *reversed(table.cross)):
             if self._pool.release(block) and not self._prefix.park(block):
                 self._pool.give_back(block)
 
@@ -138,15 +213,20 @@ class KVCache:
 
     def table(self, request_id: str, tokens: int) -> Ints:
         """The blocks of the first ``tokens`` tokens, in order."""
-        blocks = self._tables[request_id].blocks[: -(-tokens // BLOCK_TOKENS)]
+        blocks = self._tables[request_id].blocks[: blocks_for(tokens)]
         return np.array(blocks, dtype=np.int64)
+
+    def cross_table(self, request_id: str) -> Ints:
+        """The blocks of the window's rows, in order."""
+        return np.array(self._tables[request_id].cross, dtype=np.int64)
 
     def check(self) -> None:
         """Conservation: every block is free, cached or used, and is counted once for each holder."""
         held: dict[int, int] = {}
         for table in self._tables.values():
-            assert len(set(table.blocks)) == len(table.blocks)
-            for block in table.blocks:
+            blocks = [*table.blocks, *table.cross]
+            assert len(set(blocks)) == len(blocks)
+            for block in blocks:
                 held[block] = held.get(block, 0) + 1
         for block in range(self._pool.total):
             assert self._pool.references(block) == held.get(block, 0), block

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from galley.audio import SpeechInfo
 from galley.config import EngineSettings
 from galley.engine.engine import Engine
 from galley.engine.kv import KVCache
@@ -15,8 +16,16 @@ from galley.formats.checkpoint import Checkpoint
 from galley.formats.weights import Weights
 from galley.graph.program import Program
 from galley.models.registry import build_program
-from galley.ops.executor import Batch, Executor, ExecutorOptions, choose_executor
-from galley.types import BLOCK_TOKENS, ModelInfo, OnPhase
+from galley.models.speech import read_speech
+from galley.ops.executor import (
+    Batch,
+    Cross,
+    Executor,
+    ExecutorOptions,
+    Windows,
+    choose_executor,
+)
+from galley.types import BLOCK_TOKENS, ModelInfo, OnPhase, blocks_for
 
 
 def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None = None) -> Engine:
@@ -39,9 +48,11 @@ def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None
     executor = factory(program, weights, options)
     clock.end("load")
     max_model_len = _max_model_len(settings, program)
-    blocks = _kv_blocks(settings, max_model_len, executor)
+    speech = read_speech(checkpoint.config, checkpoint.generation, program)
+    window_blocks = 0 if speech is None else blocks_for(speech.max_rows)
+    blocks = _kv_blocks(settings, blocks_for(max_model_len), window_blocks, executor)
     executor.allocate_kv(blocks)
-    _warm_up(executor)
+    _warm_up(executor, speech)
     clock.end("warm-up")
     phases["ready"] = sum(phases.values())
     info = ModelInfo(
@@ -59,6 +70,7 @@ def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None
         defaults=checkpoint.defaults,
         costs=executor.step_costs(),
         phases=phases,
+        speech=speech,
     )
     return Engine(
         executor,
@@ -138,39 +150,56 @@ def _max_model_len(settings: EngineSettings, program: Program) -> int:
     return wanted
 
 
-def _kv_blocks(settings: EngineSettings, max_model_len: int, executor: Executor) -> int:
-    """As asked, or what the memory share holds, but no more than all running sequences can fill."""
+def _kv_blocks(
+    settings: EngineSettings, text_blocks: int, window_blocks: int, executor: Executor
+) -> int:
+    """As asked, or what the memory share holds, but no more than all running sequences can fill.
+
+    Args:
+        settings: of the cache.
+        text_blocks, window_blocks: the most that the tokens and the audio of one sequence take.
+        executor: whose blocks they are.
+
+    Raises:
+        EngineFailed: there is no room for one sequence, or not for what was asked.
+    """
     block_bytes = executor.kv_bytes_per_block()
     device_memory = executor.free_device_memory()
     left = available_memory() if device_memory is None else device_memory
     if settings.kv_cache_tokens is not None:
-        blocks = -(-settings.kv_cache_tokens // BLOCK_TOKENS)
+        blocks = blocks_for(settings.kv_cache_tokens)
         needed = blocks * block_bytes
         if needed > left:
             raise EngineFailed(
                 f"kv_cache_tokens {settings.kv_cache_tokens} needs {needed / 2**20:.0f} MiB, "
                 f"{left / 2**20:.0f} MiB are available"
             )
-        return blocks
-    useful = settings.running_limit * -(-max_model_len // BLOCK_TOKENS)
-    affordable = int(left * settings.kv_memory_fraction) // block_bytes
-    if affordable < 1:
-        raise EngineFailed("no memory is left for the KV cache after loading the weights")
-    return min(useful, affordable)
+    else:
+        affordable = int(left * settings.kv_memory_fraction) // block_bytes
+        if affordable < 1:
+            raise EngineFailed("no memory is left for the KV cache after loading the weights")
+        blocks = min(settings.running_limit * (text_blocks + window_blocks), affordable)
+    if blocks <= window_blocks:
+        raise EngineFailed(
+            f"a KV cache of {blocks * BLOCK_TOKENS} tokens does not hold one window of audio, which takes "
+            f"{window_blocks * BLOCK_TOKENS}, and its transcript; set kv_cache_tokens to more"
+        )
+    return blocks
 
 
-def _warm_up(executor: Executor) -> None:
+def _warm_up(executor: Executor, speech: SpeechInfo | None) -> None:
     """One token through everything, so that lazy initialisation does not fall on the first request.
 
-    It writes to block 0, which no request has yet.
+    It writes to block 0, and one row of audio to block 1, which no request has yet.
     """
     zero = np.zeros(1, dtype=np.int64)
+    one = np.ones(1, dtype=np.int64)
+    starts = np.array([0, 1], dtype=np.int64)
+    cross = None
+    if speech is not None:
+        silence = np.zeros((1, speech.mels), dtype=np.float32)
+        executor.encode(Windows(features=silence, starts=starts, tables=(one,)))
+        cross = Cross(tables=(one,), rows=one)
     executor.forward(
-        Batch(
-            tokens=zero,
-            positions=zero,
-            starts=np.array([0, 1], dtype=np.int64),
-            tables=(zero,),
-            wanted=zero,
-        )
+        Batch(tokens=zero, positions=zero, starts=starts, tables=(zero,), wanted=zero, cross=cross)
     )

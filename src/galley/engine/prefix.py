@@ -1,7 +1,7 @@
 """The prefix cache: a chain of hashes -> block ids, least recently used first out.
 
-A block's hash covers its own 16 tokens, everything before them and the tenant's salt, so equal hashes
-mean equal keys and values. Only full blocks have one.
+A block's hash covers its own 16 tokens, everything before them, the audio they belong to and the tenant's
+salt, so equal hashes mean equal keys and values. Only full blocks have one, and those of encoded audio.
 """
 
 from collections import OrderedDict
@@ -18,6 +18,19 @@ def root_hash(salt: str) -> bytes:
     return blake2b(
         salt.encode(errors="surrogatepass"), digest_size=16, person=b"galley-kv"
     ).digest()
+
+
+def window_hash(root: bytes, digest: bytes) -> bytes:
+    """Where the chains of requests over one window of audio begin, whose keys and values depend on it."""
+    return blake2b(root + digest, digest_size=16, person=b"galley-window").digest()
+
+
+def window_links(window: bytes, blocks: int) -> list[bytes]:
+    """The hashes of the blocks that hold what an encoder made of the window."""
+    return [
+        blake2b(window + i.to_bytes(8, "little"), digest_size=16, person=b"galley-cross").digest()
+        for i in range(blocks)
+    ]
 
 
 def extend_chain(parent: bytes, tokens: Sequence[int]) -> bytes:
@@ -70,6 +83,11 @@ class PrefixCache:
         """The block is referenced again."""
         self._parked.pop(block, None)
 
+    def drop(self, block: int) -> None:
+        """Forget a parked block."""
+        del self._parked[block]
+        del self._block_of[self._hash_of.pop(block)]
+
     def clear(self) -> list[int]:
         """Forget everything; returns the blocks that were parked."""
         parked = list(self._parked)
@@ -80,6 +98,6 @@ class PrefixCache:
 
     def evict(self) -> int:
         """Forget the least recently parked block and return it. There must be one."""
-        block, _ = self._parked.popitem(last=False)
-        del self._block_of[self._hash_of.pop(block)]
+        block = next(iter(self._parked))
+        self.drop(block)
         return block

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from galley.engine.rules import TokenRules
 from galley.ops.executor import Logits
 from galley.ops.rows import EXP_BLOCK, Doubles, Ids, Row, best, exp_sums, scaled
 from galley.types import SamplingParams, TokenLogprob
@@ -23,7 +24,12 @@ def uniform(seed: int, position: int) -> float:
 
 
 class TokenSampler:
-    """One request's way of choosing. Keeps counts of what was seen for the penalties."""
+    """One request's way of choosing. Keeps counts of what was seen for the penalties.
+
+    Attributes:
+        score: log-probability of the last choice among what was left to choose from, at temperature 1;
+            only if the request wants ``scores``.
+    """
 
     def __init__(
         self,
@@ -42,6 +48,8 @@ class TokenSampler:
         self._output = Counter(output)
         self._generated = len(output)
         self._penalised_output = bool(params.presence_penalty or params.frequency_penalty)
+        self._rules = TokenRules.of(params, output)
+        self.score: float | None = None
         self._seen = None
         if params.repetition_penalty != 1.0:
             self._seen = np.unique(np.array([*prompt, *output], dtype=np.int64))
@@ -62,7 +70,19 @@ class TokenSampler:
         row: Row = logits
         if self._adjusts or self._generated < params.min_tokens:
             row = self._adjust(logits.astype(np.float64))
+        if self._rules is not None:
+            row = row.copy() if row is logits else row
+            self._rules.apply(row)
+        if row is not logits:
             best = int(row.argmax())
+        token = self._choose(row, best, position)
+        if params.scores and token is not None:
+            self.score = token_logprob(row, token, 0).logprob
+        return token
+
+    def _choose(self, row: Row, best: int, position: int) -> int | None:
+        """From what bias, penalties and rules left of the logits."""
+        params = self._params
         most = float(row[best])
         # NaN anywhere is the greatest; minus infinity is it only if every token is excluded.
         if not math.isfinite(most):
@@ -80,6 +100,8 @@ class TokenSampler:
     def accept(self, token: int) -> None:
         """The token became part of the output."""
         self._generated += 1
+        if self._rules:
+            self._rules.accept(token)
         if self._penalised_output:
             self._output[token] += 1
         if self._seen is not None:
@@ -183,7 +205,7 @@ def _top_p(params: SamplingParams) -> float:
     return params.top_p if params.top_p is not None and params.top_p < 1.0 else 0.0
 
 
-def token_logprob(logits: Logits, token: int, top: int) -> TokenLogprob:
+def token_logprob(logits: Row, token: int, top: int) -> TokenLogprob:
     """Log-softmax of ``logits`` [vocab] at ``token``, and the ``top`` best alternatives."""
     most = float(logits.max())
     norm = math.nan

@@ -21,12 +21,14 @@ class Work:
     Attributes:
         completes: all known tokens are computed after it, so that a new one can be sampled.
         wanted: of how many of its rows, the last ones, logits are wanted.
+        encodes: its window goes through the encoder before.
     """
 
     sequence: Sequence
     count: int
     completes: bool
     wanted: int
+    encodes: bool
 
 
 class Scheduler:
@@ -72,7 +74,7 @@ class Scheduler:
         """The next step's work, within the token budget; allocates the blocks it needs.
 
         Sequences that decode come first, so a long prompt never holds them up; prompts share what is
-        left, and newcomers what is left of that.
+        left, and newcomers what is left of that. The rows of a newcomer's window count as tokens.
         """
         preempted = self.preemptions
         plan: list[Work] = []
@@ -88,12 +90,13 @@ class Scheduler:
             self._admit(plan, budget)
         return plan
 
-    def _work(self, sequence: Sequence, count: int) -> Work:
+    def _work(self, sequence: Sequence, count: int, *, encodes: bool = False) -> Work:
         # An executor writes all of a step's keys and values before it reads any, so a newcomer may
         # share blocks that this very step computes.
         self._kv.commit(sequence.id, sequence.tokens, sequence.computed + count)
         completes = count == sequence.remaining
-        return Work(sequence, count, completes, max(completes, sequence.rows_to_score(count)))
+        wanted = max(completes, sequence.rows_to_score(count))
+        return Work(sequence, count, completes, wanted, encodes)
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
         """Grow, preempting the last in order as often as it takes; False if that is ``sequence``.
@@ -117,20 +120,34 @@ class Scheduler:
         heapq.heappush(self._waiting, victim)
 
     def _admit(self, plan: list[Work], budget: int) -> None:
+        encodes = False
         while self._waiting and budget and len(self.running) < self._max_running:
             sequence = self._waiting[0]
+            rows = self._rows_to_encode(sequence)
+            # A window is encoded as a whole, so the step's first one may exceed the budget.
+            exceeds = rows >= budget
+            if exceeds and encodes:
+                return
             # Room for all that is known: a prompt, once begun, is not stopped halfway for memory.
             computed = self._kv.open(
                 sequence.id,
                 sequence.tokens,
                 salt=sequence.request.cache_salt,
-                reuse=not sequence.scores_prompt,
+                reusable=sequence.reusable,
+                window=sequence.window,
             )
             if computed is None:
                 return
             heapq.heappop(self._waiting)
             sequence.computed = computed
             insort(self.running, sequence)
-            count = min(sequence.remaining, budget)
-            plan.append(self._work(sequence, count))
-            budget -= count
+            count = min(sequence.remaining, budget if exceeds else budget - rows)
+            plan.append(self._work(sequence, count, encodes=rows > 0))
+            budget = 0 if exceeds else budget - rows - count
+            encodes |= rows > 0
+
+    def _rows_to_encode(self, sequence: Sequence) -> int:
+        window, salt = sequence.window, sequence.request.cache_salt
+        if window is None or self._kv.encoded(sequence.id, salt, window):
+            return 0
+        return window.rows

@@ -1,9 +1,44 @@
 """One request inside the engine."""
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final, Self
 
+import numpy as np
+import numpy.typing as npt
+
+from galley.audio import AudioWindow
 from galley.engine.sampler import TokenSampler
 from galley.types import EngineRequest, TokenLogprob
+
+MAX_FEATURE: Final = 1e4
+"""Beyond any log-mel value; what is greater, or no number, could leave infinities in the KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A request's audio as the engine has it.
+
+    Attributes:
+        features: [frames, mels].
+        rows: how many positions it takes in the KV cache.
+        digest: equal for equal features.
+    """
+
+    features: npt.NDArray[np.float32]
+    rows: int
+    digest: bytes
+
+    @classmethod
+    def of(cls, window: AudioWindow, rows: int) -> Self:
+        """``rows`` is how many the encoder makes of it."""
+        features = np.frombuffer(window.data, dtype="<f4").reshape(window.frames, window.mels)
+        return cls(features, rows, blake2b(window.data, digest_size=16).digest())
+
+    @property
+    def usable(self) -> bool:
+        """All features are numbers of a sane size."""
+        return bool((np.abs(self.features) <= MAX_FEATURE).all())
 
 
 @dataclass(slots=True, eq=False)
@@ -18,6 +53,8 @@ class Sequence:
         arrival, started, first_token: seconds on the engine's clock; 0 until it happens.
         scored: prompt log-probabilities so far, when they were asked for.
         stop_ids: tokens that end it.
+        window: its audio; None for a text model.
+        no_speech_prob: once it is computed, when it was asked for.
     """
 
     request: EngineRequest
@@ -33,6 +70,8 @@ class Sequence:
     preemptions: int = 0
     scored: list[TokenLogprob] = field(default_factory=list)
     stop_ids: frozenset[int] = frozenset()
+    window: Window | None = None
+    no_speech_prob: float | None = None
 
     def __post_init__(self) -> None:
         self.tokens = [*self.request.prompt, *self.request.output]
@@ -66,14 +105,32 @@ class Sequence:
         """The caller wants log-probabilities of the prompt, so all its rows must be computed."""
         return self.request.sampling.prompt_logprobs is not None
 
+    @property
+    def probes(self) -> bool:
+        """The probability of no speech is wanted and not there yet."""
+        return self.request.sampling.no_speech is not None and self.no_speech_prob is None
+
+    @property
+    def reusable(self) -> int:
+        """How many leading tokens the prefix cache may supply: no row whose logits are wanted."""
+        if self.scores_prompt:
+            return 0
+        if self.probes:
+            assert self.request.sampling.no_speech is not None
+            return self.request.sampling.no_speech[0]
+        return self.known - 1
+
     def rows_to_score(self, count: int) -> int:
-        """How many of its next ``count`` rows, the last ones, are wanted to score the prompt.
+        """How many of its next ``count`` rows, the last ones, are wanted for what they say of the prompt.
 
         Row i scores token i + 1. Rows that were scored before a preemption are not wanted again.
         """
-        if not self.scores_prompt:
+        if not (self.scores_prompt or self.probes):
             return 0
-        first = max(self.computed, len(self.scored))
-        if first >= len(self.request.prompt) - 1:
-            return 0
-        return max(0, self.computed + count - first)
+        first = self.known
+        if self.scores_prompt and len(self.scored) < len(self.request.prompt) - 1:
+            first = len(self.scored)
+        if self.probes:
+            assert self.request.sampling.no_speech is not None
+            first = min(first, self.request.sampling.no_speech[0])
+        return max(0, self.computed + count - max(first, self.computed))

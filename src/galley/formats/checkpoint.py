@@ -23,12 +23,14 @@ class Checkpoint:
 
     Attributes:
         config: ``config.json`` as it is.
+        generation: ``generation_config.json`` as it is; empty if there is none.
         eos_token_ids: from ``generation_config.json``, else from ``config.json``.
         defaults: sampling defaults from ``generation_config.json``.
     """
 
     folder: Path
     config: Mapping[str, Any]
+    generation: Mapping[str, Any]
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
 
@@ -52,6 +54,7 @@ class Checkpoint:
         return cls(
             folder=folder,
             config=config,
+            generation=generation,
             eos_token_ids=_token_ids(eos, file=str(eos_file)),
             defaults=_sampling_defaults(generation, str(generation_file)),
         )

@@ -11,13 +11,14 @@ FILE = "config.json"
 class Fields:
     """A mapping of unknown quality, read field by field."""
 
-    def __init__(self, raw: Mapping[str, Any], *, prefix: str = "") -> None:
+    def __init__(self, raw: Mapping[str, Any], *, prefix: str = "", file: str = FILE) -> None:
         self._raw = raw
         self._prefix = prefix
+        self._file = file
 
     def _wrong(self, name: str, value: Any, expected: str) -> CheckpointError:
         return CheckpointError(
-            f"is {value!r}, expected {expected}", file=FILE, field=self._prefix + name
+            f"is {value!r}, expected {expected}", file=self._file, field=self._prefix + name
         )
 
     def has(self, name: str) -> bool:
@@ -69,6 +70,32 @@ class Fields:
             raise self._wrong(name, value, "a list of strings")
         return value
 
+    def tokens(self, name: str) -> tuple[int, ...]:
+        """A list of token ids; empty when absent."""
+        value = self._raw.get(name)
+        ids = [] if value is None else value
+        if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
+            raise self._wrong(name, value, "a list of token ids")
+        return tuple(ids)
+
+    def pairs(self, name: str) -> tuple[tuple[int, int], ...]:
+        """A list of pairs of whole numbers; empty when absent."""
+        value = self._raw.get(name)
+        pairs = [] if value is None else value
+        if not isinstance(pairs, list) or not all(
+            isinstance(pair, list) and [type(i) for i in pair] == [int, int] for pair in pairs
+        ):
+            raise self._wrong(name, value, "a list of pairs of whole numbers")
+        return tuple((a, b) for a, b in pairs)
+
+    def token_map(self, name: str) -> dict[str, int]:
+        """Names -> token ids; empty when absent."""
+        value = self._raw.get(name)
+        ids = {} if value is None else value
+        if not isinstance(ids, dict) or not all(type(i) is int and i >= 0 for i in ids.values()):
+            raise self._wrong(name, value, "an object of token ids")
+        return dict(ids)
+
     def section(self, *names: str) -> "Fields":
         """The first nested object present under one of ``names``; empty if none is."""
         for name in names:
@@ -76,8 +103,8 @@ class Fields:
             if value is not None:
                 if not isinstance(value, Mapping):
                     raise self._wrong(name, value, "an object")
-                return Fields(value, prefix=f"{self._prefix}{name}.")
-        return Fields({}, prefix=self._prefix)
+                return Fields(value, prefix=f"{self._prefix}{name}.", file=self._file)
+        return Fields({}, prefix=self._prefix, file=self._file)
 
     def choice(self, names: tuple[str, ...], known: tuple[str, ...], default: str) -> str:
         """The value of the first of ``names`` that is present; UnsupportedModel if not known."""
@@ -86,7 +113,7 @@ class Fields:
             if value is not None:
                 if value not in known:
                     raise UnsupportedModel(
-                        f"{FILE}: {self._prefix}{name} {value!r} is not supported; "
+                        f"{self._file}: {self._prefix}{name} {value!r} is not supported; "
                         f"known: {', '.join(known)}"
                     )
                 return str(value)

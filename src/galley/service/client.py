@@ -51,10 +51,10 @@ class _Live:
     resumed: bool = False
 
     def resumption(self) -> EngineRequest:
-        """The request as a new engine needs it. Prompt log-probabilities are not computed twice."""
+        """The request as a new engine needs it. What came with the first Output is not computed twice."""
         sampling = self.request.sampling
         if self.answered:
-            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None, no_speech=None)
         return msgspec.structs.replace(self.request, output=self.tokens, sampling=sampling)
 
     def take(self, output: Output, now: float) -> Output:

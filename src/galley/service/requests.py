@@ -5,6 +5,7 @@ from hashlib import blake2b
 
 import msgspec
 
+from galley.audio import AudioWindow
 from galley.errors import ContextExceeded, RequestError
 from galley.types import EngineRequest, ModelInfo, SamplingParams
 
@@ -15,6 +16,7 @@ def expand(
     info: ModelInfo,
     *,
     request_id: str,
+    window: AudioWindow | None = None,
     priority: int = 0,
     cache_salt: str = "",
     prompt_param: str = "prompt",
@@ -26,13 +28,15 @@ def expand(
     prompt.
 
     Args:
+        window: the audio, for a speech model; a text model takes none.
         prompt_param: the field to name when the prompt itself is wrong.
 
     Raises:
-        RequestError: a token id is out of range, or the prompt is empty.
+        RequestError: a token id is out of range, the prompt is empty, or the window is not for this model.
         ContextExceeded: prompt and ``max_tokens`` do not fit the context.
     """
     _check_ids(prompt, params, info, prompt_param)
+    _check_window(window, info)
     max_tokens = _max_tokens(len(prompt), params, info, prompt_param)
     seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
     resolved = params.resolved(info.defaults)
@@ -51,6 +55,7 @@ def expand(
             ),
             priority=priority,
             cache_salt=cache_salt,
+            window=window,
         )
         for choice in range(params.n)
     ]
@@ -73,6 +78,11 @@ def _check_ids(
         (prompt_param, prompt),
         ("logit_bias", params.logit_bias),
         ("stop_token_ids", params.stop_token_ids),
+        ("suppress_tokens", params.suppress_tokens),
+        ("begin_suppress_tokens", params.begin_suppress_tokens),
+        ("allowed_tokens", params.allowed_tokens),
+        ("timestamps", _timestamp_ids(params)),
+        ("no_speech", (params.no_speech or ())[1:]),
     ):
         low, high = min(ids, default=0), max(ids, default=0)
         if low < 0 or high >= info.vocab_size:
@@ -81,11 +91,38 @@ def _check_ids(
                 f"ids run from 0 to {info.vocab_size - 1}",
                 param=name,
             )
+    if params.no_speech is not None and not 0 <= params.no_speech[0] < len(prompt):
+        raise RequestError(
+            f"no_speech names index {params.no_speech[0]} of a prompt of {len(prompt)} tokens",
+            param="no_speech",
+        )
     if params.min_tokens and len(set(params.stop_token_ids)) >= info.vocab_size:
         raise RequestError(
             "stop_token_ids holds every token, so min_tokens leaves none to begin with",
             param="stop_token_ids",
         )
+
+
+def _timestamp_ids(params: SamplingParams) -> tuple[int, ...]:
+    return () if params.timestamps is None else (params.timestamps.begin,)
+
+
+def _check_window(window: AudioWindow | None, info: ModelInfo) -> None:
+    speech = info.speech
+    wrong = None
+    if speech is None:
+        if window is not None:
+            wrong = f"{info.name} is a text model and takes no audio"
+    elif window is None:
+        wrong = f"{info.name} is a speech model: each request needs a window of audio, text alone is none"
+    elif window.mels != speech.mels:
+        wrong = f"the window has {window.mels} values in a frame, {info.name} takes {speech.mels}"
+    elif window.frames > speech.max_frames:
+        wrong = (
+            f"the window has {window.frames} frames, {info.name} takes at most {speech.max_frames}"
+        )
+    if wrong is not None:
+        raise RequestError(wrong, param="window")
 
 
 def _max_tokens(length: int, params: SamplingParams, info: ModelInfo, prompt_param: str) -> int:

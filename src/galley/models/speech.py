@@ -1,0 +1,71 @@
+"""What a speech model's checkpoint says of decoding, in ``generation_config.json``."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from galley.audio import SpeechInfo
+from galley.errors import CheckpointError
+from galley.graph.program import Program
+from galley.models.fields import Fields
+
+GENERATION_FILE: Final = "generation_config.json"
+
+
+def read_speech(
+    config: Mapping[str, Any], generation: Mapping[str, Any], program: Program
+) -> SpeechInfo | None:
+    """None for a text model.
+
+    What an early checkpoint says of decoding in config.json alone is read there.
+
+    Raises:
+        CheckpointError: a field is wrong, or names a token that the model does not have.
+    """
+    encoder = program.encoder
+    if encoder is None:
+        return None
+    given, before = Fields(generation, file=GENERATION_FILE), Fields(config)
+    suppress, begin_suppress = (
+        (given if given.has(name) else before).tokens(name)
+        for name in ("suppress_tokens", "begin_suppress_tokens")
+    )
+    start = "decoder_start_token_id"
+    info = SpeechInfo(
+        mels=encoder.mels,
+        max_frames=encoder.max_positions,
+        stride=encoder.max_positions // encoder.rows_of(encoder.max_positions),
+        start_token=given.whole(start, before.whole(start, 50257)),
+        previous_token=_optional(given, "prev_sot_token_id"),
+        no_timestamps_token=_optional(given, "no_timestamps_token_id"),
+        languages=given.token_map("lang_to_id"),
+        tasks=given.token_map("task_to_id"),
+        suppress_tokens=suppress,
+        begin_suppress_tokens=begin_suppress,
+        max_initial_timestamp=_optional(given, "max_initial_timestamp_index"),
+        alignment_heads=given.pairs("alignment_heads"),
+    )
+    _check_tokens(info, program.vocab_size)
+    return info
+
+
+def _optional(fields: Fields, name: str) -> int | None:
+    return fields.whole(name, 0) if fields.has(name) else None
+
+
+def _check_tokens(info: SpeechInfo, vocab_size: int) -> None:
+    for name, ids in (
+        ("decoder_start_token_id", (info.start_token,)),
+        ("prev_sot_token_id", (info.previous_token or 0,)),
+        ("no_timestamps_token_id", (info.no_timestamps_token or 0,)),
+        ("lang_to_id", info.languages.values()),
+        ("task_to_id", info.tasks.values()),
+        ("suppress_tokens", info.suppress_tokens),
+        ("begin_suppress_tokens", info.begin_suppress_tokens),
+    ):
+        for token in ids:
+            if token >= vocab_size:
+                raise CheckpointError(
+                    f"names token {token}, the model has {vocab_size}",
+                    file=GENERATION_FILE,
+                    field=name,
+                )
