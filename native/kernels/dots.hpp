@@ -74,11 +74,10 @@ struct Pairs {
 };
 GALLEY_INLINE Pairs load_pairs(const uint16_t* w) {
     Pairs r;
-    Ints both;
-    memcpy(&both, w, sizeof both);
+    const Bytes both = load_parts<Bytes>(w);
     GALLEY_PARTS {
-        r.even.p[i] = (FloatPart)((UintPart)both.p[i] << 16);
-        r.odd.p[i] = (FloatPart)((UintPart)both.p[i] & 0xffff0000u);
+        r.even.p[i] = (FloatPart)(both.p[i] << 16);
+        r.odd.p[i] = (FloatPart)(both.p[i] & 0xffff0000u);
     }
     return r;
 }

@@ -45,16 +45,17 @@ struct Bytes {  // 64 of them
     UintPart p[kParts];
 };
 
-GALLEY_INLINE Floats load(const float* a) {
-    Floats r;
-    memcpy(&r, a, sizeof r);
+// Part by part: GCC copies more than a register's bytes in small pieces, through memory.
+template <class Parts>
+GALLEY_INLINE Parts load_parts(const void* a) {
+    Parts r;
+    GALLEY_PARTS memcpy(&r.p[i], static_cast<const uint8_t*>(a) + i * sizeof r.p[i], sizeof r.p[i]);
     return r;
 }
-GALLEY_INLINE void store(float* a, Floats v) { memcpy(a, &v, sizeof v); }
-GALLEY_INLINE Bytes load_bytes(const uint8_t* a) {
-    Bytes r;
-    memcpy(&r, a, sizeof r);
-    return r;
+GALLEY_INLINE Floats load(const float* a) { return load_parts<Floats>(a); }
+GALLEY_INLINE Bytes load_bytes(const uint8_t* a) { return load_parts<Bytes>(a); }
+GALLEY_INLINE void store(float* a, Floats v) {
+    GALLEY_PARTS memcpy(a + i * kWidth, &v.p[i], sizeof v.p[i]);
 }
 GALLEY_INLINE Floats splat(float a) {
     Floats r;
