@@ -6,8 +6,19 @@ from galley.types import SamplingParams
 
 if TYPE_CHECKING:
     from galley.llm import LLM, RequestOutput
+    from galley.speech.options import QualityRules, SpeechOptions, TranscribeOptions
+    from galley.speech.transcribe import Transcriber
 
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "QualityRules",
+    "RequestOutput",
+    "SamplingParams",
+    "SpeechOptions",
+    "TranscribeOptions",
+    "Transcriber",
+    "__version__",
+]
 
 __version__ = "0.1.0"
 
@@ -18,4 +29,15 @@ def __getattr__(name: str) -> Any:
         from galley import llm
 
         return getattr(llm, name)
+    if name in ("QualityRules", "SpeechOptions", "TranscribeOptions"):
+        from galley.speech import options
+
+        return getattr(options, name)
+    if name == "Transcriber":
+        from galley.speech import require_extra
+
+        require_extra()
+        from galley.speech.transcribe import Transcriber
+
+        return Transcriber
     raise AttributeError(f"module 'galley' has no attribute {name!r}")

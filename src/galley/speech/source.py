@@ -1,0 +1,82 @@
+"""A recording's windows with their features, made while a session takes them."""
+
+import threading
+from collections.abc import Iterator
+
+from galley.audio import SpeechInfo
+from galley.speech.audio import Recording, Samples
+from galley.speech.features import LogMel
+from galley.speech.options import SpeechOptions, TranscribeOptions
+from galley.speech.results import Info
+from galley.speech.session import Session
+from galley.speech.tokens import FRAME_SECONDS
+from galley.speech.vad import SpeechDetector
+from galley.speech.windows import AllSpeech, Window, windows
+
+
+class WindowSource:
+    """What is left of one recording. It may be closed by another thread than the one that reads it.
+
+    Args:
+        recording: is closed with this.
+        speech: the model's windows.
+        options: how speech is found.
+        detector: finds it.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        speech: SpeechInfo,
+        options: TranscribeOptions,
+        detector: SpeechDetector,
+    ) -> None:
+        seconds = speech.max_frames * FRAME_SECONDS
+        self._recording = recording
+        self._features = LogMel(speech.mels, seconds)
+        self._reading = threading.Lock()
+        self._closed = False
+        found = AllSpeech() if options.speech is None else detector.stream()
+        self._windows: Iterator[Window] = windows(
+            self._blocks(), seconds, options.speech or SpeechOptions(), found
+        )
+
+    @property
+    def stated_duration(self) -> float | None:
+        """Seconds, as the recording states them."""
+        return self._recording.duration
+
+    def fill(self, session: Session) -> None:
+        """Give the session windows while it has room, and say when there are no more.
+
+        Raises:
+            AudioError: the recording cannot be decoded any further.
+        """
+        with self._reading:
+            while session.has_room:
+                window = next(self._windows, None)
+                if window is None:
+                    session.end()
+                else:
+                    session.add(window, self._features(window.samples))
+
+    def info(self, task: str, language: str) -> Info:
+        """Of what was read so far."""
+        return Info(
+            task=task,
+            language=language,
+            duration=self._recording.seconds,
+            warnings=tuple(self._recording.warnings),
+        )
+
+    def close(self) -> None:
+        """Close the recording. A :meth:`fill` on its way ends within a block."""
+        self._closed = True
+        with self._reading:
+            self._recording.close()
+
+    def _blocks(self) -> Iterator[Samples]:
+        for block in self._recording:
+            if self._closed:
+                return
+            yield block

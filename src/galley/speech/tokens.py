@@ -1,0 +1,163 @@
+"""Whisper's special tokens: what a prompt is made of, and what a transcript's tokens mean."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from galley.audio import SpeechInfo, TimestampRules
+from galley.errors import ModelError, RequestError
+from galley.speech.languages import NAMES
+from galley.speech.options import Task
+from galley.text.tokenizer import Tokenizer
+from galley.types import ModelInfo, SamplingParams
+
+FRAME_SECONDS: Final = 0.01
+"""From one feature frame to the next."""
+_SEED: Final = 0
+"""A recording has the same text every time."""
+
+
+class Prompt(NamedTuple):
+    """Token ids, and where among them the transcript starts."""
+
+    ids: list[int]
+    start: int
+
+
+class Piece(NamedTuple):
+    """A segment as the model gave it: seconds of its window, and tokens of text."""
+
+    start: float
+    end: float
+    tokens: tuple[int, ...]
+
+
+class SpeechTokens:
+    """One model's special tokens, beside its tokeniser.
+
+    Raises:
+        ModelError: it is a text model.
+    """
+
+    def __init__(self, info: ModelInfo, tokenizer: Tokenizer) -> None:
+        if info.speech is None:
+            raise ModelError(f"{info.name} is a text model; transcribing needs a speech model")
+        self.speech = _completed(info.speech, tokenizer)
+        self.tokenizer = tokenizer
+        self.info = info
+        self._languages = {
+            name.strip("<|>"): token for name, token in self.speech.languages.items()
+        }
+        self._eos = frozenset(info.eos_token_ids)
+
+    @property
+    def detects_language(self) -> bool:
+        """Whether the model knows more than one."""
+        return len(self._languages) > 1
+
+    def check(self, language: str | None, task: Task) -> None:
+        """Raises RequestError if the model does not know the language or the task."""
+        if language is not None and language not in (self._languages or ("en",)):
+            raise RequestError(
+                f"{self.info.name} does not know {NAMES[language]}; it knows "
+                f"{', '.join(sorted(self._languages)) or 'en'}",
+                param="language",
+            )
+        if task != "transcribe" and task not in self.speech.tasks:
+            raise RequestError(f"{self.info.name} does not know the task {task!r}", param="task")
+
+    def detection(self) -> tuple[list[int], SamplingParams]:
+        """Prompt and parameters of a request whose one token is the language."""
+        params = SamplingParams(
+            temperature=0.0, max_tokens=1, allowed_tokens=tuple(self._languages.values())
+        )
+        return [self.speech.start_token], params
+
+    def language(self, token: int) -> str:
+        """The code that a detected token stands for."""
+        return next(code for code, known in self._languages.items() if known == token)
+
+    def prompt(
+        self, language: str, task: Task, *, timestamps: bool, previous: Sequence[int]
+    ) -> Prompt:
+        """What a transcript begins with; of ``previous`` text the last that fits half of the context."""
+        ids: list[int] = []
+        if previous and self.speech.previous_token is not None:
+            room = self.info.max_model_len // 2 - 1
+            ids = [self.speech.previous_token, *previous[-room:]]
+        start = len(ids)
+        ids.append(self.speech.start_token)
+        if language in self._languages:
+            ids.append(self._languages[language])
+        if task in self.speech.tasks:
+            ids.append(self.speech.tasks[task])
+        if not timestamps and self.speech.no_timestamps_token is not None:
+            ids.append(self.speech.no_timestamps_token)
+        return Prompt(ids, start)
+
+    def sampling(self, prompt: Prompt, temperature: float, *, timestamps: bool) -> SamplingParams:
+        """Parameters of a transcript; everything that shapes the distribution is Whisper's own."""
+        speech = self.speech
+        begin, silence = speech.timestamp_begin, speech.no_speech_token
+        rules = None
+        if timestamps and begin is not None:
+            rules = TimestampRules(
+                begin=begin,
+                text_end=min(self._eos, default=begin - 1),
+                max_initial=speech.max_initial_timestamp,
+            )
+        room = self.info.max_request_tokens - len(prompt.ids)
+        return SamplingParams(
+            temperature=temperature,
+            top_p=1.0,
+            top_k=-1,
+            min_p=0.0,
+            repetition_penalty=1.0,
+            seed=_SEED,
+            max_tokens=max(1, min(self.info.max_model_len // 2, room)),
+            suppress_tokens=speech.suppress_tokens,
+            begin_suppress_tokens=speech.begin_suppress_tokens,
+            timestamps=rules,
+            scores=True,
+            no_speech=None if silence is None else (prompt.start, silence),
+        )
+
+    def pieces(self, tokens: Sequence[int], seconds: float) -> Iterator[Piece]:
+        """Segments of a transcript of a window that lasts so many seconds.
+
+        Text between two timestamps is a segment; what has no timestamp before or after it begins where the
+        last one ended, or ends with the window.
+        """
+        begin = self.speech.timestamp_begin
+        start, text = 0.0, list[int]()
+        for token in tokens:
+            if begin is None or token < begin:
+                if token not in self._eos:
+                    text.append(token)
+                continue
+            time = min(seconds, (token - begin) * self.speech.stride * FRAME_SECONDS)
+            if text:
+                yield Piece(min(start, time), time, tuple(text))
+                text = []
+            start = time
+        if text:
+            yield Piece(start, seconds, tuple(text))
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """What tokens say, without special ones."""
+        return self.tokenizer.decode(tokens)
+
+
+def _completed(speech: SpeechInfo, tokenizer: Tokenizer) -> SpeechInfo:
+    """What an early checkpoint does not say of its tokens, by their names in the tokeniser."""
+    named = {token.text: token.id for token in tokenizer.added_tokens}
+    found = {
+        field: named[name]
+        for field, name in (
+            ("no_timestamps_token", "<|notimestamps|>"),
+            ("previous_token", "<|startofprev|>"),
+        )
+        if getattr(speech, field) is None and name in named
+    }
+    return msgspec.structs.replace(speech, **found)

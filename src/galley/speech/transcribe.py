@@ -1,0 +1,152 @@
+"""``galley.Transcriber``: recordings to text, with the engine in the caller's own process."""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from galley.config import EngineSettings
+from galley.local import LocalEngine
+from galley.speech.audio import RawPcm, Recording, Source
+from galley.speech.captions import text_of
+from galley.speech.options import TranscribeOptions
+from galley.speech.results import Info, Segment
+from galley.speech.session import Session
+from galley.speech.source import WindowSource
+from galley.speech.tokens import SpeechTokens
+from galley.speech.vad import SpeechDetector
+from galley.text.tokenizer import Tokenizer
+from galley.types import ModelInfo
+
+WINDOWS_AT_ONCE: Final = 8
+"""Of one recording. More fill the batch better and hold more memory."""
+
+
+class Transcriber:
+    """A loaded speech model. Use as a context manager, or :meth:`close` it; nothing is left running.
+
+    Several threads may transcribe at once; their windows share the batch.
+    """
+
+    def __init__(self, model: str | Path, **settings: Any) -> None:
+        """Load a model.
+
+        Args:
+            model: a folder or a hub id.
+            settings: any other field of :class:`galley.config.EngineSettings`.
+
+        Raises:
+            ModelError: the model cannot be found or used, or is no speech model.
+            SettingsError: a setting is wrong.
+        """
+        self._load(EngineSettings(model=str(model), **settings))
+
+    @classmethod
+    def from_settings(cls, settings: EngineSettings) -> Self:
+        """The same from one object, as the command line has it. Raises as the constructor."""
+        transcriber = cls.__new__(cls)
+        transcriber._load(settings)
+        return transcriber
+
+    def _load(self, settings: EngineSettings) -> None:
+        self._engine = LocalEngine(settings)
+        try:
+            self._tokens = SpeechTokens(self.info, Tokenizer.load(self._engine.folder))
+        except BaseException:
+            self.close()
+            raise
+        self._detector = SpeechDetector()
+
+    @property
+    def info(self) -> ModelInfo:
+        """Sizes, defaults and start-up times of the model."""
+        return self._engine.info
+
+    def transcribe(
+        self,
+        source: Source,
+        options: TranscribeOptions | None = None,
+        *,
+        raw: RawPcm | None = None,
+        normalize: bool = False,
+        max_seconds: float | None = None,
+    ) -> "Transcription":
+        """Begin to transcribe a recording; iterate over the result for its segments.
+
+        Args:
+            source: a path, a file's bytes, or an open file that can seek.
+            options: what is wanted.
+            raw: what ``source`` holds if it has no header.
+            normalize: even out loudness.
+            max_seconds: longer recordings are refused.
+
+        Raises:
+            AudioError: the recording cannot be read.
+            RequestError: the model does not know the language or the task.
+        """
+        options = options or TranscribeOptions()
+        session = Session(self._tokens, options, uuid.uuid4().hex, room=WINDOWS_AT_ONCE)
+        recording = Recording(source, raw=raw, normalize=normalize, max_seconds=max_seconds)
+        windows = WindowSource(recording, self._tokens.speech, options, self._detector)
+        return Transcription(self._engine, session, windows, options)
+
+    def close(self) -> None:
+        """Free the model. Further calls fail."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Transcription:
+    """A recording that is transcribed while its segments are taken, in order. Iterate once."""
+
+    def __init__(
+        self,
+        engine: LocalEngine,
+        session: Session,
+        windows: WindowSource,
+        options: TranscribeOptions,
+    ) -> None:
+        """Made by :meth:`Transcriber.transcribe`."""
+        self._engine = engine
+        self._session = session
+        self._windows = windows
+        self._task = options.task
+
+    @property
+    def info(self) -> Info:
+        """What is known so far; complete after the last segment."""
+        return self._windows.info(self._task, self._session.language or "")
+
+    @property
+    def stated_duration(self) -> float | None:
+        """Seconds, as the file states them before it is read; None if it does not."""
+        return self._windows.stated_duration
+
+    def text(self) -> str:
+        """All of it in one line."""
+        return text_of(self)
+
+    def __iter__(self) -> Iterator[Segment]:
+        session = self._session
+        with closing(self._windows), closing(self._engine.run([])) as run:
+            self._windows.fill(session)
+            run.add(session.requests())
+            for output in run:
+                session.take(output)
+                segments = session.segments()
+                self._windows.fill(session)
+                run.add(session.requests())
+                yield from segments
+            yield from session.segments()

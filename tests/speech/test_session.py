@@ -1,0 +1,343 @@
+"""A recording's windows go through an engine that says what it is told, and come out as its transcript."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from galley.audio import SpeechInfo
+from galley.errors import EngineError, ModelError, RequestError
+from galley.speech.options import QualityRules, TranscribeOptions
+from galley.speech.results import Segment
+from galley.speech.session import Session, compression_ratio
+from galley.speech.spans import Span
+from galley.speech.tokens import SpeechTokens
+from galley.speech.windows import Window
+from galley.text.tokenizer import Tokenizer
+from galley.types import EngineRequest, ModelInfo, Output, SamplingDefaults, StepCosts
+from tests.speech import tiny
+from tests.speech.tiny import token_id
+
+SOT, EOT, EN, DE = (
+    token_id(name) for name in ("<|startoftranscript|>", "<|endoftext|>", "<|en|>", "<|de|>")
+)
+RATE = 16_000
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    return Tokenizer.load(tiny.write_text_side(folder))
+
+
+def model_info() -> ModelInfo:
+    config = tiny.generation_config()
+    speech = SpeechInfo(
+        mels=tiny.MELS,
+        max_frames=100 * tiny.WINDOW_SECONDS,
+        stride=2,
+        start_token=SOT,
+        previous_token=config["prev_sot_token_id"],
+        no_timestamps_token=config["no_timestamps_token_id"],
+        languages=config["lang_to_id"],
+        tasks=config["task_to_id"],
+        suppress_tokens=tuple(config["suppress_tokens"]),
+        begin_suppress_tokens=(EOT,),
+        max_initial_timestamp=50,
+    )
+    return ModelInfo(
+        name="tiny", path="", family="whisper", executor="", dtype="", quantize="", kv_dtype="",
+        vocab_size=2000, max_model_len=64, kv_cache_tokens=4096, eos_token_ids=(EOT,),
+        defaults=SamplingDefaults(), costs=StepCosts(
+            weight_bytes=0, kv_bytes_per_token=0, row_operations=0, logit_operations=0
+        ), speech=speech,
+    )  # fmt: skip
+
+
+Answer = Callable[[EngineRequest], Output]
+
+
+class Driver:
+    """A session, and an engine that gives ``answer`` to each request."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, options: TranscribeOptions, answer: Answer, room: int = 8
+    ) -> None:
+        tokens = SpeechTokens(model_info(), tokenizer)
+        self.session = Session(tokens, options, "r", room=room)
+        self.answer = answer
+        self.asked: list[EngineRequest] = []
+
+    def run(self, windows: list[Window]) -> list[Segment]:
+        for window in windows:
+            mark = np.full((4, tiny.MELS), window.spans[0].start, np.float32)
+            self.session.add(window, mark)
+        self.session.end()
+        segments = self.session.segments()
+        while not self.session.idle:
+            requests = self.session.requests()
+            self.asked += requests
+            # The last is answered first: order is the session's business.
+            for request in reversed(requests):
+                self.session.take(self.answer(request))
+            segments += self.session.segments()
+        return segments
+
+
+def window(start: float, end: float, overlap: float = 0.0) -> Window:
+    span = Span(round(start * RATE), round(end * RATE), round(overlap * RATE))
+    return Window((span,), np.zeros(span.end - span.start, np.float32))
+
+
+def place(request: EngineRequest) -> float:
+    """Where in the recording the window starts, in seconds."""
+    assert request.window is not None
+    return float(np.frombuffer(request.window.data, "<f4")[0]) / RATE
+
+
+def at(seconds: float) -> int:
+    return token_id(f"<|{seconds:.2f}|>")
+
+
+def says(
+    tokenizer: Tokenizer, *parts: str | float, score: float = -0.1, silence: float = 0.0
+) -> Output:
+    """Text and timestamps as the engine gives them."""
+    tokens: list[int] = []
+    for part in parts:
+        tokens += tokenizer.encode_plain(part) if isinstance(part, str) else [at(part)]
+    tokens.append(EOT)
+    return Output(
+        request_id="",
+        tokens=tokens,
+        scores=[score] * len(tokens),
+        no_speech_prob=silence,
+        finish_reason="stop",
+    )
+
+
+def to(request: EngineRequest, output: Output) -> Output:
+    return msgspec.structs.replace(output, request_id=request.id)
+
+
+ENGLISH = TranscribeOptions(language="en")
+
+
+def test_windows_become_segments_in_order_with_the_recordings_times(tokenizer: Tokenizer) -> None:
+    texts = {0.0: " one", 10.0: " two", 20.5: " three"}
+
+    def answer(request: EngineRequest) -> Output:
+        said = says(tokenizer, 0.0, texts[place(request)], 1.0, 1.0, " more", 2.0)
+        return to(request, said)
+
+    driver = Driver(tokenizer, ENGLISH, answer)
+    segments = driver.run([window(start, start + 4) for start in texts])
+    assert [(s.id, s.start, s.end, s.text) for s in segments] == [
+        (0, 0.0, 1.0, " one"), (1, 1.0, 2.0, " more"),
+        (2, 10.0, 11.0, " two"), (3, 11.0, 12.0, " more"),
+        (4, 20.5, 21.5, " three"), (5, 21.5, 22.5, " more"),
+    ]  # fmt: skip
+    assert {s.temperature for s in segments} == {0.0}
+    assert segments[0].avg_logprob == pytest.approx(-0.1)
+    assert tokenizer.decode(segments[0].tokens) == " one"
+
+
+def test_a_request_is_what_whisper_expects(tokenizer: Tokenizer) -> None:
+    driver = Driver(
+        tokenizer,
+        TranscribeOptions(language="de", task="translate", prompt="Kowalska"),
+        lambda request: to(request, says(tokenizer, 0.0, " x", 1.0)),
+    )
+    driver.run([window(0, 4)])
+    [request] = driver.asked
+    previous = [token_id("<|startofprev|>"), *tokenizer.encode_plain(" Kowalska")]
+    assert request.prompt == [*previous, SOT, DE, token_id("<|translate|>")]
+    sampling = request.sampling
+    assert sampling.no_speech == (len(previous), token_id("<|nospeech|>"))
+    assert sampling.timestamps is not None
+    assert (sampling.timestamps.begin, sampling.timestamps.text_end) == (at(0.0), EOT)
+    assert sampling.timestamps.max_initial == 50
+    assert sampling.suppress_tokens == tuple(tiny.generation_config()["suppress_tokens"])
+    assert sampling.begin_suppress_tokens == (EOT,)
+    assert (sampling.temperature, sampling.max_tokens, sampling.scores) == (0.0, 32, True)
+
+
+def test_without_timestamps_a_window_is_a_segment(tokenizer: Tokenizer) -> None:
+    driver = Driver(
+        tokenizer,
+        TranscribeOptions(language="en", timestamps=False),
+        lambda request: to(request, says(tokenizer, " hello you")),
+    )
+    [segment] = driver.run([window(5, 8)])
+    assert (segment.start, segment.end, segment.text) == (5.0, 8.0, " hello you")
+    assert driver.asked[0].prompt[-1] == token_id("<|notimestamps|>")
+    assert driver.asked[0].sampling.timestamps is None
+
+
+def test_the_language_is_detected_in_the_first_window_and_nothing_else_is_asked_before(
+    tokenizer: Tokenizer,
+) -> None:
+    def answer(request: EngineRequest) -> Output:
+        if request.sampling.max_tokens == 1:
+            return Output(request_id=request.id, tokens=[DE], finish_reason="length")
+        return to(request, says(tokenizer, 0.0, " ja", 1.0))
+
+    driver = Driver(tokenizer, TranscribeOptions(), answer)
+    assert len(driver.run([window(0, 4), window(10, 14)])) == 2
+    assert driver.session.language == "de"
+    first, *others = driver.asked
+    assert first.prompt == [SOT]
+    assert set(first.sampling.allowed_tokens) == set(
+        tiny.generation_config()["lang_to_id"].values()
+    )
+    assert [request.prompt for request in others] == [[SOT, DE, token_id("<|transcribe|>")]] * 2
+    assert others[0].window == first.window
+
+
+def test_a_bad_transcript_is_tried_again_hotter(tokenizer: Tokenizer) -> None:
+    good = says(tokenizer, 0.0, " good", 1.0)
+    bad = {
+        0.0: says(tokenizer, 0.0, " no" * 30, 1.0),
+        0.2: says(tokenizer, 0.0, " guess", 1.0, score=-3.0),
+    }
+    driver = Driver(
+        tokenizer, ENGLISH, lambda r: to(r, bad.get(r.sampling.temperature or 0.0, good))
+    )
+    [segment] = driver.run([window(0, 4)])
+    assert (segment.text, segment.temperature) == (" good", 0.4)
+    assert [request.sampling.temperature for request in driver.asked] == [0.0, 0.2, 0.4]
+    assert len({request.window.data for request in driver.asked if request.window}) == 1
+    assert len({request.id for request in driver.asked}) == 3
+
+
+def test_if_no_transcript_is_good_the_likeliest_that_does_not_repeat_is_taken(
+    tokenizer: Tokenizer,
+) -> None:
+    bad = {
+        0.0: says(tokenizer, 0.0, " no" * 30, 1.0, score=-0.1),
+        0.5: says(tokenizer, 0.0, " likelier", 1.0, score=-2.0),
+        1.0: says(tokenizer, 0.0, " guess", 1.0, score=-3.0),
+    }
+    options = TranscribeOptions(language="en", rules=QualityRules(temperatures=(0.0, 0.5, 1.0)))
+    driver = Driver(tokenizer, options, lambda r: to(r, bad[r.sampling.temperature or 0.0]))
+    [segment] = driver.run([window(0, 4)])
+    assert segment.text == " likelier"
+
+
+def test_silence_has_no_text(tokenizer: Tokenizer) -> None:
+    driver = Driver(
+        tokenizer,
+        ENGLISH,
+        lambda r: to(r, says(tokenizer, 0.0, " thanks", 1.0, score=-2.0, silence=0.9)),
+    )
+    assert driver.run([window(0, 4)]) == []
+    assert len(driver.asked) == 1
+
+
+def test_overlapping_windows_are_joined(tokenizer: Tokenizer) -> None:
+    texts = {
+        0.0: says(tokenizer, 0.0, " one two three four fi", 4.0),
+        3.0: says(tokenizer, 0.0, " ur five six seven", 4.0),
+    }
+    driver = Driver(tokenizer, ENGLISH, lambda r: to(r, texts[place(r)]))
+    segments = driver.run([window(0, 4), window(3, 7, overlap=1.0)])
+    # They agree on nothing but the time; words that were cut in half are left out.
+    assert "".join(segment.text for segment in segments) == " one two three four five six seven"
+    for segment in segments:
+        assert tokenizer.decode(segment.tokens) == segment.text
+        assert 0 <= segment.start < segment.end <= 7
+
+
+def test_text_conditions_what_comes_after_if_asked_for(tokenizer: Tokenizer) -> None:
+    def answer(request: EngineRequest) -> Output:
+        return to(request, says(tokenizer, 0.0, f" at {place(request):.0f}", 1.0))
+
+    options = TranscribeOptions(
+        language="en", prompt="names", rules=QualityRules(condition_on_previous_text=True)
+    )
+    driver = Driver(tokenizer, options, answer)
+    driver.run([window(0, 4), window(10, 14), window(20, 24)])
+    prompts = [tokenizer.decode(request.prompt) for request in driver.asked]
+    assert prompts == [" names", " names at 0", " names at 0 at 10"]
+
+
+def test_hot_text_conditions_nothing(tokenizer: Tokenizer) -> None:
+    options = TranscribeOptions(
+        language="en",
+        rules=QualityRules(condition_on_previous_text=True, temperatures=(0.8,)),
+    )
+    driver = Driver(tokenizer, options, lambda r: to(r, says(tokenizer, 0.0, " hm", 1.0)))
+    driver.run([window(0, 4), window(10, 14)])
+    assert driver.asked[1].prompt[0] == SOT
+
+
+def test_segments_come_as_soon_as_they_are_certain(tokenizer: Tokenizer) -> None:
+    driver = Driver(tokenizer, ENGLISH, lambda r: to(r, says(tokenizer, 0.0, " x", 1.0)), room=2)
+    session = driver.session
+    features = np.zeros((4, tiny.MELS), np.float32)
+    session.add(window(0, 4), features)
+    assert session.has_room
+    [request] = session.requests()
+    session.take(driver.answer(request))
+    assert session.segments() == []  # the next window may overlap this one
+    session.add(window(10, 14), features)
+    assert not session.has_room
+    assert [segment.start for segment in session.segments()] == [0.0]
+    assert session.has_room
+
+
+def test_an_engine_that_gives_up_is_an_error(tokenizer: Tokenizer) -> None:
+    driver = Driver(
+        tokenizer,
+        ENGLISH,
+        lambda r: Output(request_id=r.id, finish_reason="error", error="out of luck"),
+    )
+    with pytest.raises(EngineError, match="out of luck"):
+        driver.run([window(0, 4)])
+
+
+def test_what_the_model_does_not_know_is_refused(tokenizer: Tokenizer) -> None:
+    def driver(options: TranscribeOptions) -> Driver:
+        return Driver(tokenizer, options, lambda request: Output(request_id=request.id))
+
+    with pytest.raises(RequestError, match="does not know french; it knows de, en, zh"):
+        driver(TranscribeOptions(language="fr"))
+    text_model = msgspec.structs.replace(model_info(), speech=None)
+    with pytest.raises(ModelError, match="tiny is a text model"):
+        SpeechTokens(text_model, tokenizer)
+
+
+def pieces_cases() -> Iterator[tuple[list[str | float], list[tuple[float, float, str]]]]:
+    """(what the model says, what it means); after openai/whisper's transcribe.py."""
+    yield [0.0, " a", 1.0, 1.0, " b", 2.0], [(0.0, 1.0, " a"), (1.0, 2.0, " b")]
+    yield [0.0, " a", 1.0, 1.4, " b"], [(0.0, 1.0, " a"), (1.4, 3.0, " b")]
+    yield [" a"], [(0.0, 3.0, " a")]
+    yield [0.5, " a", 3.5], [(0.5, 3.0, " a")]
+    yield [0.0, 1.0, 1.0, " a", 2.0], [(1.0, 2.0, " a")]
+    yield [0.0], []
+
+
+@pytest.mark.parametrize(("said", "meant"), list(pieces_cases()))
+def test_timestamps_part_segments(
+    said: list[str | float], meant: list[tuple[float, float, str]], tokenizer: Tokenizer
+) -> None:
+    tokens = SpeechTokens(model_info(), tokenizer)
+    output = says(tokenizer, *said)
+    found = tokens.pieces(output.tokens, seconds=3.0)
+    assert [(round(p.start, 3), p.end, tokenizer.decode(p.tokens)) for p in found] == meant
+
+
+def test_an_early_checkpoints_tokens_are_found_by_name(tokenizer: Tokenizer) -> None:
+    info = model_info()
+    assert info.speech is not None
+    silent = msgspec.structs.replace(info.speech, previous_token=None, no_timestamps_token=None)
+    tokens = SpeechTokens(msgspec.structs.replace(info, speech=silent), tokenizer)
+    assert tokens.speech == info.speech
+
+
+def test_compression_ratio_is_zlibs() -> None:
+    assert compression_ratio("") == 0.0
+    assert compression_ratio("no " * 50) > 10
+    assert compression_ratio("My broadband keeps dropping every evening.") < 1

@@ -1,0 +1,186 @@
+"""galley.Transcriber on a tiny checkpoint: transformers' own text, in order, for any recording."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import GenerationConfig, GenerationMixin, WhisperForConditionalGeneration
+from transformers.generation import (
+    LogitsProcessorList,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    WhisperTimeStampLogitsProcessor,
+)
+
+from galley import QualityRules, SpeechOptions, TranscribeOptions, Transcriber
+from galley.errors import AudioError, AudioTooLong, ModelError, RequestError
+from galley.speech.audio import Recording
+from galley.speech.features import LogMel
+from galley.speech.results import Segment
+from tests.conftest import CheckpointMaker
+from tests.speech import tiny
+from tests.speech.recordings import encode
+from tests.speech.test_windows import OPTIONS as SHORT_PAUSES
+
+CALL = Path(__file__).parent / "data" / "call.ogg"
+GREEDY = QualityRules(
+    temperatures=(0.0,),
+    compression_ratio_threshold=None,
+    log_prob_threshold=None,
+    no_speech_threshold=None,
+)
+ENGLISH = TranscribeOptions(language="en", rules=GREEDY, speech=SHORT_PAUSES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_whisper(tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture(scope="module")
+def transcriber(folder: Path) -> Iterator[Transcriber]:
+    with Transcriber(folder, executor="reference", dtype="float32", threads=1) as transcriber:
+        yield transcriber
+
+
+def told(segments: list[Segment]) -> list[tuple[float, float, str]]:
+    return [(segment.start, segment.end, segment.text) for segment in segments]
+
+
+def truth(folder: Path, samples: NDArray[np.float32], prompt: str, timestamps: bool) -> list[int]:
+    """Tokens that transformers generates for one window; its own loop over windows is left out."""
+    model = WhisperForConditionalGeneration.from_pretrained(folder, attn_implementation="eager")
+    features = LogMel(tiny.MELS, tiny.WINDOW_SECONDS)(samples)
+    prefix = [tiny.token_id(f"<|{name}|>") for name in prompt.split()]
+    config = model.generation_config
+    processors = LogitsProcessorList(
+        [
+            SuppressTokensLogitsProcessor(config.suppress_tokens),
+            SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, len(prefix)),
+        ]
+    )
+    if timestamps:
+        processors.append(WhisperTimeStampLogitsProcessor(config, begin_index=len(prefix)))
+    with torch.inference_mode():
+        generated = GenerationMixin.generate(
+            model,
+            torch.from_numpy(features.T.copy())[None],
+            decoder_input_ids=torch.tensor([prefix]),
+            logits_processor=processors,
+            generation_config=GenerationConfig(
+                max_new_tokens=32, do_sample=False, eos_token_id=config.eos_token_id
+            ),
+        )
+    return [int(token) for token in generated[0][len(prefix) :]]
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+@pytest.mark.parametrize("timestamps", [True, False])
+def test_a_windows_text_is_transformers_own(
+    folder: Path, transcriber: Transcriber, language: str, timestamps: bool
+) -> None:
+    recording = encode("wav", np.concatenate(list(Recording(CALL)))[32_000:80_000])
+    samples = np.concatenate(list(Recording(recording)))
+    options = TranscribeOptions(
+        language=language, speech=None, rules=GREEDY, timestamps=timestamps, task="translate"
+    )
+    segments = list(transcriber.transcribe(recording, options))
+    prompt = f"startoftranscript {language} translate"
+    expected = truth(
+        folder, samples, prompt if timestamps else f"{prompt} notimestamps", timestamps
+    )
+    first_time = tiny.token_id("<|0.00|>")
+    words = [token for token in expected if token < tiny.TEXT_TOKENS]
+    assert [token for segment in segments for token in segment.tokens] == words
+    times = [(token - first_time) * 0.02 for token in expected if token >= first_time]
+    if timestamps:
+        assert segments[0].start == pytest.approx(times[0], abs=1e-3)
+
+
+def test_a_recording_is_transcribed_in_order(transcriber: Transcriber) -> None:
+    transcription = transcriber.transcribe(CALL, ENGLISH)
+    segments = list(transcription)
+    assert len(segments) >= 3
+    assert [segment.id for segment in segments] == list(range(len(segments)))
+    starts = [segment.start for segment in segments]
+    assert starts == sorted(starts)
+    assert all(0 <= s.start <= s.end <= transcription.info.duration for s in segments)
+    info = transcription.info
+    assert (info.language, info.task, info.warnings) == ("en", "transcribe", ())
+    assert info.duration == pytest.approx(20.08, abs=0.01)
+
+
+def test_threads_share_the_batch_and_hear_their_own(transcriber: Transcriber) -> None:
+    samples = np.concatenate(list(Recording(CALL)))
+    files = [encode("wav", samples[start : start + 100_000]) for start in (0, 50_000, 150_000)]
+    alone = [told(list(transcriber.transcribe(file, ENGLISH))) for file in files]
+    together: list[list[tuple[float, float, str]]] = [[] for _ in files]
+
+    def work(index: int) -> None:
+        together[index] = told(list(transcriber.transcribe(files[index], ENGLISH)))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(files))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == alone
+
+
+def test_the_language_is_detected(transcriber: Transcriber) -> None:
+    transcription = transcriber.transcribe(CALL, TranscribeOptions(rules=GREEDY))
+    assert list(transcription)
+    assert transcription.info.language in tiny.LANGUAGES
+
+
+def test_silence_has_no_text(transcriber: Transcriber) -> None:
+    silence = encode("wav", np.zeros(16_000 * 60, np.float32))
+    transcription = transcriber.transcribe(silence)
+    assert transcription.text() == ""
+    assert transcription.info.duration == 60.0
+
+
+def test_a_recording_that_was_cut_off_is_transcribed_up_to_there(transcriber: Transcriber) -> None:
+    samples = np.concatenate(list(Recording(CALL, sample_rate=44_100)))
+    whole = encode("mp3", samples)
+    transcription = transcriber.transcribe(whole[: len(whole) * 6 // 10], ENGLISH)
+    assert list(transcription)
+    assert transcription.info.warnings
+    assert 11 < transcription.info.duration < 13
+
+
+def test_stopping_early_leaves_nothing_behind(transcriber: Transcriber) -> None:
+    segments = iter(transcriber.transcribe(CALL, ENGLISH))
+    first = next(segments)
+    segments.close()  # type: ignore[attr-defined]
+    assert told(list(transcriber.transcribe(CALL, ENGLISH)))[0] == told([first])[0]
+
+
+def test_long_speech_without_a_pause_is_cut_and_joined(transcriber: Transcriber) -> None:
+    options = TranscribeOptions(language="en", speech=None, rules=GREEDY)
+    segments = list(transcriber.transcribe(CALL, options))
+    starts = [segment.start for segment in segments]
+    assert starts == sorted(starts)
+
+
+def test_what_cannot_be_transcribed_is_refused(transcriber: Transcriber) -> None:
+    with pytest.raises(AudioError, match="is not audio"):
+        transcriber.transcribe(b"no audio at all" * 1000)
+    with pytest.raises(AudioTooLong):
+        list(transcriber.transcribe(CALL, max_seconds=5))
+    with pytest.raises(RequestError, match="does not know french"):
+        transcriber.transcribe(CALL, TranscribeOptions(language="fr"))
+
+
+def test_a_text_model_is_refused(checkpoint: CheckpointMaker) -> None:
+    with pytest.raises(ModelError, match="is a text model; transcribing needs a speech model"):
+        Transcriber(checkpoint("llama"), executor="reference", threads=1)
+
+
+def test_speech_options_reach_the_detector(transcriber: Transcriber) -> None:
+    deaf = TranscribeOptions(language="en", speech=SpeechOptions(threshold=1.0))
+    assert transcriber.transcribe(CALL, deaf).text() == ""
