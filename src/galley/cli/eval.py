@@ -10,6 +10,7 @@ import click
 
 from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
 from galley.cli.terminal import progress, table
+from galley.cli.transcribe import speech_options, transcribe_options
 from galley.config import EngineSettings
 from galley.errors import SettingsError
 from galley.types import SamplingParams
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from galley.demo.evaluate import Evaluation
     from galley.demo.generator import Message
     from galley.llm import LLM
+    from galley.speech.evaluate import Heard, Scores
 
 _LONGEST_ANSWER: Final = 256
 """Tokens. Right answers have at most as many characters; a model that rambles on is wrong already."""
@@ -28,16 +30,19 @@ def eval_group() -> None:
     """Measure the quality of a model."""
 
 
-@eval_group.command(cls=Command)
-@with_flags(EngineSettings)
-@click.argument("model", required=False, help=MODEL_HELP)
-@click.option(
+_JSON = click.option(
     "--json",
     "json_file",
     metavar="FILE",
     type=click.Path(path_type=Path),
     help="write scores and misses to FILE, too",
 )
+
+
+@eval_group.command(cls=Command)
+@with_flags(EngineSettings)
+@click.argument("model", required=False, help=MODEL_HELP)
+@_JSON
 def demo(flags: Flags, model: str | None, json_file: Path | None) -> None:
     """Score the call-centre tasks on both held-out sets, by exact match of greedy answers.
 
@@ -45,8 +50,7 @@ def demo(flags: Flags, model: str | None, json_file: Path | None) -> None:
     """
     settings = flags.settings(model=model)
     start_logging(settings)
-    if json_file is not None and not json_file.parent.is_dir():
-        raise SettingsError(f"--json {json_file}: the folder {json_file.parent} does not exist")
+    _check_json(json_file)
     from galley.demo import heldout
     from galley.demo.evaluate import evaluate
     from galley.llm import LLM
@@ -56,9 +60,73 @@ def demo(flags: Flags, model: str | None, json_file: Path | None) -> None:
         answer = _answerer(llm, settings.running_limit, bar.update)
         evaluation = evaluate(answer)
     _print_table(evaluation)
-    if json_file is not None:
-        page = json.dumps(_as_json(evaluation), indent=2, ensure_ascii=False)
-        json_file.write_text(page + "\n", encoding="utf-8")
+    _write_json(json_file, _as_json(evaluation))
+
+
+@eval_group.command(cls=Command)
+@with_flags(EngineSettings, model=True)
+@click.argument(
+    "manifest",
+    type=click.Path(path_type=Path),
+    help='JSON lines: {"audio": "call.wav", "text": "what is said"}',
+)
+@speech_options
+@_JSON
+def speech(flags: Flags, manifest: Path, json_file: Path | None, **wanted: Any) -> None:
+    """Word and character error rate of a speech model, and how long it takes.
+
+    Case and punctuation do not count. The real-time factor is seconds of work for each second of audio.
+    """
+    settings = flags.settings()
+    start_logging(settings)
+    _check_json(json_file)
+    from galley.speech import require_extra
+
+    require_extra()
+    from galley.speech.evaluate import read_manifest, score, transcribe_all
+    from galley.speech.transcribe import Transcriber
+
+    options = transcribe_options(**wanted)
+    samples = read_manifest(manifest)
+    with (
+        Transcriber.from_settings(settings) as transcriber,
+        progress("transcribing", len(samples)) as bar,
+    ):
+        heard = transcribe_all(transcriber, samples, options, bar.update)
+    scores = score(heard)
+    print(
+        f"{len(heard)} recordings, {scores.audio_seconds:.0f} s: WER {scores.wer:.1%}, "
+        f"CER {scores.cer:.1%}, real-time factor {scores.real_time_factor:.3f}"
+    )
+    _write_json(json_file, _speech_json(heard, scores))
+
+
+def _check_json(file: Path | None) -> None:
+    """Before the work, not after it."""
+    if file is not None and not file.parent.is_dir():
+        raise SettingsError(f"--json {file}: the folder {file.parent} does not exist")
+
+
+def _write_json(file: Path | None, page: dict[str, Any]) -> None:
+    if file is not None:
+        text = json.dumps(page, indent=2, ensure_ascii=False)
+        file.write_text(text + "\n", encoding="utf-8")
+
+
+def _speech_json(heard: "Sequence[Heard]", scores: "Scores") -> dict[str, Any]:
+    return {
+        **asdict(scores),
+        "recordings": [
+            {
+                "audio": str(one.sample.audio),
+                "expected": one.sample.text,
+                "text": one.text,
+                "audio_seconds": round(one.audio_seconds, 3),
+                "seconds": round(one.seconds, 3),
+            }
+            for one in heard
+        ],
+    }
 
 
 def _answerer(

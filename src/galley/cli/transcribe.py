@@ -1,0 +1,182 @@
+"""``galley transcribe``: recordings to text or captions, with the engine in this process."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from galley.cli.options import Command, Flags, start_logging, with_flags
+from galley.cli.terminal import progress
+from galley.config import EngineSettings
+from galley.errors import RequestError, SettingsError
+
+if TYPE_CHECKING:
+    from galley.speech.options import TranscribeOptions
+    from galley.speech.results import Segment
+    from galley.speech.transcribe import Transcriber, Transcription
+
+FORMATS = ("text", "srt", "vtt", "json", "verbose_json")
+SUFFIXES = {"text": ".txt", "json": ".json", "verbose_json": ".json"}
+
+
+def speech_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Flags of what is wanted of a transcription; see :func:`transcribe_options`."""
+    options = (
+        click.option("--language", help="spoken (en, german, ...); default: detected"),
+        click.option(
+            "--task",
+            type=click.Choice(("transcribe", "translate")),
+            default="transcribe",
+            show_default=True,
+            help="translate: into English",
+        ),
+        click.option("--prompt", default="", help="names and words that may come up"),
+        click.option(
+            "--vad/--no-vad", default=True, show_default=True, help="leave silence out (Silero VAD)"
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def transcribe_options(
+    *, language: str | None, task: Any, prompt: str, vad: bool
+) -> "TranscribeOptions":
+    """Raises RequestError if a value is wrong."""
+    from galley.speech.options import SpeechOptions, TranscribeOptions
+
+    speech = SpeechOptions() if vad else None
+    return TranscribeOptions(language=language, task=task, prompt=prompt, speech=speech)
+
+
+@click.command(cls=Command)
+@with_flags(EngineSettings, model=True)
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(FORMATS),
+    default="text",
+    show_default=True,
+    help="of the transcript",
+)
+@click.option(
+    "--output-dir",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="write DIR/NAME.srt and its like; default for one file: print",
+)
+@click.option("--normalize", is_flag=True, help="make quiet speakers as loud as loud ones")
+@speech_options
+def transcribe(
+    flags: Flags,
+    files: Sequence[Path],
+    format_: str,
+    output_dir: Path | None,
+    normalize: bool,
+    **wanted: Any,
+) -> None:
+    """Transcribe recordings: wav, mp3, flac, ogg, opus, m4a, webm.
+
+    A file that cannot be read is said and passed over; the exit code is 1 then.
+    """
+    settings = flags.settings()
+    start_logging(settings)
+    targets = _targets(files, output_dir, SUFFIXES.get(format_, f".{format_}"))
+    from galley.speech import require_extra
+
+    require_extra()
+    from galley.speech.transcribe import Transcriber
+
+    options = transcribe_options(**wanted)
+    failed = False
+    with Transcriber.from_settings(settings) as transcriber:
+        for file, target in zip(files, targets, strict=True):
+            try:
+                _one(transcriber, file, target, format_, options, normalize=normalize)
+            except RequestError as error:
+                click.echo(f"galley: {error}", err=True)
+                failed = True
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+def _targets(
+    files: Sequence[Path], output_dir: Path | None, suffix: str
+) -> list[Path] | list[None]:
+    """Where each transcript goes; None is stdout."""
+    if output_dir is None:
+        if len(files) > 1:
+            raise SettingsError(f"{len(files)} files need --output-dir DIR for their transcripts")
+        return [None]
+    targets = [output_dir / f"{file.stem}{suffix}" for file in files]
+    if len(set(targets)) < len(targets):
+        twice = next(target for target in targets if targets.count(target) > 1)
+        raise SettingsError(f"two of the files would be written to {twice}")
+    output_dir.mkdir(parents=True, exist_ok=True)
+    return targets
+
+
+def _one(
+    transcriber: "Transcriber",
+    file: Path,
+    target: Path | None,
+    format_: str,
+    options: "TranscribeOptions",
+    *,
+    normalize: bool,
+) -> None:
+    transcription = transcriber.transcribe(file, options, normalize=normalize)
+    with _opened(target) as output:
+        for piece in _formatted(transcription, format_, _watched(transcription, file.name)):
+            output.write(piece)
+            output.flush()
+    for warning in transcription.info.warnings:
+        click.echo(f"galley: {warning}", err=True)
+
+
+def _formatted(
+    transcription: "Transcription", format_: str, segments: "Iterable[Segment]"
+) -> Iterator[str]:
+    """The transcript, piece by piece where the format allows."""
+    from galley.speech import captions
+
+    match format_:
+        case "text":
+            yield from captions.as_text(segments)
+        case "srt":
+            yield from captions.as_srt(segments)
+        case "vtt":
+            yield from captions.as_vtt(segments)
+        case "json":
+            yield captions.as_json(segments).decode() + "\n"
+        case _:
+            # The info is complete only after the segments.
+            all_segments = list(segments)
+            yield captions.as_verbose_json(all_segments, transcription.info).decode() + "\n"
+
+
+def _watched(transcription: "Transcription", name: str) -> "Iterator[Segment]":
+    """The segments, while a bar moves in seconds of audio, if the file states how many there are."""
+    total = round(transcription.stated_duration or 0)
+    done = 0
+    with progress(f"{name} (seconds)", total) as bar:
+        for segment in transcription:
+            if total:
+                bar.update(min(total, round(segment.end)) - done)
+                done = min(total, round(segment.end))
+            yield segment
+        bar.update(total - done)
+
+
+@contextmanager
+def _opened(target: Path | None) -> Iterator[IO[str]]:
+    if target is None:
+        yield sys.stdout
+        return
+    with target.open("w", encoding="utf-8") as file:
+        yield file

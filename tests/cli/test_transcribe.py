@@ -1,0 +1,79 @@
+"""galley transcribe and galley eval speech, as processes on a tiny checkpoint."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import srt
+
+from galley.speech.audio import Recording
+from tests.missing import without
+from tests.speech import tiny
+from tests.speech.recordings import encode
+
+from .command import galley
+
+CALL = Path(__file__).parents[1] / "speech" / "data" / "call.ogg"
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_whisper(tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("audio") / "short.wav"
+    path.write_bytes(encode("wav", np.concatenate(list(Recording(CALL)))[32_000:80_000]))
+    return path
+
+
+def model(whisper: Path) -> list[str | Path]:
+    return ["--model", whisper, "--executor", "reference", "--threads", "1", "--language", "en"]
+
+
+def test_captions_of_one_file_are_printed(whisper: Path, short: Path) -> None:
+    done = galley("transcribe", short, *model(whisper), "--format", "srt")
+    assert done.returncode == 0, done.stderr
+    assert list(srt.parse(done.stdout))
+
+
+def test_several_files_are_written_and_a_bad_one_stops_none(
+    whisper: Path, short: Path, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.mp3"
+    bad.write_text("no music " * 1000)
+    arguments = [bad, short, *model(whisper), "--format", "verbose_json"]
+    assert galley("transcribe", *arguments).returncode == 2
+    done = galley("transcribe", *arguments, "--output-dir", tmp_path / "out")
+    assert done.returncode == 1
+    assert "bad.mp3 is not audio" in done.stderr
+    answer = json.loads((tmp_path / "out" / "short.json").read_text())
+    assert (answer["language"], answer["duration"]) == ("english", 3.0)
+    assert answer["segments"]
+    assert not (tmp_path / "out" / "bad.json").exists()
+
+
+def test_what_would_overwrite_another_transcript_is_refused(whisper: Path, short: Path) -> None:
+    done = galley("transcribe", short, short, *model(whisper), "--output-dir", short.parent)
+    assert done.returncode == 2
+    assert "two of the files would be written to" in done.stderr
+
+
+def test_without_the_extra_it_is_said_how_to_get_it(short: Path, tmp_path: Path) -> None:
+    done = galley("transcribe", short, environ=without(tmp_path, "soxr"))
+    assert done.returncode == 2
+    assert "pip install 'galley[speech]'" in done.stderr
+
+
+def test_a_manifest_is_scored(whisper: Path, short: Path, tmp_path: Path) -> None:
+    manifest = short.parent / "manifest.jsonl"
+    manifest.write_text(json.dumps({"audio": short.name, "text": "Hello"}) + "\n")
+    scores = tmp_path / "scores.json"
+    done = galley("eval", "speech", manifest, *model(whisper), "--json", scores)
+    assert done.returncode == 0, done.stderr
+    assert "1 recordings, 3 s: WER " in done.stdout
+    page = json.loads(scores.read_text())
+    assert page["audio_seconds"] == 3.0
+    assert page["recordings"][0]["expected"] == "Hello"
