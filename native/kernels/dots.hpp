@@ -13,32 +13,16 @@ GALLEY_INLINE int32_t load_four(const uint8_t* x) {
     return four;
 }
 
-// acc[lane] += sum over j < 4 of w[4 * lane + j] * x[j], w unsigned and below 16, x signed.
-GALLEY_INLINE Ints dot_nibbles(Ints acc, Bytes w, int32_t x) {
+// acc[lane] += sum over j < 4 of w[4 * lane + j] * x[j], w unsigned, x signed. AVX2's product would
+// saturate: it takes |w - 128| and x with its sign, so its sum is that of signed weights already.
 #if defined(__AVX512VNNI__)
+constexpr int32_t kInt8Offset = 128;
+GALLEY_INLINE Ints dot_bytes(Ints acc, Bytes w, int32_t x) {
     acc.p[0] =
         (IntPart)_mm512_dpbusd_epi32((__m512i)acc.p[0], (__m512i)w.p[0], _mm512_set1_epi32(x));
-#elif defined(__AVX2__)
-    GALLEY_PARTS {
-        const __m256i pairs = _mm256_maddubs_epi16((__m256i)w.p[i], _mm256_set1_epi32(x));
-        acc.p[i] += (IntPart)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    }
-#else
-    uint8_t bytes[4 * kLanes];
-    int32_t sums[kLanes];
-    memcpy(bytes, &w, sizeof bytes);
-    memcpy(sums, &acc, sizeof sums);
-    for (int lane = 0; lane < kLanes; ++lane)
-        for (int j = 0; j < 4; ++j)
-            sums[lane] += bytes[4 * lane + j] * static_cast<int8_t>(x >> 8 * j);
-    memcpy(&acc, sums, sizeof acc);
-#endif
     return acc;
 }
-
-// The same with w any byte. AVX2's product would saturate: it takes |w - 128| and x with its sign,
-// so its sum is that of signed weights already.
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#elif defined(__AVX2__)
 constexpr int32_t kInt8Offset = 0;
 GALLEY_INLINE Ints dot_bytes(Ints acc, Bytes w, int32_t x) {
     GALLEY_PARTS {
@@ -51,8 +35,42 @@ GALLEY_INLINE Ints dot_bytes(Ints acc, Bytes w, int32_t x) {
 }
 #else
 constexpr int32_t kInt8Offset = 128;
-GALLEY_INLINE Ints dot_bytes(Ints acc, Bytes w, int32_t x) { return dot_nibbles(acc, w, x); }
+// Products of a byte and a signed byte fit into 16 bits; they are summed in 32.
+GALLEY_INLINE Ints dot_bytes(Ints acc, Bytes w, int32_t x) {
+    const uint32_t u = static_cast<uint32_t>(x);
+    const auto pair = [](uint32_t low, uint32_t high) {
+        const auto extend = [](uint32_t v) {
+            return static_cast<uint16_t>(static_cast<int8_t>(v));
+        };
+        return (HalvesPart)(UintPart{} + (extend(low) | static_cast<uint32_t>(extend(high)) << 16));
+    };
+    const HalvesPart evens = pair(u, u >> 16), odds = pair(u >> 8, u >> 24);
+    GALLEY_PARTS {
+        const HalvesPart halves = (HalvesPart)w.p[i];
+        const IntPart even = (IntPart)((halves & 0xff) * evens),
+                      odd = (IntPart)((halves >> 8) * odds);
+        acc.p[i] += (even << 16 >> 16) + (even >> 16) + (odd << 16 >> 16) + (odd >> 16);
+    }
+    return acc;
+}
 #endif
+
+// acc += low * first and more += high * second in the same way, all weights below 16; acc and more
+// may be one. Two of AVX2's sums of two such products, of 3810 at most, fit into 16 bits.
+GALLEY_INLINE void dot_nibbles(Ints& acc, Ints& more, Bytes low, int32_t first, Bytes high,
+                               int32_t second) {
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    GALLEY_PARTS {
+        const __m256i pairs =
+            _mm256_add_epi16(_mm256_maddubs_epi16((__m256i)low.p[i], _mm256_set1_epi32(first)),
+                             _mm256_maddubs_epi16((__m256i)high.p[i], _mm256_set1_epi32(second)));
+        acc.p[i] += (IntPart)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    }
+#else
+    acc = dot_bytes(acc, low, first);
+    more = dot_bytes(more, high, second);
+#endif
+}
 
 #if defined(__AVX512BF16__)
 struct Pairs {

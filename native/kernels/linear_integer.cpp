@@ -34,9 +34,9 @@ struct Int4 {
     static constexpr int64_t kStep = 8;
     static constexpr int32_t kOffset = 8;
     static constexpr int kStreamRows = 5;
-    // Products that wait for each other's sums: two chains where one would be waited for.
+    // Sums that wait for each other: in two chains where one would be waited for.
     template <int R, int B>
-    static constexpr int kChains = R * B <= 8 ? 2 : 1;
+    static constexpr int kChains = kWidth == 16 && R * B <= 8 ? 2 : 1;
 
     template <int R, int B>
     GALLEY_INLINE void dot(Ints (&acc)[kChains<R, B>][R][B], const uint8_t* w, int64_t block_bytes,
@@ -51,11 +51,9 @@ struct Int4 {
         }
         GALLEY_UNROLL for (int r = 0; r < R; ++r) {
             const int32_t first = load_four(x[r] + k), second = load_four(x[r] + k + 4);
-            GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[0][r][b] =
-                dot_nibbles(acc[0][r][b], low[b], first);
             constexpr int kLast = kChains<R, B> - 1;
-            GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[kLast][r][b] =
-                dot_nibbles(acc[kLast][r][b], high[b], second);
+            GALLEY_UNROLL for (int b = 0; b < B; ++b)
+                dot_nibbles(acc[0][r][b], acc[kLast][r][b], low[b], first, high[b], second);
         }
     }
 };

@@ -48,9 +48,11 @@ struct FloatOperand {
 
 int64_t multiply_int8(int64_t steps) {
     multiply(steps, IntegerOperand{}, splat_int(0), [](Ints sum, const IntegerOperand& o, int i) {
-        return dot_nibbles(sum, load_bytes(o.w[i % 2]), load_four(o.x + i / 2 * 4));
+        const int32_t four = load_four(o.x + i / 2 * 4);
+        dot_nibbles(sum, sum, load_bytes(o.w[0]), four, load_bytes(o.w[1]), four);
+        return sum;
     });
-    return steps * kSums * kLanes * 4 * 2;
+    return steps * kSums * kLanes * 4 * 2 * 2;
 }
 
 int64_t multiply_bf16(int64_t steps) {

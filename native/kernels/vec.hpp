@@ -32,6 +32,7 @@ typedef float FloatPart __attribute__((vector_size(4 * GALLEY_WIDTH)));
 typedef int32_t IntPart __attribute__((vector_size(4 * GALLEY_WIDTH)));
 typedef uint32_t UintPart __attribute__((vector_size(4 * GALLEY_WIDTH)));
 typedef uint16_t HalfPart __attribute__((vector_size(2 * GALLEY_WIDTH)));
+typedef uint16_t HalvesPart __attribute__((vector_size(4 * GALLEY_WIDTH)));
 typedef int8_t SignedBytePart __attribute__((vector_size(GALLEY_WIDTH)));
 typedef uint8_t BytePart __attribute__((vector_size(GALLEY_WIDTH)));
 
