@@ -163,11 +163,12 @@ def rounding_executor(
     """Torch on the dequantised weights, with 256 blocks of KV."""
     checkpoint = Checkpoint.open(folder)
     program = build_program(checkpoint.config)
+    matrices = program.matrices
     weights = {
         name: dataclasses.replace(as_weight(_DEQUANTISED[quantize](weight)), name=name)
-        if len(weight.shape) == 2
+        if name in matrices
         else weight
-        for name, weight in checkpoint.weights().items()
+        for name, weight in program.take_weights(checkpoint.weights(), folder="").items()
     }
     executor = RoundingExecutor(
         program,

@@ -122,6 +122,18 @@ class Program:
         return {**self.shapes, **(self.encoder.shapes if self.encoder else {})}
 
     @property
+    def matrices(self) -> frozenset[str]:
+        """Tensors of this program and its encoder that are matrices: all others are kept as they are."""
+        programs = (self,) if self.encoder is None else (self, self.encoder)
+        return frozenset(
+            name
+            for program in programs
+            for op in program.ops
+            if op.name in {"embed", "linear"}
+            for name in op.weights["weight"]
+        )
+
+    @property
     def logits(self) -> int:
         """The buffer of the last op."""
         return self.ops[-1].output

@@ -44,7 +44,11 @@ columns                the columns of x from ``start`` on: a view, nothing moves
 add_rms_norm           a + b -> (sum, rms_norm(sum))
 rms_norm_prepare       prepare(rms_norm(x))
 add_rms_norm_prepare   a + b -> (sum, prepare(rms_norm(sum)))
+add_layer_norm         a + b -> (sum, layer_norm(sum))
+layer_norm_prepare     prepare(layer_norm(x))
+add_layer_norm_prepare a + b -> (sum, prepare(layer_norm(sum)))
 silu_mul_prepare       prepare(silu_mul(a, b))
+gelu_prepare           prepare(gelu(x))
 rope_attention         q, k, v -> (rope(q), attention(rope(q), rope(k), v)); the turned keys go straight
                        into the cache
 =====================  =========================================================================
@@ -67,6 +71,7 @@ class Signature:
 
 
 _WEIGHT: Final = frozenset({"weight"})
+_WEIGHT_BIAS: Final = frozenset({"weight", "bias"})
 _NORM: Final = ("eps", "head_dim")
 _HEADS: Final = ("heads", "kv_heads", "head_dim", "scale")
 _ATTENTION: Final = ("layer", *_HEADS, "window")
@@ -83,7 +88,7 @@ SIGNATURES: Final[Mapping[str, Signature]] = {
     "features": Signature(0),
     "neighbours": Signature(1, attrs=("size", "stride")),
     "embed_positions": Signature(0, weights=_WEIGHT),
-    "layer_norm": Signature(1, weights=frozenset({"weight", "bias"}), attrs=("eps",)),
+    "layer_norm": Signature(1, weights=_WEIGHT_BIAS, attrs=("eps",)),
     "gelu": Signature(1),
     "window_attention": Signature(3, attrs=_HEADS),
     "cross_kv": Signature(2, outputs=0, attrs=("layer", "kv_heads", "head_dim")),
@@ -93,6 +98,10 @@ SIGNATURES: Final[Mapping[str, Signature]] = {
     "add_rms_norm": Signature(2, outputs=2, weights=_WEIGHT, attrs=_NORM),
     "rms_norm_prepare": Signature(1, weights=_WEIGHT, attrs=_NORM),
     "add_rms_norm_prepare": Signature(2, outputs=2, weights=_WEIGHT, attrs=_NORM),
+    "add_layer_norm": Signature(2, outputs=2, weights=_WEIGHT_BIAS, attrs=("eps",)),
+    "layer_norm_prepare": Signature(1, weights=_WEIGHT_BIAS, attrs=("eps",)),
+    "add_layer_norm_prepare": Signature(2, outputs=2, weights=_WEIGHT_BIAS, attrs=("eps",)),
     "silu_mul_prepare": Signature(2),
+    "gelu_prepare": Signature(1),
     "rope_attention": Signature(3, outputs=2, attrs=(*_ATTENTION, "inv_freq", "rope_scale")),
 }

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,7 @@ from galley.graph.passes import run_passes
 from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
 from galley.ops.executor import Batch, ExecutorOptions, Ints, Logits, Windows
-from galley.ops.lowering import Cost, lower
+from galley.ops.lowering import Cost, Lowered, lower
 from galley.ops.packing import Matrices
 from galley.ops.weight_cache import WeightCache
 from galley.types import BLOCK_TOKENS, StepCosts
@@ -38,29 +38,30 @@ class CpuExecutor:
             raise SettingsError(
                 f"device is {options.device!r}, but executor 'cpu' runs on 'cpu' alone"
             )
-        if program.encoder is not None:
-            raise SettingsError("executor 'cpu' runs no encoder yet; use executor 'reference'")
-        threads = options.threads
-        program = run_passes(prepare_inputs(program, options.quantize), options.disable_pass)
         cache = None
         if options.weight_cache is not None:
             cache = WeightCache(options.weight_cache, options.quantize)
-        matrices = Matrices(weights, options.quantize, threads=threads, cache=cache)
-        lowered = lower(program, weights, matrices)
+        matrices = Matrices(weights, options.quantize, threads=options.threads, cache=cache)
+
+        def lowered(traced: Program) -> Lowered:
+            prepared = prepare_inputs(traced, options.quantize)
+            return lower(run_passes(prepared, options.disable_pass), weights, matrices)
+
+        decoder = lowered(program)
+        encoder = None if program.encoder is None else lowered(program.encoder)
         matrices.keep()
-        slots, arena_bytes = lowered.slots()
-        self.cost = lowered.cost(arena_bytes)
+        self.cost = decoder.cost()
         self._vocab_size = program.vocab_size
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
         self._operations = program.operations()
         self.forward_seconds = 0.0
-        self._runtime = _native.Runtime(choose_isa(os.environ), threads, cpus_to_pin(threads))
+        self._runtime = _native.Runtime(
+            choose_isa(os.environ), options.threads, cpus_to_pin(options.threads)
+        )
         for kv in program.kv:
             self._runtime.add_kv_layer(kv.kv_heads, kv.head_dim, options.kv_dtype)
-        self._native = _native.Program(self._runtime, arena_bytes, program.vocab_size)
-        for step in lowered.calls:
-            buffers = [slots[b] for b in (*step.reads, *step.writes)]
-            getattr(self._native, step.name)(*step.arguments, *buffers)
+        self._decoder = decoder.built(self._runtime, program.vocab_size)
+        self._encoder = None if encoder is None else encoder.built(self._runtime, 0)
 
     @property
     def isa(self) -> str:
@@ -89,8 +90,15 @@ class CpuExecutor:
         self._runtime.allocate_kv(blocks)
 
     def encode(self, windows: Windows) -> None:
-        """See :meth:`galley.ops.executor.Executor.encode`; the constructor takes no encoder yet."""
-        raise NotImplementedError
+        """See :meth:`galley.ops.executor.Executor.encode`.
+
+        Raises:
+            ValueError: the windows contradict themselves or name blocks that do not exist.
+        """
+        assert self._encoder is not None, "a text model has no encoder"
+        began = time.perf_counter()
+        self._encoder.encode(windows.features, windows.starts, *_joined(windows.tables))
+        self.forward_seconds += time.perf_counter() - began
 
     def forward(self, batch: Batch) -> Logits:
         """See :meth:`galley.ops.executor.Executor.forward`.
@@ -101,18 +109,11 @@ class CpuExecutor:
         if len(self._logits) < len(batch.wanted):
             self._logits = np.empty((len(batch.wanted), self._vocab_size), dtype=np.float32)
         logits = self._logits[: len(batch.wanted)]
-        table_starts = np.zeros(len(batch.tables) + 1, dtype=np.int64)
-        np.cumsum([len(table) for table in batch.tables], out=table_starts[1:])
-        tables = np.concatenate(batch.tables)
+        tables = _joined(batch.tables)
+        cross = None if batch.cross is None else (*_joined(batch.cross.tables), batch.cross.rows)
         began = time.perf_counter()
-        self._native.forward(
-            batch.tokens,
-            batch.positions,
-            batch.starts,
-            tables,
-            table_starts,
-            batch.wanted,
-            logits,
+        self._decoder.forward(
+            batch.tokens, batch.positions, batch.starts, *tables, batch.wanted, logits, cross
         )
         self.forward_seconds += time.perf_counter() - began
         return logits
@@ -124,6 +125,13 @@ class CpuExecutor:
         self._runtime.greatest(logits, ids)
         self.forward_seconds += time.perf_counter() - began
         return ids
+
+
+def _joined(tables: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """All tables one after another, and where each begins."""
+    starts = np.zeros(len(tables) + 1, dtype=np.int64)
+    np.cumsum([len(table) for table in tables], out=starts[1:])
+    return np.concatenate(tables), starts
 
 
 def choose_isa(environ: Mapping[str, str]) -> str:

@@ -1,6 +1,8 @@
 """From a program to native steps, and where in the arena their buffers lie."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -15,12 +17,24 @@ from galley.quant.weights import to_float32
 _ROW_ALIGNMENT: Final = 64
 """Bytes; rows begin on a cache line."""
 _IN_PLACE: Final = frozenset(
-    {"rms_norm", "rope", "silu_mul", "add", "add_rms_norm", "rope_attention"}
+    {
+        *("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm"),
+        *("rope", "silu_mul", "gelu", "add"),
+        *("rope_attention", "window_attention", "cross_attention"),
+    }
 )
 """Steps that may write where they read: they are done with a row's inputs, or with each of their
-elements, before they write there. ``add_rms_norm`` has written the sum when it writes the norm, and
-``rope_attention`` has all rows' keys and values in the cache when it attends."""
+elements, before they write there. A sum is written before its norm, and attention has all rows' keys and
+values in the cache when it attends."""
 _VIEW: Final = "columns"
+_ATTRIBUTES: Final[Mapping[str, tuple[str, ...]]] = {
+    "attention": ("layer", "heads", "scale", "window"),
+    "rope_attention": ("inv_freq", "rope_scale", "layer", "heads", "scale", "window"),
+    "window_attention": ("heads", "kv_heads", "head_dim", "scale"),
+    "cross_kv": ("layer",),
+    "cross_attention": ("layer", "heads", "scale"),
+}
+"""Steps whose arguments are attributes of the op alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,33 +76,45 @@ class Cost:
     arena_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lowered:
-    """A program in native steps over buffers 0, 1, ...; the last one is the logits.
+    """A program in native steps over buffers 0, 1, ...
 
-    ``row_bytes``: one entry for each buffer. A ``columns`` step is none: it only names a part of the
-    buffer it reads, ``arguments[0]`` bytes into each row.
+    ``row_bytes``: one entry for each buffer. ``logits``: the buffer of the logits; none for an encoder.
+    A ``columns`` step is none: it only names a part of the buffer it reads, ``arguments[0]`` bytes into
+    each row.
     """
 
     steps: tuple[NativeStep, ...]
     row_bytes: tuple[int, ...]
+    logits: tuple[int, ...]
 
     @property
     def calls(self) -> list[NativeStep]:
         """The steps that do something."""
         return [step for step in self.steps if step.name != _VIEW]
 
-    def cost(self, arena_bytes: int) -> Cost:
-        """For one row; ``arena_bytes`` as :meth:`slots` found."""
+    def cost(self) -> Cost:
+        """For one row."""
         return Cost(
             steps=len(self.calls),
             weight_bytes=sum(step.weight_bytes for step in self.calls),
             activation_bytes=sum(
                 self.row_bytes[b] for step in self.calls for b in (*step.reads, *step.writes)
             ),
-            arena_bytes=arena_bytes,
+            arena_bytes=self.slots[1],
         )
 
+    def built(self, runtime: _native.Runtime, vocab_size: int) -> _native.Program:
+        """As ``runtime`` can run it, which has the layers of keys and values already."""
+        slots, arena_bytes = self.slots
+        program = _native.Program(runtime, arena_bytes, vocab_size)
+        for step in self.calls:
+            buffers = [slots[b] for b in (*step.reads, *step.writes)]
+            getattr(program, step.name)(*step.arguments, *buffers)
+        return program
+
+    @cached_property
     def slots(self) -> "tuple[list[_native.Slot], int]":
         """The slot of each buffer, and the bytes of the arena for one row."""
         lifetimes, places = self.lifetimes(), self._places()
@@ -97,7 +123,8 @@ class Lowered:
             (plan.offsets[place.root], _aligned(self.row_bytes[place.root]), place.column)
             for place in places
         ]
-        slots[-1] = (_native.LOGITS, self.row_bytes[-1], 0)
+        for b in self.logits:
+            slots[b] = (_native.LOGITS, self.row_bytes[b], 0)
         return slots, plan.size
 
     def lifetimes(self) -> list[Lifetime]:
@@ -108,7 +135,8 @@ class Lowered:
         for b, place in enumerate(places):
             last[place.root] = max(last[place.root], last_use.get(b, written[b]))
         own = [_aligned(n) if places[b].root == b else 0 for b, n in enumerate(self.row_bytes)]
-        own[-1] = 0
+        for b in self.logits:
+            own[b] = 0
         return [Lifetime(size, written[b], last[b]) for b, size in enumerate(own)]
 
     def _last_use(self) -> dict[int, int]:
@@ -166,7 +194,8 @@ def lower(program: Program, weights: Weights, matrices: Matrices) -> Lowered:
         name = op.name.removesuffix("_prepare")
         read = _weight_bytes(op, matrices)
         steps.append(NativeStep(name, arguments, op.inputs, op.outputs, read))
-    return Lowered(tuple(steps), tuple(row_bytes[b] for b in range(len(row_bytes))))
+    sizes = tuple(row_bytes[b] for b in range(len(row_bytes)))
+    return Lowered(tuple(steps), sizes, program.ops[-1].outputs)
 
 
 def _arguments(
@@ -174,26 +203,32 @@ def _arguments(
 ) -> tuple[Any, ...]:
     """``layout``: how the op's last output is prepared; None leaves it float32."""
     a = op.attrs
-    if op.name == "linear":
-        return (matrices.packed(*op.weights["weight"]), _bias(op, weights))
-    if op.name == "embed":
-        return (matrices.packed(op.tensor("weight")),)
-    if op.name == "prepare":
-        return (layout,)
-    if "rms_norm" in op.name:
-        return (to_float32(weights[op.tensor("weight")]), a["eps"], op.widths[0], layout)
-    if op.name.startswith("silu_mul"):
-        return (op.width, layout)
-    if op.name == "rope":
-        return (list(a["inv_freq"]), a["scale"], op.width)
-    if op.name == "attention":
-        return (a["layer"], a["heads"], a["scale"], a["window"])
-    if op.name == "rope_attention":
-        rope = (list(a["inv_freq"]), a["rope_scale"])
-        return (*rope, a["layer"], a["heads"], a["scale"], a["window"])
-    if op.name == _VIEW:
-        return (4 * a["start"],)
-    return (op.width,)
+    match op.name.removesuffix("_prepare"):
+        case "linear":
+            return (matrices.packed(*op.weights["weight"]), _bias(op, weights))
+        case "embed":
+            return (matrices.packed(op.tensor("weight")),)
+        case "embed_positions":
+            return (to_float32(weights[op.tensor("weight")]).reshape(-1), op.width)
+        case "prepare":
+            return (layout,)
+        case "rms_norm" | "add_rms_norm":
+            return (to_float32(weights[op.tensor("weight")]), a["eps"], op.widths[0], layout)
+        case "layer_norm" | "add_layer_norm":
+            vectors = (to_float32(weights[op.tensor(role)]) for role in ("weight", "bias"))
+            return (*vectors, a["eps"], layout)
+        case "silu_mul" | "gelu":
+            return (op.width, layout)
+        case "rope":
+            return (a["inv_freq"], a["scale"], op.width)
+        case "neighbours":
+            return (op.width // a["size"], a["size"], a["stride"])
+        case "columns":
+            return (4 * a["start"],)
+        case name if name in _ATTRIBUTES:
+            return tuple(a[attribute] for attribute in _ATTRIBUTES[name])
+        case _:
+            return (op.width,)
 
 
 def _bias(op: Op, weights: Weights) -> Any:
@@ -202,11 +237,13 @@ def _bias(op: Op, weights: Weights) -> Any:
 
 
 def _weight_bytes(op: Op, matrices: Matrices) -> int:
-    """An embedding is read row by row, everything else whole."""
+    """Embeddings are read row by row, everything else whole."""
     if op.name == "embed":
         matrix = matrices.packed(op.tensor("weight"))
         return matrix.bytes // matrix.outputs
     if op.name == "linear":
         bias = 4 * op.width if "bias" in op.weights else 0
         return matrices.packed(*op.weights["weight"]).bytes + bias
-    return 4 * op.attrs["head_dim"] if "rms_norm" in op.name else 0
+    if "rms_norm" in op.name:
+        return 4 * int(op.attrs["head_dim"])
+    return 4 * sum(op.widths[:1]) * len(op.weights)

@@ -109,7 +109,11 @@ class ReferenceExecutor:
         self._dtype = _TORCH_TYPES[options.dtype]
         self._device = _device(options.device)
         torch.set_num_threads(options.threads)
-        self._weights = {name: self._load(weights[name]) for name in program.all_shapes}
+        matrices = program.matrices
+        self._weights = {
+            name: self._load(weights[name], is_matrix=name in matrices)
+            for name in program.all_shapes
+        }
         self.forward_seconds = 0.0
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
@@ -132,8 +136,7 @@ class ReferenceExecutor:
             "cross_attention": self._cross_attention,
         }
 
-    def _load(self, weight: Weight) -> torch.Tensor:
-        is_matrix = len(weight.shape) == 2
+    def _load(self, weight: Weight, *, is_matrix: bool) -> torch.Tensor:
         if is_matrix and self._quantize in _QUANTISERS:
             values = torch.from_numpy(dequantise(_QUANTISERS[self._quantize](weight)))
         else:

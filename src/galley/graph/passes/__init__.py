@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 from galley.errors import SettingsError
 from galley.graph.passes.drop_dead import drop_dead
 from galley.graph.passes.fuse_add_norm import fuse_add_norm
+from galley.graph.passes.fuse_gelu_prepare import fuse_gelu_prepare
 from galley.graph.passes.fuse_norm_prepare import fuse_norm_prepare
 from galley.graph.passes.fuse_rope_kv import fuse_rope_kv
 from galley.graph.passes.fuse_silu_prepare import fuse_silu_prepare
@@ -27,6 +28,7 @@ PASSES: Final[Mapping[str, Pass]] = {
     "fuse-add-norm": fuse_add_norm,
     "fuse-norm-prepare": fuse_norm_prepare,
     "fuse-silu-prepare": fuse_silu_prepare,
+    "fuse-gelu-prepare": fuse_gelu_prepare,
     "fuse-rope-kv": fuse_rope_kv,
     "drop-dead": drop_dead,
 }

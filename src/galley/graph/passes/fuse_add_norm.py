@@ -5,10 +5,12 @@ from galley.graph.program import Op, Program
 
 
 def fuse_add_norm(program: Program) -> Program:
-    """``add`` and ``rms_norm`` of its sum become ``add_rms_norm``, which writes both results."""
-    return fuse(program, {"add"}, "rms_norm", _add_rms_norm)
+    """``add`` and a norm of its sum become ``add_rms_norm`` or ``add_layer_norm``: one op, both results."""
+    for norm in ("rms_norm", "layer_norm"):
+        program = fuse(program, {"add"}, norm, _add_norm)
+    return program
 
 
-def _add_rms_norm(add: Op, norm: Op) -> Op:
+def _add_norm(add: Op, norm: Op) -> Op:
     outputs, widths = (add.output, norm.output), (add.width, norm.width)
-    return Op("add_rms_norm", add.inputs, outputs, widths, norm.weights, norm.attrs)
+    return Op(f"add_{norm.name}", add.inputs, outputs, widths, norm.weights, norm.attrs)

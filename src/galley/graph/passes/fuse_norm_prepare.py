@@ -5,5 +5,5 @@ from galley.graph.program import Program
 
 
 def fuse_norm_prepare(program: Program) -> Program:
-    """``rms_norm`` or ``add_rms_norm`` and ``prepare`` become one op."""
-    return fuse_prepare(program, {"rms_norm", "add_rms_norm"})
+    """A norm, or the sum and norm that are one op already, and ``prepare`` become one op."""
+    return fuse_prepare(program, {"rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm"})

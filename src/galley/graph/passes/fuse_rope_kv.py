@@ -12,16 +12,16 @@ def fuse_rope_kv(program: Program) -> Program:
     ropes = {
         op.output: op for op in program.ops if op.name == "rope" and len(readers[op.output]) == 1
     }
-    fused: dict[int, Op] = {}
+    fused: dict[tuple[int, ...], Op] = {}
+    dropped: set[int] = set()
     for op in program.ops:
         if op.name == "attention":
             q, k = (ropes.get(b) for b in op.inputs[:2])
             if q is not None and k is not None and q.attrs == k.attrs:
-                fused[op.output] = _rope_attention(q, k, op)
-    dropped = {b for op in program.ops if op.outputs[0] in fused for b in op.inputs[:2]}
-    return program.with_ops(
-        fused.get(op.outputs[0], op) for op in program.ops if op.outputs[0] not in dropped
-    )
+                fused[op.outputs] = _rope_attention(q, k, op)
+                dropped.update(op.inputs[:2])
+    kept = (op for op in program.ops if not dropped.intersection(op.outputs))
+    return program.with_ops(fused.get(op.outputs, op) for op in kept)
 
 
 def _rope_attention(q: Op, k: Op, attention: Op) -> Op:

@@ -12,12 +12,16 @@ def merge_linears(program: Program) -> Program:
     """Each group becomes one ``linear`` whose outputs are ``columns`` of a wide buffer.
 
     Each output's sum runs over the same inputs in the same order, so no bit changes. Layers with and
-    without bias stay apart, and so does a tensor that is used twice: it would be kept twice.
+    without bias stay apart, and so does a tensor that is used twice: it would be kept twice. What an
+    encoder computes for the cache alone is not merged: all decoder layers' keys would need room at once.
     """
     uses = Counter(name for op in program.ops for names in op.weights.values() for name in names)
+    cached = {b for op in program.ops if op.name == "cross_kv" for b in op.inputs}
     groups: dict[tuple[int, bool], list[Op]] = {}
     for op in program.ops:
-        if op.name == "linear" and all(uses[name] == 1 for name in op.weights["weight"]):
+        if op.name != "linear" or op.output in cached:
+            continue
+        if all(uses[name] == 1 for name in op.weights["weight"]):
             groups.setdefault((op.inputs[0], "bias" in op.weights), []).append(op)
     merged = {group[0].output: group for group in groups.values() if len(group) > 1}
     parts = {op.output for group in merged.values() for op in group}

@@ -1,0 +1,285 @@
+"""Whole tiny Whisper models on the native executor, against torch on the same weights and transformers."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import WhisperForConditionalGeneration
+
+from galley.config import Quantize
+from galley.formats.checkpoint import Checkpoint
+from galley.graph.passes import PASSES, run_passes
+from galley.graph.plan import least_arena, plan_arena
+from galley.graph.prepare import prepare_inputs
+from galley.graph.program import Program
+from galley.models.registry import build_program
+from galley.ops.cpu import ISA_VARIABLE, CpuExecutor
+from galley.ops.executor import Batch, Cross, Executor, ExecutorOptions, Ints, Windows
+from galley.ops.lowering import lower
+from galley.ops.packing import Matrices
+from galley.types import BLOCK_TOKENS
+from tests.native.harness import ISAS, KINDS, Floats, rounding_executor
+from tests.whisper_checkpoints import VARIANTS, make_whisper
+
+BLOCKS = 256
+WhisperMaker = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> WhisperMaker:
+    folders = {v: make_whisper(tmp_path_factory.mktemp(v), v) for v in VARIANTS}
+    return lambda variant: folders[variant]
+
+
+def program_of(folder: Path) -> Program:
+    return build_program(Checkpoint.open(folder).config)
+
+
+def native(
+    folder: Path, quantize: Quantize, *, threads: int = 1, disabled: tuple[str, ...] = ()
+) -> CpuExecutor:
+    program = program_of(folder)
+    weights = program.take_weights(Checkpoint.open(folder).weights(), folder=str(folder))
+    options = ExecutorOptions(
+        dtype="float32",
+        quantize=quantize,
+        kv_dtype="float32",
+        device="cpu",
+        threads=threads,
+        disable_pass=disabled,
+    )
+    executor = CpuExecutor(program, weights, options)
+    executor.allocate_kv(BLOCKS)
+    return executor
+
+
+class Pool:
+    """Hands out blocks, in no order."""
+
+    def __init__(self, seed: int) -> None:
+        self._free = np.random.default_rng(seed).permutation(BLOCKS)
+
+    def take(self, rows: int) -> Ints:
+        count = -(-rows // BLOCK_TOKENS)
+        taken, self._free = self._free[:count], self._free[count:]
+        return taken
+
+
+def run(
+    executor: Executor,
+    program: Program,
+    windows: list[Floats],
+    sequences: list[tuple[int, list[int], list[int]]],
+    *,
+    seed: int = 0,
+) -> list[Floats]:
+    """Encode the windows in one step, then run the sequences side by side.
+
+    Args:
+        executor: that of ``program``.
+        program: the decoder's.
+        windows: [frames, mels] each.
+        sequences: (window, token ids, how many of them in each step).
+        seed: of where the blocks are.
+
+    Returns:
+        For each sequence the logits of all its tokens.
+    """
+    assert program.encoder is not None
+    pool = Pool(seed)
+    rows = [program.encoder.rows_of(len(window)) for window in windows]
+    tables = [pool.take(count) for count in rows]
+    starts = np.cumsum([0, *map(len, windows)])
+    executor.encode(Windows(np.concatenate(windows), starts, tuple(tables)))
+    own = [pool.take(len(ids)) for _, ids, _ in sequences]
+    done = [0] * len(sequences)
+    logits: list[list[Floats]] = [[] for _ in sequences]
+    for step in range(max(len(chunks) for _, _, chunks in sequences)):
+        active = [s for s, (_, _, chunks) in enumerate(sequences) if step < len(chunks)]
+        ends = [done[s] + sequences[s][2][step] for s in active]
+        batch_starts = np.cumsum([0, *(end - done[s] for s, end in zip(active, ends, strict=True))])
+        batch = Batch(
+            tokens=np.concatenate(
+                [sequences[s][1][done[s] : end] for s, end in zip(active, ends, strict=True)]
+            ),
+            positions=np.concatenate(
+                [np.arange(done[s], end) for s, end in zip(active, ends, strict=True)]
+            ),
+            starts=batch_starts,
+            tables=tuple(
+                own[s][: -(-end // BLOCK_TOKENS)] for s, end in zip(active, ends, strict=True)
+            ),
+            wanted=np.arange(batch_starts[-1]),
+            cross=Cross(
+                tuple(tables[sequences[s][0]] for s in active),
+                np.array([rows[sequences[s][0]] for s in active]),
+            ),
+        )
+        got = np.split(executor.forward(batch).copy(), batch_starts[1:-1])
+        for s, end, part in zip(active, ends, got, strict=True):
+            logits[s].append(part)
+            done[s] = end
+    return [np.concatenate(parts) for parts in logits]
+
+
+def random_windows(program: Program, lengths: list[int], seed: int = 0) -> list[Floats]:
+    assert program.encoder is not None
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal((n, program.encoder.mels), dtype=np.float32) for n in lengths]
+
+
+def random_ids(count: int, seed: int) -> list[int]:
+    ids: list[int] = np.random.default_rng(seed).integers(3, 320, count).tolist()
+    return ids
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_kind_agrees_with_torch(
+    variant: str, isa: str, whisper: WhisperMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left is the rounding that a sum's last bit tips over. Windows of one frame and of all."""
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    folder = whisper(variant)
+    program = program_of(folder)
+    assert program.encoder is not None
+    windows = random_windows(program, [1, 17, program.encoder.max_positions])
+    sequences = [(w, random_ids(40, w), [4, 3, *[1] * 33]) for w in (2, 0, 1, 2)]
+    for kind, worst, mean in (
+        ("float32", 1e-4, 1e-5),
+        ("bf16", 1e-2, 1e-3),
+        ("int8", 5e-2, 4e-3),
+        ("int4", 5e-2, 4e-3),
+    ):
+        truth = rounding_executor(folder, kind)  # type: ignore[arg-type]
+        expected = np.concatenate(run(truth, program, windows, sequences))
+        executor = native(folder, kind)  # type: ignore[arg-type]
+        assert executor.isa == isa
+        got = np.concatenate(run(executor, program, windows, sequences))
+        error = np.abs(got - expected) / np.abs(expected).max()
+        assert error.max() <= worst, (kind, error.max())
+        assert error.mean() <= mean, (kind, error.mean())
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_float32_agrees_with_transformers(
+    variant: str, isa: str, whisper: WhisperMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    folder = whisper(variant)
+    program = program_of(folder)
+    assert program.encoder is not None
+    (window,) = random_windows(program, [program.encoder.max_positions])
+    ids = random_ids(40, 1)
+    model = WhisperForConditionalGeneration.from_pretrained(folder)
+    with torch.inference_mode():
+        features = torch.from_numpy(window.T[None].copy())
+        expected = model(features, decoder_input_ids=torch.tensor([ids])).logits[0].numpy()
+    (got,) = run(native(folder, "float32"), program, [window], [(0, ids, [40])])
+    assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert np.array_equal(got.argmax(1), expected.argmax(1))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_do_not_depend_on_batches_chunks_or_threads(
+    kind: Quantize, isa: str, whisper: WhisperMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    folder = whisper("whisper-odd")
+    program = program_of(folder)
+    assert program.encoder is not None
+    rng = np.random.default_rng(3)
+    lengths = [1, 2, program.encoder.max_positions]
+    lengths += rng.integers(1, program.encoder.max_positions, 5).tolist()
+    windows = random_windows(program, lengths)
+    ids = [random_ids(int(n), int(n)) for n in rng.integers(1, 48, len(windows))]
+    one = native(folder, kind)
+    alone = [
+        run(one, program, [w], [(0, i, [len(i)])])[0] for w, i in zip(windows, ids, strict=True)
+    ]
+    for threads, seed in itertools.product((1, 3), range(3)):
+        executor = native(folder, kind, threads=threads)
+        order = rng.permutation(len(windows)).tolist()
+        sequences = []
+        for place, w in enumerate(order):
+            for _ in range(int(rng.integers(0, 3)) if len(order) > 1 else 1):
+                cuts = np.flatnonzero(rng.random(len(ids[w]) - 1) < 0.4) + 1
+                chunks = np.diff([0, *cuts, len(ids[w])]).tolist()
+                sequences.append((place, ids[w], chunks))
+        got = run(executor, program, [windows[w] for w in order], sequences, seed=seed)
+        for (place, _, chunks), logits in zip(sequences, got, strict=True):
+            assert np.array_equal(logits, alone[order[place]]), (threads, seed, chunks)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_pass_changes_a_bit(variant: str, kind: Quantize, whisper: WhisperMaker) -> None:
+    folder = whisper(variant)
+    program = program_of(folder)
+    windows = random_windows(program, [9, 30])
+    sequences = [(0, random_ids(7, 1), [4, 3]), (1, random_ids(20, 2), [19, 1])]
+
+    def logits(disabled: tuple[str, ...]) -> Floats:
+        executor = native(folder, kind, threads=2, disabled=disabled)
+        return np.concatenate(run(executor, program, windows, sequences))
+
+    plain = logits(tuple(PASSES))
+    for disabled in ((), *((name,) for name in PASSES)):
+        assert np.array_equal(logits(disabled).view(np.int32), plain.view(np.int32)), disabled
+
+
+def test_what_the_passes_do(whisper: WhisperMaker) -> None:
+    """Two layers each: names and numbers of ops, written out."""
+    program = program_of(whisper("whisper"))
+    assert program.encoder is not None
+    decoder, encoder = (
+        Counter(op.name for op in run_passes(prepare_inputs(p, "int8")).ops)
+        for p in (program, program.encoder)
+    )
+    # Query and value are one layer; the key, which has no bias, another.
+    assert decoder == {
+        "embed": 1,
+        "embed_positions": 1,
+        "add_layer_norm_prepare": 7,
+        "linear": 15,
+        "columns": 4,
+        "attention": 2,
+        "prepare": 4,
+        "cross_attention": 2,
+        "gelu_prepare": 2,
+        "select_rows": 2,
+    }
+    # The cache's keys and values stay apart, layer by layer.
+    assert encoder == {
+        "features": 1,
+        "neighbours": 2,
+        "prepare": 4,
+        "linear": 16,
+        "gelu": 2,
+        "embed_positions": 1,
+        "add_layer_norm_prepare": 5,
+        "columns": 4,
+        "window_attention": 2,
+        "gelu_prepare": 2,
+        "cross_kv": 2,
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_is_planned_as_tightly_as_liveness_allows(
+    kind: Quantize, whisper: WhisperMaker
+) -> None:
+    for variant, disabled in itertools.product(VARIANTS, ((), tuple(PASSES))):
+        program = program_of(whisper(variant))
+        assert program.encoder is not None
+        weights = program.take_weights(Checkpoint.open(whisper(variant)).weights(), folder="")
+        for part in (program, program.encoder):
+            final = run_passes(prepare_inputs(part, kind), disabled)
+            lifetimes = lower(final, weights, Matrices(weights, kind)).lifetimes()
+            assert plan_arena(lifetimes).size == least_arena(lifetimes), variant
