@@ -25,6 +25,7 @@ MAX_COUNT: Final = 2**31 - 1
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_CHARS: Final = 1024
 MAX_N: Final = 128
+MAX_BEAMS: Final = 10
 MAX_LOGIT_BIAS: Final = 1024
 
 OnPhase: TypeAlias = Callable[[str, float], None]
@@ -78,6 +79,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         no_speech: (index in the prompt, token): report that token's probability right after that prompt
             token. Whisper's probability of no speech is that of ``<|nospeech|>`` after
             ``<|startoftranscript|>``.
+        num_beams: above 1, a beam search of so many hypotheses instead of a choice at each token (see
+            ``engine/beams.py``); needs temperature 0 and nothing that changes logits but these lists and
+            rules. The best hypothesis comes at the end, in one Output; its ``scores`` are log-probabilities
+            before any token was suppressed.
+        length_penalty: a finished hypothesis counts with its log-probability divided by its length to this
+            power.
 
     Raises:
         RequestError: a value is out of range; ``param`` names it.
@@ -106,6 +113,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     timestamps: TimestampRules | None = None
     scores: bool = False
     no_speech: tuple[int, int] | None = None
+    num_beams: int = 1
+    length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         self._coerce_sequences()
@@ -124,6 +133,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             _finite("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _finite("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _finite("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _finite("length_penalty", self.length_penalty, -10.0, 10.0)
         self._check_counts()
         self._check_stops()
 
@@ -157,6 +167,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise RequestError(f"seed must fit 64 bits, got {self.seed}", param="seed")
         if not 1 <= self.n <= MAX_N:
             raise RequestError(f"n must be between 1 and {MAX_N}, got {self.n}", param="n")
+        if not 1 <= self.num_beams <= MAX_BEAMS:
+            raise RequestError(
+                f"num_beams must be between 1 and {MAX_BEAMS}, got {self.num_beams}",
+                param="num_beams",
+            )
         if self.max_tokens is not None and not 0 <= self.max_tokens <= MAX_COUNT:
             raise RequestError(
                 f"max_tokens must be between 0 and {MAX_COUNT}, got {self.max_tokens}",
@@ -335,8 +350,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def max_request_tokens(self) -> int:
         """The most tokens, prompt plus output, that one request can ever hold beside its window."""
-        window = 0 if self.speech is None else BLOCK_TOKENS * blocks_for(self.speech.max_rows)
-        return min(self.max_model_len, self.kv_cache_tokens - window)
+        return self.max_beam_tokens(1)
+
+    def max_beam_tokens(self, beams: int) -> int:
+        """The same for each of so many hypotheses, in the worst case that they share nothing."""
+        window = 0 if self.speech is None else blocks_for(self.speech.max_rows)
+        blocks = (self.kv_cache_tokens // BLOCK_TOKENS - window) // beams
+        return min(self.max_model_len, BLOCK_TOKENS * blocks)
 
 
 def blocks_for(positions: int) -> int:

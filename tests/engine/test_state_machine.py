@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import msgspec
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,7 +49,6 @@ class EngineMachine(RuleBasedStateMachine):
         self.kv = KVCache(BLOCKS, prefix_cache=True)
         self.scheduler = Scheduler(self.kv, max_batch_tokens=BUDGET, max_running=MAX_RUNNING)
         self.live: dict[str, Sequence] = {}
-        self.targets: dict[str, int] = {}
         self.slots: dict[int, tuple[object, ...]] = {}
         self.encoded_rows = 0
         self.steps = 0
@@ -62,18 +62,33 @@ class EngineMachine(RuleBasedStateMachine):
         priority=st.integers(-2, 2),
         salt=st.sampled_from(["", "tenant"]),
         audio=st.sampled_from([1, 15, 16, 40, 63]),
+        beams=st.sampled_from([1, 2, 3]),
     )
     def add(
-        self, family: int, length: int, output: int, priority: int, salt: str, audio: int = 0
+        self,
+        family: int,
+        length: int,
+        output: int,
+        priority: int,
+        salt: str,
+        audio: int = 0,
+        beams: int = 1,
     ) -> str:
         """Prompts of a family share every prefix; ``audio`` rows of one length are the same window."""
         self.count += 1
         window = self.window(audio) if self.speech else None
-        room = BLOCKS - (blocks_for(audio) if self.speech else 0)
+        beams = beams if self.speech else 1
+        room = (BLOCKS - (blocks_for(audio) if self.speech else 0)) // beams
         length = min(length, room * BLOCK_TOKENS - 1)
+        output = min(output, room * BLOCK_TOKENS - length)
+        sampling = msgspec.structs.replace(PARAMS, num_beams=beams, max_tokens=output)
         prompt = [(7 * i + family) % 50 for i in range(length)]
         request = EngineRequest(
-            id=f"r{self.count}", prompt=prompt, sampling=PARAMS, priority=priority, cache_salt=salt
+            id=f"r{self.count}",
+            prompt=prompt,
+            sampling=sampling,
+            priority=priority,
+            cache_salt=salt,
         )
         sequence = Sequence(
             request,
@@ -83,7 +98,6 @@ class EngineMachine(RuleBasedStateMachine):
             window=window,
         )
         self.live[request.id] = sequence
-        self.targets[request.id] = min(length + output, room * BLOCK_TOKENS)
         self.scheduler.add(sequence)
         return request.id
 
@@ -102,12 +116,18 @@ class EngineMachine(RuleBasedStateMachine):
         before = {s.id: self.context_slots(s) for s in self.scheduler.running}
         plan = self.scheduler.schedule()
         assert plan, "work is waiting and nobody advances"
-        assert sum(work.count for work in plan) <= BUDGET
-        self.encode(plan)
+        for source, target in self.kv.take_copies():
+            for i in range(BLOCK_TOKENS):
+                self.slots[target * BLOCK_TOKENS + i] = self.slots.get(
+                    source * BLOCK_TOKENS + i, ()
+                )
+        rows = sum(work.count * work.sequence.width for work in plan)
+        assert rows <= BUDGET
+        self.encode(plan, rows)
         assert all(work.count > 0 for work in plan)
-        assert len(self.scheduler.running) <= MAX_RUNNING
+        assert sum(s.request.sampling.num_beams for s in self.scheduler.running) <= MAX_RUNNING
         batch = assemble(plan, self.kv)
-        assert len(batch.tokens) == sum(work.count for work in plan)
+        assert len(batch.tokens) == rows
         still_running = before.keys() & {s.id for s in self.scheduler.running}
         self.one_writer_each(plan, set().union(*(before[i] for i in still_running)))
         for work in plan:
@@ -118,36 +138,45 @@ class EngineMachine(RuleBasedStateMachine):
             self.finish(work)
         self.steps += 1
 
+    def contexts(self, sequence: Sequence) -> list[tuple[list[int], list[int]]]:
+        """The tokens and the blocks of each hypothesis; of the only one, if it is no search."""
+        texts = [sequence.tokens]
+        if sequence.beams is not None and sequence.width > 1:
+            prompt = sequence.request.prompt
+            texts = [[*prompt, *beam.tokens] for beam in sequence.beams.running]
+        return [(text, self.kv.fork_table(sequence.id, i).tolist()) for i, text in enumerate(texts)]
+
     def one_writer_each(self, plan: list[Work], relied_on: set[int]) -> None:
         """No block is written by two, and no slot that held somebody's context before the step."""
-        writer: dict[int, str] = {}
+        writer: dict[int, tuple[str, int]] = {}
         for work in plan:
             begin, end = work.sequence.computed, work.sequence.computed + work.count
-            table = self.kv.table(work.sequence.id, end)
-            for position in range(begin, end):
-                block = int(table[position // BLOCK_TOKENS])
-                assert writer.setdefault(block, work.sequence.id) == work.sequence.id
-                assert block * BLOCK_TOKENS + position % BLOCK_TOKENS not in relied_on
+            for i, (_, table) in enumerate(self.contexts(work.sequence)):
+                for position in range(begin, end):
+                    block = table[position // BLOCK_TOKENS]
+                    assert writer.setdefault(block, (work.sequence.id, i)) == (work.sequence.id, i)
+                    assert slot_of(table, position) not in relied_on
 
     def context_slots(self, sequence: Sequence) -> set[int]:
-        table = self.kv.table(sequence.id, sequence.computed)
         return {
-            int(table[p // BLOCK_TOKENS]) * BLOCK_TOKENS + p % BLOCK_TOKENS
-            for p in range(sequence.computed)
+            slot_of(table, position)
+            for _, table in self.contexts(sequence)
+            for position in range(sequence.computed)
         }
 
-    def encode(self, plan: list[Work]) -> None:
+    def encode(self, plan: list[Work], tokens: int) -> None:
         """Windows, before any token is computed; more than one only within the budget."""
         windows = [(w.sequence, w.sequence.window) for w in plan if w.encodes and w.sequence.window]
         rows = sum(window.rows for _, window in windows)
-        assert len(windows) < 2 or rows + sum(work.count for work in plan) <= BUDGET
+        assert len(windows) < 2 or rows + tokens <= BUDGET
         assert (assemble_windows(plan, self.kv) is None) == (not windows)
         self.encoded_rows += rows
         held = {
             block
             for sequence in self.scheduler.running
             if sequence not in [encoded for encoded, _ in windows]
-            for block in self.kv.table(sequence.id, sequence.computed).tolist()
+            for _, table in self.contexts(sequence)
+            for block in table
         }
         for sequence, window in windows:
             blocks = self.kv.cross_table(sequence.id).tolist()
@@ -161,37 +190,48 @@ class EngineMachine(RuleBasedStateMachine):
 
     def write(self, work: Work) -> None:
         sequence = work.sequence
-        begin, end = sequence.computed, sequence.computed + work.count
-        table = self.kv.table(sequence.id, end).tolist()
-        for position in range(begin, end):
-            self.slots[slot_of(table, position)] = self.content(sequence, position)
+        for text, table in self.contexts(sequence):
+            for position in range(sequence.computed, sequence.computed + work.count):
+                self.slots[slot_of(table, position)] = self.content(sequence, text, position)
 
     def read(self, work: Work) -> None:
         """The whole context and the whole window, as attention would."""
         sequence = work.sequence
-        end = sequence.computed + work.count
-        table = self.kv.table(sequence.id, end).tolist()
-        for position in range(end):
-            assert self.slots[slot_of(table, position)] == self.content(sequence, position)
+        for text, table in self.contexts(sequence):
+            for position in range(sequence.computed + work.count):
+                slot = slot_of(table, position)
+                assert self.slots[slot] == self.content(sequence, text, position)
         if sequence.window:
             table = self.kv.cross_table(sequence.id).tolist()
             for row in range(sequence.window.rows):
                 assert self.slots[slot_of(table, row)] == self.heard(sequence, row)
 
-    def content(self, sequence: Sequence, position: int) -> tuple[object, ...]:
+    def content(self, sequence: Sequence, text: list[int], position: int) -> tuple[object, ...]:
         """What determines a token's keys and values."""
         window = sequence.window and sequence.window.digest
-        return (sequence.request.cache_salt, window, tuple(sequence.tokens[: position + 1]))
+        return (sequence.request.cache_salt, window, tuple(text[: position + 1]))
 
     def finish(self, work: Work) -> None:
         sequence = work.sequence
-        completes = work.completes
         sequence.computed += work.count
-        if completes:
+        if work.completes and self.advance(sequence):
+            del self.live[sequence.id]
+            self.scheduler.remove(sequence)
+
+    def advance(self, sequence: Sequence) -> bool:
+        """One token more for each hypothesis; whether that was the last."""
+        if sequence.beams is None:
             sequence.tokens.append(sum(sequence.tokens) % 50)
-            if sequence.known >= self.targets[sequence.id]:
-                del self.live[sequence.id]
-                self.scheduler.remove(sequence)
+            return sequence.generated >= (sequence.request.sampling.max_tokens or 0)
+        # Whose continuations win differs from step to step: some fork, some end.
+        seed = [sum(text) for text, _ in self.contexts(sequence)]
+        logits = np.random.default_rng(seed).standard_normal((len(seed), 50)).astype(np.float32)
+        parents = sequence.beams.advance(logits)
+        if parents is None:
+            return True
+        self.kv.fork(sequence.id, parents)
+        sequence.tokens = [*sequence.request.prompt, *sequence.beams.running[0].tokens]
+        return False
 
     @invariant()
     def books_balance(self) -> None:
@@ -210,7 +250,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 class SpeechMachine(EngineMachine):
-    """The same with a window of audio in each request."""
+    """The same with a window of audio in each request, and with beam searches."""
 
     speech = True
 

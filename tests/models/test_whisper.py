@@ -322,7 +322,9 @@ RULES = SamplingParams(
 )
 
 
-def generated(model: Any, features: Features, prompt: list[int], timestamps: bool) -> Any:
+def generated(
+    model: Any, features: Features, prompt: list[int], timestamps: bool, num_beams: int = 1
+) -> Any:
     """By the plain generate of transformers, with the processors that Whisper's own would pick.
 
     Whisper's own cuts what it generates into segments and asks again for what follows.
@@ -341,6 +343,7 @@ def generated(model: Any, features: Features, prompt: list[int], timestamps: boo
         logits_processor=LogitsProcessorList(processors),
         max_new_tokens=RULES.max_tokens,
         do_sample=False,
+        num_beams=num_beams,
         return_dict_in_generate=True,
         output_scores=True,
     )

@@ -19,6 +19,14 @@ def assemble(plan: Sequence[Work], kv: KVCache) -> Batch:
     tables = []
     for work in plan:
         sequence = work.sequence
+        if sequence.beams is not None and sequence.width > 1:
+            for fork, hypothesis in enumerate(sequence.beams.running):
+                wanted.append(len(tokens))
+                tokens.append(hypothesis.tokens[-1])
+                positions.append(sequence.computed)
+                starts.append(len(tokens))
+                tables.append(kv.fork_table(sequence.id, fork))
+            continue
         begin, end = sequence.computed, sequence.computed + work.count
         tokens.extend(sequence.tokens[begin:end])
         positions.extend(range(begin, end))
@@ -50,9 +58,10 @@ def assemble_windows(plan: Sequence[Work], kv: KVCache) -> Windows | None:
 
 
 def _cross(plan: Sequence[Work], kv: KVCache) -> Cross:
+    rows = [(work, _window(work).rows) for work in plan for _ in range(work.sequence.width)]
     return Cross(
-        tables=tuple(kv.cross_table(work.sequence.id) for work in plan),
-        rows=np.array([_window(work).rows for work in plan], dtype=np.int64),
+        tables=tuple(kv.cross_table(work.sequence.id) for work, _ in rows),
+        rows=np.array([count for _, count in rows], dtype=np.int64),
     )
 
 

@@ -3,8 +3,10 @@
 import math
 import time
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from galley.engine.batch import assemble, assemble_windows
+from galley.engine.beams import BeamSearch
 from galley.engine.kv import KVCache
 from galley.engine.sampler import TokenSampler, token_logprob
 from galley.engine.scheduler import Scheduler, Work
@@ -19,6 +21,8 @@ from galley.types import (
     Timing,
     TokenLogprob,
 )
+
+_NO_CHOICE: Final = "the logits leave no token to choose: NaN, infinite, or all of them excluded"
 
 
 class Engine:
@@ -94,6 +98,8 @@ class Engine:
         assert plan, "there is work, and every request fits the cache by itself"
         self._account(plan)
         try:
+            if copies := self._kv.take_copies():
+                self._executor.copy_blocks(copies)
             if windows := assemble_windows(plan, self._kv):
                 self._executor.encode(windows)
             logits = self._executor.forward(assemble(plan, self._kv))
@@ -133,8 +139,8 @@ class Engine:
                 sequence.cached = sequence.computed
             if work.encodes and sequence.window:
                 self._encoder_rows += sequence.window.rows
-            if work.count == 1 and sequence.first_token:
-                self._decode_tokens += 1
+            if work.count == 1 and (sequence.first_token or sequence.generated):
+                self._decode_tokens += sequence.width
             else:
                 self._prefill_tokens += work.count
 
@@ -151,7 +157,11 @@ class Engine:
             if sequence.probes:
                 self._probe(work, logits[row - work.wanted : row])
             sequence.computed += work.count
-            if work.completes:
+            if work.completes and sequence.beams is not None:
+                outputs += self._search(
+                    sequence, sequence.beams, logits[row - sequence.width : row]
+                )
+            elif work.completes:
                 outputs.append(self._advance(sequence, logits[row - 1], best[row - 1]))
         return outputs
 
@@ -181,14 +191,32 @@ class Engine:
             return self._output(sequence, [], None, "length")
         token = sequence.sampler(logits, best, sequence.known)
         if token is None:
-            error = "the logits leave no token to choose: NaN, infinite, or all of them excluded"
-            return self._output(sequence, [], None, "error", error=error)
+            return self._output(sequence, [], None, "error", error=_NO_CHOICE)
         logprobs = None
         if sampling.logprobs is not None:
             logprobs = [token_logprob(logits, token, sampling.logprobs)]
         sequence.sampler.accept(token)
         sequence.tokens.append(token)
-        return self._output(sequence, [token], logprobs, self._finish_reason(sequence, token))
+        scores = None if sequence.sampler.score is None else [sequence.sampler.score]
+        reason = self._finish_reason(sequence, token)
+        return self._output(sequence, [token], logprobs, reason, scores=scores)
+
+    def _search(self, sequence: Sequence, beams: BeamSearch, logits: Logits) -> list[Output]:
+        """Advance a beam search by a token; what came out, once it is over."""
+        prompt, sampling = sequence.request.prompt, sequence.request.sampling
+        if sampling.max_tokens == 0:
+            return [self._output(sequence, [], None, "length")]
+        parents = beams.advance(logits)
+        if parents is not None:
+            self._kv.fork(sequence.id, parents)
+            sequence.tokens = [*prompt, *beams.running[0].tokens]
+            return []
+        if not beams.finished:
+            return [self._output(sequence, [], None, "error", error=_NO_CHOICE)]
+        _, hypothesis = beams.finished[0]
+        tokens, scores = list(hypothesis.tokens), list(hypothesis.scores)
+        reason: FinishReason = "stop" if tokens[-1] in sequence.stop_ids else "length"
+        return [self._output(sequence, tokens, None, reason, scores=scores)]
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
         if token in sequence.stop_ids:
@@ -204,6 +232,7 @@ class Engine:
         logprobs: list[TokenLogprob] | None,
         finish_reason: FinishReason | None,
         *,
+        scores: list[float] | None = None,
         error: str | None = None,
     ) -> Output:
         now = self._clock()
@@ -224,9 +253,7 @@ class Engine:
             tokens=tokens,
             logprobs=logprobs,
             prompt_logprobs=sequence.scored if is_first and sequence.scores_prompt else None,
-            scores=[sequence.sampler.score]
-            if tokens and sequence.sampler.score is not None
-            else None,
+            scores=scores,
             no_speech_prob=sequence.no_speech_prob if is_first else None,
             cached_tokens=min(sequence.cached, len(sequence.request.prompt)),
             finish_reason=finish_reason,

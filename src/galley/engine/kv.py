@@ -1,6 +1,8 @@
 """The KV cache's books: which request holds which blocks. Joins the pool and the prefix cache."""
 
+import itertools
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
@@ -50,12 +52,13 @@ class _Chain:
 class _Table:
     """A running request's blocks; the first ``registered`` ones are in the prefix cache.
 
-    ``cross``: those of its window.
+    ``cross``: those of its window. ``forks``: those of each hypothesis but the first, in a beam search.
     """
 
     blocks: "array[int]"  # each step copies it, which is slow from a list
     registered: int
     cross: "array[int]"
+    forks: "list[array[int]]" = field(default_factory=list)
 
 
 class KVCache:
@@ -71,6 +74,7 @@ class KVCache:
         self._sharing = prefix_cache
         self._tables: dict[str, _Table] = {}
         self._chains: dict[str, _Chain] = {}
+        self._copies: list[tuple[int, int]] = []
         self.queried_tokens = 0
         self.hit_tokens = 0
 
@@ -170,12 +174,52 @@ class KVCache:
 
     def grow(self, request_id: str, tokens: int) -> bool:
         """Make room for ``tokens`` tokens in all; False, and nothing taken, if there is none."""
-        blocks = self._tables[request_id].blocks
+        table = self._tables[request_id]
+        if table.forks:
+            return self._grow_forks(table, tokens)
+        blocks = table.blocks
         missing = blocks_for(tokens) - len(blocks)
         if missing > self._pool.free + self._prefix.parked:
             return False
         blocks.extend(self._take() for _ in range(missing))
         return True
+
+    def _grow_forks(self, table: _Table, tokens: int) -> bool:
+        """Room for one token in each; a last block that others hold is copied before it is written."""
+        tables = [table.blocks, *table.forks]
+        if blocks_for(tokens) > len(table.blocks):
+            if len(tables) > self._pool.free + self._prefix.parked:
+                return False
+            for blocks in tables:
+                blocks.append(self._take())
+            return True
+        held = Counter(blocks[-1] for blocks in tables)
+        if len(tables) - len(held) > self._pool.free + self._prefix.parked:
+            return False
+        for blocks in tables:
+            shared = blocks[-1]
+            if held[shared] > 1:
+                held[shared] -= 1
+                self._pool.release(shared)
+                blocks[-1] = self._take()
+                self._copies.append((shared, blocks[-1]))
+        return True
+
+    def fork(self, request_id: str, parents: Sequence[int]) -> None:
+        """Hypothesis i goes on from what hypothesis ``parents[i]`` has; they share its blocks."""
+        table = self._tables[request_id]
+        before = [table.blocks, *table.forks]
+        after = [before[parent][:] for parent in parents]
+        for block in itertools.chain.from_iterable(after):
+            self._pool.share(block)
+        table.blocks, *table.forks = after
+        for blocks in before:
+            self._release(blocks)
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """(from, to): blocks to be copied before this step writes any."""
+        copies, self._copies = self._copies, []
+        return copies
 
     def commit(self, request_id: str, tokens: Sequence[int], computed: int) -> None:
         """``computed`` tokens are in the cache once this step has run: full blocks can be shared."""
@@ -197,7 +241,11 @@ class KVCache:
         The tail of a prefix goes out first, an encoded window, which costs most to make, last.
         """
         table = self._tables.pop(request_id)
-        for block in (*reversed(table.blocks), *reversed(table.cross)):
+        for blocks in (*table.forks, table.blocks, table.cross):
+            self._release(blocks)
+
+    def _release(self, blocks: "array[int]") -> None:
+        for block in reversed(blocks):
             if self._pool.release(block) and not self._prefix.park(block):
                 self._pool.give_back(block)
 
@@ -210,6 +258,11 @@ class KVCache:
         """A step failed, so blocks may be registered that were never computed: share none of them."""
         for block in self._prefix.clear():
             self._pool.give_back(block)
+
+    def fork_table(self, request_id: str, fork: int) -> Ints:
+        """All blocks of a hypothesis, in order."""
+        table = self._tables[request_id]
+        return np.array(table.forks[fork - 1] if fork else table.blocks, dtype=np.int64)
 
     def table(self, request_id: str, tokens: int) -> Ints:
         """The blocks of the first ``tokens`` tokens, in order."""
@@ -224,9 +277,10 @@ class KVCache:
         """Conservation: every block is free, cached or used, and is counted once for each holder."""
         held: dict[int, int] = {}
         for table in self._tables.values():
-            blocks = [*table.blocks, *table.cross]
-            assert len(set(blocks)) == len(blocks)
-            for block in blocks:
+            for fork in (table.blocks, *table.forks):
+                blocks = [*fork, *table.cross]
+                assert len(set(blocks)) == len(blocks)
+            for block in itertools.chain(table.blocks, table.cross, *table.forks):
                 held[block] = held.get(block, 0) + 1
         for block in range(self._pool.total):
             assert self._pool.references(block) == held.get(block, 0), block

@@ -1,5 +1,6 @@
 """Which tokens a request may choose: suppression lists and Whisper's timestamp rules."""
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Final
@@ -7,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from galley.audio import TimestampRules
-from galley.ops.rows import Ids, Row
+from galley.ops.rows import Ids, Row, log_sum
 from galley.types import SamplingParams
 
 _NEVER: Final = -math.inf
@@ -31,6 +32,13 @@ class TokenRules:
         """None if the request may choose any token."""
         lists = (params.suppress_tokens, params.begin_suppress_tokens, params.allowed_tokens)
         return cls(params, output) if any(lists) or params.timestamps else None
+
+    def __copy__(self) -> "TokenRules":
+        """One that goes its own way from here."""
+        twin = object.__new__(TokenRules)
+        twin.__dict__.update(self.__dict__)
+        twin._timestamps = copy.copy(self._timestamps)
+        return twin
 
     def apply(self, row: Row) -> None:
         """Set the logits [vocab] of what may not come next to minus infinity."""
@@ -85,16 +93,8 @@ class _Timestamps:
             row[:begin] = _NEVER
             if self._rules.max_initial is not None:
                 row[begin + self._rules.max_initial + 1 :] = _NEVER
-        if _log_sum(row[begin:]) > row[:begin].max():
+        if log_sum(row[begin:]) > row[:begin].max():
             row[:begin] = _NEVER
-
-
-def _log_sum(row: Row) -> float:
-    """Logarithm of the sum of exponentials."""
-    most = float(row.max(initial=_NEVER))
-    if not math.isfinite(most):
-        return most
-    return most + math.log(float(np.exp(row - most).sum(dtype=np.float64)))
 
 
 def _ids(tokens: Sequence[int]) -> Ids:

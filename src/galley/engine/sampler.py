@@ -13,7 +13,7 @@ import numpy as np
 
 from galley.engine.rules import TokenRules
 from galley.ops.executor import Logits
-from galley.ops.rows import EXP_BLOCK, Doubles, Ids, Row, best, exp_sums, scaled
+from galley.ops.rows import EXP_BLOCK, Doubles, Ids, Row, best, exp_sums, log_sum, scaled
 from galley.types import SamplingParams, TokenLogprob
 
 
@@ -207,10 +207,7 @@ def _top_p(params: SamplingParams) -> float:
 
 def token_logprob(logits: Row, token: int, top: int) -> TokenLogprob:
     """Log-softmax of ``logits`` [vocab] at ``token``, and the ``top`` best alternatives."""
-    most = float(logits.max())
-    norm = math.nan
-    if math.isfinite(most):
-        norm = most + math.log(exp_sums(logits, most, 1.0).sum())
+    norm = log_sum(logits)
     ids = best(logits, top) if top else ()
     return TokenLogprob(
         token, float(logits[token]) - norm, tuple((int(i), float(logits[i]) - norm) for i in ids)

@@ -20,7 +20,8 @@ class Work:
 
     Attributes:
         completes: all known tokens are computed after it, so that a new one can be sampled.
-        wanted: of how many of its rows, the last ones, logits are wanted.
+        wanted: of how many of its rows, the last ones, logits are wanted. A row for each hypothesis of a
+            beam search.
         encodes: its window goes through the encoder before.
     """
 
@@ -85,7 +86,7 @@ class Scheduler:
             count = min(sequence.remaining, budget)
             if count and self._make_room(sequence, count):
                 plan.append(self._work(sequence, count))
-                budget -= count
+                budget = max(0, budget - count * sequence.width)
         if self.preemptions == preempted:
             self._admit(plan, budget)
         return plan
@@ -93,9 +94,10 @@ class Scheduler:
     def _work(self, sequence: Sequence, count: int, *, encodes: bool = False) -> Work:
         # An executor writes all of a step's keys and values before it reads any, so a newcomer may
         # share blocks that this very step computes.
-        self._kv.commit(sequence.id, sequence.tokens, sequence.computed + count)
+        if sequence.beams is None or not sequence.generated:
+            self._kv.commit(sequence.id, sequence.tokens, sequence.computed + count)
         completes = count == sequence.remaining
-        wanted = max(completes, sequence.rows_to_score(count))
+        wanted = max(completes * sequence.width, sequence.rows_to_score(count))
         return Work(sequence, count, completes, wanted, encodes)
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
@@ -114,14 +116,14 @@ class Scheduler:
     def _preempt(self, victim: Sequence) -> None:
         self.running.remove(victim)
         self._kv.close(victim.id)
-        victim.computed = 0
+        victim.restart()
         victim.preemptions += 1
         self.preemptions += 1
         heapq.heappush(self._waiting, victim)
 
     def _admit(self, plan: list[Work], budget: int) -> None:
         encodes = False
-        while self._waiting and budget and len(self.running) < self._max_running:
+        while self._waiting and budget and self._has_seat(self._waiting[0]):
             sequence = self._waiting[0]
             rows = self._rows_to_encode(sequence)
             # A window is encoded as a whole, so the step's first one may exceed the budget.
@@ -145,6 +147,11 @@ class Scheduler:
             plan.append(self._work(sequence, count, encodes=rows > 0))
             budget = 0 if exceeds else budget - rows - count
             encodes |= rows > 0
+
+    def _has_seat(self, sequence: Sequence) -> bool:
+        """Each hypothesis of a beam search takes one; the only sequence has as many as it needs."""
+        taken = sum(other.request.sampling.num_beams for other in self.running)
+        return not taken or taken + sequence.request.sampling.num_beams <= self._max_running
 
     def _rows_to_encode(self, sequence: Sequence) -> int:
         window, salt = sequence.window, sequence.request.cache_salt

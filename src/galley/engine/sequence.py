@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from galley.audio import AudioWindow
+from galley.engine.beams import BeamSearch
 from galley.engine.sampler import TokenSampler
 from galley.types import EngineRequest, TokenLogprob
 
@@ -55,6 +56,7 @@ class Sequence:
         stop_ids: tokens that end it.
         window: its audio; None for a text model.
         no_speech_prob: once it is computed, when it was asked for.
+        beams: its search, if it is one; ``tokens`` are then those of the best running hypothesis.
     """
 
     request: EngineRequest
@@ -72,9 +74,18 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()
     window: Window | None = None
     no_speech_prob: float | None = None
+    beams: BeamSearch | None = None
 
     def __post_init__(self) -> None:
         self.tokens = [*self.request.prompt, *self.request.output]
+        self.restart()
+
+    def restart(self) -> None:
+        """Its keys and values are gone. A beam search begins anew: what it found is not output yet."""
+        self.computed = 0
+        if self.request.sampling.num_beams > 1:
+            self.tokens = list(self.request.prompt)
+            self.beams = BeamSearch(self.request.sampling, self.stop_ids)
 
     def __lt__(self, other: "Sequence") -> bool:
         """Whether this one's turn comes first."""
@@ -99,6 +110,11 @@ class Sequence:
     def generated(self) -> int:
         """Output tokens so far, those of an earlier engine included."""
         return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def width(self) -> int:
+        """Hypotheses that advance together, each with blocks of its own."""
+        return 1 if self.beams is None else len(self.beams.running)
 
     @property
     def scores_prompt(self) -> bool:

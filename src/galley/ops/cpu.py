@@ -89,6 +89,10 @@ class CpuExecutor:
         """Zeroed, so pages are only touched when they are used."""
         self._runtime.allocate_kv(blocks)
 
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """See :meth:`galley.ops.executor.Executor.copy_blocks`; nobody asks for it yet."""
+        raise NotImplementedError
+
     def encode(self, windows: Windows) -> None:
         """See :meth:`galley.ops.executor.Executor.encode`.
 

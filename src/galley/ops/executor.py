@@ -2,7 +2,7 @@
 
 import importlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, cast
 
@@ -101,6 +101,10 @@ class Executor(Protocol):
 
     def allocate_kv(self, blocks: int) -> None:
         """Make room for ``blocks`` KV blocks. Called once, before :meth:`forward`."""
+        ...
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """(from, to): what KV blocks hold in every layer, for the next :meth:`forward`."""
         ...
 
     def encode(self, windows: Windows) -> None:

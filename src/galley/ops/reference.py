@@ -6,7 +6,7 @@ Every op sees rows in tiles of one fixed shape, which makes their bits independe
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -175,6 +175,12 @@ class ReferenceExecutor:
             shape = (blocks, BLOCK_TOKENS, kv.kv_heads, kv.head_dim)
             self._keys.append(torch.zeros(shape, dtype=self._dtype, device=self._device))
             self._values.append(torch.zeros(shape, dtype=self._dtype, device=self._device))
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """See :meth:`galley.ops.executor.Executor.copy_blocks`."""
+        sources, targets = (list(blocks) for blocks in zip(*copies, strict=True))
+        for cache in (*self._keys, *self._values):
+            cache[targets] = cache[sources]
 
     @torch.inference_mode()
     def encode(self, windows: Windows) -> None:

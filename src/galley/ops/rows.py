@@ -1,6 +1,7 @@
 """Reductions over a row of logits, native where that is to be had: for numpy a vocabulary is long."""
 
 import functools
+import math
 import os
 from typing import Final, TypeAlias
 
@@ -44,6 +45,14 @@ def exp_sums(row: Row, most: float, temperature: float) -> Doubles:
     sums = np.empty(-(-len(row) // EXP_BLOCK), dtype=np.float64)
     _native.exp_sums(row, most, temperature, _isa(), sums)
     return sums
+
+
+def log_sum(row: Row) -> float:
+    """Logarithm of the sum of exponentials; NaN if the greatest element is not finite."""
+    most = float(row.max())
+    if not math.isfinite(most):
+        return math.nan
+    return most + math.log(exp_sums(row, most, 1.0).sum())
 
 
 @functools.cache

@@ -2,12 +2,25 @@
 
 import secrets
 from hashlib import blake2b
+from typing import Final
 
 import msgspec
 
 from galley.audio import AudioWindow
 from galley.errors import ContextExceeded, RequestError
-from galley.types import EngineRequest, ModelInfo, SamplingParams
+from galley.types import EngineRequest, ModelInfo, SamplingDefaults, SamplingParams
+
+_NOT_WITH_BEAMS: Final = (
+    "temperature",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "min_tokens",
+    "n",
+    "logprobs",
+    "prompt_logprobs",
+)
 
 
 def expand(
@@ -37,6 +50,7 @@ def expand(
     """
     _check_ids(prompt, params, info, prompt_param)
     _check_window(window, info)
+    _check_beams(params.resolved(info.defaults), info)
     max_tokens = _max_tokens(len(prompt), params, info, prompt_param)
     seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
     resolved = params.resolved(info.defaults)
@@ -125,8 +139,27 @@ def _check_window(window: AudioWindow | None, info: ModelInfo) -> None:
         raise RequestError(wrong, param="window")
 
 
+def _check_beams(params: SamplingParams, info: ModelInfo) -> None:
+    """A beam search ranks whole texts by the model's own probabilities."""
+    if params.num_beams == 1:
+        return
+    if info.executor == "cpu":
+        raise RequestError(
+            "executor 'cpu' does not run beam searches yet; use executor 'reference', or num_beams 1",
+            param="num_beams",
+        )
+    alone = SamplingParams(temperature=0.0).resolved(SamplingDefaults())
+    for name in _NOT_WITH_BEAMS:
+        if getattr(params, name) != getattr(alone, name):
+            raise RequestError(
+                f"{name} is {getattr(params, name)!r}, which a beam search cannot honour: with num_beams "
+                f"above 1 it must be {getattr(alone, name)!r}",
+                param=name,
+            )
+
+
 def _max_tokens(length: int, params: SamplingParams, info: ModelInfo, prompt_param: str) -> int:
-    limit = info.max_request_tokens
+    limit = info.max_beam_tokens(params.num_beams)
     # A token that is generated last needs no room for its own keys and values, but positions do.
     wants_output = params.max_tokens is None or params.max_tokens > 0
     if length + wants_output > limit:

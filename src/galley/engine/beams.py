@@ -1,0 +1,118 @@
+"""Beam search: several hypotheses of one request advance together, a token each a step.
+
+As transformers does it (``early_stopping`` false): scores are sums of log-probabilities before any token is
+suppressed; a finished hypothesis counts with its sum divided by its length to the ``length_penalty``, if it
+is among the best ``num_beams`` continuations of its step; and the search ends when no running hypothesis
+would beat the worst of ``num_beams`` finished ones at its present length.
+"""
+
+import copy
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from galley.engine.rules import TokenRules
+from galley.ops.executor import Logits
+from galley.ops.rows import Row, best, log_sum
+from galley.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """Output tokens and the log-probability of each; ``total`` is the sum of these."""
+
+    tokens: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+    total: float = 0.0
+    rules: TokenRules | None = None
+
+    def extended(self, token: int, score: float) -> "Hypothesis":
+        """With one token more."""
+        rules = copy.copy(self.rules)
+        if rules is not None:
+            rules.accept(token)
+        tokens, scores = (*self.tokens, token), (*self.scores, score)
+        return Hypothesis(tokens, scores, self.total + score, rules)
+
+
+class Continuation(NamedTuple):
+    """The ``total`` of hypothesis ``parent`` with ``token``, whose log-probability is ``score``."""
+
+    total: float
+    score: float
+    parent: int
+    token: int
+
+
+class BeamSearch:
+    """One request's search.
+
+    Attributes:
+        running: hypotheses to go on with, best first; one without tokens to begin with.
+        finished: (score, hypothesis), best first.
+    """
+
+    def __init__(self, params: SamplingParams, stop_ids: Collection[int]) -> None:
+        """``max_tokens`` is set and at least 1."""
+        self._params = params
+        self._stop_ids = stop_ids
+        self.running = [Hypothesis(rules=TokenRules.of(params, ()))]
+        self.finished: list[tuple[float, Hypothesis]] = []
+
+    def advance(self, logits: Logits) -> list[int] | None:
+        """Choose each hypothesis' next token.
+
+        Args:
+            logits: [running, vocab].
+
+        Returns:
+            For each of the new ``running`` ones the place its beginning had among the old; None if the
+            search is over.
+        """
+        width, length = self._params.num_beams, len(self.running[0].tokens) + 1
+        # Enough that all stop tokens together leave as many as are to go on.
+        count = max(2, 1 + len(self._stop_ids)) * width
+        found = self._continuations(logits, count)
+        is_last = length == self._params.max_tokens
+        parents: list[int] = []
+        running: list[Hypothesis] = []
+        for rank, (_, score, parent, token) in enumerate(found):
+            stops = is_last or token in self._stop_ids
+            if stops and rank < width:
+                self._finish(self.running[parent].extended(token, score))
+            elif not stops and len(running) < width:
+                parents.append(parent)
+                running.append(self.running[parent].extended(token, score))
+        self.running = running
+        return parents if running and self._may_improve() else None
+
+    def _continuations(self, logits: Logits, count: int) -> list[Continuation]:
+        """The best ``count`` of all, best first."""
+        found: list[Continuation] = []
+        for parent, (beam, logit_row) in enumerate(zip(self.running, logits, strict=True)):
+            norm = log_sum(logit_row)
+            row: Row = logit_row
+            if beam.rules is not None:
+                row = row.copy()
+                beam.rules.apply(row)
+            for token in best(row, count).tolist():
+                score = float(row[token]) - norm
+                if np.isfinite(score):
+                    found.append(Continuation(beam.total + score, score, parent, token))
+        return sorted(found, key=lambda continuation: -continuation.total)[:count]
+
+    def _finish(self, hypothesis: Hypothesis) -> None:
+        self.finished.append((self._normalised(hypothesis), hypothesis))
+        self.finished.sort(key=lambda entry: -entry[0])
+        del self.finished[self._params.num_beams :]
+
+    def _may_improve(self) -> bool:
+        if len(self.finished) < self._params.num_beams:
+            return True
+        return self._normalised(self.running[0]) > self.finished[-1][0]
+
+    def _normalised(self, hypothesis: Hypothesis) -> float:
+        length: float = len(hypothesis.tokens) ** self._params.length_penalty
+        return hypothesis.total / length
