@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 namespace galley {
@@ -19,8 +20,9 @@ bool is_better(const T* x, int64_t a, int64_t b) {
 
 template <class T>
 bool any_above(const T* x, int64_t n, T bar) {
-    bool any = false;
-    for (int64_t i = 0; i < n; ++i) any |= !(x[i] <= bar);
+    // A mask as wide as an element, so that the loop runs in registers.
+    std::conditional_t<sizeof(T) == 4, int32_t, int64_t> any = 0;
+    for (int64_t i = 0; i < n; ++i) any |= x[i] <= bar ? 0 : -1;
     return any;
 }
 
