@@ -5,6 +5,7 @@ own: when the socket closes, because the server is done or dead, it exits at onc
 service-manager signals are for the server, which drains; the engine must outlive them.
 """
 
+import gc
 import logging
 import os
 import queue
@@ -85,6 +86,7 @@ def main() -> None:
     except GalleyError as error:
         connection.send(StartFailed(_kind(error), str(error)))
         return
+    gc.freeze()  # what is loaded stays; no collection in the midst of a stream need look at it
     _loop(engine, connection, inbox)
 
 
