@@ -133,11 +133,6 @@ class Program:
             for name in op.weights["weight"]
         )
 
-    @property
-    def logits(self) -> int:
-        """The buffer of the last op."""
-        return self.ops[-1].output
-
     def rows_of(self, frames: int) -> int:
         """Of an encoder: how many rows its ``cross_kv`` ops keep of a window of ``frames``."""
         for op in self.ops:

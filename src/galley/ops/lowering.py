@@ -25,7 +25,11 @@ _IN_PLACE: Final = frozenset(
 )
 """Steps that may write where they read: they are done with a row's inputs, or with each of their
 elements, before they write there. A sum is written before its norm, and attention has all rows' keys and
-values in the cache when it attends."""
+values in the cache when it attends.
+
+They do so where the rows of both are of one size. What ``silu_mul`` rounds for the next layer is narrower
+than what it reads and gets room of its own: in its input's, rows would lie 64 KiB apart for 8192 columns,
+all in the same sets of a cache. So the passes may cost an arena up to one rounded row."""
 _VIEW: Final = "columns"
 _ATTRIBUTES: Final[Mapping[str, tuple[str, ...]]] = {
     "attention": ("layer", "heads", "scale", "window"),

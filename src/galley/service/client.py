@@ -2,8 +2,7 @@
 
 Each request's prompt and the tokens delivered so far live here. When the engine dies a new one is
 started and every unfinished request is resubmitted with what it has; since noise is a function of seed
-and position, its text goes on as it would have.
-Which of them to try first after a crash is decided in ``trials.py``.
+and position, its text goes on as it would have. ``trials.py`` decides which of them to try first.
 """
 
 import asyncio
