@@ -35,6 +35,10 @@ _ENGINE_TOTALS: Final = {
     "steps": ("galley_engine_steps", "Engine steps"),
     "prefill_tokens": ("galley_prefill_tokens", "Prompt tokens computed, recomputed ones included"),
     "decode_tokens": ("galley_decode_tokens", "Output tokens fed back through the model"),
+    "encoder_rows": (
+        "galley_encoder_rows",
+        "Rows of audio encoded, 50 for each second of Whisper's",
+    ),
     "prefix_query_tokens": (
         "galley_prefix_cache_query_tokens",
         "Prompt tokens looked up in the prefix cache",

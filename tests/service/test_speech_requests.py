@@ -1,0 +1,82 @@
+"""Windows of audio across the process boundary, and through the death of an engine."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from galley import SamplingParams
+from galley.audio import AudioWindow
+from galley.config import EngineSettings
+from galley.local import LocalEngine
+from galley.service.client import EngineClient, OutputStream
+from galley.service.requests import expand
+from galley.types import EngineRequest, ModelInfo, Output
+from tests.conftest import CheckpointMaker
+
+PARAMS = SamplingParams(
+    temperature=1.0, seed=7, max_tokens=60, ignore_eos=True, scores=True, no_speech=(0, 208)
+)
+SEARCH = SamplingParams(temperature=0.0, max_tokens=60, num_beams=4, no_speech=(0, 208))
+
+
+def settings_for(folder: Path) -> EngineSettings:
+    return EngineSettings(model=str(folder), threads=1, kv_cache_tokens=2048, executor="reference")
+
+
+def requests_for(info: ModelInfo) -> list[EngineRequest]:
+    requests = []
+    for i in range(6):
+        data = np.random.default_rng(i).uniform(-1, 1.5, (150, 80)).astype(np.float32).tobytes()
+        params = SEARCH if i % 3 == 2 else msgspec.structs.replace(PARAMS, seed=i)
+        window = AudioWindow(frames=150, mels=80, data=data)
+        requests += expand([201, 202, 206], params, info, request_id=f"r{i}", window=window)
+    return requests
+
+
+def heard(outputs: list[Output]) -> tuple[list[int], list[float], list[float]]:
+    """Tokens, scores and probabilities of no speech, all that came."""
+    tokens = [token for output in outputs for token in output.tokens]
+    scores = [score for output in outputs for score in output.scores or []]
+    return tokens, scores, [o.no_speech_prob for o in outputs if o.no_speech_prob is not None]
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_an_engine_process_hears_what_the_local_one_does(
+    kill: bool, checkpoint: CheckpointMaker
+) -> None:
+    folder = checkpoint("whisper")
+    with LocalEngine(settings_for(folder)) as local:
+        requests = requests_for(local.info)
+        expected: dict[str, list[Output]] = {request.id: [] for request in requests}
+        for output in local.run(requests):
+            expected[output.request_id].append(output)
+
+    async def run() -> list[list[Output]]:
+        client = await EngineClient.start(settings_for(folder), str(folder), max_queue=8)
+        try:
+            assert client.info.speech is not None
+            streams = client.submit_all(requests)
+            first = [[await anext(streams[0]) for _ in range(5)], *([] for _ in streams[1:])]
+            if kill:
+                assert client.engine_pid
+                os.kill(client.engine_pid, signal.SIGKILL)
+            rest = await asyncio.gather(
+                *(asyncio.wait_for(collect(stream), 120) for stream in streams)
+            )
+            assert client.restarts == int(kill)
+            return [begin + end for begin, end in zip(first, rest, strict=True)]
+        finally:
+            await client.close()
+
+    got = asyncio.run(run())
+    assert [heard(o) for o in got] == [heard(o) for o in expected.values()]
+    assert all(len(heard(outputs)[2]) == 1 for outputs in got)
+
+
+async def collect(stream: OutputStream) -> list[Output]:
+    return [output async for output in stream]
