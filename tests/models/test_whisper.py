@@ -23,7 +23,7 @@ from transformers.generation.logits_process import (
 
 from galley import LLM, SamplingParams
 from galley.audio import AudioWindow, SpeechInfo, TimestampRules
-from galley.config import DType, EngineSettings, ExecutorName
+from galley.config import DType, EngineSettings, ExecutorName, Quantize
 from galley.engine.load import read_model
 from galley.engine.rules import TokenRules
 from galley.engine.sampler import TokenSampler
@@ -73,9 +73,14 @@ def encoded(model: Any, features: Features) -> torch.Tensor:
 
 
 def executor_of(
-    folder: Path, dtype: DType = "float32", name: ExecutorName = "reference"
+    folder: Path,
+    dtype: DType = "float32",
+    name: ExecutorName = "reference",
+    quantize: Quantize = "auto",
 ) -> Executor:
-    settings = EngineSettings(model=str(folder), dtype=dtype, executor=name, threads=1)
+    settings = EngineSettings(
+        model=str(folder), dtype=dtype, quantize=quantize, executor=name, threads=1
+    )
     model = read_model(settings, folder)
     executor = executor_factory(name)(model.program, model.weights, model.options)
     executor.allocate_kv(256)
@@ -176,6 +181,19 @@ def test_a_window_has_the_same_bits_alone_and_in_any_batch(
             executor, [windows[i] for i in order], [prompts[i] for i in order], first_block=16
         )
         assert np.array_equal(together, np.concatenate([alone[i] for i in order])), order
+
+
+@pytest.mark.parametrize(("dtype", "quantize"), [("bfloat16", "auto"), ("float32", "int8")])
+@pytest.mark.parametrize("variant", WHISPER_VARIANTS)
+def test_rounded_weights_stay_near_float32(
+    variant: str, dtype: DType, quantize: Quantize, checkpoint: CheckpointMaker
+) -> None:
+    folder = checkpoint(variant)
+    window, prompt = random_features(3, 128 if "128" in variant else 80, 150), random_ids(3, 50)
+    exact = run(executor_of(folder), [window], [prompt])
+    rounded = run(executor_of(folder, dtype, quantize=quantize), [window], [prompt])
+    error = np.abs(rounded - exact)
+    assert 0 < error.mean() < 0.03 * np.abs(exact).max()
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def graph(
 
     A row is the program after a pass: its ops, the bytes of weights read and of buffers read and written
     for one token, the memory that the buffers share, and the time of a decoding step with one row. The
-    picture is the program as the native executor runs it.
+    picture is the program as the native executor runs it. Of a speech model it is the decoder.
     """
     settings = flags.settings(model=model)
     for option, file in (("--html", html), ("--svg", svg)):

@@ -16,9 +16,9 @@ from galley.graph.passes import PASSES, enabled_passes
 from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
 from galley.ops.cpu import CpuExecutor
-from galley.ops.executor import Batch, Executor, Ints, executor_factory
+from galley.ops.executor import Batch, Cross, Executor, Ints, Windows, executor_factory
 from galley.ops.lowering import Cost
-from galley.types import BLOCK_TOKENS
+from galley.types import BLOCK_TOKENS, blocks_for
 
 CONTEXT: Final = 64
 """Tokens in front of the one whose step is measured."""
@@ -91,13 +91,19 @@ def measure_eager(model: Model, *, repeats: int) -> float | None:
 
 
 def _step_seconds(executor: Executor, model: Model, repeats: int) -> float:
-    """Median over ``repeats`` decoding steps behind the same context."""
+    """Median over ``repeats`` decoding steps behind the same context, and the longest window if any."""
     context = min(CONTEXT, model.program.max_positions - 1)
-    blocks = context // BLOCK_TOKENS + 1
-    executor.allocate_kv(blocks)
+    blocks, encoder = context // BLOCK_TOKENS + 1, model.program.encoder
+    rows = 0 if encoder is None else encoder.rows_of(encoder.max_positions)
+    executor.allocate_kv(blocks + blocks_for(rows))
+    cross = None
+    if encoder is not None:
+        cross = Cross((np.arange(blocks, blocks + blocks_for(rows)),), np.array([rows]))
+        silence = np.zeros((encoder.max_positions, encoder.mels), dtype=np.float32)
+        executor.encode(Windows(silence, np.array([0, len(silence)]), cross.tables))
     tokens = np.arange(context + 1) % model.program.vocab_size
-    executor.forward(_batch(tokens[:-1], first=0, blocks=blocks))
-    step = _batch(tokens[-1:], first=context, blocks=blocks)
+    executor.forward(_batch(tokens[:-1], first=0, blocks=blocks, cross=cross))
+    step = _batch(tokens[-1:], first=context, blocks=blocks, cross=cross)
     seconds = []
     for _ in range(_WARM_UPS + repeats):
         begin = time.perf_counter()
@@ -106,7 +112,7 @@ def _step_seconds(executor: Executor, model: Model, repeats: int) -> float:
     return statistics.median(seconds[_WARM_UPS:])
 
 
-def _batch(tokens: Ints, *, first: int, blocks: int) -> Batch:
+def _batch(tokens: Ints, *, first: int, blocks: int, cross: Cross | None) -> Batch:
     """One sequence's tokens from position ``first`` on; the last row is wanted."""
     return Batch(
         tokens=tokens,
@@ -114,4 +120,5 @@ def _batch(tokens: Ints, *, first: int, blocks: int) -> Batch:
         starts=np.array([0, len(tokens)]),
         tables=(np.arange(blocks),),
         wanted=np.array([len(tokens) - 1]),
+        cross=cross,
     )
