@@ -6,7 +6,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,7 +51,11 @@ class Child:
         self._signal(signal.SIGSTOP)
 
     def measure(self, prompts: Sequence[list[int]], steps: int) -> list[float]:
-        """See :class:`benchmarks.peers.protocol.Model`; 0 steps: prefill of the only prompt.
+        """A language model's seconds, as :func:`benchmarks.peers.protocol.answer_text` has them."""
+        return self.ask({"prompts": prompts, "steps": steps})
+
+    def ask(self, request: Mapping[str, Any]) -> list[float]:
+        """Seconds, as the peer's ``answer`` says.
 
         Raises:
             PeerFailed: it died or did not answer in time.
@@ -60,7 +64,7 @@ class Child:
         time.sleep(_SETTLE_SECONDS)
         assert self._process.stdin
         try:
-            self._process.stdin.write(json.dumps({"prompts": prompts, "steps": steps}) + "\n")
+            self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise PeerFailed(f"{self.name} is gone; see {self._log}") from None

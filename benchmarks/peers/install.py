@@ -21,7 +21,11 @@ class PeerFailed(Exception):
 
 def python_of(peer: Peer, home: Path) -> Path:
     """Galley runs where the runner does."""
-    return Path(sys.executable) if peer.name == "galley" else home / peer.name / "venv/bin/python"
+    return (
+        Path(sys.executable)
+        if peer.name.startswith("galley")
+        else home / peer.name / "venv/bin/python"
+    )
 
 
 def log_file(peer: Peer, home: Path) -> Path:

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 
 class Model(Protocol):
-    """A loaded model. Greedy, no prefix cache, nothing ends a sequence early."""
+    """A loaded language model. Greedy, no prefix cache, nothing ends a sequence early."""
 
     def prefill(self, prompt: list[int]) -> float:
         """Seconds from a prompt of token ids to its first token."""
@@ -25,6 +25,12 @@ class Model(Protocol):
     def decode(self, prompts: Sequence[list[int]], steps: int) -> list[float]:
         """Seconds of each of ``steps`` steps in which all sequences decode a token."""
         ...
+
+
+def answer_text(model: Model, request: Mapping[str, Any]) -> list[float]:
+    """Seconds of ``{"prompts": lists of ids, "steps": count}``; 0 steps: prefill of the only prompt."""
+    prompts, steps = request["prompts"], request["steps"]
+    return model.decode(prompts, steps) if steps else [model.prefill(prompts[0])]
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class Peer:
         convert: (checkpoint, target, variant): writes ``target`` with the peer's own tools; None if it
             reads the checkpoint itself.
         load: (model, variant, threads).
+        answer: what was loaded and a request -> seconds.
         pip_environment: variables for pip.
         unwanted: packages that come along and do harm.
         environment: variables for its process; "{venv}" stands for its virtual environment.
@@ -44,7 +51,8 @@ class Peer:
 
     name: str
     variants: Mapping[int, tuple[str, ...]]
-    load: Callable[[Path, str, int], Model]
+    load: Callable[[Path, str, int], Any]
+    answer: Callable[[Any, Mapping[str, Any]], list[float]] = answer_text
     convert: Callable[[Path, Path, str], None] | None = None
     pip_environment: Mapping[str, str] = field(default_factory=dict)
     unwanted: tuple[str, ...] = ()
@@ -68,16 +76,8 @@ def main(peer: Peer) -> None:
     model = peer.load(arguments.source, arguments.variant, arguments.threads)
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
-        print(json.dumps(_answer(model, json.loads(line))), file=answers, flush=True)
-
-
-def _answer(model: Model, request: dict[str, list[list[int]] | int]) -> dict[str, list[float]]:
-    prompts, steps = request["prompts"], request["steps"]
-    assert isinstance(prompts, list)
-    assert isinstance(steps, int)
-    if steps == 0:
-        return {"seconds": [model.prefill(prompts[0])]}
-    return {"seconds": model.decode(prompts, steps)}
+        seconds = peer.answer(model, json.loads(line))
+        print(json.dumps({"seconds": seconds}), file=answers, flush=True)
 
 
 def _take_stdout() -> TextIO:

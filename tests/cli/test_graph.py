@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from galley.graph.passes import PASSES
+from tests.checkpoints import make_whisper
 
 from .command import galley
 
@@ -50,6 +51,12 @@ def test_passes_that_are_left_out_have_no_row() -> None:
     assert done.returncode == 0, done.stderr
     rows = table(done.stdout)
     assert set(PASSES) - set(rows) == {"merge-linears", "fuse-add-norm"}
+
+
+def test_a_speech_model_shows_its_decoder(tmp_path: Path) -> None:
+    done = galley("graph", make_whisper(tmp_path), "--threads", "1", "--repeats", "1")
+    assert done.returncode == 0, done.stderr
+    assert float(table(done.stdout)["fuse-gelu-prepare"][4]) > 0
 
 
 @pytest.mark.parametrize(

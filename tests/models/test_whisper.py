@@ -39,7 +39,7 @@ from tests.checkpoints import EOS_TEXT, VOCAB_SIZE, WHISPER_GENERATION, WHISPER_
 from tests.conftest import CheckpointMaker
 
 Features = npt.NDArray[np.float32]
-EXECUTORS: tuple[ExecutorName, ...] = ("reference",)
+EXECUTORS: tuple[ExecutorName, ...] = ("reference", "cpu")
 START, EN, TRANSCRIBE, NO_SPEECH, NO_TIMESTAMPS = 201, 202, 206, 208, 209
 PROMPT = [START, EN, TRANSCRIBE, NO_TIMESTAMPS]
 WINDOW_BLOCKS = 20

@@ -2,7 +2,6 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,17 +21,11 @@ from galley.ops.executor import Batch, Cross, Executor, ExecutorOptions, Ints, W
 from galley.ops.lowering import lower
 from galley.ops.packing import Matrices
 from galley.types import BLOCK_TOKENS
+from tests.checkpoints import VOCAB_SIZE, WHISPER_VARIANTS
+from tests.conftest import CheckpointMaker
 from tests.native.harness import ISAS, KINDS, Floats, rounding_executor
-from tests.whisper_checkpoints import VARIANTS, make_whisper
 
 BLOCKS = 256
-WhisperMaker = Callable[[str], Path]
-
-
-@pytest.fixture(scope="module")
-def whisper(tmp_path_factory: pytest.TempPathFactory) -> WhisperMaker:
-    folders = {v: make_whisper(tmp_path_factory.mktemp(v), v) for v in VARIANTS}
-    return lambda variant: folders[variant]
 
 
 def program_of(folder: Path) -> Program:
@@ -133,18 +126,18 @@ def random_windows(program: Program, lengths: list[int], seed: int = 0) -> list[
 
 
 def random_ids(count: int, seed: int) -> list[int]:
-    ids: list[int] = np.random.default_rng(seed).integers(3, 320, count).tolist()
+    ids: list[int] = np.random.default_rng(seed).integers(3, VOCAB_SIZE, count).tolist()
     return ids
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", WHISPER_VARIANTS)
 def test_every_kind_agrees_with_torch(
-    variant: str, isa: str, whisper: WhisperMaker, monkeypatch: pytest.MonkeyPatch
+    variant: str, isa: str, checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left is the rounding that a sum's last bit tips over. Windows of one frame and of all."""
     monkeypatch.setenv(ISA_VARIABLE, isa)
-    folder = whisper(variant)
+    folder = checkpoint(variant)
     program = program_of(folder)
     assert program.encoder is not None
     windows = random_windows(program, [1, 17, program.encoder.max_positions])
@@ -166,12 +159,12 @@ def test_every_kind_agrees_with_torch(
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", WHISPER_VARIANTS)
 def test_float32_agrees_with_transformers(
-    variant: str, isa: str, whisper: WhisperMaker, monkeypatch: pytest.MonkeyPatch
+    variant: str, isa: str, checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ISA_VARIABLE, isa)
-    folder = whisper(variant)
+    folder = checkpoint(variant)
     program = program_of(folder)
     assert program.encoder is not None
     (window,) = random_windows(program, [program.encoder.max_positions])
@@ -188,10 +181,10 @@ def test_float32_agrees_with_transformers(
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_bits_do_not_depend_on_batches_chunks_or_threads(
-    kind: Quantize, isa: str, whisper: WhisperMaker, monkeypatch: pytest.MonkeyPatch
+    kind: Quantize, isa: str, checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ISA_VARIABLE, isa)
-    folder = whisper("whisper-odd")
+    folder = checkpoint("whisper-odd-128")
     program = program_of(folder)
     assert program.encoder is not None
     rng = np.random.default_rng(3)
@@ -218,9 +211,9 @@ def test_bits_do_not_depend_on_batches_chunks_or_threads(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_no_pass_changes_a_bit(variant: str, kind: Quantize, whisper: WhisperMaker) -> None:
-    folder = whisper(variant)
+@pytest.mark.parametrize("variant", WHISPER_VARIANTS)
+def test_no_pass_changes_a_bit(variant: str, kind: Quantize, checkpoint: CheckpointMaker) -> None:
+    folder = checkpoint(variant)
     program = program_of(folder)
     windows = random_windows(program, [9, 30])
     sequences = [(0, random_ids(7, 1), [4, 3]), (1, random_ids(20, 2), [19, 1])]
@@ -234,9 +227,9 @@ def test_no_pass_changes_a_bit(variant: str, kind: Quantize, whisper: WhisperMak
         assert np.array_equal(logits(disabled).view(np.int32), plain.view(np.int32)), disabled
 
 
-def test_what_the_passes_do(whisper: WhisperMaker) -> None:
+def test_what_the_passes_do(checkpoint: CheckpointMaker) -> None:
     """Two layers each: names and numbers of ops, written out."""
-    program = program_of(whisper("whisper"))
+    program = program_of(checkpoint("whisper"))
     assert program.encoder is not None
     decoder, encoder = (
         Counter(op.name for op in run_passes(prepare_inputs(p, "int8")).ops)
@@ -273,12 +266,12 @@ def test_what_the_passes_do(whisper: WhisperMaker) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_is_planned_as_tightly_as_liveness_allows(
-    kind: Quantize, whisper: WhisperMaker
+    kind: Quantize, checkpoint: CheckpointMaker
 ) -> None:
-    for variant, disabled in itertools.product(VARIANTS, ((), tuple(PASSES))):
-        program = program_of(whisper(variant))
+    for variant, disabled in itertools.product(WHISPER_VARIANTS, ((), tuple(PASSES))):
+        program = program_of(checkpoint(variant))
         assert program.encoder is not None
-        weights = program.take_weights(Checkpoint.open(whisper(variant)).weights(), folder="")
+        weights = program.take_weights(Checkpoint.open(checkpoint(variant)).weights(), folder="")
         for part in (program, program.encoder):
             final = run_passes(prepare_inputs(part, kind), disabled)
             lifetimes = lower(final, weights, Matrices(weights, kind)).lifetimes()

@@ -1,0 +1,72 @@
+"""faster-whisper: CTranslate2 as faster-whisper calls it, on a checkpoint that its own tool converted."""
+
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.peers.protocol import Peer, main
+from benchmarks.peers.speech import EOS, FRAMES, PROMPT, answer
+
+_TYPES: Final = {"int8": "int8", "float32": "float32"}
+
+
+class _Model:
+    def __init__(self, folder: Path, variant: str, threads: int) -> None:
+        import numpy as np
+        from ctranslate2 import StorageView
+        from faster_whisper import WhisperModel
+
+        model = WhisperModel(
+            str(folder), device="cpu", compute_type=_TYPES[variant], cpu_threads=threads
+        )
+        self._model: Any = model.model
+        mels = self._model.n_mels
+        frames = np.random.default_rng(0).uniform(-1, 1.5, (1, mels, FRAMES)).astype("f4")
+        self._features = StorageView.from_array(frames)
+        self._encoded = self._model.encode(self._features)
+
+    def encode(self, windows: int) -> list[float]:
+        seconds = []
+        for _ in range(windows):
+            began = time.perf_counter()
+            self._encoded = self._model.encode(self._features)
+            seconds.append(time.perf_counter() - began)
+        return seconds
+
+    def decode(self, tokens: int, beams: int) -> list[float]:
+        whole, count = self._generate(tokens, beams)
+        first, one = self._generate(1, beams)
+        return [(whole - first) / (count - one)]
+
+    def _generate(self, tokens: int, beams: int) -> tuple[float, int]:
+        """Seconds, and how many tokens came."""
+        began = time.perf_counter()
+        (result,) = self._model.generate(
+            self._encoded,
+            [list(PROMPT)],
+            beam_size=beams,
+            max_length=len(PROMPT) + tokens,
+            suppress_blank=False,
+            suppress_tokens=[EOS],
+        )
+        return time.perf_counter() - began, len(result.sequences_ids[0])
+
+
+def convert(checkpoint: Path, target: Path, variant: str) -> None:
+    """As ``ct2-transformers-converter --quantization`` does."""
+    from ctranslate2.converters import TransformersConverter
+
+    converter = TransformersConverter(str(checkpoint), copy_files=["tokenizer.json"])
+    converter.convert(str(target), quantization=_TYPES[variant])
+
+
+PEER = Peer(
+    name="faster_whisper",
+    variants={8: ("int8",), 32: ("float32",)},
+    load=_Model,
+    answer=answer,
+    convert=convert,
+)
+
+if __name__ == "__main__":
+    main(PEER)

@@ -1,0 +1,68 @@
+"""Galley itself on a Whisper checkpoint as it is: the encoder alone, then requests to the engine."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.protocol import Peer, main
+from benchmarks.peers.speech import FRAMES, PROMPT, answer
+
+
+class _Model:
+    def __init__(self, folder: Path, variant: str, threads: int) -> None:
+        import numpy as np
+
+        from galley.audio import AudioWindow
+        from galley.config import EngineSettings
+        from galley.local import LocalEngine
+        from galley.ops import background
+
+        quantize, _, kv_dtype = variant.partition(" kv ")
+        choices: dict[str, Any] = {"quantize": quantize, "kv_dtype": kv_dtype or "auto"}
+        self._engine = LocalEngine(
+            EngineSettings(model=str(folder), executor="cpu", threads=threads, **choices)
+        )
+        background.finish()
+        speech = self._engine.info.speech
+        assert speech is not None
+        self._frames = np.random.default_rng(0).uniform(-1, 1.5, (FRAMES, speech.mels)).astype("f4")
+        self._window = AudioWindow(frames=FRAMES, mels=speech.mels, data=self._frames.tobytes())
+
+    def encode(self, windows: int) -> list[float]:
+        import numpy as np
+
+        from galley.ops.executor import Windows
+
+        # The engine's own executor; nothing else uses the blocks now.
+        executor = self._engine.engine._executor
+        table = np.arange(1, 1 + -(-FRAMES // 2 // 16))
+        seconds = []
+        for _ in range(windows):
+            began = time.perf_counter()
+            executor.encode(Windows(self._frames, np.array([0, FRAMES]), (table,)))
+            seconds.append(time.perf_counter() - began)
+        return seconds
+
+    def decode(self, tokens: int, beams: int) -> list[float]:
+        from galley import SamplingParams
+        from galley.service.requests import expand
+
+        if beams > 1:
+            return []  # there is no beam search yet
+        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        request = expand(
+            list(PROMPT), params, self._engine.info, request_id="bench", window=self._window
+        )
+        times = [time.perf_counter() for _ in self._engine.run(request)]
+        return [(times[-1] - times[0]) / (tokens - 1)]
+
+
+PEER = Peer(
+    name="galley_speech",
+    variants={8: ("int8", "int8 kv bfloat16"), 16: ("bf16",), 32: ("float32",)},
+    load=_Model,
+    answer=answer,
+)
+
+if __name__ == "__main__":
+    main(PEER)
