@@ -315,7 +315,7 @@ def _joined(clauses: list[str], rng: random.Random) -> str:
     text = clauses[0]
     for clause in clauses[1:]:
         glue = rng.choice((".", ".", ".", ", ", " and ", ", and "))
-        text = f"{_marked(text)} {_capital(clause)}" if glue == "." else text + glue + clause
+        text = f"{marked(text)} {_capital(clause)}" if glue == "." else text + glue + clause
     return text
 
 
@@ -330,14 +330,14 @@ _ASKS = re.compile(
 )
 
 
-def _marked(text: str) -> str:
+def marked(text: str) -> str:
     """A capital first and a full stop or question mark last."""
     return _capital(text) + ("?" if _ASKS.search(text) else ".")
 
 
 def _spoken(parts: list[str]) -> str:
     """Sentences in a row."""
-    return " ".join(_marked(part) for part in parts)
+    return " ".join(marked(part) for part in parts)
 
 
 def redaction(source: Source, wordings: Wordings, *, loose: bool = False) -> Turn:

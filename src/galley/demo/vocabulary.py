@@ -70,7 +70,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-_FIRST = _words("""
+FIRST_NAMES = _words("""
 James Mary Robert Patricia John Jennifer Michael Linda David Elizabeth William Barbara
 Richard Susan Joseph Jessica Thomas Sarah Charles Karen Daniel Nancy Matthew Lisa Anthony Betty Mark
 Sandra Paul Ashley Steven Kimberly Andrew Emily Kenneth Donna George Michelle Joshua Carol Kevin
@@ -83,7 +83,7 @@ Hans Greta Klaus Heidi Pierre Camille Antoine Chloé José María Núria João I
 Ama Chidi Ngozi Tunde Zanele Thabo Amina Siobhan Niamh Declan Rhys Megan Gareth Angus Fiona Callum
 Abigail Victor Grace Henry Julia Peter Martha Simon Ruth Adam Naomi Felix Clara Oscar Hazel""")
 
-_LAST = _words("""
+LAST_NAMES = _words("""
 Smith Johnson Williams Brown Jones Garcia Miller Davis Rodriguez Martinez Hernandez Lopez
 Wilson Anderson Taylor Moore Jackson Martin Lee Perez Thompson White Harris Clark Lewis Robinson
 Walker Young Allen King Wright Scott Torres Nguyen Hill Flores Green Adams Nelson Baker Hall Rivera
@@ -141,12 +141,12 @@ class Source:
 
     def _first(self) -> str:
         real = self.rng.random() < 0.5
-        return self.pick(lambda: self.rng.choice(_FIRST) if real else self._made_word(None))
+        return self.pick(lambda: self.rng.choice(FIRST_NAMES) if real else self._made_word(None))
 
     def _last(self) -> str:
         roll = self.rng.random()
         if roll < 0.45:
-            return self.pick(lambda: self.rng.choice(_LAST))
+            return self.pick(lambda: self.rng.choice(LAST_NAMES))
         return self.pick(lambda: self._made_word(_LAST_ENDS if roll < 0.8 else None))
 
     def name(self) -> str:
@@ -253,7 +253,7 @@ MONTHS = _words("""January February March April May June July August September O
 December""")
 _DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 WEEKDAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-_ORDINALS = _words("""first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth
+ORDINALS = _words("""first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth
 thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth twenty-first
 twenty-second twenty-third twenty-fourth twenty-fifth twenty-sixth twenty-seventh twenty-eighth
 twenty-ninth thirtieth thirty-first""")
@@ -293,7 +293,7 @@ def date(source: Source, tense: str) -> tuple[str, str, str]:
             f"{month} {day}{_suffix(day)}",
             f"{month} {day}",
             f"the {day}{_suffix(day)} of {month}",
-            f"the {_ORDINALS[day - 1]} of {month}",
+            f"the {ORDINALS[day - 1]} of {month}",
         )
     )
     return f"on {said}", said, written

@@ -1,0 +1,116 @@
+"""The telephone line between a caller and the model: 300 to 3400 Hz, pauses, noise, loudness.
+
+Takes clean speech at 8 kHz (`voices.RATE`) and gives what Galley's pipeline would hand to the
+features: 16 kHz samples that came over a line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import soxr
+
+from galley.speech.audio import SAMPLE_RATE
+
+from .voices import RATE, Samples
+
+COLOURS: Final = {"white": 0.0, "pink": -1.0, "brown": -2.0, "blue": 1.0}
+"""A noise's power rises with this power of the frequency."""
+SNR: Final = (10.0, 30.0)
+"""dB, of speech over noise within the band."""
+_BAND: Final = (300.0, 3400.0)
+_EDGE: Final = 80.0
+"""Hz over which the band's edges fall."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One call's line.
+
+    Attributes:
+        snr: dB.
+        colour: a key of `COLOURS`.
+        gain: dB, of the loudest speech under full scale's 0.7.
+        before, after: seconds of line noise around the speech.
+        warp: pitch, formants and speed together are raised by this factor.
+        seed: of the noise.
+    """
+
+    snr: float
+    colour: str
+    gain: float
+    before: float
+    after: float
+    warp: float
+    seed: int
+
+
+def draw(rng: np.random.Generator, *, warp: float = 0.0) -> Line:
+    """A line at random; `warp` is how far from 1 its factor may lie."""
+    return Line(
+        snr=float(rng.uniform(*SNR)),
+        colour=str(rng.choice(tuple(COLOURS))),
+        gain=float(rng.uniform(-24, 0)),
+        before=float(rng.uniform(0.05, 0.6)),
+        after=float(rng.uniform(0.05, 0.7)),
+        warp=float(rng.uniform(1 - warp, 1 + warp)),
+        seed=int(rng.integers(2**31)),
+    )
+
+
+def band(speech: Samples) -> Samples:
+    """What of speech at `RATE` passes a telephone line."""
+    size = _whole(len(speech))
+    filtered = np.fft.irfft(np.fft.rfft(speech, size) * _passed(size), size)
+    return filtered[: len(speech)].astype(np.float32)
+
+
+def over(speech: Samples, line: Line) -> Samples:
+    """Speech that has passed `band`, as it arrives: float32 `[samples]` at 16 kHz.
+
+    No speech at all (`[0]`) gives noise alone, as loud as if there were some.
+    """
+    rng = np.random.default_rng(line.seed)
+    before, after = round(line.before * RATE), round(line.after * RATE)
+    noise = _noise(rng, before + len(speech) + after, line.colour)
+    loudness = float(np.sqrt(np.mean(np.square(speech)))) if len(speech) else 0.1
+    heard = noise * np.float32(loudness * 10 ** (-line.snr / 20))
+    heard[before : before + len(speech)] += speech
+    heard *= np.float32(10 ** (line.gain / 20))
+    wide: Samples = soxr.resample(heard, RATE * line.warp, SAMPLE_RATE)
+    # Codecs and sound cards leave some hiss above the line's band; its level says nothing.
+    hiss = 10 ** (rng.uniform(-100, -60) / 20)
+    wide += np.float32(hiss) * rng.standard_normal(len(wide), np.float32)
+    return np.clip(wide, -1, 1)
+
+
+def arrival(seconds: float, line: Line) -> float:
+    """When what is said `seconds` into the speech arrives."""
+    return (line.before + seconds) / line.warp
+
+
+def _noise(rng: np.random.Generator, count: int, colour: str) -> Samples:
+    """Noise of a line: within the band, its root mean square 1."""
+    size = _whole(count)
+    spectrum = np.fft.rfft(rng.standard_normal(size, np.float32))
+    frequencies = np.fft.rfftfreq(size, 1 / RATE)
+    spectrum *= _passed(size) * np.maximum(frequencies, 1.0) ** (COLOURS[colour] / 2)
+    noise = np.fft.irfft(spectrum, size)
+    scaled: Samples = (noise[:count] / np.sqrt(np.mean(np.square(noise)))).astype(np.float32)
+    return scaled
+
+
+def _whole(count: int) -> int:
+    """A size at least `count` for which the transform is fast."""
+    return -(-count // 4096) * 4096
+
+
+def _passed(count: int) -> Samples:
+    """The share of each frequency that the line lets through."""
+    frequencies = np.fft.rfftfreq(count, 1 / RATE)
+    low = np.clip((frequencies - _BAND[0]) / _EDGE + 0.5, 0, 1)
+    high = np.clip((_BAND[1] - frequencies) / _EDGE + 0.5, 0, 1)
+    share: Samples = (low * high).astype(np.float32)
+    return share
