@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint sanitize bench demo-model clean
+.PHONY: help run test lint sanitize bench demo-model demo-speech-model clean
 
 help:
 	@echo "make run         serve the bundled model, show one answer, keep serving (PORT=8000)"
@@ -17,6 +17,7 @@ help:
 	@echo "make sanitize    the kernel tests under the address and undefined-behaviour sanitizers (GCC)"
 	@echo "make bench       measure latency and throughput of the server"
 	@echo "make demo-model  train the bundled model again (up to two hours on two cores)"
+	@echo "make demo-speech-model  train the bundled speech model (needs espeak-ng; about two hours)"
 	@echo "make clean       remove the virtual environment and the caches"
 
 run: $(VENV)/.installed
@@ -40,6 +41,9 @@ bench: $(VENV)/.installed-dev
 
 demo-model: $(VENV)/.installed-dev
 	$(BIN)/python -m galley.demo.recipe
+
+demo-speech-model: $(VENV)/.installed-dev
+	$(BIN)/python -m galley.demo.speech.recipe
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

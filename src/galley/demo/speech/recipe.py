@@ -1,0 +1,332 @@
+"""Trains the speech model from nothing: `python -m galley.demo.speech.recipe`.
+
+First espeak-ng says the pool that training draws from; then the model learns to write what it
+hears. Noise, loudness, pitch and pauses are drawn anew each time. Every step's batch depends on the
+seed and the step alone, so a killed run continues from its last checkpoint as if nothing had
+happened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from galley.speech.features import LogMel
+
+from ..wordings import TRAINING
+from . import SPEECH_MODEL_DIR
+from .batches import ALPHABET, Batch, Draw, Maker, feed
+from .evaluate import Evaluation, Transcribe, evaluate
+from .model import SpeechConfig, SpeechModel, load_checkpoint, save_checkpoint, transcribe
+from .pool import SHARD, Pool
+from .sentences import SpokenSource, sentence
+from .tokeniser import (
+    END,
+    LANGUAGE,
+    NO_TIMESTAMPS,
+    START,
+    TASK,
+    load_tokeniser,
+    save_tokeniser,
+    token_id,
+    train_tokeniser,
+)
+from .voices import Samples
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that decides the outcome of a run."""
+
+    steps: int = 4000
+    seed: int = 17
+    shards: int = 80  # of the pool: 500 utterances each
+    draw: Draw = field(default_factory=lambda: Draw(seed=17))
+    spelling_weight: float = 0.5  # of the encoder's own loss
+    muon_rate: float = 4e-3
+    adam_rate: float = 2e-3
+    warm_up: int = 150
+    decay_share: float = 0.6  # the end of the run, in which the rate falls to zero
+    tokeniser_sentences: int = 30_000
+    save_every: int = 100
+
+
+def build_tokeniser(recipe: Recipe, config: SpeechConfig) -> Tokenizer:
+    """Train the tokeniser on sentences of the training side."""
+    source = SpokenSource(random.Random(recipe.seed), held_out=False)
+    texts = (sentence(source, TRAINING) for _ in range(recipe.tokeniser_sentences))
+    # A transcript's later sentences have a space in front.
+    spaced = (f"{' ' if source.rng.random() < 0.3 else ''}{text}" for text in texts)
+    return train_tokeniser(spaced, config.text_tokens, config.window_seconds)
+
+
+def rate_factor(recipe: Recipe, step: int) -> float:
+    """Share of the peak learning rate at a step: warm-up, plateau, linear fall to zero."""
+    decay = max(1, round(recipe.steps * recipe.decay_share))
+    return min(1.0, (step + 1) / recipe.warm_up, (recipe.steps - step) / decay)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Per written token, and per letter that the encoder spells."""
+
+    writing: float
+    spelling: float
+
+
+class Trainer:
+    """The model, the letters it spells while it learns, two optimisers and the step reached."""
+
+    def __init__(self, recipe: Recipe, config: SpeechConfig, device: torch.device) -> None:
+        torch.manual_seed(recipe.seed)
+        self.recipe, self.device, self.step = recipe, device, 0
+        self.model = SpeechModel(config).to(device)
+        # Connectionist temporal classification teaches the encoder without any attention, and a
+        # decoder soon finds its way through rows that spell. It is not a part of the checkpoint.
+        self.spelling = nn.Linear(config.width, len(ALPHABET) + 1).to(device)
+        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        matrices = [p for name, p in named if "layers." in name and p.ndim == 2]
+        others = [p for name, p in named if "layers." not in name or p.ndim != 2]
+        self.optimisers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(
+                matrices, lr=recipe.muon_rate, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"
+            ),
+            torch.optim.AdamW(
+                [*others, *self.spelling.parameters()],
+                lr=recipe.adam_rate,
+                betas=(0.9, 0.98),
+                weight_decay=0.0,
+            ),
+        ]
+        self._peaks = [recipe.muon_rate, recipe.adam_rate]
+
+    def train_step(self, groups: Sequence[Batch]) -> Loss:
+        """One update from all groups."""
+        tokens = sum(float(group.weights.sum()) for group in groups)
+        letters = max(1, sum(int(group.letter_counts.sum()) for group in groups))
+        written = spelled = 0.0
+        for group in groups:
+            writing, spelling = self._losses(group)
+            loss = writing / tokens + self.recipe.spelling_weight * spelling / letters
+            loss.backward()  # type: ignore[no-untyped-call]
+            written += float(writing.detach()) / tokens
+            spelled += float(spelling.detach()) / letters
+        parameters = [*self.model.parameters(), *self.spelling.parameters()]
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        factor = rate_factor(self.recipe, self.step)
+        for optimiser, peak in zip(self.optimisers, self._peaks, strict=True):
+            for options in optimiser.param_groups:
+                options["lr"] = peak * factor
+            optimiser.step()
+            optimiser.zero_grad()
+        self.step += 1
+        return Loss(written, spelled)
+
+    def _losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Sums over the batch of the decoder's and of the encoder's own loss."""
+
+        def here(array: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(array).to(self.device)
+
+        weights, targets = here(batch.weights), here(batch.targets)
+        chosen = weights > 0
+        with torch.autocast(self.device.type, torch.bfloat16):
+            rows = self.model.encoder(here(batch.features))
+            spelled = self.spelling(rows)
+            heard = self.model.decoder.listen(rows)
+            states, _ = self.model.decoder(here(batch.ids), heard)
+            logits = self.model.decoder.logits(states[chosen])
+        losses = functional.cross_entropy(logits.float(), targets[chosen], reduction="none")
+        spelling = functional.ctc_loss(
+            spelled.float().log_softmax(-1).transpose(0, 1),
+            here(batch.letters),
+            here((batch.frames + 1) // 2),
+            here(batch.letter_counts),
+            reduction="sum",
+            zero_infinity=True,
+        )
+        return (losses * weights[chosen]).sum(), spelling
+
+    def save(self, path: Path) -> None:
+        """Write everything needed to continue; a killed write leaves the old file whole."""
+        state = {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "spelling": self.spelling.state_dict(),
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+        }
+        part = path.with_suffix(".part")
+        torch.save(state, part)
+        part.replace(path)
+
+    def load(self, path: Path) -> None:
+        """Continue from what `save` wrote."""
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self.step = state["step"]
+        self.model.load_state_dict(state["model"])
+        self.spelling.load_state_dict(state["spelling"])
+        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+
+
+def make_maker(work: Path, recipe: Recipe, config: SpeechConfig) -> Maker:
+    """What makes batches of the pool and the tokeniser in `work`."""
+    pool = Pool(work / "pool", recipe.seed, recipe.shards)
+    pool.open()
+    return Maker(pool, load_tokeniser(work), recipe.draw, config.window_seconds)
+
+
+def train(
+    recipe: Recipe, config: SpeechConfig, output: Path, work: Path, device: str, workers: int
+) -> None:
+    """Train, or continue the run whose checkpoint lies in `work`, and export to `output`.
+
+    Raises:
+        SettingsError: espeak-ng is missing.
+    """
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    console = Console()
+    work.mkdir(parents=True, exist_ok=True)
+    if not (work / "tokenizer.json").exists():
+        console.print("training the tokeniser")
+        save_tokeniser(build_tokeniser(recipe, config), work, config.target_positions)
+    _fill_pool(Pool(work / "pool", recipe.seed, recipe.shards), max(1, workers), console)
+    trainer = Trainer(recipe, config, torch.device(chosen))
+    checkpoint = work / "checkpoint.pt"
+    if checkpoint.exists():
+        trainer.load(checkpoint)
+        console.print(f"continuing at step {trainer.step}")
+    maker = functools.partial(make_maker, work, recipe, config)
+    _run(trainer, maker, workers, checkpoint, console)
+    tokeniser = load_tokeniser(work)
+    save_tokeniser(tokeniser, output, config.target_positions)
+    save_checkpoint(trainer.model, tokeniser, output)
+    console.print(f"wrote {output}")
+    _report(evaluate(transcriber(load_checkpoint(output), tokeniser)), console)
+
+
+def _fill_pool(pool: Pool, threads: int, console: Console) -> None:
+    columns = (
+        TextColumn("speech {task.completed}/{task.total}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("", total=pool.shards * SHARD)
+        for number in pool.fill(threads):
+            progress.update(bar, completed=(number + 1) * SHARD)
+
+
+def _run(
+    trainer: Trainer,
+    maker: functools.partial[Maker],
+    workers: int,
+    checkpoint: Path,
+    console: Console,
+) -> None:
+    recipe = trainer.recipe
+    columns = (
+        TextColumn("step {task.completed}/{task.total}"),
+        BarColumn(),
+        TextColumn("{task.fields[state]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    writing = spelling = speed = 0.0
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("", total=recipe.steps, completed=trainer.step, state="")
+        began = time.perf_counter()
+        for groups in feed(maker, range(trainer.step, recipe.steps), workers):
+            loss = trainer.train_step(groups)
+            ended = time.perf_counter()
+            now = sum(len(group.ids) for group in groups) / (ended - began)
+            began = ended
+            fresh = 1.0 if speed == 0.0 else 0.03
+            writing += fresh * (loss.writing - writing)
+            spelling += fresh * (loss.spelling - spelling)
+            speed += fresh * (now - speed)
+            state = f"writing {writing:.3f}  spelling {spelling:.3f}  {speed:.1f} utterances/s"
+            progress.update(bar, completed=trainer.step, state=state)
+            if trainer.step % recipe.save_every == 0 or trainer.step == recipe.steps:
+                trainer.save(checkpoint)
+                console.print(f"step {trainer.step}  {state}")
+
+
+def transcriber(model: SpeechModel, tokeniser: Tokenizer, limit: int = 120) -> Transcribe:
+    """Greedy transcripts from the torch model: what `evaluate` asks for."""
+    prompt = [token_id(tokeniser, token) for token in (START, LANGUAGE, TASK, NO_TIMESTAMPS)]
+    stop = token_id(tokeniser, END)
+    mels = LogMel(model.config.mels, model.config.window_seconds)
+
+    def write(windows: Sequence[Samples]) -> list[str]:
+        texts: list[str] = []
+        for start in range(0, len(windows), 16):
+            features = np.stack([mels(samples) for samples in windows[start : start + 16]])
+            outputs = transcribe(model, torch.from_numpy(features), prompt, stop, limit)
+            texts += [tokeniser.decode(ids, skip_special_tokens=True) for ids in outputs]
+        return texts
+
+    return write
+
+
+def _report(result: Evaluation, console: Console) -> None:
+    table = Table("set", "word error rate", "words")
+    for row in result.scores:
+        table.add_row(str(row.set), f"{row.wer:.1%}", str(row.words))
+    console.print(table)
+    console.print(f"together {result.wer:.1%}, target {'met' if result.passed else 'missed'}")
+    for heard in result.heard:
+        if heard.wrong:
+            console.print(f"{heard.item.name}  said  {heard.item.text}", markup=False)
+            console.print(f"       heard {heard.text}", markup=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line of the recipe; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m galley.demo.speech.recipe", description=__doc__
+    )
+    default = Recipe()
+    parser.add_argument(
+        "--output", type=Path, default=SPEECH_MODEL_DIR, help="the checkpoint's folder"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=Path("build/demo-speech-model"), help="resume folder"
+    )
+    parser.add_argument("--steps", type=int, default=default.steps)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--threads", type=int, help="CPU threads; 1 is best on a busy machine")
+    parser.add_argument("--workers", type=int, default=1, help="processes that make batches")
+    parser.add_argument("--evaluate", type=Path, metavar="DIR", help="only evaluate a checkpoint")
+    options = parser.parse_args(arguments)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    if options.evaluate is not None:
+        model, tokeniser = load_checkpoint(options.evaluate), load_tokeniser(options.evaluate)
+        result = evaluate(transcriber(model, tokeniser))
+        _report(result, Console())
+        return 0 if result.passed else 1
+    recipe = replace(default, steps=options.steps)
+    train(recipe, SpeechConfig(), options.output, options.work, options.device, options.workers)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

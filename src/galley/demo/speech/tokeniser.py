@@ -1,0 +1,101 @@
+"""The speech model's tokeniser: byte-level BPE, then Whisper's special tokens in Whisper's order.
+
+Peers find tokens by name (`<|startoftranscript|>`) and by neighbourhood: `<|nospeech|>`, then
+`<|notimestamps|>`, then `<|0.00|>` and every 20 ms after it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+END: Final = "<|endoftext|>"
+START: Final = "<|startoftranscript|>"
+LANGUAGE: Final = "<|en|>"
+TASK: Final = "<|transcribe|>"
+PREVIOUS: Final = "<|startofprev|>"
+NO_SPEECH: Final = "<|nospeech|>"
+NO_TIMESTAMPS: Final = "<|notimestamps|>"
+SPECIAL: Final = (
+    END, START, LANGUAGE, "<|translate|>", TASK, "<|startoflm|>", PREVIOUS, NO_SPEECH, NO_TIMESTAMPS,
+)  # fmt: skip
+TIME_STEP: Final = 0.02
+"""Seconds from one timestamp to the next."""
+
+_SPLIT: Final = r"'(?:s|t|re|ve|m|ll|d)\b| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s"
+# OpenAI's and faster-whisper's list of tokens that are no speech begins with the first token of
+# these two. They must be tokens of their own, or that list would hold the space.
+_NO_SPEECH_SYMBOLS: Final = (" -", " '")
+
+
+def train_tokeniser(texts: Iterable[str], text_tokens: int, window_seconds: float) -> Tokenizer:
+    """Train on transcripts. Every byte has a token, so any text survives a round trip."""
+    tokeniser = Tokenizer(models.BPE())
+    tokeniser.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokeniser.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=text_tokens,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokeniser.train_from_iterator(_with_symbols(texts), trainer)
+    steps = round(window_seconds / TIME_STEP) + 1
+    times = [f"<|{step * TIME_STEP:.2f}|>" for step in range(steps)]
+    tokeniser.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
+    tokeniser.add_tokens([AddedToken(name, special=False) for name in times])
+    return tokeniser
+
+
+def _with_symbols(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        yield text
+        yield from _NO_SPEECH_SYMBOLS
+
+
+def token_id(tokeniser: Tokenizer, token: str) -> int:
+    """The id of a token.
+
+    Raises:
+        KeyError: the tokeniser has no such token.
+    """
+    number = tokeniser.token_to_id(token)
+    if number is None:
+        raise KeyError(token)
+    return number
+
+
+def time_id(tokeniser: Tokenizer, seconds: float) -> int:
+    """The id of the timestamp nearest to a time."""
+    return token_id(tokeniser, "<|0.00|>") + round(seconds / TIME_STEP)
+
+
+def save_tokeniser(tokeniser: Tokenizer, folder: Path, max_length: int) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokeniser.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "WhisperTokenizer",
+        "processor_class": "WhisperProcessor",
+        "bos_token": END,
+        "eos_token": END,
+        "pad_token": END,
+        "unk_token": END,
+        "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    text = json.dumps(config, indent=2) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def load_tokeniser(folder: Path) -> Tokenizer:
+    """Read `tokenizer.json` from `folder`."""
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
