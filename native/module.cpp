@@ -382,6 +382,7 @@ NB_MODULE(_native, m) {
             "kv_heads"_a, "head_dim"_a, "type"_a)
         .def("kv_bytes_per_block", &Runtime::kv_bytes_per_block)
         .def("allocate_kv", &Runtime::allocate_kv, "blocks"_a)
+        .def("copy_block", &Runtime::copy_block, "from_"_a, "to"_a)
         .def("greatest", &greatest_rows, "logits"_a.noconvert(), "ids"_a.noconvert())
         .def_prop_ro("isa", [](const Runtime& r) { return r.kernels().name; });
 

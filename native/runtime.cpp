@@ -1,5 +1,8 @@
 #include "runtime.hpp"
 
+#include <cstring>
+#include <stdexcept>
+
 namespace galley {
 
 Cache cache_of(int64_t kv_heads, int64_t head_dim, KvType type) {
@@ -32,6 +35,15 @@ void Runtime::allocate_kv(int64_t blocks) {
         layer.cache.data = layer.memory.data();
     }
     blocks_ = blocks;
+}
+
+void Runtime::copy_block(int64_t from, int64_t to) {
+    if (from < 0 || from >= blocks_ || to < 0 || to >= blocks_)
+        throw std::out_of_range("a block to copy does not exist");
+    for (Layer& layer : layers_) {
+        const int64_t bytes = layer.block_bytes();
+        std::memcpy(layer.memory.data() + to * bytes, layer.memory.data() + from * bytes, bytes);
+    }
 }
 
 uint8_t* Runtime::grown(Memory& memory, int64_t bytes) {

@@ -24,6 +24,9 @@ class Runtime {
     int64_t kv_bytes_per_block() const;
     void allocate_kv(int64_t blocks);
     int64_t kv_blocks() const { return blocks_; }
+    // What block `from` holds, in every layer. Throws std::out_of_range for a block that does not
+    // exist.
+    void copy_block(int64_t from, int64_t to);
     // Throws std::out_of_range for a layer that was not added.
     const Cache& cache(int64_t layer) const { return layers_.at(layer).cache; }
 

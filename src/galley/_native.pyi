@@ -89,6 +89,9 @@ class Runtime:
     def add_kv_layer(self, kv_heads: int, head_dim: int, type: str) -> None: ...
     def kv_bytes_per_block(self) -> int: ...
     def allocate_kv(self, blocks: int) -> None: ...
+    def copy_block(self, from_: int, to: int) -> None:
+        """What block ``from_`` holds, in every layer. IndexError for one that does not exist."""
+
     def greatest(self, logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]) -> None:
         """Fill ``ids`` with where each row is greatest, as numpy's ``argmax``, on all threads."""
 

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from galley import LLM, SamplingParams
-from galley.config import EngineSettings
+from galley.config import EngineSettings, ExecutorName, KVType
 from galley.engine.beams import BeamSearch
 from galley.errors import ContextExceeded, RequestError
 from galley.local import LocalEngine
@@ -39,8 +39,11 @@ PARAMS = SamplingParams(
 )
 
 
+EXECUTORS: tuple[ExecutorName, ...] = ("reference", "cpu")
+
+
 def engine_of(folder: Path, **changes: Any) -> LocalEngine:
-    options = {"executor": "reference", "threads": 1, "kv_cache_tokens": 2048, **changes}
+    options = {"executor": "cpu", "threads": 1, "kv_cache_tokens": 2048, **changes}
     return LocalEngine(EngineSettings(model=str(folder), **options))
 
 
@@ -66,16 +69,17 @@ def best_of(outputs: list[Output], length_penalty: float) -> tuple[list[int], fl
     return output.tokens, sum(output.scores) / len(output.tokens) ** length_penalty
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0])
 @pytest.mark.parametrize("beams", [2, 5, 10])
 def test_text_and_score_are_those_of_transformers(
-    beams: int, length_penalty: float, checkpoint: CheckpointMaker
+    beams: int, length_penalty: float, executor: ExecutorName, checkpoint: CheckpointMaker
 ) -> None:
     folder = checkpoint("llama")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     params = msgspec.structs.replace(PARAMS, num_beams=beams, length_penalty=length_penalty)
     prompts = random_prompts(1, 7, 15, 16, 40)
-    with engine_of(folder) as engine:
+    with engine_of(folder, executor=executor) as engine:
         got = answers(engine, requests_for(engine, prompts, params))
         assert engine.engine.stats.kv_used_blocks == 0
         engine.engine._kv.check()
@@ -97,10 +101,11 @@ def test_text_and_score_are_those_of_transformers(
         assert score == pytest.approx(expected.sequences_scores.item(), rel=1e-4)
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("timestamps", [False, True])
 @pytest.mark.parametrize("variant", WHISPER_VARIANTS)
 def test_five_beams_of_whisper_are_those_of_transformers(
-    variant: str, timestamps: bool, checkpoint: CheckpointMaker
+    variant: str, timestamps: bool, executor: ExecutorName, checkpoint: CheckpointMaker
 ) -> None:
     folder = checkpoint(variant)
     model = truth(folder)
@@ -109,7 +114,7 @@ def test_five_beams_of_whisper_are_those_of_transformers(
     params = msgspec.structs.replace(RULES, timestamps=rules, num_beams=5)
     longest, mels = 2 * model.config.max_source_positions, model.config.num_mel_bins
     windows = [random_features(seed, mels, longest) for seed in range(4)]
-    with engine_of(folder) as engine:
+    with engine_of(folder, executor=executor) as engine:
         requests = [r for window in windows for r in ask(engine, window, params, prompt)]
         got = answers(engine, requests)
         assert engine.engine.stats.encoder_rows == len(windows) * longest // 2
@@ -121,17 +126,21 @@ def test_five_beams_of_whisper_are_those_of_transformers(
         assert outputs[0].no_speech_prob is not None
 
 
-def test_nothing_depends_on_the_batch_or_on_preemption(checkpoint: CheckpointMaker) -> None:
+@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
+def test_nothing_depends_on_the_batch_or_on_preemption(
+    kv_dtype: KVType, checkpoint: CheckpointMaker
+) -> None:
     folder = checkpoint("llama")
     endless = msgspec.structs.replace(PARAMS, stop_token_ids=())
     plain = msgspec.structs.replace(endless, num_beams=1, scores=True)
     asked = [(ids, endless) for ids in random_prompts(5, 20, 33, 38)]
     asked += [(ids, plain) for ids in random_prompts(9, 18)]
-    with engine_of(folder) as engine:
+    with engine_of(folder, kv_dtype=kv_dtype) as engine:
         alone = [answers(engine, requests_for(engine, [ids], p))[0] for ids, p in asked]
     for budget, tight in itertools.product((24, 256), (False, True)):
         with engine_of(
             folder,
+            kv_dtype=kv_dtype,
             max_batch_tokens=budget,
             max_running=24,
             # Room for the widest request alone: five hypotheses of up to 63 tokens.

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from galley import _native
 from galley.config import Quantize
 from galley.errors import SettingsError
 from galley.ops.cpu import ISA_VARIABLE, CpuExecutor, choose_isa
@@ -214,3 +215,13 @@ def test_what_an_executor_cannot_do_is_refused(checkpoint: CheckpointMaker) -> N
         LLM(folder, device="cuda", executor="cpu")
     with pytest.raises(SettingsError, match=r"quantize: 'int3' is not one of"):
         LLM(folder, quantize="int3", executor="cpu")  # type: ignore[arg-type]
+
+
+def test_only_blocks_that_exist_are_copied() -> None:
+    runtime = _native.Runtime("portable", 1, [])
+    runtime.add_kv_layer(1, 16, "float32")
+    runtime.allocate_kv(3)
+    runtime.copy_block(2, 0)
+    for source, target in ((3, 0), (0, 3), (-1, 0), (0, -1)):
+        with pytest.raises(IndexError):
+            runtime.copy_block(source, target)

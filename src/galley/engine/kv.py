@@ -156,7 +156,7 @@ class KVCache:
     def _window_blocks(self, chain: _Chain) -> list[int]:
         """The blocks that hold the encoded window, all or none.
 
-        They are always held together, so if some were evicted, nobody holds the rest.
+        They are held together and evicted from the last on, so if any are gone, nobody holds the others.
         """
         blocks = self._prefix.lookup(chain.cross) if self._sharing else []
         if len(blocks) == len(chain.cross):

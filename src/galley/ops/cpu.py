@@ -90,8 +90,9 @@ class CpuExecutor:
         self._runtime.allocate_kv(blocks)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """See :meth:`galley.ops.executor.Executor.copy_blocks`; nobody asks for it yet."""
-        raise NotImplementedError
+        """See :meth:`galley.ops.executor.Executor.copy_blocks`."""
+        for source, target in copies:
+            self._runtime.copy_block(source, target)
 
     def encode(self, windows: Windows) -> None:
         """See :meth:`galley.ops.executor.Executor.encode`.

@@ -50,7 +50,7 @@ def expand(
     """
     _check_ids(prompt, params, info, prompt_param)
     _check_window(window, info)
-    _check_beams(params.resolved(info.defaults), info)
+    _check_beams(params.resolved(info.defaults))
     max_tokens = _max_tokens(len(prompt), params, info, prompt_param)
     seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
     resolved = params.resolved(info.defaults)
@@ -139,15 +139,10 @@ def _check_window(window: AudioWindow | None, info: ModelInfo) -> None:
         raise RequestError(wrong, param="window")
 
 
-def _check_beams(params: SamplingParams, info: ModelInfo) -> None:
+def _check_beams(params: SamplingParams) -> None:
     """A beam search ranks whole texts by the model's own probabilities."""
     if params.num_beams == 1:
         return
-    if info.executor == "cpu":
-        raise RequestError(
-            "executor 'cpu' does not run beam searches yet; use executor 'reference', or num_beams 1",
-            param="num_beams",
-        )
     alone = SamplingParams(temperature=0.0).resolved(SamplingDefaults())
     for name in _NOT_WITH_BEAMS:
         if getattr(params, name) != getattr(alone, name):
