@@ -130,6 +130,12 @@ class Settings(EngineSettings):
         256, "Limits", "sequences that may wait beyond the running ones; then 429"
     )
     max_body_bytes: int = _setting(8 * 1024 * 1024, "Limits", "largest request body")
+    max_audio_bytes: int = _setting(
+        256 * 1024 * 1024, "Limits", "largest request body with a recording"
+    )
+    max_audio_seconds: float = _setting(
+        14_400.0, "Limits", "longest recording, in seconds; then 413"
+    )
     drain_seconds: float = _setting(
         30.0, "Limits", "after SIGTERM, how long running requests may take to finish"
     )
@@ -139,9 +145,11 @@ class Settings(EngineSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _positive(self, "max_body_bytes")
+        _positive(self, "max_body_bytes", "max_audio_bytes", "max_audio_seconds")
         if self.max_queue < 0:
             raise SettingsError(f"max_queue must not be negative, got {self.max_queue}")
+        if math.isnan(self.max_audio_seconds):
+            raise SettingsError("max_audio_seconds must be a number of seconds, got nan")
         if not (math.isfinite(self.drain_seconds) and self.drain_seconds >= 0):
             raise SettingsError(f"drain_seconds must be 0 or more, got {self.drain_seconds}")
         if not 0 <= self.port < 65536:

@@ -1,6 +1,7 @@
 """One set of settings from four sources."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -135,6 +136,9 @@ def test_a_wrong_variable_is_named(tmp_path: Path) -> None:
         {"drain_seconds": float("nan")},
         {"drain_seconds": float("inf")},
         {"max_body_bytes": 0},
+        {"max_audio_bytes": 0},
+        {"max_audio_seconds": 0.0},
+        {"max_audio_seconds": math.nan},
         {"threads": 0},
         {"kv_cache_tokens": 0},
         {"max_model_len": -5},
@@ -192,6 +196,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "allowed_host": st.lists(TEXT, max_size=3).map(tuple),
     "max_queue": st.integers(0, 10**6),
     "max_body_bytes": st.integers(1, 10**9),
+    "max_audio_bytes": st.integers(1, 10**12),
+    "max_audio_seconds": st.floats(1, 1e6),
     "drain_seconds": st.floats(0, 3600),
     "log_level": st.sampled_from(["debug", "info", "warning", "error"]),
 }

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 CODECS = {
     "wav": ("wav", "pcm_s16le", 16_000),
     "wav-float": ("wav", "pcm_f32le", 48_000),
+    "wav-float-16": ("wav", "pcm_f32le", 16_000),
     "wav-24": ("wav", "pcm_s24le", 44_100),
     "wav-8": ("wav", "pcm_u8", 16_000),
     "wav-telephone": ("wav", "pcm_mulaw", 8_000),

@@ -77,6 +77,9 @@ class Metrics:
             "galley_cached_prompt_tokens", "Prompt tokens served from the prefix cache"
         )
         self._generated_tokens = self._counter("galley_generated_tokens", "Tokens generated")
+        self._audio = self._counter(
+            "galley_audio_seconds", "Audio that was transcribed", "endpoint"
+        )
         self._first_token = self._histogram(
             "galley_time_to_first_token_seconds", "From arrival to the first token", _SECONDS
         )
@@ -128,6 +131,11 @@ class Metrics:
         """An engine step delivered ``tokens`` to a request."""
         self._generated_tokens.inc(tokens)
         self._engine.observe()
+
+    def audio_heard(self, endpoint: str, seconds: float, reason: str) -> None:
+        """A recording has ended; ``reason`` as for :meth:`sequence_finished`."""
+        self._audio.labels(endpoint).inc(seconds)
+        self._finished.labels(endpoint, reason).inc()
 
     def sequence_finished(self, endpoint: str, reason: str) -> None:
         """A sequence has ended; ``reason`` is its finish reason, ``cancelled`` or ``error``."""

@@ -9,7 +9,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from galley import __version__
 from galley.config import LOOPBACK_HOSTS
-from galley.server import chat, completions, errors, health, models, schemas, tokenize
+from galley.server import audio, chat, completions, errors, health, models, schemas, tokenize
 from galley.server.access import AccessLog
 from galley.server.auth import OPEN_PATHS, KeyRing, RequireHost, RequireKey
 from galley.server.lifecycle import DrainGate
@@ -23,6 +23,12 @@ _BODIES: Final[dict[str, type[BaseModel]]] = {
     "/detokenize": schemas.DetokenizeRequest,
 }
 """Route -> what its handler reads with ``body.read``, for the OpenAPI page."""
+
+_FORMS: Final[dict[str, type[BaseModel]]] = {
+    audio.TRANSCRIPTIONS: schemas.TranscriptionRequest,
+    audio.TRANSLATIONS: schemas.TranslationRequest,
+}
+"""The same for ``forms.read_form``, which reads a file, too."""
 
 
 def create_app(served: ServedModel, *, keys: KeyRing) -> FastAPI:
@@ -43,7 +49,7 @@ def create_app(served: ServedModel, *, keys: KeyRing) -> FastAPI:
         docs_url="/docs",
         swagger_ui_oauth2_redirect_url=None,
     )
-    for protocol in (chat, completions, models, tokenize, health):
+    for protocol in (chat, completions, audio, models, tokenize, health):
         app.include_router(protocol.router(served))
     errors.install(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
@@ -67,15 +73,20 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             routes=app.routes,
         )
         bodies: list[tuple[type[Any], JsonSchemaMode]] = [
-            (model, "validation") for model in _BODIES.values()
+            (model, "validation") for model in (*_BODIES.values(), *_FORMS.values())
         ]
         refs, definitions = models_json_schema(
             bodies,
             ref_template="#/components/schemas/{model}",
         )
         page["components"]["schemas"] |= definitions["$defs"]
-        for path, body in _BODIES.items():
-            content = {"application/json": {"schema": refs[(body, "validation")]}}
+        for form in _FORMS.values():
+            schema = page["components"]["schemas"][form.__name__]
+            schema["properties"]["file"] = {"type": "string", "format": "binary"}
+            schema["required"] = ["file"]
+        for path, model in (_BODIES | _FORMS).items():
+            kind = "multipart/form-data" if path in _FORMS else "application/json"
+            content = {kind: {"schema": refs[(model, "validation")]}}
             page["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
         app.openapi_schema = page
     return app.openapi_schema

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from galley.errors import Draining, GalleyError, QueueFull, RequestError, Unavailable
+from galley.errors import AudioTooLong, Draining, GalleyError, QueueFull, RequestError, Unavailable
 
 log = logging.getLogger("galley.server")
 
@@ -50,6 +50,8 @@ def to_http(error: Exception) -> HTTPError:
             return error
         case ClientGone():
             return HTTPError(CLIENT_GONE, "client closed the request", code="client_gone")
+        case AudioTooLong():
+            return HTTPError(413, str(error), param=error.param, code="audio_too_long")
         case RequestError():
             return HTTPError(400, str(error), param=error.param, code=error.code)
         case QueueFull():

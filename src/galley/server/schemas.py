@@ -10,14 +10,18 @@ and, in assistant messages sent back as they were received, ``null`` for what th
 (``refusal``, ``tool_calls``, ``function_call``, ``audio``, ``annotations``).
 """
 
+import dataclasses
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from galley.errors import RequestError
 from galley.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
+
+if TYPE_CHECKING:
+    from galley.speech.options import TranscribeOptions
 
 # Bounds far beyond use keep the work that a hostile body can ask for small: without fail_fast a list of
 # a million wrong items makes a million errors, which takes minutes.
@@ -282,3 +286,51 @@ def _token_keys(bias: dict[str, float]) -> dict[int, float]:
             raise RequestError(f"logit_bias names token {int(key)} twice", param="logit_bias")
         by_id[int(key)] = value
     return by_id
+
+
+class TranslationRequest(Strict):
+    """``POST /v1/audio/translations``, beside the ``file``. A form's fields are text, and read as such."""
+
+    model_config = ConfigDict(strict=False)
+
+    model: str | None = None
+    prompt: str = ""
+    response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
+    temperature: float = Field(0.0, ge=0.0, le=1.0)
+    stream: bool = False
+
+    def options(self) -> "TranscribeOptions":
+        """What is wanted, as the speech room has it.
+
+        Raises:
+            RequestError: fields contradict each other.
+        """
+        from galley.speech.options import QualityRules, TranscribeOptions
+
+        if self.stream and self.response_format not in ("json", "text"):
+            raise RequestError(
+                f"stream goes with response_format json or text, not {self.response_format}",
+                param="stream",
+            )
+        # As OpenAI has it: from 0 on it rises by itself where a transcript is bad.
+        rules = (
+            QualityRules(temperatures=(self.temperature,)) if self.temperature else QualityRules()
+        )
+        return TranscribeOptions(task="translate", prompt=self.prompt, rules=rules)
+
+
+class TranscriptionRequest(TranslationRequest):
+    """``POST /v1/audio/transcriptions``, beside the ``file``."""
+
+    language: str | None = None
+    timestamp_granularities: tuple[Literal["segment"], ...] = ()
+
+    def options(self) -> "TranscribeOptions":
+        """See :meth:`TranslationRequest.options`."""
+        if self.timestamp_granularities and self.response_format != "verbose_json":
+            raise RequestError(
+                "timestamp_granularities goes with response_format verbose_json",
+                param="timestamp_granularities",
+            )
+        options = super().options()
+        return dataclasses.replace(options, task="transcribe", language=self.language)

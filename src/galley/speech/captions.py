@@ -26,8 +26,8 @@ def check_format(name: str) -> Format:
 
 
 def text_of(segments: Iterable[Segment]) -> str:
-    """The transcript in one line."""
-    return " ".join("".join(segment.text for segment in segments).split())
+    """The whole transcript, spaced as the model did."""
+    return "".join(segment.text for segment in segments).strip()
 
 
 def as_text(segments: Iterable[Segment]) -> Iterator[str]:

@@ -20,7 +20,7 @@ class WindowSource:
     Args:
         recording: is closed with this.
         speech: the model's windows.
-        options: how speech is found.
+        options: what is wanted.
         detector: finds it.
     """
 
@@ -33,6 +33,7 @@ class WindowSource:
     ) -> None:
         seconds = speech.max_frames * FRAME_SECONDS
         self._recording = recording
+        self._task = options.task
         self._features = LogMel(speech.mels, seconds)
         self._reading = threading.Lock()
         self._closed = False
@@ -60,10 +61,10 @@ class WindowSource:
                 else:
                     session.add(window, self._features(window.samples))
 
-    def info(self, task: str, language: str) -> Info:
+    def info(self, language: str) -> Info:
         """Of what was read so far."""
         return Info(
-            task=task,
+            task=self._task,
             language=language,
             duration=self._recording.seconds,
             warnings=tuple(self._recording.warnings),

@@ -90,7 +90,7 @@ class Transcriber:
         session = Session(self._tokens, options, uuid.uuid4().hex, room=WINDOWS_AT_ONCE)
         recording = Recording(source, raw=raw, normalize=normalize, max_seconds=max_seconds)
         windows = WindowSource(recording, self._tokens.speech, options, self._detector)
-        return Transcription(self._engine, session, windows, options)
+        return Transcription(self._engine, session, windows)
 
     def close(self) -> None:
         """Free the model. Further calls fail."""
@@ -116,18 +116,16 @@ class Transcription:
         engine: LocalEngine,
         session: Session,
         windows: WindowSource,
-        options: TranscribeOptions,
     ) -> None:
         """Made by :meth:`Transcriber.transcribe`."""
         self._engine = engine
         self._session = session
         self._windows = windows
-        self._task = options.task
 
     @property
     def info(self) -> Info:
         """What is known so far; complete after the last segment."""
-        return self._windows.info(self._task, self._session.language or "")
+        return self._windows.info(self._session.language or "")
 
     @property
     def stated_duration(self) -> float | None:

@@ -1,0 +1,228 @@
+"""``POST /v1/audio/transcriptions`` and ``/v1/audio/translations``: a recording, and what is said in it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galley.errors import RequestError, SettingsError
+from galley.server.auth import cache_salt
+from galley.server.errors import HTTPError
+from galley.server.forms import Upload, read_form
+from galley.server.generate import Origin
+from galley.server.schemas import TranscriptionRequest, TranslationRequest
+from galley.server.served import ServedModel
+from galley.server.sse import EventStream, while_connected
+from galley.types import Output
+
+if TYPE_CHECKING:
+    from galley.speech.results import Info, Segment
+    from galley.speech.session import Session
+    from galley.speech.source import WindowSource
+    from galley.speech.vad import SpeechDetector
+
+TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
+TRANSLATIONS: Final = "/v1/audio/translations"
+Event: TypeAlias = Mapping[str, Any]
+_WINDOWS_AT_ONCE: Final = 8
+"""Of one recording; the engine is shared with everybody else's."""
+
+_MEDIA_TYPES: Final = {
+    "json": "application/json",
+    "verbose_json": "application/json",
+    "text": "text/plain; charset=utf-8",
+    "srt": "text/plain; charset=utf-8",
+    "vtt": "text/vtt; charset=utf-8",
+}
+
+
+def router(served: ServedModel) -> APIRouter:
+    """The routes, answered by ``served``."""
+    routes = APIRouter(tags=["audio"])
+    listener = Listener(served)
+    answers: dict[int | str, dict[str, Any]] = {
+        200: {
+            "content": {
+                "application/json": {"schema": {"type": "object"}},
+                "text/plain": {"schema": {"type": "string"}},
+                "text/vtt": {"schema": {"type": "string"}},
+                "text/event-stream": {"schema": {"type": "string"}},
+            },
+            "description": "The transcript in `response_format`; with `stream`, as events",
+        }
+    }
+
+    @routes.post(TRANSCRIPTIONS, responses=answers, response_model=None)
+    async def transcriptions(request: Request) -> Response:
+        """What is said in a recording, in its language."""
+        return await _answer(served, listener, request, TranscriptionRequest, TRANSCRIPTIONS)
+
+    @routes.post(TRANSLATIONS, responses=answers, response_model=None)
+    async def translations(request: Request) -> Response:
+        """What is said in a recording, in English."""
+        return await _answer(served, listener, request, TranslationRequest, TRANSLATIONS)
+
+    return routes
+
+
+async def _answer(
+    served: ServedModel,
+    listener: "Listener",
+    request: Request,
+    model: type[TranslationRequest],
+    endpoint: str,
+) -> Response:
+    if served.backend().engine.info.speech is None:
+        raise RequestError(f"{served.name} is a text model; it takes no audio", param="model")
+    asked, upload = await read_form(request, model, max_bytes=served.settings.max_audio_bytes)
+    served.check_model(asked.model)
+    origin = Origin.of(request)
+    begun = await while_connected(
+        request.receive, asyncio.to_thread(listener.begin, asked, upload, origin, endpoint)
+    )
+    if asked.stream:
+        events = begun.events()
+        # What is wrong from the beginning still has a status line to say so.
+        first = await while_connected(request.receive, _next(events))
+        return EventStream(_from(first, events), begun.close)
+    page = await while_connected(request.receive, begun.page(asked))
+    return Response(page, media_type=_MEDIA_TYPES[asked.response_format])
+
+
+async def _next(events: AsyncGenerator[Event, None]) -> Event:
+    return await anext(events)
+
+
+async def _from(first: Event, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    async with aclosing(events):
+        yield first
+        async for event in events:
+            yield event
+
+
+class Listener:
+    """What recordings need of the served model beside its engine; loaded with the first of them."""
+
+    def __init__(self, served: ServedModel) -> None:
+        self._served = served
+        self._detector: SpeechDetector | None = None
+
+    def begin(
+        self, asked: TranslationRequest, upload: Upload, origin: Origin, endpoint: str
+    ) -> "Transcript":
+        """Open the recording and find out whether it can be transcribed. Takes a while.
+
+        Raises:
+            HTTPError: 501 where ``galley[speech]`` is not installed.
+            ModelError, AudioError, RequestError: the recording or the request is wrong for this model.
+        """
+        from galley.speech import require_extra
+
+        try:
+            require_extra()
+        except SettingsError as error:
+            raise HTTPError(501, str(error), code="speech_not_installed") from error
+        from galley.speech.audio import Recording
+        from galley.speech.session import Session
+        from galley.speech.source import WindowSource
+        from galley.speech.tokens import SpeechTokens
+        from galley.speech.vad import SpeechDetector
+
+        backend = self._served.backend()
+        tokens = SpeechTokens(backend.engine.info, backend.tokenizer)
+        options = asked.options()
+        salt = cache_salt(origin.key, None)
+        session = Session(
+            tokens, options, origin.request_id, room=_WINDOWS_AT_ONCE, cache_salt=salt
+        )
+        self._detector = self._detector or SpeechDetector()
+        recording = Recording(
+            upload.file, name=upload.name, max_seconds=self._served.settings.max_audio_seconds
+        )
+        windows = WindowSource(recording, tokens.speech, options, self._detector)
+        return Transcript(self._served, session, windows, origin, endpoint)
+
+
+class Transcript:
+    """One recording on its way through the served engine."""
+
+    def __init__(
+        self,
+        served: ServedModel,
+        session: "Session",
+        windows: "WindowSource",
+        origin: Origin,
+        endpoint: str,
+    ) -> None:
+        """Made by :meth:`Listener.begin`."""
+        self._served = served
+        self._session = session
+        self._windows = windows
+        self._origin = origin
+        self._endpoint = endpoint
+        self._tokens = 0
+
+    async def page(self, asked: TranslationRequest) -> bytes:
+        """The whole transcript as it was asked for."""
+        from galley.speech import captions
+
+        segments = [segment async for segment in self._segments()]
+        match asked.response_format:
+            case "json":
+                return captions.as_json(segments)
+            case "text":
+                return (captions.text_of(segments) + "\n").encode()
+            case "srt":
+                return "".join(captions.as_srt(segments)).encode()
+            case "vtt":
+                return "".join(captions.as_vtt(segments)).encode()
+            case "verbose_json":
+                return captions.as_verbose_json(segments, self._info())
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """OpenAI's events: each segment's text as it becomes certain, and all of it at the end."""
+        from galley.speech.captions import text_of
+
+        segments: list[Segment] = []
+        async with aclosing(self._segments()) as found:
+            async for segment in found:
+                delta = segment.text if segments else segment.text.lstrip()
+                segments.append(segment)
+                yield {"type": "transcript.text.delta", "delta": delta}
+        yield {"type": "transcript.text.done", "text": text_of(segments)}
+
+    def close(self) -> None:
+        """Close the recording, if nobody has taken its first segment."""
+        self._windows.close()
+
+    def _info(self) -> "Info":
+        return self._windows.info(self._session.language or "")
+
+    async def _segments(self) -> "AsyncGenerator[Segment, None]":
+        from galley.speech.serve import segments_of
+
+        engine, reason = self._served.backend().engine, "cancelled"
+        try:
+            async with aclosing(
+                segments_of(engine, self._session, self._windows, self._seen)
+            ) as segments:
+                async for segment in segments:
+                    yield segment
+            reason = "stop"
+        except Exception:
+            reason = "error"
+            raise
+        finally:
+            info = self._info()
+            self._served.metrics.audio_heard(self._endpoint, info.duration, reason)
+            self._origin.facts.update(
+                audio=f"{info.duration:.1f}s", generated=self._tokens, finish=reason
+            )
+
+    def _seen(self, output: Output) -> None:
+        self._tokens += len(output.tokens)
+        self._served.metrics.step_seen(len(output.tokens))

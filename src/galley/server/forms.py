@@ -1,0 +1,110 @@
+"""Reading a multipart form with one file: bounded, strict, and with errors that name the field."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
+
+import pydantic
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message
+
+from galley.errors import RequestError
+from galley.server.body import validate
+from galley.server.errors import ClientGone, HTTPError
+
+_MAX_FIELDS: Final = 64
+_MAX_FIELD_BYTES: Final = 64 * 1024
+
+Model = TypeVar("Model", bound=pydantic.BaseModel)
+
+
+class Upload(NamedTuple):
+    """A file that came with a form; on disk if it is large, gone with its request."""
+
+    name: str
+    file: BinaryIO
+
+
+async def read_form(
+    request: Request, model: type[Model], *, max_bytes: int
+) -> tuple[Model, Upload]:
+    """The form's fields as ``model``, and its field ``file``.
+
+    A field that ``model`` has as a sequence may be sent as ``name[]``, and several times.
+
+    Raises:
+        HTTPError: 415 for a body that is no multipart form, 413 for one over ``max_bytes``;
+            reading stops there.
+        RequestError: not a form, or a field that ``model`` refuses; ``param`` names it.
+        ClientGone: the client hung up before the body was complete.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "multipart/form-data":
+        raise HTTPError(
+            415,
+            f"Content-Type must be multipart/form-data, got {kind[:80]!r}",
+            code="unsupported_media_type",
+        )
+    bounded = Request(request.scope, _Bounded(request, max_bytes).receive)
+    try:
+        form = await bounded.form(
+            max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES
+        )
+    except ClientDisconnect:
+        raise ClientGone("client hung up while sending its request") from None
+    except HTTPException as error:
+        raise RequestError(f"The body is no form that can be read: {error.detail}") from None
+    return validate(model, _values(form, model.model_fields)), _upload(form)
+
+
+class _Bounded:
+    """Receives a body up to a limit."""
+
+    def __init__(self, request: Request, limit: int) -> None:
+        self._receive = request.receive
+        self._limit = self._left = limit
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > limit:
+            raise self._too_large()
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            raise self._too_large()
+        return message
+
+    def _too_large(self) -> HTTPError:
+        return HTTPError(
+            413,
+            f"The body is larger than {self._limit} bytes (--max-audio-bytes)",
+            param="file",
+            code="request_too_large",
+            headers={"Connection": "close"},  # what is left of the body is never read
+        )
+
+
+def _values(form: FormData, fields: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key in form:
+        name = key.removesuffix("[]")
+        given: Sequence[UploadFile | str] = form.getlist(key)
+        if name == "file":
+            continue
+        if any(not isinstance(value, str) for value in given):
+            raise RequestError(f"{name[:64]}: expected text, got a file", param=name[:64])
+        repeated = key.endswith("[]") or len(given) > 1
+        values[name] = list(given) if repeated or _is_sequence(fields.get(name)) else given[0]
+    return values
+
+
+def _is_sequence(field: pydantic.fields.FieldInfo | None) -> bool:
+    return field is not None and isinstance(field.default, tuple)
+
+
+def _upload(form: FormData) -> Upload:
+    file = form.get("file")
+    if not isinstance(file, UploadFile):
+        raise RequestError("Missing field 'file'", param="file")
+    return Upload((file.filename or "the recording")[:100], file.file)

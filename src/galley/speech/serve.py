@@ -1,0 +1,79 @@
+"""Transcribing through the engine process, as the server does."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Final
+
+from galley.errors import QueueFull
+from galley.service.client import EngineClient, OutputStream
+from galley.speech.results import Segment
+from galley.speech.session import Session
+from galley.speech.source import WindowSource
+from galley.types import EngineRequest, Output
+
+_LONGEST_WAIT: Final = 1.0
+"""Seconds until a recording that has begun asks a full queue again."""
+
+
+async def segments_of(
+    engine: EngineClient,
+    session: Session,
+    windows: WindowSource,
+    seen: Callable[[Output], None],
+) -> AsyncGenerator[Segment, None]:
+    """A recording's segments, in order, as they become certain. Decoding and features run in a thread.
+
+    Args:
+        engine: runs the requests; those of a generator that is closed early are aborted.
+        session, windows: of the recording, which is closed at the end.
+        seen: told of everything that the engine says.
+
+    Raises:
+        QueueFull: there is no room for the first window; later ones wait.
+        AudioError: the recording cannot be decoded any further.
+        EngineError: the engine gave a window up.
+    """
+    outputs: asyncio.Queue[Output] = asyncio.Queue()
+    readers: dict[asyncio.Task[None], OutputStream] = {}
+
+    async def read(stream: OutputStream) -> None:
+        async for output in stream:
+            outputs.put_nowait(output)
+
+    async def submit(requests: Sequence[EngineRequest]) -> None:
+        for stream in await _submitted(engine, requests, patient=bool(readers)):
+            readers[asyncio.create_task(read(stream))] = stream
+
+    try:
+        await asyncio.to_thread(windows.fill, session)
+        await submit(session.requests())
+        while not session.idle:
+            output = await outputs.get()
+            seen(output)
+            session.take(output)
+            segments = session.segments()
+            if session.has_room:
+                await asyncio.to_thread(windows.fill, session)
+            await submit(session.requests())
+            for segment in segments:
+                yield segment
+        for segment in session.segments():
+            yield segment
+    finally:
+        for reader, stream in readers.items():
+            stream.cancel()
+            reader.cancel()
+        # A thread may be reading still; it ends within a block.
+        await asyncio.shield(asyncio.to_thread(windows.close))
+
+
+async def _submitted(
+    engine: EngineClient, requests: Sequence[EngineRequest], *, patient: bool
+) -> list[OutputStream]:
+    while True:
+        try:
+            return engine.submit_all(requests)
+        except QueueFull as full:
+            if not patient:
+                raise
+            await asyncio.sleep(min(_LONGEST_WAIT, full.retry_after))

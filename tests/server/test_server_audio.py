@@ -1,0 +1,285 @@
+"""OpenAI's own client transcribes; every output format; every audio row of what a server must survive."""
+
+import io
+import json
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import srt
+import webvtt
+from openai import OpenAI
+
+from galley import TranscribeOptions, Transcriber
+from galley.speech.audio import Recording
+from tests.server.serving import Server
+from tests.server.test_server_openapi import SPOKEN, check_answers
+from tests.speech import tiny
+from tests.speech.recordings import encode, tone
+
+pytestmark = pytest.mark.xdist_group("server_audio")
+
+CALL = Path(__file__).parents[1] / "speech" / "data" / "call.ogg"
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "hearing"
+    path.mkdir()
+    return tiny.make_whisper(path)
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with Server(
+        folder,
+        log,
+        executor="reference",
+        threads=1,
+        max_audio_bytes=4_000_000,
+        max_audio_seconds=60,
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> OpenAI:
+    return server.openai()
+
+
+@pytest.fixture(scope="module")
+def speech() -> bytes:
+    """Three seconds of it."""
+    return encode("wav", np.concatenate(list(Recording(CALL)))[32_000:80_000])
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path, speech: bytes) -> str:
+    """What the library makes of it."""
+    with Transcriber(folder, executor="reference", threads=1) as transcriber:
+        return transcriber.transcribe(speech, TranscribeOptions(language="en")).text()
+
+
+def test_json_is_what_the_library_says(client: OpenAI, speech: bytes, expected: str) -> None:
+    answer = client.audio.transcriptions.create(
+        model="hearing", file=("call.wav", speech), language="en"
+    )
+    assert answer.text == expected
+    assert expected
+
+
+def test_verbose_json_has_segments(client: OpenAI, speech: bytes, expected: str) -> None:
+    answer = client.audio.transcriptions.create(
+        model="hearing",
+        file=("call.wav", speech),
+        language="english",
+        response_format="verbose_json",
+        timestamp_granularities=["segment"],
+    )
+    assert (answer.text, answer.language, answer.duration) == (expected, "english", 3.0)
+    assert answer.segments
+    assert all(0 <= segment.start <= segment.end <= 3 for segment in answer.segments)
+
+
+def test_captions_and_text(client: OpenAI, speech: bytes, expected: str) -> None:
+    def said(response_format: Any) -> str:
+        answer: Any = client.audio.transcriptions.create(
+            model="hearing",
+            file=("call.wav", speech),
+            language="en",
+            response_format=response_format,
+        )
+        assert isinstance(answer, str)
+        return answer
+
+    assert said("text") == expected + "\n"
+    assert list(srt.parse(said("srt")))
+    assert webvtt.from_buffer(io.StringIO(said("vtt"))).captions
+
+
+def test_a_stream_brings_the_same_text_in_pieces(
+    client: OpenAI, speech: bytes, expected: str
+) -> None:
+    stream = client.audio.transcriptions.create(
+        model="hearing", file=("call.wav", speech), language="en", stream=True
+    )
+    *deltas, done = list(stream)
+    assert done.type == "transcript.text.done"
+    assert done.text == expected
+    pieces = [event.delta for event in deltas if event.type == "transcript.text.delta"]
+    assert "".join(pieces).strip() == expected
+
+
+def test_translations(client: OpenAI, speech: bytes) -> None:
+    answer = client.audio.translations.create(model="hearing", file=("call.wav", speech))
+    assert isinstance(answer.text, str)
+
+
+@pytest.mark.parametrize("kind", ["mp3", "flac", "ogg", "m4a", "webm"])
+def test_every_format_is_heard(kind: str, client: OpenAI) -> None:
+    """Silence: 200 and an empty text, whatever it is stored as."""
+    rate = 16_000 if kind == "flac" else 48_000 if kind in ("ogg", "webm") else 44_100
+    data = encode(kind, np.zeros(5 * rate, np.float32))
+    answer = client.audio.transcriptions.create(model="hearing", file=(f"call.{kind}", data))
+    assert answer.text == ""
+
+
+# What must be refused.
+
+
+def wav(samples: bytes, *, rate: int = 16_000, announced: int | None = None) -> bytes:
+    form = struct.pack("<HHIIHH", 1, 1, rate, 2 * rate % 2**32, 2, 16)
+    size = len(samples) if announced is None else announced
+    return (
+        b"RIFF" + struct.pack("<I", 36 + len(samples)) + b"WAVEfmt " + struct.pack("<I", 16) + form
+        + b"data" + struct.pack("<I", size) + samples
+    )  # fmt: skip
+
+
+def _nan() -> bytes:
+    samples = tone(1, 48_000)
+    samples[100] = np.nan
+    return encode("wav-float", samples)
+
+
+BAD_AUDIO = {
+    "empty": (b"", 400),
+    "header-only": (wav(b""), 400),
+    "lying-header": (wav(bytes(3200), announced=10**8), 400),
+    "nan": (_nan(), 400),
+    "zero-hertz": (wav(bytes(3200), rate=0), 400),
+    "text": (b"This is text. " * 500, 400),
+    "two-minutes": (encode("flac", np.zeros(120 * 16_000, np.float32)), 413),
+    "too-large": (bytes(5_000_000), 413),
+}
+
+
+@pytest.mark.parametrize("case", BAD_AUDIO)
+def test_bad_audio_is_refused(case: str, server: Server) -> None:
+    data, status = BAD_AUDIO[case]
+    with server.client() as client:
+        answer = client.post(
+            TRANSCRIPTIONS, files={"file": ("call.mp3", data)}, data={"model": "hearing"}
+        )
+        assert answer.status_code == status, answer.text
+        error = answer.json()["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", "file")
+        assert "/tmp" not in answer.text
+        assert client.get("/health").status_code == 200
+
+
+def test_a_recording_that_was_cut_off_is_transcribed_with_a_warning(server: Server) -> None:
+    whole = encode("mp3", np.concatenate(list(Recording(CALL, sample_rate=44_100))))
+    with server.client() as client:
+        answer = client.post(
+            TRANSCRIPTIONS,
+            files={"file": ("call.mp3", whole[: len(whole) // 4])},
+            data={"response_format": "verbose_json", "language": "en", "temperature": "0.5"},
+        )
+    assert answer.status_code == 200, answer.text
+    page = answer.json()
+    assert page["segments"]
+    assert "call.mp3" in page["warnings"][0]
+
+
+BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"language": "klingon"}, "language"),
+    ({"language": "fr"}, "language"),
+    ({"response_format": "docx"}, "response_format"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": "nan"}, "temperature"),
+    ({"temperature": "-1"}, "temperature"),
+    ({"stream": "true", "response_format": "srt"}, "stream"),
+    ({"timestamp_granularities[]": "segment"}, "timestamp_granularities"),
+    (
+        {"timestamp_granularities[]": "word", "response_format": "verbose_json"},
+        "timestamp_granularities[0]",
+    ),
+    ({"include[]": "logprobs"}, "include"),
+    ({"chunking_strategy": "auto"}, "chunking_strategy"),
+    ({"language": ["en", "de"]}, "language"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_FIELDS)
+def test_bad_fields_are_named(
+    fields: dict[str, Any], param: str, server: Server, speech: bytes
+) -> None:
+    with server.client() as client:
+        answer = client.post(TRANSCRIPTIONS, files={"file": ("call.wav", speech)}, data=fields)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_a_form_without_a_file_and_other_bodies_are_refused(server: Server, speech: bytes) -> None:
+    with server.client() as client:
+        none = client.post(TRANSCRIPTIONS, files={"model": (None, "hearing")})
+        assert (none.status_code, none.json()["error"]["param"]) == (400, "file")
+        text = client.post(TRANSCRIPTIONS, files={"file": (None, "hello")})
+        assert (text.status_code, text.json()["error"]["param"]) == (400, "file")
+        assert client.post(TRANSCRIPTIONS, json={"model": "hearing"}).status_code == 415
+        broken = client.post(
+            TRANSCRIPTIONS,
+            content=b"--x\r\nnonsense",
+            headers={"Content-Type": "multipart/form-data; boundary=x"},
+        )
+        assert broken.status_code == 400
+        other = client.post(
+            TRANSCRIPTIONS, files={"file": ("a.wav", speech)}, data={"model": "whisper-1"}
+        )
+        assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_a_client_that_hangs_up_leaves_nothing_behind(server: Server) -> None:
+    data = CALL.read_bytes()
+    with server.client() as client, pytest.raises(httpx.ReadTimeout):
+        client.post(TRANSCRIPTIONS, files={"file": ("call.ogg", data)}, timeout=1.0)
+    deadline = time.monotonic() + 60
+    while server.metrics()["galley_requests_running"] > 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_what_was_heard_is_counted(client: OpenAI, server: Server, speech: bytes) -> None:
+    name = f"galley_audio_seconds_total{{endpoint={TRANSCRIPTIONS}}}"
+    before = server.metrics().get(name, 0.0)
+    client.audio.transcriptions.create(model="hearing", file=("a.wav", speech), language="en")
+    assert server.metrics()[name] == pytest.approx(before + 3.0)
+
+
+def test_a_speech_model_refuses_text(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="is a speech model"):
+        client.completions.create(model="hearing", prompt="Hello")
+
+
+def test_an_error_on_the_way_ends_a_stream(server: Server) -> None:
+    """What is found out later comes as an event: the status line is gone by then."""
+    samples = np.concatenate(list(Recording(CALL)))
+    broken = np.concatenate([samples, samples, samples[:100_000], [np.nan]]).astype(np.float32)
+    data = encode("wav-float-16", broken)
+    fields = {"stream": "true", "language": "en", "temperature": "0.5"}
+    with server.client() as client:
+        late = client.post(TRANSCRIPTIONS, files={"file": ("call.wav", data)}, data=fields)
+        early = client.post(TRANSCRIPTIONS, files={"file": ("call.wav", _nan())}, data=fields)
+    events = [json.loads(line[6:]) for line in late.text.splitlines() if line.startswith("data: {")]
+    assert events[0]["type"] == "transcript.text.delta"
+    assert "not numbers" in events[-1]["error"]["message"]
+    assert early.status_code == 400
+
+
+@pytest.mark.parametrize("operation", SPOKEN, ids=lambda operation: operation.label)
+def test_answers_are_as_documented(operation: Any, server: Server, speech: bytes) -> None:
+    check_answers(server, operation)
+    with server.client() as client:
+        answer = client.post(operation.path, files={"file": ("a.wav", speech)})
+    assert answer.status_code == 200
+    answer.request.read()  # the validator looks at it
+    operation.validate_response(answer)
