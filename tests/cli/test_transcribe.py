@@ -30,7 +30,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def model(whisper: Path) -> list[str | Path]:
-    return ["--model", whisper, "--executor", "reference", "--threads", "1", "--language", "en"]
+    return ["--model", whisper, "--threads", "1", "--language", "en"]
 
 
 def test_captions_of_one_file_are_printed(whisper: Path, short: Path) -> None:

@@ -1,10 +1,16 @@
 """Features are transformers' own, for every number of bands and length of window."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor
 
+from galley.audio import SpeechInfo
+from galley.errors import ModelError
 from galley.speech.features import LogMel
 from tests.speech.recordings import tone
 
@@ -42,7 +48,7 @@ def test_windows_are_transformers_own(mels: int, seconds: int, filled: float) ->
 @pytest.mark.parametrize("samples", [400, 401, 1599, 47_999, 48_000])
 def test_windows_without_silence_at_their_end_are_transformers_own(samples: int) -> None:
     sound = voice(3)[:samples]
-    features = LogMel(80, 30)(sound, pad=False)
+    features = LogMel(80, 30, pad=False)(sound)
     np.testing.assert_allclose(features, expected(sound, 80, 30, "do_not_pad"), atol=1e-4)
 
 
@@ -63,8 +69,41 @@ def test_extreme_sounds_are_transformers_own(sound: NDArray[np.float32]) -> None
         np.testing.assert_allclose(features, expected(sound, mels, 3, "max_length"), atol=1e-4)
 
 
+def speech(mels: int = 80, max_frames: int = 800) -> SpeechInfo:
+    return SpeechInfo(mels=mels, max_frames=max_frames, stride=2, start_token=0)
+
+
+def test_a_checkpoint_says_how_its_windows_are_made(tmp_path: Path) -> None:
+    features = LogMel.of_model(tmp_path, speech())
+    assert features(voice(1)).shape == (800, 80)
+    WhisperFeatureExtractor(feature_size=128, chunk_length=5).save_pretrained(tmp_path)
+    sound = voice(4)
+    found = LogMel.of_model(tmp_path, speech(128, 500))(sound)
+    np.testing.assert_allclose(found, expected(sound, 128, 5, "max_length"), atol=1e-4)
+    WhisperFeatureExtractor(chunk_length=8, padding="do_not_pad").save_pretrained(tmp_path)
+    assert LogMel.of_model(tmp_path, speech())(voice(1)).shape == (100, 80)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_fft": 512}, "n_fft is 512; Galley has 400"),
+        ({"hop_length": 320}, "hop_length is 320; Galley has 160"),
+        ({"sampling_rate": 8000}, "sampling_rate is 8000; Galley has 16000"),
+        ({"feature_size": 128}, "feature_size: is 128, the model has 80 mel bins"),
+        ({"padding": "longest"}, "padding is 'longest'; Galley has 'max_length' and 'do_not_pad'"),
+    ],
+)
+def test_other_features_than_whispers_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(changes))
+    with pytest.raises(ModelError, match=message):
+        LogMel.of_model(tmp_path, speech())
+
+
 def test_a_few_samples_are_a_window_too() -> None:
-    assert LogMel(80, 30)(voice(0.001), pad=False).shape == (2, 80)
+    assert LogMel(80, 30, pad=False)(voice(0.001)).shape == (2, 80)
 
 
 def test_a_window_that_is_too_long_is_refused() -> None:

@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def transcriber(folder: Path) -> Iterator[Transcriber]:
-    with Transcriber(folder, executor="reference", dtype="float32", threads=1) as transcriber:
+    with Transcriber(folder, dtype="float32", threads=1) as transcriber:
         yield transcriber
 
 
@@ -178,7 +178,7 @@ def test_what_cannot_be_transcribed_is_refused(transcriber: Transcriber) -> None
 
 def test_a_text_model_is_refused(checkpoint: CheckpointMaker) -> None:
     with pytest.raises(ModelError, match="is a text model; transcribing needs a speech model"):
-        Transcriber(checkpoint("llama"), executor="reference", threads=1)
+        Transcriber(checkpoint("llama"), threads=1)
 
 
 def test_speech_options_reach_the_detector(transcriber: Transcriber) -> None:

@@ -20,10 +20,10 @@ from galley.server.sse import EventStream, while_connected
 from galley.types import Output
 
 if TYPE_CHECKING:
+    from galley.speech.model import SpeechModel
     from galley.speech.results import Info, Segment
     from galley.speech.session import Session
     from galley.speech.source import WindowSource
-    from galley.speech.vad import SpeechDetector
 
 TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
 TRANSLATIONS: Final = "/v1/audio/translations"
@@ -109,7 +109,7 @@ class Listener:
 
     def __init__(self, served: ServedModel) -> None:
         self._served = served
-        self._detector: SpeechDetector | None = None
+        self._model: SpeechModel | None = None
 
     def begin(
         self, asked: TranslationRequest, upload: Upload, origin: Origin, endpoint: str
@@ -127,23 +127,24 @@ class Listener:
         except SettingsError as error:
             raise HTTPError(501, str(error), code="speech_not_installed") from error
         from galley.speech.audio import Recording
+        from galley.speech.model import SpeechModel
         from galley.speech.session import Session
-        from galley.speech.source import WindowSource
-        from galley.speech.tokens import SpeechTokens
-        from galley.speech.vad import SpeechDetector
 
-        backend = self._served.backend()
-        tokens = SpeechTokens(backend.engine.info, backend.tokenizer)
+        if self._model is None:
+            backend = self._served.backend()
+            self._model = SpeechModel(backend.engine.info, backend.tokenizer)
         options = asked.options()
-        salt = cache_salt(origin.key, None)
         session = Session(
-            tokens, options, origin.request_id, room=_WINDOWS_AT_ONCE, cache_salt=salt
+            self._model.tokens,
+            options,
+            origin.request_id,
+            room=_WINDOWS_AT_ONCE,
+            cache_salt=cache_salt(origin.key, None),
         )
-        self._detector = self._detector or SpeechDetector()
         recording = Recording(
             upload.file, name=upload.name, max_seconds=self._served.settings.max_audio_seconds
         )
-        windows = WindowSource(recording, tokens.speech, options, self._detector)
+        windows = self._model.windows(recording, options)
         return Transcript(self._served, session, windows, origin, endpoint)
 
 

@@ -4,10 +4,22 @@ A frame is a Hann window of 25 ms every 10 ms; its power spectrum is summed into
 the logarithm is taken, at most 80 dB below the window's loudest, and scaled to about [-1, 1].
 """
 
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from galley.audio import SpeechInfo
+from galley.errors import CheckpointError, UnsupportedModel
+from galley.formats.json_file import read_json
+
+CONFIG_FILE: Final = "preprocessor_config.json"
+SAMPLE_RATE: Final = 16_000
+FRAME: Final = 400
+"""Samples that a frame looks at."""
+HOP: Final = 160
+"""Samples from one frame to the next."""
 
 _FLOOR: Final = 1e-10
 """Of a band's power, so that silence has a logarithm."""
@@ -23,35 +35,55 @@ class LogMel:
     Args:
         mels: bands; 80, or 128 since large-v3.
         window_seconds: how long the model's windows are.
-        sample_rate: Hz.
-        frame: samples in one frame; an even number.
-        hop: samples from one frame to the next.
+        pad: shorter ones with silence up to that, as Whisper's own checkpoints expect; else a window
+            has as many frames as its samples make.
     """
 
-    def __init__(
-        self,
-        mels: int = 80,
-        window_seconds: float = 30,
-        *,
-        sample_rate: int = 16_000,
-        frame: int = 400,
-        hop: int = 160,
-    ) -> None:
+    def __init__(self, mels: int = 80, window_seconds: float = 30, *, pad: bool = True) -> None:
         self.mels = mels
-        self.hop = hop
-        self.window_samples = round(window_seconds * sample_rate)
-        self._frame = frame
-        hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(frame) / frame)
+        self.window_seconds = window_seconds
+        self.window_samples = round(window_seconds * SAMPLE_RATE)
+        self._pad = pad
+        hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(FRAME) / FRAME)
         self._hann: NDArray[np.float32] = hann.astype(np.float32)
-        self._bands = mel_bands(mels, frame // 2 + 1, sample_rate)
+        self._bands = mel_bands(mels, FRAME // 2 + 1, SAMPLE_RATE)
 
-    def __call__(self, samples: NDArray[np.float32], *, pad: bool = True) -> NDArray[np.float32]:
+    @classmethod
+    def of_model(cls, folder: Path, speech: SpeechInfo) -> Self:
+        """As ``preprocessor_config.json`` has it, if the checkpoint brings one.
+
+        It may say ``"padding": "do_not_pad"`` of a model that was trained on windows of any length.
+
+        Raises:
+            CheckpointError: it is damaged, or contradicts the model.
+            UnsupportedModel: it asks for other features than Whisper's.
+        """
+        path = folder / CONFIG_FILE
+        seconds = speech.max_frames * HOP / SAMPLE_RATE
+        if not path.exists():
+            return cls(speech.mels, seconds)
+        config = read_json(path)
+        for name, value in (("n_fft", FRAME), ("hop_length", HOP), ("sampling_rate", SAMPLE_RATE)):
+            if config.get(name, value) != value:
+                raise UnsupportedModel(f"{path}: {name} is {config[name]!r}; Galley has {value}")
+        if config.get("feature_size", speech.mels) != speech.mels:
+            raise CheckpointError(
+                f"is {config['feature_size']!r}, the model has {speech.mels} mel bins",
+                file=str(path),
+                field="feature_size",
+            )
+        padding = config.get("padding", "max_length")
+        if padding not in ("max_length", "do_not_pad"):
+            raise UnsupportedModel(
+                f"{path}: padding is {padding!r}; Galley has 'max_length' and 'do_not_pad'"
+            )
+        return cls(speech.mels, seconds, pad=padding == "max_length")
+
+    def __call__(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features of one window, float32 ``[frames, mels]``.
 
         Args:
             samples: mono float32 ``[samples]``, at most ``window_samples``.
-            pad: with silence up to the model's window, as Whisper's own checkpoints expect;
-                else there are as many frames as the samples have.
 
         Raises:
             ValueError: the window is longer than the model's.
@@ -60,9 +92,9 @@ class LogMel:
             raise ValueError(
                 f"a window of {len(samples)} samples is longer than {self.window_samples}"
             )
-        length = self.window_samples if pad else max(len(samples), self._frame)
-        features = np.empty((length // self.hop, self.mels), np.float32)
-        heard = min(len(features), -(-(len(samples) + self._frame // 2) // self.hop))
+        length = self.window_samples if self._pad else max(len(samples), FRAME)
+        features = np.empty((length // HOP, self.mels), np.float32)
+        heard = min(len(features), -(-(len(samples) + FRAME // 2) // HOP))
         self._powers(self._framed(samples, length)[:heard], features)
         np.log10(np.maximum(features[:heard], _FLOOR), out=features[:heard])
         features[heard:] = np.log10(_FLOOR)
@@ -73,12 +105,12 @@ class LogMel:
 
     def _framed(self, samples: NDArray[np.float32], length: int) -> NDArray[np.float32]:
         """Overlapping frames, as a view; frame t has sample t * hop in its middle, ends are mirrored."""
-        half = self._frame // 2
+        half = FRAME // 2
         signal = np.zeros(length + 2 * half, np.float32)
         signal[half : half + len(samples)] = samples
         signal[:half] = signal[2 * half : half : -1]
         signal[-half:] = signal[-half - 2 : -2 * half - 2 : -1]
-        return np.lib.stride_tricks.sliding_window_view(signal, self._frame)[:: self.hop]
+        return np.lib.stride_tricks.sliding_window_view(signal, FRAME)[::HOP]
 
     def _powers(self, frames: NDArray[np.float32], into: NDArray[np.float32]) -> None:
         for start in range(0, len(frames), _TILE):

@@ -3,13 +3,11 @@
 import threading
 from collections.abc import Iterator
 
-from galley.audio import SpeechInfo
 from galley.speech.audio import Recording, Samples
 from galley.speech.features import LogMel
 from galley.speech.options import SpeechOptions, TranscribeOptions
 from galley.speech.results import Info
 from galley.speech.session import Session
-from galley.speech.tokens import FRAME_SECONDS
 from galley.speech.vad import SpeechDetector
 from galley.speech.windows import AllSpeech, Window, windows
 
@@ -19,7 +17,7 @@ class WindowSource:
 
     Args:
         recording: is closed with this.
-        speech: the model's windows.
+        features: of the model's windows.
         options: what is wanted.
         detector: finds it.
     """
@@ -27,19 +25,18 @@ class WindowSource:
     def __init__(
         self,
         recording: Recording,
-        speech: SpeechInfo,
+        features: LogMel,
         options: TranscribeOptions,
         detector: SpeechDetector,
     ) -> None:
-        seconds = speech.max_frames * FRAME_SECONDS
         self._recording = recording
         self._task = options.task
-        self._features = LogMel(speech.mels, seconds)
+        self._features = features
         self._reading = threading.Lock()
         self._closed = False
         found = AllSpeech() if options.speech is None else detector.stream()
         self._windows: Iterator[Window] = windows(
-            self._blocks(), seconds, options.speech or SpeechOptions(), found
+            self._blocks(), features.window_seconds, options.speech or SpeechOptions(), found
         )
 
     @property

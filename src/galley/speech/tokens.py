@@ -7,13 +7,13 @@ import msgspec
 
 from galley.audio import SpeechInfo, TimestampRules
 from galley.errors import ModelError, RequestError
+from galley.speech.features import HOP, SAMPLE_RATE
 from galley.speech.languages import NAMES
 from galley.speech.options import Task
 from galley.text.tokenizer import Tokenizer
 from galley.types import ModelInfo, SamplingParams
 
-FRAME_SECONDS: Final = 0.01
-"""From one feature frame to the next."""
+_FRAME_SECONDS: Final = HOP / SAMPLE_RATE
 _SEED: Final = 0
 """A recording has the same text every time."""
 
@@ -136,7 +136,7 @@ class SpeechTokens:
                 if token not in self._eos:
                     text.append(token)
                 continue
-            time = min(seconds, (token - begin) * self.speech.stride * FRAME_SECONDS)
+            time = min(seconds, (token - begin) * self.speech.stride * _FRAME_SECONDS)
             if text:
                 yield Piece(min(start, time), time, tuple(text))
                 text = []

@@ -11,12 +11,11 @@ from galley.config import EngineSettings
 from galley.local import LocalEngine
 from galley.speech.audio import RawPcm, Recording, Source
 from galley.speech.captions import text_of
+from galley.speech.model import SpeechModel
 from galley.speech.options import TranscribeOptions
 from galley.speech.results import Info, Segment
 from galley.speech.session import Session
 from galley.speech.source import WindowSource
-from galley.speech.tokens import SpeechTokens
-from galley.speech.vad import SpeechDetector
 from galley.text.tokenizer import Tokenizer
 from galley.types import ModelInfo
 
@@ -53,11 +52,10 @@ class Transcriber:
     def _load(self, settings: EngineSettings) -> None:
         self._engine = LocalEngine(settings)
         try:
-            self._tokens = SpeechTokens(self.info, Tokenizer.load(self._engine.folder))
+            self._model = SpeechModel(self.info, Tokenizer.load(self._engine.folder))
         except BaseException:
             self.close()
             raise
-        self._detector = SpeechDetector()
 
     @property
     def info(self) -> ModelInfo:
@@ -87,10 +85,9 @@ class Transcriber:
             RequestError: the model does not know the language or the task.
         """
         options = options or TranscribeOptions()
-        session = Session(self._tokens, options, uuid.uuid4().hex, room=WINDOWS_AT_ONCE)
+        session = Session(self._model.tokens, options, uuid.uuid4().hex, room=WINDOWS_AT_ONCE)
         recording = Recording(source, raw=raw, normalize=normalize, max_seconds=max_seconds)
-        windows = WindowSource(recording, self._tokens.speech, options, self._detector)
-        return Transcription(self._engine, session, windows)
+        return Transcription(self._engine, session, self._model.windows(recording, options))
 
     def close(self) -> None:
         """Free the model. Further calls fail."""

@@ -101,7 +101,7 @@ class Maker:
     def __init__(self, pool: Pool, tokeniser: Tokenizer, draw: Draw, window_seconds: int) -> None:
         self.pool, self.tokeniser, self.draw = pool, tokeniser, draw
         self.window_frames = 100 * window_seconds
-        self._mels = LogMel(window_seconds=window_seconds)
+        self._mels = LogMel(window_seconds=window_seconds, pad=False)
         told = [(u, s, p) for s, shard in enumerate(pool.utterances) for p, u in enumerate(shard)]
         told.sort(key=lambda item: item[0].samples)
         self._places = [(shard, place) for _, shard, place in told]
@@ -141,7 +141,7 @@ class Maker:
         samples = line.over(speech, way)
         if len(samples) > self._mels.window_samples:
             return None
-        features = self._mels(samples, pad=False)
+        features = self._mels(samples)
         if masked and self.draw.augment:
             _mask(features, rng)
         return self._labelled(features, told, way, choices)
