@@ -13,6 +13,7 @@ from galley.speech.options import QualityRules, TranscribeOptions
 
 def test_defaults_are_the_fields() -> None:
     rules = QualityRules()
+    assert rules.beam_size == 5
     assert rules.temperatures == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     assert (rules.compression_ratio_threshold, rules.log_prob_threshold) == (2.4, -1.0)
     assert rules.no_speech_threshold == 0.6
@@ -63,6 +64,9 @@ def test_judgement_is_faster_whispers(
 @pytest.mark.parametrize(
     ("values", "param"),
     [
+        ({"beam_size": 0}, "beam_size"),
+        ({"beam_size": 11}, "beam_size"),
+        ({"beam_size": 2.5}, "beam_size"),
         ({"temperatures": ()}, "temperatures"),
         ({"temperatures": (0.0, -0.2)}, "temperatures"),
         ({"temperatures": (math.nan,)}, "temperatures"),

@@ -162,6 +162,7 @@ def test_a_request_is_what_whisper_expects(tokenizer: Tokenizer) -> None:
     assert sampling.suppress_tokens == tuple(tiny.generation_config()["suppress_tokens"])
     assert sampling.begin_suppress_tokens == (EOT,)
     assert (sampling.temperature, sampling.max_tokens, sampling.scores) == (0.0, 32, True)
+    assert sampling.num_beams == 5
 
 
 def test_without_timestamps_a_window_is_a_segment(tokenizer: Tokenizer) -> None:
@@ -208,6 +209,7 @@ def test_a_bad_transcript_is_tried_again_hotter(tokenizer: Tokenizer) -> None:
     [segment] = driver.run([window(0, 4)])
     assert (segment.text, segment.temperature) == (" good", 0.4)
     assert [request.sampling.temperature for request in driver.asked] == [0.0, 0.2, 0.4]
+    assert [request.sampling.num_beams for request in driver.asked] == [5, 1, 1]
     assert len({request.window.data for request in driver.asked if request.window}) == 1
     assert len({request.id for request in driver.asked}) == 3
 

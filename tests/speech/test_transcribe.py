@@ -1,5 +1,6 @@
 """galley.Transcriber on a tiny checkpoint: transformers' own text, in order, for any recording."""
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from tests.speech.test_windows import OPTIONS as SHORT_PAUSES
 
 CALL = Path(__file__).parent / "data" / "call.ogg"
 GREEDY = QualityRules(
+    beam_size=1,
     temperatures=(0.0,),
     compression_ratio_threshold=None,
     log_prob_threshold=None,
@@ -51,7 +53,9 @@ def told(segments: list[Segment]) -> list[tuple[float, float, str]]:
     return [(segment.start, segment.end, segment.text) for segment in segments]
 
 
-def truth(folder: Path, samples: NDArray[np.float32], prompt: str, timestamps: bool) -> list[int]:
+def truth(
+    folder: Path, samples: NDArray[np.float32], prompt: str, timestamps: bool, beams: int
+) -> list[int]:
     """Tokens that transformers generates for one window; its own loop over windows is left out."""
     model = WhisperForConditionalGeneration.from_pretrained(folder, attn_implementation="eager")
     features = LogMel(tiny.MELS, tiny.WINDOW_SECONDS)(samples)
@@ -72,7 +76,10 @@ def truth(folder: Path, samples: NDArray[np.float32], prompt: str, timestamps: b
             decoder_input_ids=torch.tensor([prefix]),
             logits_processor=processors,
             generation_config=GenerationConfig(
-                max_new_tokens=32, do_sample=False, eos_token_id=config.eos_token_id
+                max_new_tokens=32,
+                do_sample=False,
+                num_beams=beams,
+                eos_token_id=config.eos_token_id,
             ),
         )
     return [int(token) for token in generated[0][len(prefix) :]]
@@ -80,18 +87,23 @@ def truth(folder: Path, samples: NDArray[np.float32], prompt: str, timestamps: b
 
 @pytest.mark.parametrize("language", ["en", "de"])
 @pytest.mark.parametrize("timestamps", [True, False])
+@pytest.mark.parametrize("beams", [1, 5])
 def test_a_windows_text_is_transformers_own(
-    folder: Path, transcriber: Transcriber, language: str, timestamps: bool
+    folder: Path, transcriber: Transcriber, language: str, timestamps: bool, beams: int
 ) -> None:
     recording = encode("wav", np.concatenate(list(Recording(CALL)))[32_000:80_000])
     samples = np.concatenate(list(Recording(recording)))
     options = TranscribeOptions(
-        language=language, speech=None, rules=GREEDY, timestamps=timestamps, task="translate"
+        language=language,
+        speech=None,
+        rules=dataclasses.replace(GREEDY, beam_size=beams),
+        timestamps=timestamps,
+        task="translate",
     )
     segments = list(transcriber.transcribe(recording, options))
     prompt = f"startoftranscript {language} translate"
     expected = truth(
-        folder, samples, prompt if timestamps else f"{prompt} notimestamps", timestamps
+        folder, samples, prompt if timestamps else f"{prompt} notimestamps", timestamps, beams
     )
     first_time = tiny.token_id("<|0.00|>")
     words = [token for token in expected if token < tiny.TEXT_TOKENS]

@@ -35,6 +35,13 @@ def speech_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option("--prompt", default="", help="names and words that may come up"),
         click.option(
+            "--beam-size",
+            type=int,
+            default=5,
+            show_default=True,
+            help="hypotheses that are searched, 1 to 10; 1 is greedy, and faster",
+        ),
+        click.option(
             "--vad/--no-vad", default=True, show_default=True, help="leave silence out (Silero VAD)"
         ),
     )
@@ -44,13 +51,18 @@ def speech_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def transcribe_options(
-    *, language: str | None, task: Any, prompt: str, vad: bool
+    *, language: str | None, task: Any, prompt: str, beam_size: int, vad: bool
 ) -> "TranscribeOptions":
     """Raises RequestError if a value is wrong."""
-    from galley.speech.options import SpeechOptions, TranscribeOptions
+    from galley.speech.options import QualityRules, SpeechOptions, TranscribeOptions
 
-    speech = SpeechOptions() if vad else None
-    return TranscribeOptions(language=language, task=task, prompt=prompt, speech=speech)
+    return TranscribeOptions(
+        language=language,
+        task=task,
+        prompt=prompt,
+        speech=SpeechOptions() if vad else None,
+        rules=QualityRules(beam_size=beam_size),
+    )
 
 
 @click.command(cls=Command)

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 from galley.errors import RequestError
 from galley.speech.languages import language_code
+from galley.types import MAX_BEAMS
 
 Task = Literal["transcribe", "translate"]
 
@@ -66,7 +67,8 @@ class QualityRules:
     """When a window's transcript is good, and what is tried if it is not (arXiv:2212.04356, 4.5).
 
     Attributes:
-        temperatures: tried in turn until a transcript is good; 0 is greedy.
+        beam_size: hypotheses that are searched at temperature 0, 1 to 10; 1 is greedy.
+        temperatures: tried in turn until a transcript is good; above 0 it is sampled.
         compression_ratio_threshold: text that zlib shrinks more than this repeats itself; None: any goes.
         log_prob_threshold: a mean log-probability below this is a guess; None: any goes.
         no_speech_threshold: a window that is silence with more than this probability has no text, unless
@@ -78,6 +80,7 @@ class QualityRules:
         RequestError: a value is out of range; ``param`` names it.
     """
 
+    beam_size: int = 5
     temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     compression_ratio_threshold: float | None = 2.4
     log_prob_threshold: float | None = -1.0
@@ -85,6 +88,11 @@ class QualityRules:
     condition_on_previous_text: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.beam_size, int):
+            raise RequestError(
+                f"beam_size must be whole, got {self.beam_size!r}", param="beam_size"
+            )
+        _between("beam_size", self.beam_size, 1, MAX_BEAMS)
         if not self.temperatures:
             raise RequestError("temperatures must name at least one", param="temperatures")
         for temperature in self.temperatures:

@@ -191,7 +191,12 @@ class Session:
                 previous=self._context,
             )
             temperature = self._rules.temperatures[len(job.attempts)]
-            params = self._tokens.sampling(prompt, temperature, timestamps=self._timestamps)
+            params = self._tokens.sampling(
+                prompt,
+                temperature,
+                timestamps=self._timestamps,
+                beam_size=self._rules.beam_size,
+            )
             ids = prompt.ids
         [request] = expand(
             ids,

@@ -96,8 +96,13 @@ class SpeechTokens:
             ids.append(self.speech.no_timestamps_token)
         return Prompt(ids, start)
 
-    def sampling(self, prompt: Prompt, temperature: float, *, timestamps: bool) -> SamplingParams:
-        """Parameters of a transcript; everything that shapes the distribution is Whisper's own."""
+    def sampling(
+        self, prompt: Prompt, temperature: float, *, timestamps: bool, beam_size: int
+    ) -> SamplingParams:
+        """Parameters of a transcript; everything that shapes the distribution is Whisper's own.
+
+        ``beam_size`` counts at temperature 0 alone.
+        """
         speech = self.speech
         begin, silence = speech.timestamp_begin, speech.no_speech_token
         rules = None
@@ -107,9 +112,11 @@ class SpeechTokens:
                 text_end=min(self._eos, default=begin - 1),
                 max_initial=speech.max_initial_timestamp,
             )
-        room = self.info.max_request_tokens - len(prompt.ids)
+        beams = 1 if temperature else beam_size
+        room = self.info.max_beam_tokens(beams) - len(prompt.ids)
         return SamplingParams(
             temperature=temperature,
+            num_beams=beams,
             top_p=1.0,
             top_k=-1,
             min_p=0.0,
