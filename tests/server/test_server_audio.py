@@ -17,6 +17,7 @@ from openai import OpenAI
 
 from galley import TranscribeOptions, Transcriber
 from galley.speech.audio import Recording
+from tests.missing import without
 from tests.server.serving import Server, until
 from tests.server.test_server_openapi import SPOKEN, check_answers
 from tests.speech import tiny
@@ -288,3 +289,16 @@ def test_answers_are_as_documented(operation: Any, server: Server, speech: bytes
     assert answer.status_code == 200
     answer.request.read()  # the validator looks at it
     operation.validate_response(answer)
+
+
+def test_a_server_without_the_extra_says_how_to_get_it(
+    folder: Path, speech: bytes, tmp_path: Path
+) -> None:
+    missing = without(tmp_path, "python_multipart")
+    with (
+        Server(folder, tmp_path / "log", threads=1, environ=missing) as server,
+        server.client() as client,
+    ):
+        answer = client.post(TRANSCRIPTIONS, files={"file": ("a.wav", speech)})
+    assert answer.status_code == 501
+    assert "pip install 'galley[speech]'" in answer.json()["error"]["message"]

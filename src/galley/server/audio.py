@@ -78,6 +78,8 @@ async def _answer(
 ) -> Response:
     if served.backend().engine.info.speech is None:
         raise RequestError(f"{served.name} is a text model; it takes no audio", param="model")
+    # The first time it imports a lot.
+    await asyncio.to_thread(_require_extra)
     asked, upload = await read_form(request, model, max_bytes=served.settings.max_audio_bytes)
     served.check_model(asked.model)
     origin = Origin.of(request)
@@ -91,6 +93,17 @@ async def _answer(
         return EventStream(_from(first, events), begun.close)
     page = await while_connected(request.receive, begun.page(asked))
     return Response(page, media_type=_MEDIA_TYPES[asked.response_format])
+
+
+def _require_extra() -> None:
+    from galley.speech import require_extra
+
+    try:
+        require_extra()
+    except SettingsError as error:
+        raise HTTPError(
+            501, str(error), type="internal_error", code="speech_not_installed"
+        ) from error
 
 
 async def _next(events: AsyncGenerator[Event, None]) -> Event:
@@ -117,15 +130,8 @@ class Listener:
         """Open the recording and find out whether it can be transcribed. Takes a while.
 
         Raises:
-            HTTPError: 501 where ``galley[speech]`` is not installed.
             ModelError, AudioError, RequestError: the recording or the request is wrong for this model.
         """
-        from galley.speech import require_extra
-
-        try:
-            require_extra()
-        except SettingsError as error:
-            raise HTTPError(501, str(error), code="speech_not_installed") from error
         from galley.speech.audio import Recording
         from galley.speech.model import SpeechModel
         from galley.speech.session import Session
