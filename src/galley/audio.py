@@ -59,6 +59,21 @@ class TimestampRules(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+class Alignment(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a decoder's alignment heads look while it writes a text.
+
+    Attributes:
+        heads, tokens, rows: of the prompt and of its window.
+        data: float32, little-endian, [heads, tokens, rows]: the weight that a head at a token gives to a
+            row of what was heard. Over the rows they add up to 1.
+    """
+
+    heads: int
+    tokens: int
+    rows: int
+    data: bytes
+
+
 class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a speech model's checkpoint says of its input and its special tokens.
 

@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from galley.audio import AudioWindow, SpeechInfo, TimestampRules
+from galley.audio import Alignment, AudioWindow, SpeechInfo, TimestampRules
 from galley.errors import RequestError
 
 BLOCK_TOKENS: Final = 16
@@ -83,6 +83,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ``engine/beams.py``); needs temperature 0 and nothing that changes logits but these lists and
             rules. The best hypothesis comes at the end, in one Output; its ``scores`` are log-probabilities
             before any token was suppressed.
+        alignment: report where the alignment heads look at each of the prompt's tokens, instead of going on
+            after them: with ``max_tokens`` 0, on a speech model that names such heads.
         length_penalty: a finished hypothesis counts with its log-probability divided by its length to this
             power.
 
@@ -115,6 +117,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     no_speech: tuple[int, int] | None = None
     num_beams: int = 1
     length_penalty: float = 1.0
+    alignment: bool = False
 
     def __post_init__(self) -> None:
         self._coerce_sequences()
@@ -279,7 +282,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``tokens`` are new since the last Output. A stop token is the last of ``tokens``.
     ``prompt_logprobs`` (one entry for each prompt token after the first) and ``no_speech_prob`` come once,
-    with the first. ``scores`` has one entry for each of ``tokens``. Each only if it was asked for.
+    with the first, ``alignment`` with the last. ``scores`` has one entry for each of ``tokens``. Each only
+    if it was asked for.
     """
 
     request_id: str
@@ -288,6 +292,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_logprobs: list[TokenLogprob] | None = None
     scores: list[float] | None = None
     no_speech_prob: float | None = None
+    alignment: Alignment | None = None
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None

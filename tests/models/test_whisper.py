@@ -88,9 +88,14 @@ def executor_of(
 
 
 def run(
-    executor: Executor, windows: list[Features], prompts: list[list[int]], first_block: int = 0
+    executor: Executor,
+    windows: list[Features],
+    prompts: list[list[int]],
+    *,
+    first_block: int = 0,
+    call: Callable[[Batch], npt.NDArray[np.float32]] | None = None,
 ) -> npt.NDArray[np.float32]:
-    """All logits of all prompts, prompt i over window i, all in one batch."""
+    """All logits of all prompts, prompt i over window i, all in one batch; or what ``call`` gives."""
     rows = [-(-len(window) // 2) for window in windows]
     crosses = tuple(
         np.arange(first_block + i * WINDOW_BLOCKS, first_block + i * WINDOW_BLOCKS + blocks_for(n))
@@ -101,7 +106,7 @@ def run(
     tables = (
         np.arange(200 + 8 * i, 200 + 8 * i + blocks_for(len(p))) for i, p in enumerate(prompts)
     )
-    return executor.forward(
+    return (call or executor.forward)(
         Batch(
             tokens=np.concatenate(prompts),
             positions=np.concatenate([np.arange(len(p)) for p in prompts]),
@@ -542,3 +547,70 @@ def test_a_cache_without_room_for_a_window_is_refused(checkpoint: CheckpointMake
     )
     with pytest.raises(EngineFailed, match="one window of audio"):
         LocalEngine(settings)
+
+
+@pytest.mark.parametrize("variant", WHISPER_VARIANTS)
+def test_alignment_heads_look_where_those_of_transformers_do(
+    variant: str, checkpoint: CheckpointMaker
+) -> None:
+    folder = checkpoint(variant)
+    model, executor = truth(folder), executor_of(folder)
+    mels, longest = model.config.num_mel_bins, 2 * model.config.max_source_positions
+    windows = [random_features(i, mels, frames) for i, frames in enumerate((longest, 77))]
+    prompts = [random_ids(1, 20), random_ids(2, 33)]
+    got = run(executor, windows, prompts, call=executor.align)
+    assert got.shape == (53, 2, longest // 2)
+    heads = WHISPER_GENERATION["alignment_heads"]
+    for window, ids, rows in zip(windows, prompts, np.split(got, [20]), strict=True):
+        states = encoded(model, window)
+        with torch.inference_mode():
+            out = model(
+                encoder_outputs=(states,),
+                decoder_input_ids=torch.tensor([ids]),
+                output_attentions=True,
+            )
+        heard = states.shape[1]
+        for place, (layer, head) in enumerate(heads):
+            expected = out.cross_attentions[layer][0, head].numpy()
+            assert np.abs(rows[:, place, :heard] - expected).max() <= 1e-5
+        assert not rows[:, :, heard:].any()
+
+
+def test_an_alignment_is_a_request_over_a_given_text(
+    checkpoint: CheckpointMaker, speech: Callable[..., LocalEngine]
+) -> None:
+    """In chunks, beside other requests, after a preemption: the same weights as in one call."""
+    executor = executor_of(checkpoint("whisper"))
+    windows = [random_features(i, 80, 150 - 10 * i) for i in range(3)]
+    texts = [[*PROMPT, *random_ids(i, 30 + i), EOS_TEXT] for i in range(3)]
+    params = SamplingParams(max_tokens=0, alignment=True)
+    for budget, tokens in ((256, 1024), (8, 1024), (16, 160)):
+        engine = speech(max_batch_tokens=budget, kv_cache_tokens=tokens, max_running=8)
+        requests = [
+            r for w, t in zip(windows, texts, strict=True) for r in ask(engine, w, params, t)
+        ]
+        requests += [r for w in windows for r in ask(engine, w, GREEDY)]
+        outputs = answers(engine, requests)
+        for window, text, (output,) in zip(windows, texts, outputs, strict=False):
+            found = output.alignment
+            assert found is not None
+            assert (found.heads, found.tokens, found.rows) == (2, len(text), len(window) // 2)
+            got = np.frombuffer(found.data, "<f4").reshape(found.heads, found.tokens, found.rows)
+            alone = run(executor, [window], [text], call=executor.align)
+            assert np.array_equal(got.transpose(1, 0, 2), alone[:, :, : found.rows])
+        # What an aligner leaves in the cache is not all layers: nobody may share it.
+        fresh = speech(prefix_cache=False)
+        again = [r for w, t in zip(windows, texts, strict=True) for r in ask(engine, w, GREEDY, t)]
+        for request, answer in zip(again, answers(engine, again), strict=True):
+            assert tokens_of(answer) == tokens_of(answers(fresh, [request])[0])
+
+
+def test_alignments_that_cannot_be_are_refused(speech: Callable[..., LocalEngine]) -> None:
+    engine, features = speech(), random_features(0, 80, 150)
+    params = SamplingParams(max_tokens=0, alignment=True)
+    for change, message in (
+        ({"max_tokens": 3}, "max_tokens must be 0"),
+        ({"no_speech": (0, NO_SPEECH)}, "no logits"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            ask(engine, features, msgspec.structs.replace(params, **change))

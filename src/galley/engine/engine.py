@@ -97,17 +97,24 @@ class Engine:
         plan = self._scheduler.schedule()
         assert plan, "there is work, and every request fits the cache by itself"
         self._account(plan)
+        windows, aligned = None, list[Work]()
+        if self.info.speech is not None:
+            windows = assemble_windows(plan, self._kv)
+            aligned = [work for work in plan if work.sequence.aligns]
+            plan = [work for work in plan if not work.sequence.aligns]
         try:
             if copies := self._kv.take_copies():
                 self._executor.copy_blocks(copies)
-            if windows := assemble_windows(plan, self._kv):
+            if windows is not None:
                 self._executor.encode(windows)
-            logits = self._executor.forward(assemble(plan, self._kv))
+            outputs = self._align(aligned) if aligned else []
+            logits = self._executor.forward(assemble(plan, self._kv)) if plan else None
         except BaseException:
             # An interrupt in a notebook: the blocks of this step were promised and never filled.
             self._kv.forget_prefixes()
             raise
-        outputs = self._commit(plan, logits)
+        if logits is not None:
+            outputs += self._commit(plan, logits)
         self._steps += 1
         return outputs
 
@@ -163,6 +170,21 @@ class Engine:
                 )
             elif work.completes:
                 outputs.append(self._advance(sequence, logits[row - 1], best[row - 1]))
+        return outputs
+
+    def _align(self, plan: list[Work]) -> list[Output]:
+        """Where the alignment heads look; what came out for each sequence that is done with it."""
+        attention = self._executor.align(assemble(plan, self._kv))
+        outputs = []
+        row = 0
+        for work in plan:
+            sequence, window = work.sequence, work.sequence.window
+            assert window is not None
+            sequence.attention.append(attention[row : row + work.count, :, : window.rows])
+            row += work.count
+            sequence.computed += work.count
+            if work.completes:
+                outputs.append(self._output(sequence, [], None, "length"))
         return outputs
 
     def _score(self, work: Work, logits: Logits) -> None:
@@ -255,6 +277,7 @@ class Engine:
             prompt_logprobs=sequence.scored if is_first and sequence.scores_prompt else None,
             scores=scores,
             no_speech_prob=sequence.no_speech_prob if is_first else None,
+            alignment=sequence.alignment,
             cached_tokens=min(sequence.cached, len(sequence.request.prompt)),
             finish_reason=finish_reason,
             error=error,

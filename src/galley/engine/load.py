@@ -16,7 +16,7 @@ from galley.formats.checkpoint import Checkpoint
 from galley.formats.weights import Weights
 from galley.graph.program import Program
 from galley.models.registry import build_program
-from galley.models.speech import read_speech
+from galley.models.speech import read_speech, with_aligner
 from galley.ops.executor import (
     Batch,
     Cross,
@@ -44,11 +44,10 @@ def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None
     clock = _Phases(phases, on_phase)
     executor_name, factory = choose_executor(settings.executor, settings.device)
     clock.end("import")
-    checkpoint, program, weights, options = read_model(settings, folder)
+    checkpoint, program, weights, options, speech = read_model(settings, folder)
     executor = factory(program, weights, options)
     clock.end("load")
     max_model_len = _max_model_len(settings, program)
-    speech = read_speech(checkpoint.config, checkpoint.generation, program)
     window_blocks = 0 if speech is None else blocks_for(speech.max_rows)
     blocks = _kv_blocks(settings, blocks_for(max_model_len), window_blocks, executor)
     executor.allocate_kv(blocks)
@@ -83,12 +82,16 @@ def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None
 
 
 class Model(NamedTuple):
-    """All that an executor is made of. ``weights`` are views of the checkpoint's files."""
+    """All that an executor is made of. ``weights`` are views of the checkpoint's files.
+
+    ``speech`` is None for a text model.
+    """
 
     checkpoint: Checkpoint
     program: Program
     weights: Weights
     options: ExecutorOptions
+    speech: SpeechInfo | None
 
 
 def read_model(settings: EngineSettings, folder: Path) -> Model:
@@ -100,9 +103,12 @@ def read_model(settings: EngineSettings, folder: Path) -> Model:
     checkpoint = Checkpoint.open(folder)
     program = build_program(checkpoint.config)
     checkpoint.check_token_ids(program.vocab_size)
+    speech = read_speech(checkpoint.config, checkpoint.generation, program)
+    if speech is not None:
+        program = with_aligner(program, checkpoint.config, speech)
     weights = program.take_weights(checkpoint.weights(), folder=str(folder))
     options = _executor_options(settings, program, checkpoint, weights)
-    return Model(checkpoint, program, weights, options)
+    return Model(checkpoint, program, weights, options, speech)
 
 
 class _Phases:

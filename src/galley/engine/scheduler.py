@@ -94,10 +94,12 @@ class Scheduler:
     def _work(self, sequence: Sequence, count: int, *, encodes: bool = False) -> Work:
         # An executor writes all of a step's keys and values before it reads any, so a newcomer may
         # share blocks that this very step computes.
-        if sequence.beams is None or not sequence.generated:
+        if sequence.shares:
             self._kv.commit(sequence.id, sequence.tokens, sequence.computed + count)
         completes = count == sequence.remaining
         wanted = max(completes * sequence.width, sequence.rows_to_score(count))
+        if sequence.aligns:
+            wanted = 0
         return Work(sequence, count, completes, wanted, encodes)
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:

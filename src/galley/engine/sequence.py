@@ -7,7 +7,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from galley.audio import AudioWindow
+from galley.audio import Alignment, AudioWindow
 from galley.engine.beams import BeamSearch
 from galley.engine.sampler import TokenSampler
 from galley.types import EngineRequest, TokenLogprob
@@ -56,6 +56,8 @@ class Sequence:
         stop_ids: tokens that end it.
         window: its audio; None for a text model.
         no_speech_prob: once it is computed, when it was asked for.
+        attention: where the alignment heads look at the computed tokens, when that was asked for; each
+            [tokens, heads, rows].
         beams: its search, if it is one; ``tokens`` are then those of the best running hypothesis.
     """
 
@@ -75,6 +77,7 @@ class Sequence:
     window: Window | None = None
     no_speech_prob: float | None = None
     beams: BeamSearch | None = None
+    attention: list[npt.NDArray[np.float32]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokens = [*self.request.prompt, *self.request.output]
@@ -83,6 +86,7 @@ class Sequence:
     def restart(self) -> None:
         """Its keys and values are gone. A beam search begins anew: what it found is not output yet."""
         self.computed = 0
+        self.attention.clear()
         if self.request.sampling.num_beams > 1:
             self.tokens = list(self.request.prompt)
             self.beams = BeamSearch(self.request.sampling, self.stop_ids)
@@ -117,6 +121,25 @@ class Sequence:
         return 1 if self.beams is None else len(self.beams.running)
 
     @property
+    def aligns(self) -> bool:
+        """It wants to know where the alignment heads look, and no logits."""
+        return self.request.sampling.alignment
+
+    @property
+    def alignment(self) -> Alignment | None:
+        """What was found, if it was asked for."""
+        if not self.aligns:
+            return None
+        found = np.ascontiguousarray(np.concatenate(self.attention).transpose(1, 0, 2), "<f4")
+        heads, tokens, rows = found.shape
+        return Alignment(heads=heads, tokens=tokens, rows=rows, data=found.tobytes())
+
+    @property
+    def shares(self) -> bool:
+        """Others may use its blocks: all layers are computed, and of tokens that stay."""
+        return not self.aligns and (self.beams is None or not self.generated)
+
+    @property
     def scores_prompt(self) -> bool:
         """The caller wants log-probabilities of the prompt, so all its rows must be computed."""
         return self.request.sampling.prompt_logprobs is not None
@@ -129,7 +152,7 @@ class Sequence:
     @property
     def reusable(self) -> int:
         """How many leading tokens the prefix cache may supply: no row whose logits are wanted."""
-        if self.scores_prompt:
+        if self.scores_prompt or self.aligns:
             return 0
         if self.probes:
             assert self.request.sampling.no_speech is not None

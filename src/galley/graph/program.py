@@ -77,17 +77,20 @@ class KVLayout:
 class Program:
     """A traced model. The last op's output is the logits, ``[wanted rows, vocab_size]``.
 
-    An encoder ends in ``cross_kv`` instead: what it makes of a window lies in the KV cache.
+    An encoder ends in ``cross_kv`` instead: what it makes of a window lies in the KV cache. An aligner ends
+    in ``cross_weights``: it is a decoder that says where it looks.
 
     Attributes:
         ops: in order of execution.
         kv: what each layer of the cache holds, indexed by the ``layer`` attribute of the ops that use it.
         shapes: checkpoint tensor name -> the shape it has there. That of a convolution's kernel has three
             dimensions, [n, c, size]; ``linear`` takes it as the matrix [n, c * size].
-        vocab_size: columns of the logits; 0 for an encoder.
+        vocab_size: columns of the logits; 0 for an encoder and an aligner.
         max_positions: the longest context the model was made for, in tokens; for an encoder the longest
             window, in frames.
         encoder: what a speech model runs once over a window, for its sequences to attend to.
+        aligner: a speech model's decoder up to the last head that follows the speech, for the weights of
+            these heads.
     """
 
     ops: tuple[Op, ...]
@@ -96,6 +99,7 @@ class Program:
     vocab_size: int
     max_positions: int
     encoder: "Program | None" = None
+    aligner: "Program | None" = None
 
     def take_weights(self, weights: Weights, *, folder: str) -> Weights:
         """The tensors that this program and its encoder use, kernels of convolutions as matrices.
@@ -132,6 +136,11 @@ class Program:
             if op.name in {"embed", "linear"}
             for name in op.weights["weight"]
         )
+
+    @property
+    def aligned_heads(self) -> int:
+        """Of an aligner: how many heads' weights it gives."""
+        return sum(len(op.attrs["chosen"]) for op in self.ops if op.name == "cross_weights")
 
     def rows_of(self, frames: int) -> int:
         """Of an encoder: how many rows its ``cross_kv`` ops keep of a window of ``frames``."""

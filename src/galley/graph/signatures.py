@@ -33,6 +33,9 @@ window_attention  q, k, v -> softmax(q k^T * scale) v over all rows of the windo
 cross_kv          k, v -> into the paged KV of ``layer``, by the window's block table; no output
 cross_attention   q -> softmax(q k^T * scale) v over the whole window that the sequence belongs to, as
                   cross_kv left it in ``layer``
+cross_weights     q -> the weights softmax(q k^T * scale) that cross_attention would give to the window's
+                  rows, of the heads ``chosen``; no output: they are the executor's result, there heads
+                  ``first``, ``first`` + 1, ...
 ================  ==============================================================================
 
 The rest is made of them by ``graph/prepare.py`` and ``graph/passes/``, for executors that run these:
@@ -93,6 +96,7 @@ SIGNATURES: Final[Mapping[str, Signature]] = {
     "window_attention": Signature(3, attrs=_HEADS),
     "cross_kv": Signature(2, outputs=0, attrs=("layer", "kv_heads", "head_dim")),
     "cross_attention": Signature(1, attrs=("layer", *_HEADS)),
+    "cross_weights": Signature(1, outputs=0, attrs=("layer", *_HEADS, "chosen", "first")),
     "prepare": Signature(1),
     "columns": Signature(1, attrs=("start",)),
     "add_rms_norm": Signature(2, outputs=2, weights=_WEIGHT, attrs=_NORM),

@@ -125,6 +125,15 @@ class Tracer:
         heads = _heads(q.width, self.kv[layer].kv_heads * head_dim, head_dim)
         return self._emit("cross_attention", (q,), q.width, layer=layer, **heads, scale=scale)
 
+    def cross_weights(
+        self, q: Buffer, chosen: tuple[int, ...], *, first: int, head_dim: int, scale: float
+    ) -> None:
+        """Where these heads of the layer look; ``first`` is the place of the first in the result."""
+        layer = len(self.kv) - 1
+        heads = _heads(q.width, self.kv[layer].kv_heads * head_dim, head_dim)
+        attrs = {"layer": layer, **heads, "scale": scale, "chosen": chosen, "first": first}
+        self.ops.append(Op("cross_weights", (q.id,), (), (), {}, attrs))
+
     def gelu(self, x: Buffer) -> Buffer:
         """Exact, not its tanh approximation."""
         return self._emit("gelu", (x,), x.width)
@@ -170,12 +179,11 @@ def trace(
     )
 
 
-def trace_encoder(describe: Callable[[Tracer], None], *, max_positions: int) -> Program:
-    """Run ``describe`` once; it begins with ``features`` and ends with ``cross_kv``."""
+def trace_effect(describe: Callable[[Tracer], None], *, max_positions: int) -> Program:
+    """Run ``describe`` once; what it does is what its last op leaves behind, an encoder or an aligner."""
     tracer = Tracer()
     describe(tracer)
-    assert tracer.ops[0].name == "features"
-    assert tracer.ops[-1].name == "cross_kv"
+    assert not tracer.ops[-1].outputs
     return Program(
         ops=tuple(tracer.ops),
         kv=tuple(tracer.kv),

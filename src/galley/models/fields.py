@@ -6,6 +6,7 @@ from typing import Any
 from galley.errors import CheckpointError, UnsupportedModel
 
 FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
 
 
 class Fields:

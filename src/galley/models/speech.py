@@ -1,14 +1,14 @@
 """What a speech model's checkpoint says of decoding, in ``generation_config.json``."""
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from galley.audio import SpeechInfo
 from galley.errors import CheckpointError
 from galley.graph.program import Program
-from galley.models.fields import Fields
-
-GENERATION_FILE: Final = "generation_config.json"
+from galley.models.fields import GENERATION_FILE, Fields
+from galley.models.whisper import build_aligner
 
 
 def read_speech(
@@ -46,6 +46,18 @@ def read_speech(
     )
     _check_tokens(info, program.vocab_size)
     return info
+
+
+def with_aligner(program: Program, config: Mapping[str, Any], speech: SpeechInfo) -> Program:
+    """The program and, if the checkpoint names heads that follow the speech, an aligner in it.
+
+    Raises:
+        CheckpointError: the model has no such heads.
+    """
+    heads = speech.alignment_heads
+    if not heads:
+        return program
+    return dataclasses.replace(program, aligner=build_aligner(Fields(config), heads))
 
 
 def _optional(fields: Fields, name: str) -> int | None:

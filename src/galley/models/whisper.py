@@ -1,13 +1,15 @@
 """Whisper, tiny to large-v3-turbo, and Distil-Whisper: an encoder over log-mel windows and a decoder."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from galley.errors import CheckpointError
 from galley.graph.program import Program
-from galley.graph.trace import Buffer, Tracer, trace, trace_encoder
-from galley.models.fields import FILE, Fields
+from galley.graph.trace import Buffer, Tracer, trace, trace_effect
+from galley.models.fields import FILE, GENERATION_FILE, Fields
 
+DECODER: Final = "model.decoder"
 EPS: Final = 1e-5
 """Of every layer norm; the family's configs do not name it."""
 
@@ -67,8 +69,26 @@ def read_config(config: Fields) -> WhisperConfig:
 def build(config: Fields) -> Program:
     """The decoder's program, and in it the encoder's."""
     c = read_config(config)
-    encoder = trace_encoder(lambda g: _encoder(g, c), max_positions=2 * c.source_positions)
+    encoder = trace_effect(lambda g: _encoder(g, c), max_positions=2 * c.source_positions)
     return trace(lambda g: _decoder(g, c), max_positions=c.target_positions, encoder=encoder)
+
+
+def build_aligner(config: Fields, heads: Sequence[tuple[int, int]]) -> Program:
+    """The decoder's program as far as it takes to see where ``heads`` (layer, head) look.
+
+    Raises:
+        CheckpointError: the model has no such layer or head.
+    """
+    c = read_config(config)
+    for layer, head in heads:
+        if not (0 <= layer < c.decoder_layers and 0 <= head < c.decoder_heads):
+            raise CheckpointError(
+                f"names head {head} of layer {layer}; the decoder has {c.decoder_layers} layers of "
+                f"{c.decoder_heads} heads",
+                file=GENERATION_FILE,
+                field="alignment_heads",
+            )
+    return trace_effect(lambda g: _aligner(g, c, heads), max_positions=c.target_positions)
 
 
 def _encoder(g: Tracer, c: WhisperConfig) -> None:
@@ -95,25 +115,55 @@ def _encoder(g: Tracer, c: WhisperConfig) -> None:
 
 def _decoder(g: Tracer, c: WhisperConfig) -> Buffer:
     """Token ids -> logits of the wanted rows."""
-    name = "model.decoder"
-    embedding = f"{name}.embed_tokens.weight"
-    tokens = g.embed(embedding, vocab=c.vocab_size, width=c.width)
-    positions = f"{name}.embed_positions.weight"
-    x = g.add(tokens, g.embed_positions(positions, positions=c.target_positions, width=c.width))
-    head_dim = c.width // c.decoder_heads
-    scale = head_dim**-0.5
-    for layer in (f"{name}.layers.{i}" for i in range(c.decoder_layers)):
-        h = g.layer_norm(x, f"{layer}.self_attn_layer_norm", eps=EPS)
-        q, k, v = _qkv(g, h, f"{layer}.self_attn")
-        mixed = g.attention(q, k, v, head_dim=head_dim, scale=scale, window=0)
-        x = g.add(x, _project(g, mixed, f"{layer}.self_attn.out_proj", c.width))
-        h = g.layer_norm(x, f"{layer}.encoder_attn_layer_norm", eps=EPS)
-        q = _project(g, h, f"{layer}.encoder_attn.q_proj", c.width)
-        mixed = g.cross_attention(q, head_dim=head_dim, scale=scale)
-        x = g.add(x, _project(g, mixed, f"{layer}.encoder_attn.out_proj", c.width))
-        x = g.add(x, _mlp(g, x, layer, c.decoder_ffn))
-    x = g.layer_norm(g.select_rows(x), f"{name}.layer_norm", eps=EPS)
+    x = _embed_tokens(g, c)
+    for layer in range(c.decoder_layers):
+        x, q = _until_cross_attention(g, c, x, layer)
+        x = _after_cross_query(g, c, x, q, layer)
+    x = g.layer_norm(g.select_rows(x), f"{DECODER}.layer_norm", eps=EPS)
+    embedding = f"{DECODER}.embed_tokens.weight"
     return g.linear(x, embedding if c.tied else "proj_out.weight", c.vocab_size)
+
+
+def _aligner(g: Tracer, c: WhisperConfig, heads: Sequence[tuple[int, int]]) -> None:
+    """Token ids -> where (layer, head) of ``heads`` look, in the order of their layers."""
+    x, first = _embed_tokens(g, c), 0
+    head_dim = c.width // c.decoder_heads
+    last = max(layer for layer, _ in heads)
+    for layer in range(last + 1):
+        x, q = _until_cross_attention(g, c, x, layer)
+        chosen = tuple(head for at, head in heads if at == layer)
+        if chosen:
+            g.cross_weights(q, chosen, first=first, head_dim=head_dim, scale=head_dim**-0.5)
+            first += len(chosen)
+        if layer < last:
+            x = _after_cross_query(g, c, x, q, layer)
+
+
+def _embed_tokens(g: Tracer, c: WhisperConfig) -> Buffer:
+    tokens = g.embed(f"{DECODER}.embed_tokens.weight", vocab=c.vocab_size, width=c.width)
+    name = f"{DECODER}.embed_positions.weight"
+    return g.add(tokens, g.embed_positions(name, positions=c.target_positions, width=c.width))
+
+
+def _until_cross_attention(
+    g: Tracer, c: WhisperConfig, x: Buffer, number: int
+) -> tuple[Buffer, Buffer]:
+    """The residual stream after a layer's self-attention, and the query of its cross-attention."""
+    layer, head_dim = f"{DECODER}.layers.{number}", c.width // c.decoder_heads
+    h = g.layer_norm(x, f"{layer}.self_attn_layer_norm", eps=EPS)
+    q, k, v = _qkv(g, h, f"{layer}.self_attn")
+    mixed = g.attention(q, k, v, head_dim=head_dim, scale=head_dim**-0.5, window=0)
+    x = g.add(x, _project(g, mixed, f"{layer}.self_attn.out_proj", c.width))
+    h = g.layer_norm(x, f"{layer}.encoder_attn_layer_norm", eps=EPS)
+    return x, _project(g, h, f"{layer}.encoder_attn.q_proj", c.width)
+
+
+def _after_cross_query(g: Tracer, c: WhisperConfig, x: Buffer, q: Buffer, number: int) -> Buffer:
+    """The rest of the layer."""
+    layer, head_dim = f"{DECODER}.layers.{number}", c.width // c.decoder_heads
+    mixed = g.cross_attention(q, head_dim=head_dim, scale=head_dim**-0.5)
+    x = g.add(x, _project(g, mixed, f"{layer}.encoder_attn.out_proj", c.width))
+    return g.add(x, _mlp(g, x, layer, c.decoder_ffn))
 
 
 def _qkv(g: Tracer, h: Buffer, name: str) -> tuple[Buffer, Buffer, Buffer]:

@@ -13,7 +13,7 @@ from galley.formats.weights import Weights
 from galley.graph.passes import run_passes
 from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
-from galley.ops.executor import Batch, ExecutorOptions, Ints, Logits, Windows
+from galley.ops.executor import Attention, Batch, ExecutorOptions, Ints, Logits, Windows
 from galley.ops.lowering import Cost, Lowered, lower
 from galley.ops.packing import Matrices
 from galley.ops.weight_cache import WeightCache
@@ -104,6 +104,10 @@ class CpuExecutor:
         began = time.perf_counter()
         self._encoder.encode(windows.features, windows.starts, *_joined(windows.tables))
         self.forward_seconds += time.perf_counter() - began
+
+    def align(self, batch: Batch) -> Attention:
+        """See :meth:`galley.ops.executor.Executor.align`; nobody asks for it yet."""
+        raise NotImplementedError
 
     def forward(self, batch: Batch) -> Logits:
         """See :meth:`galley.ops.executor.Executor.forward`.

@@ -19,6 +19,7 @@ log = logging.getLogger("galley.ops")
 
 Ints = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
+Attention = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,14 @@ class Executor(Protocol):
         """Run a speech model's encoder: fills the windows' blocks, for any later :meth:`forward`.
 
         A window's rows are independent of the other windows, bit for bit.
+        """
+        ...
+
+    def align(self, batch: Batch) -> Attention:
+        """Where a speech model's alignment heads look, instead of logits: [rows, heads, max rows].
+
+        For each of the batch's rows the weights that a head gives to the rows of its window, zeros beyond
+        it. Writes keys and values as :meth:`forward` does, but not in all layers.
         """
         ...
 

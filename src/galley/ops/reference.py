@@ -17,7 +17,7 @@ from torch.nn.functional import embedding, gelu, layer_norm, linear, pad, silu
 from galley.errors import SettingsError
 from galley.formats.weights import Weight, Weights
 from galley.graph.program import Op, Program
-from galley.ops.executor import Batch, ExecutorOptions, Ints, Logits, Windows
+from galley.ops.executor import Attention, Batch, ExecutorOptions, Ints, Logits, Windows
 from galley.ops.tiles import (
     TILE,
     Chunk,
@@ -26,6 +26,7 @@ from galley.ops.tiles import (
     Tiles,
     all_chunks,
     attend,
+    attention_weights,
     causal_chunks,
     pairs_of,
 )
@@ -59,6 +60,7 @@ class Step:
         layout: where the rows sit in tiles.
         kv_slots: [rows] where in the cache their keys and values go, once a layer has asked.
         pairs: which sequences share rows with which tiles.
+        attention: [rows, heads, max rows] what an aligner finds.
     """
 
     source: Batch | Windows
@@ -70,6 +72,7 @@ class Step:
     positions: Tiles = field(init=False)
     kv_slots: torch.Tensor | None = field(init=False)
     pairs: list[Pair] = field(init=False)
+    attention: torch.Tensor = field(init=False)
 
     def place(self, starts: Ints, positions: Ints, device: torch.device) -> None:
         """Rows ``starts[s]`` to ``starts[s + 1]`` belong to sequence or window s."""
@@ -134,6 +137,7 @@ class ReferenceExecutor:
             "window_attention": self._window_attention,
             "cross_kv": self._cross_kv,
             "cross_attention": self._cross_attention,
+            "cross_weights": self._cross_weights,
         }
 
     def _load(self, weight: Weight, *, is_matrix: bool) -> torch.Tensor:
@@ -209,6 +213,22 @@ class ReferenceExecutor:
         """See :meth:`galley.ops.executor.Executor.greatest`."""
         ids: Ints = logits.argmax(axis=1)
         return ids
+
+    @torch.inference_mode()
+    def align(self, batch: Batch) -> Attention:
+        """See :meth:`galley.ops.executor.Executor.align`."""
+        assert self._program.aligner is not None
+        assert self._program.encoder is not None
+        began = time.perf_counter()
+        encoder, heads = self._program.encoder, self._program.aligner.aligned_heads
+        most = encoder.rows_of(encoder.max_positions)
+        step = self._begin(batch)
+        step.place(batch.starts, batch.positions, self._device)
+        step.attention = torch.zeros((len(batch.tokens), heads, most), device=self._device)
+        self._run(self._program.aligner, step)
+        self.forward_seconds += time.perf_counter() - began
+        result: Attention = step.attention.cpu().numpy()
+        return result
 
     def _run(self, program: Program, step: Step) -> Tiles:
         """The buffer of the last op; nothing if it has none, or no row is wanted of it."""
@@ -407,6 +427,28 @@ class ReferenceExecutor:
             return all_chunks(keys, values, table, int(cross.rows[pair.sequence]))
 
         return self._attend(op, step, inputs[0], chunks)
+
+    def _cross_weights(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        assert isinstance(step.source, Batch)
+        assert step.source.cross is not None
+        a, cross = op.attrs, step.source.cross
+        keys = self._keys[a["layer"]]
+        places = slice(a["first"], a["first"] + len(a["chosen"]))
+        rows_of_tiles = step.layout.rows()
+        for pair in step.pairs:
+            count = int(cross.rows[pair.sequence])
+            table = torch.from_numpy(cross.tables[pair.sequence]).to(self._device)
+            weights = attention_weights(
+                inputs[0][pair.tile],
+                all_chunks(keys, keys, table, count),
+                heads=a["heads"],
+                kv_heads=a["kv_heads"],
+                scale=a["scale"],
+            )
+            rows = rows_of_tiles[pair.tile][pair.slots]
+            chosen = weights[list(a["chosen"])][:, pair.slots, :count]
+            step.attention[rows, places, :count] = chosen.transpose(0, 1)
+        return []
 
 
 def _places_in(lengths: Ints) -> Ints:

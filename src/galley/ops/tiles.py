@@ -55,6 +55,12 @@ class Layout:
         # clone: each tile must start on an aligned address of its own
         return [tile.clone() for tile in torch.split(full, TILE)]
 
+    def rows(self) -> torch.Tensor:
+        """[tiles, TILE] which row sits in each slot; 0 where none does."""
+        rows = torch.zeros(self.tiles * TILE, dtype=torch.int64, device=self.flat.device)
+        rows[self.flat] = torch.arange(len(self.flat), device=self.flat.device)
+        return rows.view(self.tiles, TILE)
+
     def gather(self, tiles: Tiles) -> torch.Tensor:
         """Tiles -> [rows, ...] in the order of the rows."""
         return torch.cat(tiles)[self.flat]
@@ -172,6 +178,22 @@ def attend(
         best = new_best
     mixed = (mixed / total.clamp_min(1e-38)).to(q.dtype)
     return mixed.view(kv_heads, TILE, group, dim).transpose(0, 1).reshape(TILE, -1)
+
+
+def attention_weights(
+    q: torch.Tensor, chunks: Iterable[Chunk], *, heads: int, kv_heads: int, scale: float
+) -> torch.Tensor:
+    """[heads, TILE, keys] of what :func:`attend` mixes the values by. Arguments as there."""
+    group, dim = heads // kv_heads, q.shape[1] // heads
+    rows = q.view(TILE, heads, dim).transpose(0, 1)
+    scores = [
+        torch.bmm(rows, keys.repeat_interleave(group, dim=0).transpose(1, 2))
+        .float()
+        .mul(scale)
+        .masked_fill(~seen.expand(TILE, KEY_CHUNK), -torch.inf)
+        for keys, _, seen in chunks
+    ]
+    return torch.cat(scores, dim=-1).softmax(-1)
 
 
 def _of_blocks(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:

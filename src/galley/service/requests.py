@@ -51,6 +51,7 @@ def expand(
     _check_ids(prompt, params, info, prompt_param)
     _check_window(window, info)
     _check_beams(params.resolved(info.defaults))
+    _check_alignment(params, info)
     max_tokens = _max_tokens(len(prompt), params, info, prompt_param)
     seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
     resolved = params.resolved(info.defaults)
@@ -151,6 +152,22 @@ def _check_beams(params: SamplingParams) -> None:
                 f"above 1 it must be {getattr(alone, name)!r}",
                 param=name,
             )
+
+
+def _check_alignment(params: SamplingParams, info: ModelInfo) -> None:
+    if not params.alignment:
+        return
+    wrong = None
+    if info.speech is None or not info.speech.alignment_heads:
+        wrong = f"{info.name} names no alignment heads"
+    elif info.executor == "cpu":
+        wrong = "executor 'cpu' does not align yet; use executor 'reference'"
+    elif params.max_tokens != 0:
+        wrong = f"alignment is of a given text: max_tokens must be 0, it is {params.max_tokens}"
+    elif (params.num_beams, params.no_speech, params.prompt_logprobs) != (1, None, None):
+        wrong = "alignment computes no logits: num_beams, no_speech and prompt_logprobs do not go with it"
+    if wrong is not None:
+        raise RequestError(wrong, param="alignment")
 
 
 def _max_tokens(length: int, params: SamplingParams, info: ModelInfo, prompt_param: str) -> int:

@@ -11,7 +11,7 @@ def drop_dead(program: Program) -> Program:
     needed = set(program.ops[-1].outputs)
     kept: list[Op] = []
     for op in reversed(program.ops):
-        if needed.intersection(op.outputs) or op.name == "cross_kv":
+        if needed.intersection(op.outputs) or not op.outputs:
             needed.update(op.inputs)
             kept.append(op)
     return program.with_ops(reversed(kept))
