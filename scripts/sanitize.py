@@ -1,6 +1,6 @@
 """The kernel tests on a native module that stops at the first bad address or undefined behaviour.
 
-    python scripts/sanitize.py [pytest arguments; default: tests/native]
+    python scripts/sanitize.py [pytest arguments; default: all tests of kernels]
 
 Built from ``native/`` with GCC's address and undefined-behaviour sanitizers into ``build/sanitize``. Child
 processes that tests start run on the ordinary module.
@@ -69,7 +69,9 @@ def main() -> int:
     load()
     import pytest
 
-    return pytest.main(["-n", "0", *(sys.argv[1:] or [str(ROOT / "tests" / "native")])])
+    everything = [str(ROOT / "tests" / name) for name in ("native", "ops/test_ops_rows.py")]
+    # Ten times slower than it is otherwise, a test may take its time.
+    return pytest.main(["-n", "0", "--timeout", "0", *(sys.argv[1:] or everything)])
 
 
 if __name__ == "__main__":
