@@ -58,7 +58,9 @@ struct Linear {
     int64_t rows;
 };
 
-enum class KvType : int32_t { kF32, kBF16, kInt8 };
+// kPairs: bfloat16 whose products are taken two at a time. Not for the paged cache: a token's
+// values lie beside its neighbour's, which must be finite.
+enum class KvType : int32_t { kF32, kBF16, kInt8, kPairs };
 
 // One layer's cache: [blocks][kv_heads] pieces of `head_bytes`, each of them
 //
@@ -66,6 +68,8 @@ enum class KvType : int32_t { kF32, kBF16, kInt8 };
 //   values  [16][padded_dim], `values` bytes behind
 //   scales  [2][16] floats, `scales` bytes behind, for kInt8 alone: what an integer of a token's
 //           key and of its value stands for
+//
+// of kPairs keys are [head_dim / 2][16][2] and values [8][padded_dim][2].
 struct Cache {
     uint8_t* data;
     KvType type;

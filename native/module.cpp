@@ -291,9 +291,10 @@ void bind_speech_ops(nb::class_<Program>& cls) {
         p.append(EmbedPositionsOp{to_vector(weight), width, slot(y)});
     });
     cls.def("window_attention", [](Program& p, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                                   float scale, SlotFields q, SlotFields k, SlotFields v,
-                                   SlotFields y) {
-        const Cache cache = cache_of(kv_heads, head_dim, KvType::kF32);
+                                   float scale, bool exact, SlotFields q, SlotFields k,
+                                   SlotFields v, SlotFields y) {
+        const KvType type = exact ? KvType::kF32 : KvType::kPairs;
+        const Cache cache = cache_of(kv_heads, head_dim, type);
         p.append(WindowAttentionOp{cache, heads, scale, slot(q), slot(k), slot(v), slot(y)});
     });
     cls.def("cross_kv", [](Program& p, int64_t layer, SlotFields k, SlotFields v) {

@@ -129,6 +129,7 @@ class Program {
     void write_kv(const Cache& cache, const Tables& tables, int64_t r, const float* k,
                   const float* v) const;
     void write_all_kv(const Cache& cache, const Tables& tables, const Slot& k, const Slot& v);
+    void fill_pairs(const Cache& cache, const Tables& tables) const;
     void attend_own(const AttentionOp& op);
     void attend_all(const Attention& attention);
     Attend attend(const Attention& attention, const AttentionItem& item, int thread) const;

@@ -225,7 +225,20 @@ void Program::run(const WindowAttentionOp& op) {
     Cache cache = op.cache;
     cache.data = runtime_->window_kv(blocks * cache.kv_heads * cache.head_bytes);
     write_all_kv(cache, tables, op.k, op.v);
+    if (cache.type == KvType::kPairs) fill_pairs(cache, tables);
     attend_all({cache, tables, plan_, op.heads, op.scale, 0, op.q, op.y});
+}
+
+// A window's last value may have no neighbour; what lies there has no weight, but might be
+// infinite.
+void Program::fill_pairs(const Cache& cache, const Tables& tables) const {
+    const std::vector<float> zeros(cache.kv_heads * cache.head_dim);
+    for (int64_t w = 0; w < step_.sequences; ++w) {
+        const int64_t rows = step_.starts[w + 1] - step_.starts[w];
+        if (rows % 2)
+            kernels_.write_kv(cache, zeros.data(), zeros.data(), tables.of(w)[rows / kBlockTokens],
+                              rows % kBlockTokens);
+    }
 }
 
 void Program::run(const CrossKvOp& op) {

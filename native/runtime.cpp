@@ -7,9 +7,10 @@ namespace galley {
 
 Cache cache_of(int64_t kv_heads, int64_t head_dim, KvType type) {
     constexpr int64_t kLine = 64;
-    const int64_t element = type == KvType::kF32 ? 4 : type == KvType::kBF16 ? 2 : 1;
+    const int64_t element = type == KvType::kF32 ? 4 : type == KvType::kInt8 ? 1 : 2;
     const int64_t padded = round_up(head_dim, kLanes);
-    const int64_t values = round_up(kBlockTokens * head_dim * element, kLine);
+    const int64_t depth = type == KvType::kPairs ? round_up(head_dim, 2) : head_dim;
+    const int64_t values = round_up(kBlockTokens * depth * element, kLine);
     const int64_t scales = values + kBlockTokens * padded * element;
     const int64_t scale_bytes = type == KvType::kInt8 ? 2 * kBlockTokens * sizeof(float) : 0;
     return {nullptr, type,   kv_heads, head_dim,

@@ -54,14 +54,17 @@ struct Softmax {
 
 template <class T>
 struct Worker {
+    using Its = Operands<T>;
+    static constexpr int64_t kDepth = Its::kDepth;
+
     const Attend& a;
     const Cache& cache;
     const int64_t rows, last;  // position of the last key
     int64_t* positions;        // [rows], of the last key that each may see
-    float* queries;            // for each tile of rows [head_dim][rows of the tile]
-    float* scores;             // [rows][kSpan], then weights
-    float* shrink;             // [rows]
-    float* rest;               // of the scratch memory
+    float* queries;            // for each tile of rows [head_dim / kDepth][rows of the tile]
+    float* scores;  // [rows][kSpan], then weights [rows][kSpan], of which kDepth fill a float
+    float* shrink;  // [rows]
+    float* rest;    // of the scratch memory
 
     explicit Worker(const Attend& attend)
         : a(attend),
@@ -82,9 +85,12 @@ struct Worker {
     void pack_query(int64_t row, int64_t r, int64_t count) const {
         positions[row] = a.keys ? last : a.first + row / a.group;
         const float* q = a.q + row / a.group * a.q_stride + row % a.group * cache.head_dim;
-        float* to = queries + (row - r) * cache.head_dim + r;
-        for (int64_t d = 0; d < cache.head_dim; ++d) to[d * count] = q[d];
+        float* to = queries + (row - r) * depth() + r;
+        for (int64_t d = 0; d < depth() * kDepth; ++d)
+            Its::put(to + d / kDepth * count, d % kDepth, d < cache.head_dim ? q[d] : 0.0f);
     }
+
+    int64_t depth() const { return (cache.head_dim + kDepth - 1) / kDepth; }
 
     // Where the keys begin that any of the rows may see.
     int64_t first_span() const {
@@ -114,17 +120,18 @@ struct Worker {
             GALLEY_UNROLL for (int r = 0; r < R; ++r) acc[r][c] = splat(0.0f);
         }
         constexpr int64_t kBytes = kBlockTokens * sizeof(T);  // for each d
-        const float* q = queries + row * cache.head_dim;
+        const float* q = queries + row * depth();
         const bool fetch = row == 0;
-        for (int64_t d = 0; d < cache.head_dim; ++d) {
-            Floats key[C];
+        for (int64_t d = 0; d < depth(); ++d) {
+            typename Its::Lanes key[C];
             GALLEY_UNROLL for (int c = 0; c < C; ++c) {
                 if (fetch && d * kBytes % kLine == 0) prefetch(next[c] + d * kBytes);
-                key[c] = load_as_floats(keys[c] + d * kBlockTokens);
+                key[c] = load_operands(keys[c] + d * kBlockTokens);
             }
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-                const Floats query = splat(q[d * R + r]);
-                GALLEY_UNROLL for (int c = 0; c < C; ++c) acc[r][c] = fma(query, key[c], acc[r][c]);
+                const auto query = Its::spread(q + d * R + r);
+                GALLEY_UNROLL for (int c = 0; c < C; ++c) acc[r][c] =
+                    Its::dot(acc[r][c], query, key[c]);
             }
         }
         GALLEY_UNROLL for (int c = 0; c < C; ++c) {
@@ -179,6 +186,8 @@ struct Worker {
             total = total + p;
             if constexpr (sizeof(T) == 1)
                 store(s + c, p * load(value_scales(cache, piece_of(span + c))));
+            else if constexpr (kDepth == 2)
+                store_bf16(reinterpret_cast<uint16_t*>(s) + c, p);
             else
                 store(s + c, p);
         }
@@ -200,19 +209,20 @@ struct Worker {
         for (int64_t at = 0; at < keys; at += kBlockTokens) {
             const T* v = reinterpret_cast<const T*>(piece_of(span + at) + offset);
             const uint8_t* next = piece_after(span + at) + offset;
-            const int64_t end = keys - at < kBlockTokens ? keys - at : kBlockTokens;
-            const float* p = scores + row * kSpan + at;
+            const int64_t left = keys - at < kBlockTokens ? keys - at : kBlockTokens;
+            const int64_t end = (left + kDepth - 1) / kDepth;
+            const float* p = scores + row * kSpan + at / kDepth;
             for (int64_t j = 0; j < end; ++j) {
                 if (fetch)
                     for (int64_t b = 0; b < kBytes; b += kLine)
                         prefetch(next + j * padded * static_cast<int64_t>(sizeof(T)) + b);
-                Floats value[D];
+                typename Its::Lanes value[D];
                 GALLEY_UNROLL for (int i = 0; i < D; ++i) value[i] =
-                    load_as_floats(v + j * padded + i * kLanes);
+                    load_operands(v + j * padded + i * kLanes);
                 GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-                    const Floats weight = splat(p[r * kSpan + j]);
+                    const auto weight = Its::spread(p + r * kSpan + j);
                     GALLEY_UNROLL for (int i = 0; i < D; ++i) acc[r][i] =
-                        fma(weight, value[i], acc[r][i]);
+                        Its::dot(acc[r][i], weight, value[i]);
                 }
             }
         }
@@ -281,6 +291,7 @@ void finish(const Attend& a, const Softmax& s) {
 void attend(const Attend& a) {
     if (a.cache.type == KvType::kInt8) return finish(a, Worker<int8_t>(a).take_all());
     if (a.cache.type == KvType::kBF16) return finish(a, Worker<uint16_t>(a).take_all());
+    if (a.cache.type == KvType::kPairs) return finish(a, Worker<PairBF16>(a).take_all());
     finish(a, Worker<float>(a).take_all());
 }
 
@@ -288,6 +299,7 @@ void attend_chunk(const Attend& a, int64_t chunk, float* partial) {
     const Softmax sums(a.tokens * a.group, a.cache.padded_dim, partial);
     if (a.cache.type == KvType::kInt8) return Worker<int8_t>(a).take_chunk(chunk, sums);
     if (a.cache.type == KvType::kBF16) return Worker<uint16_t>(a).take_chunk(chunk, sums);
+    if (a.cache.type == KvType::kPairs) return Worker<PairBF16>(a).take_chunk(chunk, sums);
     Worker<float>(a).take_chunk(chunk, sums);
 }
 

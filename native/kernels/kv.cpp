@@ -45,11 +45,27 @@ void write(const Cache& c, const float* k, const float* v, int64_t block, int64_
     }
 }
 
+// Of a token with an even number the neighbour's values are left as they are.
+void write_pairs(const Cache& c, const float* k, const float* v, int64_t block, int64_t slot) {
+    for (int64_t h = 0; h < c.kv_heads; ++h, k += c.head_dim, v += c.head_dim) {
+        uint8_t* to = piece(c, block, h);
+        uint16_t* key = reinterpret_cast<uint16_t*>(to) + 2 * slot;
+        uint16_t* value =
+            reinterpret_cast<uint16_t*>(to + c.values) + slot / 2 * 2 * c.padded_dim + slot % 2;
+        for (int64_t d = 0; d < c.head_dim; ++d) {
+            key[d / 2 * 2 * kBlockTokens + d % 2] = to_bf16(k[d]);
+            value[2 * d] = to_bf16(v[d]);
+        }
+        if (c.head_dim % 2) key[c.head_dim / 2 * 2 * kBlockTokens + 1] = 0;
+    }
+}
+
 }  // namespace
 
 void write_kv(const Cache& c, const float* k, const float* v, int64_t block, int64_t slot) {
     if (c.type == KvType::kInt8) return write<int8_t>(c, k, v, block, slot);
     if (c.type == KvType::kBF16) return write<uint16_t>(c, k, v, block, slot);
+    if (c.type == KvType::kPairs) return write_pairs(c, k, v, block, slot);
     write<float>(c, k, v, block, slot);
 }
 

@@ -1,14 +1,42 @@
 // Elements of the KV cache, whatever their type.
 #pragma once
 
-#include "vec.hpp"
+#include "dots.hpp"
 
 namespace galley {
 namespace GALLEY_ISA {
 
-GALLEY_INLINE Floats load_as_floats(const float* a) { return load(a); }
-GALLEY_INLINE Floats load_as_floats(const uint16_t* a) { return load_bf16(a); }
-GALLEY_INLINE Floats load_as_floats(const int8_t* a) { return load_int8(a); }
+struct PairBF16 {
+    uint16_t first, second;
+};
+
+GALLEY_INLINE Floats load_operands(const float* a) { return load(a); }
+GALLEY_INLINE Floats load_operands(const uint16_t* a) { return load_bf16(a); }
+GALLEY_INLINE Floats load_operands(const int8_t* a) { return load_int8(a); }
+GALLEY_INLINE Pairs load_operands(const PairBF16* a) {
+    return load_pairs(reinterpret_cast<const uint16_t*>(a));
+}
+
+// What a product with 16 elements T takes: how many of a row it has at a time, and the other
+// operand, which fills a float's room whatever it is.
+template <class T>
+struct Operands {
+    using Lanes = Floats;
+    static constexpr int64_t kDepth = 1;
+    static void put(float* to, int64_t, float value) { *to = value; }
+    static Lanes spread(const float* x) { return splat(*x); }
+    static Floats dot(Floats acc, Lanes x, Lanes w) { return fma(x, w, acc); }
+};
+template <>
+struct Operands<PairBF16> {
+    using Lanes = Pairs;
+    static constexpr int64_t kDepth = 2;
+    static void put(float* to, int64_t which, float value) {
+        reinterpret_cast<uint16_t*>(to)[which] = to_bf16(value);
+    }
+    static Lanes spread(const float* x) { return splat_pair(reinterpret_cast<const uint16_t*>(x)); }
+    static Floats dot(Floats acc, Lanes x, Lanes w) { return dot_pairs(acc, x, w); }
+};
 
 GALLEY_INLINE uint8_t* piece(const Cache& c, int64_t block, int64_t kv_head) {
     return c.data + (block * c.kv_heads + kv_head) * c.head_bytes;

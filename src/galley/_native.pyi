@@ -186,11 +186,14 @@ class Program:
         kv_heads: int,
         head_dim: int,
         scale: float,
+        exact: bool,
         q: Slot,
         k: Slot,
         v: Slot,
         y: Slot,
-    ) -> None: ...
+    ) -> None:
+        """``exact``: products of float32; else of bfloat16, two at a time."""
+
     def cross_kv(self, layer: int, k: Slot, v: Slot) -> None: ...
     def cross_attention(self, layer: int, heads: int, scale: float, q: Slot, y: Slot) -> None: ...
     def forward(

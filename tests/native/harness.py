@@ -109,11 +109,13 @@ def cpu_executor(
 class RoundingExecutor(ReferenceExecutor):
     """The reference executor with the inputs of linear layers rounded as ``quantize`` rounds them.
 
-    Keys and values are rounded too, head by head, as ``kv_dtype`` does.
+    Keys and values are rounded too, head by head, as ``kv_dtype`` does; what a window attends with is
+    bfloat16 unless the weights are float32.
     """
 
     rounding: Callable[[torch.Tensor], torch.Tensor]
     kv_rounding: Callable[[torch.Tensor], torch.Tensor]
+    window_rounding: Callable[[torch.Tensor], torch.Tensor]
 
     def _attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         q, *kv = inputs
@@ -122,6 +124,10 @@ class RoundingExecutor(ReferenceExecutor):
             [self.kv_rounding(tile.view(heads)).view(tile.shape) for tile in tiles] for tiles in kv
         ]
         return super()._attention(op, step, [q, *rounded])
+
+    def _window_attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        rounded = [[self.window_rounding(tile) for tile in tiles] for tiles in inputs]
+        return super()._window_attention(op, step, rounded)
 
     def _linear(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         weight = self._weights[op.tensor("weight")]
@@ -179,6 +185,7 @@ def rounding_executor(
     )
     executor.rounding = _ROUNDING[quantize if round_activations else "float32"]
     executor.kv_rounding = KV_ROUNDING[kv_dtype]
+    executor.window_rounding = KV_ROUNDING["float32" if quantize == "float32" else "bfloat16"]
     executor.allocate_kv(256)
     return executor
 

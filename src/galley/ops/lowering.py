@@ -34,7 +34,6 @@ _VIEW: Final = "columns"
 _ATTRIBUTES: Final[Mapping[str, tuple[str, ...]]] = {
     "attention": ("layer", "heads", "scale", "window"),
     "rope_attention": ("inv_freq", "rope_scale", "layer", "heads", "scale", "window"),
-    "window_attention": ("heads", "kv_heads", "head_dim", "scale"),
     "cross_kv": ("layer",),
     "cross_attention": ("layer", "heads", "scale"),
 }
@@ -216,23 +215,30 @@ def _arguments(
             return (to_float32(weights[op.tensor("weight")]).reshape(-1), op.width)
         case "prepare":
             return (layout,)
-        case "rms_norm" | "add_rms_norm":
-            return (to_float32(weights[op.tensor("weight")]), a["eps"], op.widths[0], layout)
-        case "layer_norm" | "add_layer_norm":
-            vectors = (to_float32(weights[op.tensor(role)]) for role in ("weight", "bias"))
-            return (*vectors, a["eps"], layout)
+        case "rms_norm" | "add_rms_norm" | "layer_norm" | "add_layer_norm":
+            return (*_norm(op, weights), layout)
         case "silu_mul" | "gelu":
             return (op.width, layout)
         case "rope":
             return (a["inv_freq"], a["scale"], op.width)
         case "neighbours":
             return (op.width // a["size"], a["size"], a["stride"])
+        case "window_attention":
+            exact = matrices.kind == "float32"
+            return (a["heads"], a["kv_heads"], a["head_dim"], a["scale"], exact)
         case "columns":
             return (4 * a["start"],)
         case name if name in _ATTRIBUTES:
             return tuple(a[attribute] for attribute in _ATTRIBUTES[name])
         case _:
             return (op.width,)
+
+
+def _norm(op: Op, weights: Weights) -> tuple[Any, ...]:
+    """A layer norm is as wide as its weights; an RMS norm may be over several groups."""
+    vectors = (to_float32(weights[names[0]]) for names in op.weights.values())
+    width = () if "bias" in op.weights else (op.widths[0],)
+    return (*vectors, op.attrs["eps"], *width)
 
 
 def _bias(op: Op, weights: Weights) -> Any:
