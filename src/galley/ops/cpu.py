@@ -14,7 +14,7 @@ from galley.graph.passes import run_passes
 from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
 from galley.ops.executor import Attention, Batch, ExecutorOptions, Ints, Logits, Windows
-from galley.ops.lowering import Cost, Lowered, lower
+from galley.ops.lowering import Cost, lower
 from galley.ops.packing import Matrices
 from galley.ops.weight_cache import WeightCache
 from galley.types import BLOCK_TOKENS, StepCosts
@@ -43,17 +43,19 @@ class CpuExecutor:
             cache = WeightCache(options.weight_cache, options.quantize)
         matrices = Matrices(weights, options.quantize, threads=options.threads, cache=cache)
 
-        def lowered(traced: Program) -> Lowered:
-            prepared = prepare_inputs(traced, options.quantize)
-            return lower(run_passes(prepared, options.disable_pass), weights, matrices)
+        def rewritten(traced: Program) -> Program:
+            return run_passes(prepare_inputs(traced, options.quantize), options.disable_pass)
 
-        decoder = lowered(program)
-        encoder = None if program.encoder is None else lowered(program.encoder)
+        runs = rewritten(program)
+        decoder = lower(runs, weights, matrices)
+        encoder = None
+        if program.encoder is not None:
+            encoder = lower(rewritten(program.encoder), weights, matrices)
         matrices.keep()
         self.cost = decoder.cost()
         self._vocab_size = program.vocab_size
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
-        self._operations = program.operations()
+        self._operations = runs.operations()
         self.forward_seconds = 0.0
         self._runtime = _native.Runtime(
             choose_isa(os.environ), options.threads, cpus_to_pin(options.threads)
