@@ -23,8 +23,8 @@ def test_galley_encodes_and_decodes_the_generated_checkpoint(
         child = Child(galley_speech.PEER, variant, checkpoint, threads=1, home=tmp_path)
         try:
             assert len(child.ask({"work": "encode", "windows": 2})) == 2
-            (seconds,) = child.ask({"work": "decode", "tokens": 5, "beams": 1})
-            assert seconds > 0
+            for beams in (1, 5):
+                assert len(child.ask({"work": "decode", "tokens": 5, "beams": beams})) == 1
         finally:
             child.close()
 

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from galley.errors import RequestError
-from galley.server.errors import ClientGone, HTTPError
+from galley.server.errors import TOO_LARGE, ClientGone, HTTPError
 from galley.server.schemas import UNKNOWN_FIELD
 from galley.text.tokenizer import replace_surrogates
 
@@ -122,8 +122,8 @@ def _too_large(max_bytes: int) -> HTTPError:
     return HTTPError(
         413,
         f"The body is larger than {max_bytes} bytes (--max-body-bytes)",
-        code="request_too_large",
-        headers={"Connection": "close"},  # what is left of the body is never read
+        code=TOO_LARGE,
+        headers={"Connection": "close"},  # the rest of the body may be endless
     )
 
 

@@ -1,8 +1,11 @@
 """Every exception as OpenAI's error envelope: ``{"error": {message, type, param, code}}``."""
 
+import asyncio
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
 
 import msgspec
 from fastapi import FastAPI
@@ -16,6 +19,13 @@ log = logging.getLogger("galley.server")
 
 CLIENT_GONE = 499
 """Status of a request whose client hung up, in logs and metrics; it is never sent."""
+
+TOO_LARGE: Final = "request_too_large"
+"""The code of a body over the cap, of which some may be on its way still."""
+
+_DISCARD_BYTES: Final = 64 << 20
+_DISCARD_SECONDS: Final = 2.0
+_DISCARD_IDLE_SECONDS: Final = 0.25
 
 
 class HTTPError(GalleyError):
@@ -125,10 +135,30 @@ def install(app: FastAPI) -> None:
                 code="method_not_allowed",
                 headers=error.headers,
             )
+        if isinstance(error, HTTPError) and error.code == TOO_LARGE:
+            await _discard_body(request)
         return error_response(error)
 
     for kind in (GalleyError, HTTPException):
         app.add_exception_handler(kind, handle)
+
+
+async def _discard_body(request: Request) -> None:
+    """Read what the client still sends, within limits.
+
+    Closing on unread bytes resets the connection, and the client may never see the answer (RFC 9112,
+    section 9.6).
+    """
+    if "expect" in request.headers:
+        return  # the client waits for leave to send, and takes the answer as a no
+    left = _DISCARD_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_SECONDS):
+            while left > 0:
+                message = await asyncio.wait_for(request.receive(), _DISCARD_IDLE_SECONDS)
+                left -= len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
 
 
 def _retry_after(error: Unavailable) -> dict[str, str]:

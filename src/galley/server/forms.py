@@ -11,7 +11,7 @@ from starlette.types import Message
 
 from galley.errors import RequestError
 from galley.server.body import validate
-from galley.server.errors import ClientGone, HTTPError
+from galley.server.errors import TOO_LARGE, ClientGone, HTTPError
 
 _MAX_FIELDS: Final = 64
 _MAX_FIELD_BYTES: Final = 64 * 1024
@@ -80,8 +80,8 @@ class _Bounded:
             413,
             f"The body is larger than {self._limit} bytes (--max-audio-bytes)",
             param="file",
-            code="request_too_large",
-            headers={"Connection": "close"},  # what is left of the body is never read
+            code=TOO_LARGE,
+            headers={"Connection": "close"},  # the rest of the body may be endless
         )
 
 
