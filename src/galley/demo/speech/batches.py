@@ -48,10 +48,9 @@ _SILENCE_FLOOR: Final = -1.5
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What decides a step's batches.
+    """What decides a step's batches, beside the pool's seed.
 
     Attributes:
-        seed: of all choices.
         seconds: of sound in a step, without padding.
         group_seconds: padded sound computed at once; bounds memory, not the result.
         short_steps: the longest utterance allowed grows to the window's in this many steps.
@@ -59,7 +58,6 @@ class Draw:
         augment: False hears every utterance over the same line each time: for proofs on few.
     """
 
-    seed: int
     seconds: float = 160.0
     group_seconds: float = 80.0
     short_steps: int = 500
@@ -111,7 +109,7 @@ class Maker:
 
     def batches(self, step: int) -> list[Batch]:
         """The batches of a step, short utterances first in the order of training."""
-        rng = np.random.default_rng((self.draw.seed, step))
+        rng = np.random.default_rng((self.pool.seed, step))
         longest = 1.5 + 6.5 * min(1.0, (step + 1) / self.draw.short_steps)
         eligible = max(1, int(np.searchsorted(self._seconds, longest, side="right")))
         rows: list[Row] = []

@@ -72,8 +72,10 @@ def wrong_words(said: str, heard: str) -> tuple[int, int]:
     return wrong, result.hits + result.substitutions + result.deletions
 
 
-def evaluate(transcribe: Transcribe, sets: Sequence[int] = heldout.SETS) -> Evaluation:
-    """Make the sound of every item of the sets, have it transcribed and count the errors.
+def evaluate(
+    transcribe: Transcribe, sets: Sequence[int] = heldout.SETS, *, first: int = heldout.ITEMS
+) -> Evaluation:
+    """Make the sound of the `first` items of the sets, have it transcribed and count the errors.
 
     Raises:
         SettingsError: espeak-ng is missing.
@@ -82,7 +84,7 @@ def evaluate(transcribe: Transcribe, sets: Sequence[int] = heldout.SETS) -> Eval
     scores: list[SetScore] = []
     heard: list[Heard] = []
     for number in sets:
-        items = heldout.read(number)
+        items = heldout.read(number)[:first]
         texts = transcribe([heldout.sound(item) for item in items])
         if len(texts) != len(items):
             raise ValueError(f"gave {len(items)} windows, got {len(texts)} transcripts")

@@ -14,7 +14,17 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .tokeniser import END, LANGUAGE, NO_TIMESTAMPS, PREVIOUS, SPECIAL, START, TASK, token_id
+from .tokeniser import (
+    END,
+    LANGUAGE,
+    NO_TIMESTAMPS,
+    PREVIOUS,
+    SPECIAL,
+    START,
+    TASK,
+    TIME_STEP,
+    token_id,
+)
 
 Cache = list[tuple[Tensor, Tensor]]
 """Keys and values of each decoder layer, `[batch, heads, tokens, head_dim]`."""
@@ -22,10 +32,9 @@ Cache = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class SpeechConfig:
-    """Shape of the model. `vocab_size` holds the text tokens, the special ones and the times."""
+    """Shape of the model; all widths but the head's are multiples of 128."""
 
     text_tokens: int = 1024
-    vocab_size: int = 1434
     mels: int = 80
     width: int = 256
     heads: int = 4
@@ -34,6 +43,11 @@ class SpeechConfig:
     decoder_layers: int = 2
     window_seconds: int = 8
     target_positions: int = 448  # as every Whisper's: peers count on it
+
+    @property
+    def vocab_size(self) -> int:
+        """Text tokens, special ones and timestamps."""
+        return self.text_tokens + len(SPECIAL) + round(self.window_seconds / TIME_STEP) + 1
 
     @property
     def source_positions(self) -> int:
@@ -209,13 +223,16 @@ def _sinusoids(length: int, width: int) -> Tensor:
 def transcribe(
     model: SpeechModel, features: Tensor, prompt: Sequence[int], stop: int, limit: int
 ) -> list[list[int]]:
-    """Greedy transcripts of windows of one length `[batch, frames, mels]`, without the `stop` id."""
+    """Greedy transcripts of windows of one length `[batch, frames, mels]`, without the `stop` id.
+
+    At most `limit` tokens each, and no more than the model has positions for.
+    """
     heard = model.decoder.listen(model.encoder(features))
     outputs: list[list[int]] = [[] for _ in features]
     running = list(range(len(features)))
     ids = torch.tensor([list(prompt)] * len(features), device=features.device)
     states, cache = model.decoder(ids, heard)
-    for _ in range(limit):
+    for _ in range(min(limit, model.config.target_positions - len(prompt))):
         chosen = model.decoder.logits(states[:, -1]).argmax(-1)
         keep = [row for row, token in enumerate(chosen.tolist()) if token != stop]
         for row in keep:
@@ -252,7 +269,6 @@ def load_checkpoint(folder: Path) -> SpeechModel:
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = SpeechConfig(
         text_tokens=raw["eos_token_id"],
-        vocab_size=raw["vocab_size"],
         mels=raw["num_mel_bins"],
         width=raw["d_model"],
         heads=raw["encoder_attention_heads"],
@@ -336,6 +352,7 @@ def _preprocessor_config(config: SpeechConfig) -> dict[str, object]:
         "chunk_length": seconds,
         "n_samples": 16000 * seconds,
         "nb_max_frames": 100 * seconds,
+        "padding": "do_not_pad",  # trained on windows of any length
         "padding_side": "right",
         "padding_value": 0.0,
         "return_attention_mask": False,

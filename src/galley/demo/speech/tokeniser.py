@@ -33,7 +33,11 @@ _NO_SPEECH_SYMBOLS: Final = (" -", " '")
 
 
 def train_tokeniser(texts: Iterable[str], text_tokens: int, window_seconds: float) -> Tokenizer:
-    """Train on transcripts. Every byte has a token, so any text survives a round trip."""
+    """Train on transcripts. Every byte has a token, so any text survives a round trip.
+
+    Raises:
+        ValueError: they have too few different words for so many tokens.
+    """
     tokeniser = Tokenizer(models.BPE())
     tokeniser.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -48,6 +52,11 @@ def train_tokeniser(texts: Iterable[str], text_tokens: int, window_seconds: floa
         show_progress=False,
     )
     tokeniser.train_from_iterator(_with_symbols(texts), trainer)
+    if tokeniser.get_vocab_size() < text_tokens:
+        found = tokeniser.get_vocab_size()
+        raise ValueError(
+            f"the texts have {found} tokens, {text_tokens} are wanted: give more texts"
+        )
     steps = round(window_seconds / TIME_STEP) + 1
     times = [f"<|{step * TIME_STEP:.2f}|>" for step in range(steps)]
     tokeniser.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
