@@ -1,5 +1,6 @@
 """Start, drain, stop; and what happens to requests whose client goes away."""
 
+import asyncio
 import contextlib
 import json
 import signal
@@ -16,6 +17,7 @@ import openai
 import psutil
 import pytest
 
+from galley.server.run import bind
 from tests.missing import late_engine
 from tests.server.conftest import CONTEXT
 from tests.server.serving import Server, events, until
@@ -260,3 +262,21 @@ def test_streams_survive_the_death_of_the_engine(model: Path, tmp_path: Path) ->
         metrics = server.metrics()
         assert metrics["galley_engine_restarts_total"] == 1
         assert metrics["galley_engine_steps_total"] > before
+
+
+def test_tokens_do_not_wait_for_the_clients_acknowledgement() -> None:
+    async def option() -> int:
+        seen: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted = writer.get_extra_info("socket")
+            seen.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listener = bind("127.0.0.1", 0)
+        async with await asyncio.start_server(accept, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.close()
+            return await seen
+
+    assert asyncio.run(option())
