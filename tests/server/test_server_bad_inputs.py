@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -114,6 +115,46 @@ def test_a_body_over_the_cap_is_refused(http: httpx.Client, chunked: bool) -> No
     content = (body[i : i + 65536] for i in range(0, len(body), 65536)) if chunked else body
     error = error_of(http.post(CHAT, content=content, headers=JSON), 413)
     assert error["code"] == "request_too_large"
+
+
+def upload(http: httpx.Client, *headers: str) -> socket.socket:
+    """A connection on which a body may follow."""
+    url = http.base_url
+    client = socket.create_connection((url.host, url.port), timeout=30)
+    lines = (
+        f"POST {CHAT} HTTP/1.1",
+        f"Host: {url.host}",
+        "Content-Type: application/json",
+        *headers,
+    )
+    client.sendall("".join(f"{line}\r\n" for line in (*lines, "")).encode())
+    return client
+
+
+def test_a_client_that_sends_all_before_it_reads_sees_why(http: httpx.Client) -> None:
+    size = 9 * 1024 * 1024
+    with upload(http, f"Content-Length: {size}") as client:
+        client.sendall(b"x" * size)
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"request_too_large" in answer
+
+
+def test_a_body_without_end_is_cut_off(http: httpx.Client) -> None:
+    chunk = b"100000\r\n" + b"x" * 0x100000 + b"\r\n"
+    with upload(http, "Transfer-Encoding: chunked") as client:
+        sent = send_until_refused(client, chunk)
+    assert sent < 1000
+
+
+def send_until_refused(client: socket.socket, chunk: bytes) -> int:
+    """How many chunks were taken, at most 1000."""
+    for sent in range(1000):
+        try:
+            client.sendall(chunk)
+        except (BrokenPipeError, ConnectionResetError):
+            return sent
+    return 1000
 
 
 def test_many_small_chunks_are_served(http: httpx.Client) -> None:

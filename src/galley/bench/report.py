@@ -63,11 +63,6 @@ class Machine:
     read_small: Spread
     operations: Mapping[str, Spread]
 
-    @property
-    def read_rate(self) -> float:
-        """Bytes a second, on the better pages."""
-        return max(self.read_huge.median, self.read_small.median)
-
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -63,9 +63,6 @@ def queue_for(intent: str, product: str | None) -> str:
     return _QUEUES[intent]
 
 
-QUEUES = (*sorted(set(_QUEUES.values())), "home support", "mobile support")
-
-
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
