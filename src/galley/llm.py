@@ -4,13 +4,12 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
 from galley.config import DType, EngineSettings, ExecutorName, KVType, Quantize
 from galley.engine.engine import Engine
 from galley.errors import EngineError, ModelError, RequestError
-from galley.local import LocalEngine
+from galley.local import Closable, LocalEngine
 from galley.service.requests import expand
 from galley.text.stream import Delta, TextStream
 from galley.text.template import ChatTemplate
@@ -96,7 +95,7 @@ class RequestOutput:
         return self.choices[0].error
 
 
-class LLM:
+class LLM(Closable):
     """A loaded model. Use as a context manager, or :meth:`close` it; nothing is left running.
 
     Methods may be called from several threads; their requests share the batch.
@@ -242,17 +241,6 @@ class LLM:
     def close(self) -> None:
         """Free the model. Further calls fail."""
         self._local.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
         return self._template.encode(self.tokenizer, [dict(m) for m in messages])

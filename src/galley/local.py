@@ -1,6 +1,7 @@
 """The engine in the caller's own process; several threads may use it, their requests share the batch."""
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -15,7 +16,26 @@ from galley.formats.source import resolve_model
 from galley.types import EngineRequest, ModelInfo, Output
 
 
-class LocalEngine:
+class Closable(ABC):
+    """What is closed at the end of a ``with``."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what it holds."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class LocalEngine(Closable):
     """A loaded model. Use as a context manager, or :meth:`close` it; nothing is left running.
 
     Attributes:
@@ -53,17 +73,6 @@ class LocalEngine:
         """Free the model. Further calls fail."""
         with self._lock:
             self._loaded = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _submit(self, requests: Sequence[EngineRequest], box: "deque[Output]") -> None:
         with self._lock:

@@ -4,11 +4,10 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from galley.config import EngineSettings
-from galley.local import LocalEngine
+from galley.local import Closable, LocalEngine
 from galley.speech.audio import RawPcm, Recording, Source
 from galley.speech.captions import text_of
 from galley.speech.model import SpeechModel
@@ -23,7 +22,7 @@ WINDOWS_AT_ONCE: Final = 8
 """Of one recording. More fill the batch better and hold more memory."""
 
 
-class Transcriber:
+class Transcriber(Closable):
     """A loaded speech model. Use as a context manager, or :meth:`close` it; nothing is left running.
 
     Several threads may transcribe at once; their windows share the batch.
@@ -92,17 +91,6 @@ class Transcriber:
     def close(self) -> None:
         """Free the model. Further calls fail."""
         self._engine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Transcription:
