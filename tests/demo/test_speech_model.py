@@ -39,13 +39,12 @@ from galley.demo.speech.tokeniser import (
     PREVIOUS,
     START,
     TASK,
-    load_tokeniser,
     save_tokeniser,
     time_id,
-    token_id,
     train_tokeniser,
 )
 from galley.demo.speech.voices import RATE, Samples
+from galley.demo.tokeniser import load_tokeniser, token_id
 from galley.demo.wordings import TRAINING
 from galley.speech.features import LogMel
 from tests.speech.recordings import encode as encode_recording

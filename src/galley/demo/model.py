@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.nn import functional
+
+from .training import read_weights, write_json, write_weights
 
 Cache = list[tuple[Tensor, Tensor]]
 
@@ -170,7 +171,7 @@ def save_checkpoint(model: DemoModel, folder: Path, bos: int, eos: int, pad: int
     config = model.config
     folder.mkdir(parents=True, exist_ok=True)
     ids = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad}
-    _write_json(
+    write_json(
         folder / "config.json",
         {
             "architectures": ["LlamaForCausalLM"],
@@ -197,15 +198,11 @@ def save_checkpoint(model: DemoModel, folder: Path, bos: int, eos: int, pad: int
             **ids,
         },
     )
-    _write_json(
+    write_json(
         folder / "generation_config.json",
         {**ids, "do_sample": False, "max_new_tokens": 256},
     )
-    weights = {
-        f"model.{name}": weight.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, weight in model.named_parameters()
-    }
-    (folder / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
+    write_weights(model, folder)
 
 
 def load_checkpoint(folder: Path) -> DemoModel:
@@ -224,12 +221,5 @@ def load_checkpoint(folder: Path) -> DemoModel:
         max_positions=raw["max_position_embeddings"],
     )
     model = DemoModel(config)
-    weights = load_file(folder / "model.safetensors")
-    model.load_state_dict(
-        {name.removeprefix("model."): weight.float() for name, weight in weights.items()}
-    )
+    read_weights(model, folder)
     return model.eval()
-
-
-def _write_json(path: Path, value: dict[str, object]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -39,6 +39,7 @@ from .tokeniser import (
     token_id,
     train_tokeniser,
 )
+from .training import Optimisers, save_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +164,9 @@ class Trainer:
         torch.manual_seed(recipe.seed)
         self.recipe, self.device, self.step = recipe, device, 0
         self.model = DemoModel(config).to(device)
-        named = list(self.model.named_parameters())
-        matrices = [p for name, p in named if "layers." in name and p.ndim == 2]
-        others = [p for name, p in named if "layers." not in name or p.ndim < 2]
-        self.optimisers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(
-                matrices, lr=recipe.muon_rate, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"
-            ),
-            torch.optim.AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.98), weight_decay=0.0),
-        ]
-        self._peaks = [recipe.muon_rate, recipe.adam_rate]
+        self._optimisers = Optimisers(
+            self.model.named_parameters(), recipe.muon_rate, recipe.adam_rate
+        )
 
     def train_step(self, groups: Sequence[Batch]) -> float:
         """One update from all groups; returns the loss per assistant-written token."""
@@ -184,12 +178,7 @@ class Trainer:
             losses, weights = self._losses(group)
             ((losses * weights).sum() / total).backward()  # type: ignore[no-untyped-call]
             shown += float(losses.detach()[weights >= 1].sum()) / written
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimiser, peak in zip(self.optimisers, self._peaks, strict=True):
-            for options in optimiser.param_groups:
-                options["lr"] = peak * factor
-            optimiser.step()
-            optimiser.zero_grad()
+        self._optimisers.step(factor)
         self.step += 1
         return shown
 
@@ -207,19 +196,16 @@ class Trainer:
         state = {
             "step": self.step,
             "model": self.model.state_dict(),
-            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+            "optimisers": self._optimisers.state(),
         }
-        part = path.with_suffix(".part")
-        torch.save(state, part)
-        part.replace(path)
+        save_state(path, state)
 
     def load(self, path: Path) -> None:
         """Continue from what `save` wrote."""
         state = torch.load(path, map_location=self.device, weights_only=True)
         self.step = state["step"]
         self.model.load_state_dict(state["model"])
-        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
-            optimiser.load_state_dict(saved)
+        self._optimisers.load(state["optimisers"])
 
 
 def train(recipe: Recipe, config: DemoConfig, output: Path, work: Path, device: str) -> None:

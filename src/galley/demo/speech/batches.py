@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from galley.speech.features import LogMel
 
+from ..tokeniser import token_id
 from . import line
 from .line import Line
 from .pool import Pool, Utterance
@@ -32,7 +33,6 @@ from .tokeniser import (
     START,
     TASK,
     time_id,
-    token_id,
 )
 
 ALPHABET: Final = " 'abcdefghijklmnopqrstuvwxyz"

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..tokeniser import token_id
+from ..training import read_weights, write_json, write_weights
 from .tokeniser import (
     END,
     LANGUAGE,
@@ -23,7 +24,6 @@ from .tokeniser import (
     START,
     TASK,
     TIME_STEP,
-    token_id,
 )
 
 Cache = list[tuple[Tensor, Tensor]]
@@ -256,12 +256,8 @@ def save_checkpoint(model: SpeechModel, tokeniser: Tokenizer, folder: Path) -> N
         ("generation_config.json", _generation_config(model.config, tokeniser)),
         ("preprocessor_config.json", _preprocessor_config(model.config)),
     ):
-        (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    weights = {
-        f"model.{name}": weight.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, weight in model.named_parameters()
-    }
-    (folder / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
+        write_json(folder / name, value)
+    write_weights(model, folder)
 
 
 def load_checkpoint(folder: Path) -> SpeechModel:
@@ -279,10 +275,7 @@ def load_checkpoint(folder: Path) -> SpeechModel:
         target_positions=raw["max_target_positions"],
     )
     model = SpeechModel(config)
-    weights = load_file(folder / "model.safetensors")
-    model.load_state_dict(
-        {name.removeprefix("model."): weight.float() for name, weight in weights.items()}
-    )
+    read_weights(model, folder)
     return model.eval()
 
 

@@ -34,6 +34,8 @@ from torch.nn import functional
 
 from galley.speech.features import LogMel
 
+from ..tokeniser import load_tokeniser, token_id
+from ..training import Optimisers, save_state
 from ..wordings import TRAINING
 from . import SPEECH_MODEL_DIR
 from .batches import ALPHABET, Batch, Draw, Maker, feed
@@ -47,9 +49,7 @@ from .tokeniser import (
     NO_TIMESTAMPS,
     START,
     TASK,
-    load_tokeniser,
     save_tokeniser,
-    token_id,
     train_tokeniser,
 )
 from .voices import Samples
@@ -108,20 +108,8 @@ class Trainer:
         # decoder soon finds its way through rows that spell. It is not a part of the checkpoint.
         self.spelling = nn.Linear(config.width, len(ALPHABET) + 1).to(device)
         named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-        matrices = [p for name, p in named if "layers." in name and p.ndim == 2]
-        others = [p for name, p in named if "layers." not in name or p.ndim != 2]
-        self.optimisers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(
-                matrices, lr=recipe.muon_rate, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"
-            ),
-            torch.optim.AdamW(
-                [*others, *self.spelling.parameters()],
-                lr=recipe.adam_rate,
-                betas=(0.9, 0.98),
-                weight_decay=0.0,
-            ),
-        ]
-        self._peaks = [recipe.muon_rate, recipe.adam_rate]
+        named += [(f"spelling.{name}", p) for name, p in self.spelling.named_parameters()]
+        self._optimisers = Optimisers(named, recipe.muon_rate, recipe.adam_rate)
 
     def train_step(self, groups: Sequence[Batch]) -> Loss:
         """One update from all groups."""
@@ -134,14 +122,7 @@ class Trainer:
             loss.backward()  # type: ignore[no-untyped-call]
             written += float(writing.detach()) / tokens
             spelled += float(spelling.detach()) / letters
-        parameters = [*self.model.parameters(), *self.spelling.parameters()]
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        factor = rate_factor(self.recipe, self.step)
-        for optimiser, peak in zip(self.optimisers, self._peaks, strict=True):
-            for options in optimiser.param_groups:
-                options["lr"] = peak * factor
-            optimiser.step()
-            optimiser.zero_grad()
+        self._optimisers.step(rate_factor(self.recipe, self.step))
         self.step += 1
         return Loss(written, spelled)
 
@@ -171,16 +152,14 @@ class Trainer:
         return (losses * weights[chosen]).sum(), spelling
 
     def save(self, path: Path) -> None:
-        """Write everything needed to continue; a killed write leaves the old file whole."""
+        """Write everything needed to continue."""
         state = {
             "step": self.step,
             "model": self.model.state_dict(),
             "spelling": self.spelling.state_dict(),
-            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+            "optimisers": self._optimisers.state(),
         }
-        part = path.with_suffix(".part")
-        torch.save(state, part)
-        part.replace(path)
+        save_state(path, state)
 
     def load(self, path: Path) -> None:
         """Continue from what `save` wrote."""
@@ -188,8 +167,7 @@ class Trainer:
         self.step = state["step"]
         self.model.load_state_dict(state["model"])
         self.spelling.load_state_dict(state["spelling"])
-        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
-            optimiser.load_state_dict(saved)
+        self._optimisers.load(state["optimisers"])
 
 
 def make_maker(work: Path, recipe: Recipe, config: SpeechConfig) -> Maker:

@@ -13,6 +13,8 @@ from typing import Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from ..tokeniser import token_id
+
 END: Final = "<|endoftext|>"
 START: Final = "<|startoftranscript|>"
 LANGUAGE: Final = "<|en|>"
@@ -70,18 +72,6 @@ def _with_symbols(texts: Iterable[str]) -> Iterator[str]:
         yield from _NO_SPEECH_SYMBOLS
 
 
-def token_id(tokeniser: Tokenizer, token: str) -> int:
-    """The id of a token.
-
-    Raises:
-        KeyError: the tokeniser has no such token.
-    """
-    number = tokeniser.token_to_id(token)
-    if number is None:
-        raise KeyError(token)
-    return number
-
-
 def time_id(tokeniser: Tokenizer, seconds: float) -> int:
     """The id of the timestamp nearest to a time."""
     return token_id(tokeniser, "<|0.00|>") + round(seconds / TIME_STEP)
@@ -103,8 +93,3 @@ def save_tokeniser(tokeniser: Tokenizer, folder: Path, max_length: int) -> None:
     }
     text = json.dumps(config, indent=2) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
-
-
-def load_tokeniser(folder: Path) -> Tokenizer:
-    """Read `tokenizer.json` from `folder`."""
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -1,0 +1,88 @@
+"""What both bundled models' recipes share: the optimisers, and weights as Hugging Face files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+
+class Optimisers:
+    """Muon for the matrices of the layers, AdamW for everything else."""
+
+    def __init__(
+        self, named: Iterable[tuple[str, Tensor]], muon_rate: float, adam_rate: float
+    ) -> None:
+        parameters = list(named)
+
+        def in_layers(name: str, parameter: Tensor) -> bool:
+            return "layers." in name and parameter.ndim == 2
+
+        self._peaks = (muon_rate, adam_rate)
+        self._parameters = [parameter for _, parameter in parameters]
+        self._optimisers: tuple[torch.optim.Optimizer, ...] = (
+            torch.optim.Muon(
+                [p for name, p in parameters if in_layers(name, p)],
+                lr=muon_rate,
+                weight_decay=0.02,
+                adjust_lr_fn="match_rms_adamw",
+            ),
+            torch.optim.AdamW(
+                [p for name, p in parameters if not in_layers(name, p)],
+                lr=adam_rate,
+                betas=(0.9, 0.98),
+                weight_decay=0.0,
+            ),
+        )
+
+    def step(self, factor: float) -> None:
+        """Apply the clipped gradients at `factor` of the peak rates, and clear them."""
+        torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        for optimiser, peak in zip(self._optimisers, self._peaks, strict=True):
+            for options in optimiser.param_groups:
+                options["lr"] = peak * factor
+            optimiser.step()
+            optimiser.zero_grad()
+
+    def state(self) -> list[dict[str, Any]]:
+        """For `load`."""
+        return [optimiser.state_dict() for optimiser in self._optimisers]
+
+    def load(self, state: Sequence[dict[str, Any]]) -> None:
+        """Continue from what `state` gave."""
+        for optimiser, saved in zip(self._optimisers, state, strict=True):
+            optimiser.load_state_dict(saved)
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Write everything needed to continue; a killed write leaves the old file whole."""
+    part = path.with_suffix(".part")
+    torch.save(state, part)
+    part.replace(path)
+
+
+def write_weights(model: nn.Module, folder: Path) -> None:
+    """All parameters as bf16 `model.safetensors`, under Hugging Face's prefix `model.`."""
+    weights = {
+        f"model.{name}": weight.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, weight in model.named_parameters()
+    }
+    (folder / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
+
+
+def read_weights(model: nn.Module, folder: Path) -> None:
+    """What `write_weights` wrote, as float32 values of the bf16 weights."""
+    weights = load_file(folder / "model.safetensors")
+    model.load_state_dict(
+        {name.removeprefix("model."): weight.float() for name, weight in weights.items()}
+    )
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Indented, as Hugging Face writes its configs."""
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
