@@ -43,7 +43,11 @@ def _setting(default: T, group: str, help: str, *, secret: bool = False) -> T:
 class EngineSettings:
     """What the engine needs, in either process. Sizes in tokens."""
 
-    model: str = _setting("", "Model", "folder or hub id; empty for the bundled model")
+    model: str = _setting(
+        "",
+        "Model",
+        "folder, hub id or bundled model (galley-demo, galley-demo-speech)",
+    )
     revision: str = _setting("main", "Model", "branch, tag or commit of a hub id")
     dtype: DType = _setting(
         "auto", "Model", "what is computed in; auto: as the checkpoint's matrices are"

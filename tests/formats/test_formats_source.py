@@ -168,10 +168,12 @@ def resolve(
 # --- no hub needed ------------------------------------------------------------------------------
 
 
-def test_nothing_means_the_bundled_model() -> None:
+def test_the_bundled_models_have_names_and_nothing_means_the_first() -> None:
     from galley.demo import MODEL_DIR
+    from galley.demo.speech import SPEECH_MODEL_DIR
 
-    assert resolve_model("") == MODEL_DIR
+    assert resolve_model("") == resolve_model("galley-demo") == MODEL_DIR
+    assert resolve_model("galley-demo-speech") == SPEECH_MODEL_DIR
 
 
 def test_an_existing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

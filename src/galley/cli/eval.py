@@ -10,7 +10,7 @@ import click
 
 from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
 from galley.cli.terminal import progress, table
-from galley.cli.transcribe import speech_options, transcribe_options
+from galley.cli.transcribe import speech_options, speech_settings, transcribe_options
 from galley.config import EngineSettings
 from galley.errors import SettingsError
 from galley.types import SamplingParams
@@ -77,7 +77,7 @@ def speech(flags: Flags, manifest: Path, json_file: Path | None, **wanted: Any) 
 
     Case and punctuation do not count. The real-time factor is seconds of work for each second of audio.
     """
-    settings = flags.settings()
+    settings = speech_settings(flags)
     start_logging(settings)
     _check_json(json_file)
     from galley.speech import require_extra

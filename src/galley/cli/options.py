@@ -24,7 +24,7 @@ EPILOG: Final = (
     "(GALLEY_MAX_RUNNING=32). A flag wins over a variable, a variable over the file."
 )
 
-MODEL_HELP: Final = "folder or hub id (org/name); default: the bundled model"
+MODEL_HELP: Final = "folder or hub id (org/name); default: the bundled galley-demo"
 
 SAMPLING_HELP: Final = {
     "temperature": "0 always takes the likeliest token; default: the model's own",

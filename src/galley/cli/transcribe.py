@@ -1,5 +1,6 @@
 """``galley transcribe``: recordings to text or captions, with the engine in this process."""
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,8 +11,9 @@ import click
 
 from galley.cli.options import Command, Flags, start_logging, with_flags
 from galley.cli.terminal import progress
-from galley.config import EngineSettings
+from galley.config import EngineSettings, Settings
 from galley.errors import RequestError, SettingsError
+from galley.formats.source import BUNDLED_SPEECH
 
 if TYPE_CHECKING:
     from galley.speech.options import TranscribeOptions
@@ -65,6 +67,12 @@ def transcribe_options(
     )
 
 
+def speech_settings(flags: Flags) -> Settings:
+    """All sources merged; the bundled speech model where none of them names a model."""
+    settings = flags.settings()
+    return dataclasses.replace(settings, model=settings.model or BUNDLED_SPEECH)
+
+
 @click.command(cls=Command)
 @with_flags(EngineSettings, model=True)
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
@@ -96,7 +104,7 @@ def transcribe(
 
     A file that cannot be read is said and passed over; the exit code is 1 then.
     """
-    settings = flags.settings()
+    settings = speech_settings(flags)
     start_logging(settings)
     targets = _targets(files, output_dir, SUFFIXES.get(format_, f".{format_}"))
     from galley.speech import require_extra

@@ -1,10 +1,14 @@
-"""Where a model is: the bundled one, a folder, or a hub id that is downloaded into the cache."""
+"""Where a model is: a bundled one, a folder, or a hub id that is downloaded into the cache."""
 
 import re
 from pathlib import Path
 from typing import Any, Final
 
 from galley.errors import ModelNotFound
+
+BUNDLED: Final = "galley-demo"
+BUNDLED_SPEECH: Final = "galley-demo-speech"
+"""Names that the bundled models go by. A hub id has a slash."""
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
@@ -17,10 +21,10 @@ def resolve_model(model: str, *, revision: str = "main", show_progress: bool = T
     """The folder that holds ``model``'s checkpoint.
 
     Args:
-        model: empty for the bundled model, a folder, or a hub id such as ``org/name``. A hub id is
-            downloaded into the hub library's cache (``HF_HOME``): only files that are not there yet;
-            a file whose connection breaks goes on in its midst. Pickled weights and code are never
-            fetched.
+        model: a bundled model's name, empty for the bundled language model, a folder, or a hub id
+            such as ``org/name``. A hub id is downloaded into the hub library's cache (``HF_HOME``):
+            only files that are not there yet; a file whose connection breaks goes on in its midst.
+            Pickled weights and code are never fetched.
         revision: branch, tag or commit of a hub id.
         show_progress: draw progress bars on stderr while downloading.
 
@@ -28,10 +32,14 @@ def resolve_model(model: str, *, revision: str = "main", show_progress: bool = T
         ModelNotFound: no such folder; no such hub id or revision; no leave to read it; or it is not
             in the cache and the hub cannot be reached.
     """
-    if not model:
+    if model in ("", BUNDLED):
         from galley.demo import MODEL_DIR
 
         return MODEL_DIR
+    if model == BUNDLED_SPEECH:
+        from galley.demo.speech import SPEECH_MODEL_DIR
+
+        return SPEECH_MODEL_DIR
     path = _existing(model)
     if path is not None and path.is_dir():
         return path

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from galley.config import Settings
 from galley.errors import EngineFailed, EngineNotReady
-from galley.formats.source import resolve_model
+from galley.formats.source import BUNDLED, resolve_model
 from galley.observe.metrics import Metrics
 from galley.server.errors import HTTPError
 from galley.server.lifecycle import RETRY_SECONDS, Lifecycle
@@ -142,7 +142,7 @@ async def open_model(
 def _default_name(model: str) -> str:
     """A folder's own name, a hub id as it is."""
     if not model:
-        return "galley-demo"
+        return BUNDLED
     return Path(model).resolve().name if Path(model).is_dir() else model
 
 

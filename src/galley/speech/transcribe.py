@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from galley.config import EngineSettings
+from galley.formats.source import BUNDLED_SPEECH
 from galley.local import Closable, LocalEngine
 from galley.speech.audio import RawPcm, Recording, Source
 from galley.speech.captions import text_of
@@ -28,11 +29,11 @@ class Transcriber(Closable):
     Several threads may transcribe at once; their windows share the batch.
     """
 
-    def __init__(self, model: str | Path, **settings: Any) -> None:
+    def __init__(self, model: str | Path = BUNDLED_SPEECH, **settings: Any) -> None:
         """Load a model.
 
         Args:
-            model: a folder or a hub id.
+            model: a folder or a hub id; the bundled speech model if none is given.
             settings: any other field of :class:`galley.config.EngineSettings`.
 
         Raises:
