@@ -1,4 +1,4 @@
-"""The native executor (``native/module.cpp``)."""
+"""The native executor (``native/module*.cpp``)."""
 
 from collections.abc import Sequence
 
