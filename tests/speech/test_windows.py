@@ -64,10 +64,11 @@ def all_spans(found: list[Window]) -> Iterator[Span]:
 
 
 def speech_frames(probabilities: NDArray[np.float32]) -> Iterator[tuple[int, int]]:
-    """Frames (first, beyond the last) of speech that no rule may drop: at 0.5 or more for 100 ms."""
+    """Frames (first, beyond the last) of speech that no rule may drop: at 0.5 or more for over 100 ms,
+    also if the last of them is not whole."""
     for speech, run in itertools.groupby(enumerate(probabilities), key=lambda at: at[1] >= 0.5):
         frames = [frame for frame, _ in run]
-        if speech and len(frames) * FRAME >= 100 * 16:
+        if speech and (len(frames) - 1) * FRAME >= 100 * 16:
             yield frames[0], frames[-1] + 1
 
 

@@ -5,6 +5,7 @@ padding. What is added is where a span is cut that does not fit a window.
 """
 
 import itertools
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -136,11 +137,21 @@ class SpanFinder:
         """The middle of the longest (then latest) pause in the latter half of the open span, if any."""
         heard_from = self._position - len(self._heard) * FRAME
         first = len(self._heard) // 2
-        silent = (probability < self._options.silence_below for probability in self._heard[first:])
-        longest, middle = _MIN_PAUSE_FRAMES, None
-        for quiet, run in itertools.groupby(silent):
-            length = len(list(run))
-            if quiet and length >= longest:
-                longest, middle = length, heard_from + first * FRAME + length * FRAME // 2
-            first += length
-        return middle
+        middle = longest_pause(self._heard[first:], self._options.silence_below)
+        return None if middle is None else heard_from + first * FRAME + middle
+
+
+def longest_pause(probabilities: Sequence[float], silence_below: float) -> int | None:
+    """The middle, in samples, of the longest (then latest) pause between words; None if there is none.
+
+    Args:
+        probabilities: of frames, one after another.
+        silence_below: what a frame of a pause has.
+    """
+    first, longest, middle = 0, _MIN_PAUSE_FRAMES, None
+    for quiet, run in itertools.groupby(p < silence_below for p in probabilities):
+        length = len(list(run))
+        if quiet and length >= longest:
+            longest, middle = length, first * FRAME + length * FRAME // 2
+        first += length
+    return middle

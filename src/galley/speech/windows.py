@@ -4,7 +4,6 @@ Each window is one run of the encoder, so what matters is that there are few. Sp
 window until it is full; times in a window lead back to the recording.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from galley.speech.options import SpeechOptions
 from galley.speech.spans import FRAME, Span, SpanFinder
+from galley.speech.tape import Tape
 
 SAMPLE_RATE: Final = 16_000
 _OVERLAP_SECONDS: Final = 3.0
@@ -92,7 +92,7 @@ class Windower:
         self._limit = int(limit_seconds * SAMPLE_RATE)
         overlap = int(min(_OVERLAP_SECONDS, limit_seconds / 6) * SAMPLE_RATE)
         self._finder = SpanFinder(options, self._limit, overlap)
-        self._tape = _Tape()
+        self._tape = Tape()
         self._spans: list[Span] = []
         self._pieces: list[NDArray[np.float32]] = []
 
@@ -122,31 +122,6 @@ class Windower:
         if self._spans:
             yield Window(tuple(self._spans), np.concatenate(self._pieces))
         self._spans, self._pieces = [], []
-
-
-class _Tape:
-    """The last samples of a recording, by their place in it."""
-
-    def __init__(self) -> None:
-        self._blocks: deque[tuple[int, NDArray[np.float32]]] = deque()
-        self.end = 0
-
-    def append(self, samples: NDArray[np.float32]) -> None:
-        self._blocks.append((self.end, samples))
-        self.end += len(samples)
-
-    def forget(self, before: int) -> None:
-        while self._blocks and self._blocks[0][0] + len(self._blocks[0][1]) <= before:
-            self._blocks.popleft()
-
-    def cut(self, start: int, end: int) -> NDArray[np.float32]:
-        """A copy of samples that were not forgotten."""
-        return np.concatenate(
-            [
-                samples[max(0, start - first) : max(0, end - first)]
-                for first, samples in self._blocks
-            ]
-        )
 
 
 def windows(
