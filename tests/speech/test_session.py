@@ -9,9 +9,10 @@ import pytest
 
 from galley.audio import SpeechInfo
 from galley.errors import EngineError, ModelError, RequestError
+from galley.speech.attempts import compression_ratio
 from galley.speech.options import QualityRules, TranscribeOptions
 from galley.speech.results import Segment
-from galley.speech.session import Session, compression_ratio
+from galley.speech.session import Session
 from galley.speech.spans import Span
 from galley.speech.tokens import SpeechTokens
 from galley.speech.windows import Window

@@ -37,6 +37,9 @@ _OTHER_NAMES: Final[dict[str, str]] = {
 # fmt: on
 _CODES: Final = {name: code for code, name in NAMES.items()} | _OTHER_NAMES
 
+UNSPACED: Final = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
+"""Languages written without spaces, where a character is the word."""
+
 
 def language_code(language: str) -> str:
     """The code of a language that is given as a code ("en", "en-GB") or an English name.

@@ -5,7 +5,6 @@ to an engine, and gives it what the engine says.
 """
 
 import itertools
-import zlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from galley.audio import AudioWindow
 from galley.errors import EngineError
 from galley.service.requests import expand
+from galley.speech.attempts import Attempt, chosen, compression_ratio
 from galley.speech.merge import join
 from galley.speech.options import TranscribeOptions
 from galley.speech.results import Segment
@@ -28,17 +28,6 @@ from galley.types import EngineRequest, Output
 
 _MAX_CONDITION_TEMPERATURE: Final = 0.5
 """Text that was guessed at a higher one is no context for what follows (openai/whisper)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A window's transcript at one temperature."""
-
-    tokens: tuple[int, ...]
-    temperature: float
-    avg_logprob: float
-    compression_ratio: float
-    no_speech_prob: float
 
 
 @dataclass(slots=True)
@@ -221,27 +210,14 @@ class Session:
             no_speech_prob=job.no_speech_prob,
         )
         job.attempts.append(attempt)
-        good = self._rules.is_good(
-            avg_logprob=attempt.avg_logprob,
-            compression_ratio=attempt.compression_ratio,
-            no_speech_prob=attempt.no_speech_prob,
-        )
-        if not good and len(job.attempts) < len(self._rules.temperatures):
+        taken = chosen(job.attempts, self._rules)
+        if taken is None:
             self._start(job)
             return
-        if not good:
-            attempt = max(job.attempts, key=self._merit)
-        silence = self._rules.is_silence(
-            avg_logprob=attempt.avg_logprob, no_speech_prob=attempt.no_speech_prob
-        )
-        job.segments = [] if silence else self._segments(job.window, attempt)
+        silence = taken.is_silence(self._rules)
+        job.segments = [] if silence else self._segments(job.window, taken)
         if self._rules.condition_on_previous_text:
-            self._remember(job.segments, attempt.temperature)
-
-    def _merit(self, attempt: Attempt) -> tuple[bool, float]:
-        """Of transcripts none of which is good: not repeating itself, then likely."""
-        most = self._rules.compression_ratio_threshold
-        return most is None or attempt.compression_ratio <= most, attempt.avg_logprob
+            self._remember(job.segments, taken.temperature)
 
     def _remember(self, segments: Sequence[Segment], temperature: float) -> None:
         if temperature > _MAX_CONDITION_TEMPERATURE:
@@ -282,9 +258,3 @@ class Session:
         left.segments = keep_words(left.segments, before, slice(0, where.keep_left), tokenizer)
         right.segments = keep_words(right.segments, after, slice(where.skip_right, None), tokenizer)
         return True
-
-
-def compression_ratio(text: str) -> float:
-    """How much smaller zlib makes it; 0 for nothing."""
-    data = text.encode()
-    return len(data) / len(zlib.compress(data)) if data else 0.0

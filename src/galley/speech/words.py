@@ -3,20 +3,17 @@
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import msgspec
 
+from galley.speech.languages import UNSPACED
 from galley.speech.results import Segment, Word
 from galley.text.tokenizer import Tokenizer
-
-_UNSPACED: Final = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
-"""Languages written without spaces, where a character is the word (openai/whisper, tokenizer.py)."""
 
 
 def split_words(segment: Segment, language: str) -> list[Word]:
     """Its words; their texts joined are the segment's, their times are their share of its characters."""
-    pattern = r"\s*\S\s*$|\s*\S" if language in _UNSPACED else r"\s*\S+\s*$|\s*\S+"
+    pattern = r"\s*\S\s*$|\s*\S" if language in UNSPACED else r"\s*\S+\s*$|\s*\S+"
     length = max(1, len(segment.text))
 
     def time(position: int) -> float:

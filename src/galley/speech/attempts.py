@@ -1,0 +1,50 @@
+"""A window's transcripts at one temperature after another, and which of them is taken."""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from galley.speech.options import QualityRules
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A window's transcript at one temperature."""
+
+    tokens: tuple[int, ...]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+    def is_good(self, rules: QualityRules) -> bool:
+        """Whether no other temperature need be tried."""
+        return rules.is_good(
+            avg_logprob=self.avg_logprob,
+            compression_ratio=self.compression_ratio,
+            no_speech_prob=self.no_speech_prob,
+        )
+
+    def is_silence(self, rules: QualityRules) -> bool:
+        """Whether what was transcribed is no speech at all."""
+        return rules.is_silence(avg_logprob=self.avg_logprob, no_speech_prob=self.no_speech_prob)
+
+
+def chosen(attempts: Sequence[Attempt], rules: QualityRules) -> Attempt | None:
+    """The last if it is good, the best of all if there is no other temperature, else None."""
+    if attempts[-1].is_good(rules):
+        return attempts[-1]
+    if len(attempts) < len(rules.temperatures):
+        return None
+    most = rules.compression_ratio_threshold
+    # None is good: one that does not repeat itself, then the likeliest.
+    return max(
+        attempts,
+        key=lambda one: (most is None or one.compression_ratio <= most, one.avg_logprob),
+    )
+
+
+def compression_ratio(text: str) -> float:
+    """How much smaller zlib makes it; 0 for nothing."""
+    data = text.encode()
+    return len(data) / len(zlib.compress(data)) if data else 0.0
