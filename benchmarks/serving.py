@@ -56,7 +56,7 @@ def serving(model: str) -> Iterator[Server]:
         for line in process.stdout:
             if match := re.search(r"listens on (\S+)", line):
                 url = match[1]
-            if "is ready after" in line:
+            if " ready after " in line:
                 break
         ready = time.perf_counter() - began
         name = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]

@@ -35,7 +35,9 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 
 def test_every_metric_is_described() -> None:
-    page = Metrics(lambda: (EngineStats(), 0)).render().decode()
+    metrics = Metrics()
+    metrics.model("m", lambda: (EngineStats(), 0))
+    page = metrics.render().decode()
     names = set(re.findall(r"^# TYPE (\S+)", page, flags=re.MULTILINE))
     names = {name for name in names if not name.endswith("_created")}
     described = set(re.findall(r"`(galley_\w+)`", OPERATIONS.read_text(encoding="utf-8")))

@@ -53,7 +53,7 @@ class Server:
             self.port = int(self.wait_for_log(r"listens on http://\S+:(\d+)")[1])
             self.url = f"http://127.0.0.1:{self.port}"
             if self._wait:
-                self.wait_for_log(r"is ready after")
+                self.wait_for_log(r"(is|are) ready after")
         except BaseException:
             self.kill()
             raise
@@ -111,13 +111,17 @@ class Server:
         """OpenAI's own client, which must see errors as they are: no retries."""
         return OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60)
 
-    def metrics(self, **headers: str) -> dict[str, float]:
-        """Every sample of ``/metrics`` by its name and labels, as in ``name{label=value}``."""
+    def metrics(self, model: str | None = None, **headers: str) -> dict[str, float]:
+        """Every sample of ``/metrics`` by its name and other labels, as in ``name{label=value}``.
+
+        ``model`` is the one whose samples are wanted where there are several.
+        """
         page = httpx.get(f"{self.url}/metrics", headers=headers).text
         return {
             _sample_name(sample.name, sample.labels): sample.value
             for family in text_string_to_metric_families(page)
             for sample in family.samples
+            if model is None or sample.labels.get("model", model) == model
         }
 
 
@@ -146,5 +150,5 @@ def _flag(name: str, value: Any) -> list[str]:
 
 
 def _sample_name(name: str, labels: dict[str, str]) -> str:
-    inside = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+    inside = ",".join(f"{key}={value}" for key, value in sorted(labels.items()) if key != "model")
     return f"{name}{{{inside}}}" if inside else name

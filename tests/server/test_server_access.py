@@ -9,7 +9,6 @@ from starlette.types import Receive, Scope, Send
 
 from galley.observe.metrics import Metrics
 from galley.server.access import AccessLog
-from galley.types import EngineStats
 
 
 async def buggy(scope: Scope, receive: Receive, send: Send) -> None:
@@ -18,7 +17,7 @@ async def buggy(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.mark.parametrize("path", ["/x", "/health"])
 def test_a_bug_is_an_internal_error(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    metrics = Metrics(lambda: (EngineStats(), 0))
+    metrics = Metrics()
 
     async def get() -> httpx.Response:
         transport = httpx.ASGITransport(AccessLog(buggy, metrics))

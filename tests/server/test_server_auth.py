@@ -18,7 +18,7 @@ from galley.errors import SettingsError
 from galley.server import run
 from galley.server.app import create_app
 from galley.server.auth import KeyRing, cache_salt, check_exposure
-from galley.server.served import ServedModel
+from galley.server.registry import Registry
 from tests.server.conftest import CONTEXT
 from tests.server.serving import Server
 
@@ -40,7 +40,7 @@ def locked(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 def routes() -> list[tuple[str, str]]:
     """Method and path of everything that the application answers."""
-    app = create_app(ServedModel(Settings()), keys=KeyRing([]))
+    app = create_app(Registry(Settings()), keys=KeyRing([]))
     described = [
         (method.upper(), path)
         for path, methods in app.openapi()["paths"].items()
@@ -160,9 +160,9 @@ def test_the_running_server_holds_no_plain_key(monkeypatch: pytest.MonkeyPatch) 
     class Started(Exception):
         pass
 
-    def start(served: ServedModel, keys: KeyRing, listener: socket.socket) -> NoReturn:
+    def start(models: Registry, keys: KeyRing, listener: socket.socket) -> NoReturn:
         assert keys.identify("sk-first-key")
-        raise Started(served.settings)
+        raise Started(models.settings)
 
     monkeypatch.setattr(run, "_Run", start)
     monkeypatch.setattr(run, "_configure_logging", lambda level: None)

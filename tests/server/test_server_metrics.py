@@ -63,10 +63,11 @@ def test_counters_survive_engine_restarts() -> None:
         (EngineStats(steps=30, preemptions=2), 2),  # a new one that got further unseen
     ]
     current = snapshots[0]
-    metrics = Metrics(lambda: current)
+    metrics = Metrics()
+    metrics.model("m", lambda: current)
     totals = []
     for current in snapshots:  # noqa: B007, the lambda reads it
         page = metrics.render().decode()
-        totals.append(float(page.split("\ngalley_engine_steps_total ")[1].split()[0]))
+        totals.append(float(page.split('\ngalley_engine_steps_total{model="m"} ')[1].split()[0]))
     assert totals == [5, 9, 9, 12, 42]
     assert all(earlier <= later for earlier, later in pairwise(totals))

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
 from galley.config import Settings
 from galley.server.app import create_app
 from galley.server.auth import KeyRing
-from galley.server.served import ServedModel
+from galley.server.registry import Registry
 from tests.server.serving import Server
 
 pytestmark = pytest.mark.xdist_group("server_openapi")
@@ -28,7 +28,7 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
-PAGE: dict[str, Any] = create_app(ServedModel(Settings()), keys=KeyRing([])).openapi()
+PAGE: dict[str, Any] = create_app(Registry(Settings()), keys=KeyRing([])).openapi()
 SCHEMA = schemathesis.openapi.from_dict(PAGE)
 OPERATIONS = [result.ok() for result in SCHEMA.get_all_operations()]
 SPOKEN = [operation for operation in OPERATIONS if "/audio/" in operation.path]

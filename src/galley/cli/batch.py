@@ -64,13 +64,13 @@ async def _run(
 ) -> None:
     """Keep the engine full until every line has its result."""
     from galley.cli.batch_lines import answer
-    from galley.server.served import open_model
+    from galley.server.registry import open_models
 
-    async with open_model(settings) as served:
+    async with open_models(settings) as models:
 
         async def work() -> None:
             for number, text in todo:
-                output.append(await answer(served, number, text, wanted[result_id(number)]))
+                output.append(await answer(models, number, text, wanted[result_id(number)]))
                 advance()
 
         try:

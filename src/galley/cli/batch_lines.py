@@ -11,8 +11,8 @@ from galley.server import chat, completions
 from galley.server.body import parse_json, validate
 from galley.server.errors import envelope, to_http
 from galley.server.generate import Origin
+from galley.server.registry import Registry
 from galley.server.schemas import ChatRequest, CompletionRequest, Strict
-from galley.server.served import ServedModel
 
 log = logging.getLogger("galley.batch")
 
@@ -30,7 +30,7 @@ class BatchLine(Strict):
 
 
 async def answer(
-    served: ServedModel, number: int, text: bytes, custom_id: str | None
+    models: Registry, number: int, text: bytes, custom_id: str | None
 ) -> dict[str, Any]:
     """The result line for line ``number``: an answer, or what is wrong with the line.
 
@@ -48,7 +48,7 @@ async def answer(
     except RequestError as error:
         return {**result, "error": {"code": "invalid_line", "message": f"line {number}: {error}"}}
     request_id = secrets.token_hex(12)
-    status, body = await _respond(served, line, request_id)
+    status, body = await _respond(models, line, request_id)
     return {
         **result,
         "response": {"status_code": status, "request_id": request_id, "body": body},
@@ -56,29 +56,31 @@ async def answer(
 
 
 async def _respond(
-    served: ServedModel, line: BatchLine, request_id: str
+    models: Registry, line: BatchLine, request_id: str
 ) -> tuple[int, dict[str, Any]]:
     try:
-        return 200, await _complete(served, line, Origin(request_id))
+        return 200, await _complete(models, line, Origin(request_id))
     except EngineFailed:
         raise
     except Exception as error:  # one line's failure is that line's result, as over HTTP
-        served.backend()  # not so if the engine is gone for good, which this raises
+        models.expect()  # not so if the engine is gone for good, which this raises
         http = to_http(error)
         if http.status >= 500:
             log.exception("request %s failed", request_id)
         return http.status, dict(envelope(http))
 
 
-async def _complete(served: ServedModel, line: BatchLine, origin: Origin) -> dict[str, Any]:
+async def _complete(models: Registry, line: BatchLine, origin: Origin) -> dict[str, Any]:
     while True:
         try:
             if line.url == "/v1/chat/completions":
                 asked = validate(ChatRequest, line.body)
                 _refuse_stream(asked.stream)
+                served = models.find(asked.model, "text")
                 return dict(await chat.complete(served, asked, origin))
             prompt = validate(CompletionRequest, line.body)
             _refuse_stream(prompt.stream)
+            served = models.find(prompt.model, "text")
             return dict(await completions.complete(served, prompt, origin))
         except Unavailable as error:
             await asyncio.sleep(min(error.retry_after, _LONGEST_WAIT))

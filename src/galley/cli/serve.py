@@ -17,4 +17,4 @@ def serve(flags: Flags, model: str | None) -> None:
     spawned = spawn()
     from galley.server.run import serve as run_server
 
-    raise click.exceptions.Exit(run_server(settings, spawned))
+    raise click.exceptions.Exit(run_server(settings, [spawned]))

@@ -56,64 +56,53 @@ _ENGINE_TOTALS: Final = {
 
 
 class Metrics:
-    """All metrics of one server.
+    """All metrics of one server. What belongs to a model has a label ``model``."""
 
-    Args:
-        engine: the newest engine snapshot and the number of restarts so far; called at each scrape.
-    """
-
-    def __init__(self, engine: Callable[[], tuple[EngineStats, int]]) -> None:
+    def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._engine = _EngineCollector(engine)
-        self._registry.register(self._engine)
-        self._requests = self._counter(
-            "galley_requests", "HTTP requests answered, by route and status", "endpoint", "status"
-        )
-        self._finished = self._counter(
-            "galley_finished_sequences", "Sequences ended, by reason", "endpoint", "finish_reason"
-        )
-        self._prompt_tokens = self._counter("galley_prompt_tokens", "Prompt tokens of requests")
-        self._cached_tokens = self._counter(
-            "galley_cached_prompt_tokens", "Prompt tokens served from the prefix cache"
-        )
-        self._generated_tokens = self._counter("galley_generated_tokens", "Tokens generated")
-        self._audio = self._counter(
-            "galley_audio_seconds", "Audio that was transcribed", "endpoint"
-        )
-        self._first_token = self._histogram(
-            "galley_time_to_first_token_seconds", "From arrival to the first token", _SECONDS
-        )
-        self._per_token = self._histogram(
-            "galley_time_per_output_token_seconds",
-            "Mean time between the tokens of a sequence after its first",
-            _TOKEN_SECONDS,
-        )
-        self._duration = self._histogram(
-            "galley_request_duration_seconds", "From arrival to the last token", _SECONDS
-        )
-        self._queue = self._histogram(
-            "galley_queue_seconds", "From arrival in the engine to the first step", _SECONDS
-        )
-        self._startup = Gauge(
-            "galley_startup_phase_seconds",
-            "What each phase of the latest engine start took",
-            ["phase"],
+        self._requests = Counter(
+            "galley_requests",
+            "HTTP requests answered, by route and status",
+            ["endpoint", "status"],
             registry=self._registry,
         )
+        self._families = _Families(self._registry)
+        self._engines = _EngineCollector()
+        self._registry.register(self._engines)
 
-    def _counter(self, name: str, help: str, *labels: str) -> Counter:
-        return Counter(name, help, labels, registry=self._registry)
+    def model(self, name: str, engine: Callable[[], tuple[EngineStats, int]]) -> "ModelMetrics":
+        """Those of one more model.
 
-    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, help, ["endpoint"], buckets=buckets, registry=self._registry)
-
-    def phase_ended(self, phase: str, seconds: float) -> None:
-        """A start-up phase is over."""
-        self._startup.labels(phase).set(seconds)
+        Args:
+            name: the value of the label; unique.
+            engine: the newest engine snapshot and the number of restarts so far; called at each scrape.
+        """
+        totals = self._engines.models[name] = _EngineTotals(engine)
+        return ModelMetrics(name, self._families, totals)
 
     def request_answered(self, endpoint: str, status: int) -> None:
         """An HTTP response is complete."""
         self._requests.labels(endpoint, str(status)).inc()
+
+    def render(self) -> bytes:
+        """The page that Prometheus scrapes, in its text format."""
+        return generate_latest(self._registry)
+
+
+class ModelMetrics:
+    """What is counted for one model. Made by :meth:`Metrics.model`."""
+
+    def __init__(self, name: str, families: "_Families", engine: "_EngineTotals") -> None:
+        self._name = name
+        self._families = families
+        self._engine = engine
+        self._prompt_tokens = families.prompt_tokens.labels(name)
+        self._cached_tokens = families.cached_tokens.labels(name)
+        self._generated_tokens = families.generated_tokens.labels(name)
+
+    def phase_ended(self, phase: str, seconds: float) -> None:
+        """A start-up phase is over."""
+        self._families.startup.labels(self._name, phase).set(seconds)
 
     def prompts_taken(self, tokens: int) -> None:
         """A request was admitted; its prompts have ``tokens`` together."""
@@ -125,7 +114,7 @@ class Metrics:
 
     def first_token(self, endpoint: str, seconds: float) -> None:
         """A sequence has its first token, ``seconds`` after its request arrived."""
-        self._first_token.labels(endpoint).observe(seconds)
+        self._families.first_token.labels(self._name, endpoint).observe(seconds)
 
     def step_seen(self, tokens: int) -> None:
         """An engine step delivered ``tokens`` to a request."""
@@ -134,62 +123,133 @@ class Metrics:
 
     def audio_heard(self, endpoint: str, seconds: float, reason: str) -> None:
         """A recording has ended; ``reason`` as for :meth:`sequence_finished`."""
-        self._audio.labels(endpoint).inc(seconds)
-        self._finished.labels(endpoint, reason).inc()
+        self._families.audio.labels(self._name, endpoint).inc(seconds)
+        self.sequence_finished(endpoint, reason)
 
     def sequence_finished(self, endpoint: str, reason: str) -> None:
         """A sequence has ended; ``reason`` is its finish reason, ``cancelled`` or ``error``."""
-        self._finished.labels(endpoint, reason).inc()
+        self._families.finished.labels(self._name, endpoint, reason).inc()
 
     def sequence_timed(
         self, endpoint: str, *, duration: float, queued: float | None, per_token: float | None
     ) -> None:
         """What a sequence that came to its own end took, in seconds; ``None`` is not known."""
-        self._duration.labels(endpoint).observe(duration)
+        self._families.duration.labels(self._name, endpoint).observe(duration)
         if queued is not None:
-            self._queue.labels(endpoint).observe(queued)
+            self._families.queue.labels(self._name, endpoint).observe(queued)
         if per_token is not None:
-            self._per_token.labels(endpoint).observe(per_token)
-
-    def render(self) -> bytes:
-        """The page that Prometheus scrapes, in its text format."""
-        return generate_latest(self._registry)
+            self._families.per_token.labels(self._name, endpoint).observe(per_token)
 
 
-class _EngineCollector(Collector):
-    """Gauges as of the scrape, and counters made monotonic over engine restarts."""
+class _Families:
+    """Every metric that events feed, for all models."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, help: str, *labels: str) -> Counter:
+            return Counter(name, help, ["model", *labels], registry=registry)
+
+        def histogram(name: str, help: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+            return Histogram(name, help, ["model", "endpoint"], buckets=buckets, registry=registry)
+
+        self.finished = counter(
+            "galley_finished_sequences", "Sequences ended, by reason", "endpoint", "finish_reason"
+        )
+        self.prompt_tokens = counter("galley_prompt_tokens", "Prompt tokens of requests")
+        self.cached_tokens = counter(
+            "galley_cached_prompt_tokens", "Prompt tokens served from the prefix cache"
+        )
+        self.generated_tokens = counter("galley_generated_tokens", "Tokens generated")
+        self.audio = counter("galley_audio_seconds", "Audio that was transcribed", "endpoint")
+        self.first_token = histogram(
+            "galley_time_to_first_token_seconds", "From arrival to the first token"
+        )
+        self.per_token = histogram(
+            "galley_time_per_output_token_seconds",
+            "Mean time between the tokens of a sequence after its first",
+            _TOKEN_SECONDS,
+        )
+        self.duration = histogram(
+            "galley_request_duration_seconds", "From arrival to the last token"
+        )
+        self.queue = histogram(
+            "galley_queue_seconds", "From arrival in the engine to the first step"
+        )
+        self.startup = Gauge(
+            "galley_startup_phase_seconds",
+            "What each phase of the latest engine start took",
+            ["model", "phase"],
+            registry=registry,
+        )
+
+
+class _EngineTotals:
+    """Counters of one model's engines, made monotonic over restarts."""
 
     def __init__(self, engine: Callable[[], tuple[EngineStats, int]]) -> None:
         self._engine = engine
-        self._last = EngineStats()
         self._last_restarts = 0
-        self._totals = dict.fromkeys(_ENGINE_TOTALS, 0)
+        self.last = EngineStats()
+        self.totals = dict.fromkeys(_ENGINE_TOTALS, 0)
+
+    @property
+    def restarts(self) -> int:
+        """So far."""
+        return self._engine()[1]
 
     def observe(self) -> None:
         """Take in the newest snapshot. Called often enough that little is lost with an engine."""
         stats, restarts = self._engine()
-        if stats == self._last:
+        if stats == self.last:
             return
-        reborn = restarts != self._last_restarts or stats.steps < self._last.steps
-        before = EngineStats() if reborn else self._last
-        for name in self._totals:
-            self._totals[name] += getattr(stats, name) - getattr(before, name)
-        self._last, self._last_restarts = stats, restarts
+        reborn = restarts != self._last_restarts or stats.steps < self.last.steps
+        before = EngineStats() if reborn else self.last
+        for name in self.totals:
+            self.totals[name] += getattr(stats, name) - getattr(before, name)
+        self.last, self._last_restarts = stats, restarts
+
+
+class _EngineCollector(Collector):
+    """What the engines say, as of the scrape."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, _EngineTotals] = {}
 
     def collect(self) -> Iterator[Metric]:
-        self.observe()
-        stats, restarts = self._last, self._engine()[1]
+        """See :class:`prometheus_client.registry.Collector`."""
+        for engine in self.models.values():
+            engine.observe()
         for field, (name, meaning) in _ENGINE_TOTALS.items():
-            yield CounterMetricFamily(name, meaning, value=self._totals[field])
-        yield CounterMetricFamily("galley_engine_restarts", "Engine restarts", value=restarts)
-        yield GaugeMetricFamily("galley_requests_running", "Sequences running", stats.running)
-        yield GaugeMetricFamily("galley_requests_waiting", "Sequences waiting", stats.waiting)
-        blocks = GaugeMetricFamily("galley_kv_blocks", "KV blocks by state", labels=["state"])
-        used, cached, total = stats.kv_used_blocks, stats.kv_cached_blocks, stats.kv_total_blocks
-        blocks.add_metric(["used"], used)
-        blocks.add_metric(["cached"], cached)
-        blocks.add_metric(["free"], total - used - cached)
-        yield blocks
-        yield GaugeMetricFamily(
-            "galley_kv_usage_ratio", "Share of the KV blocks in use", used / total if total else 0.0
+            counter = CounterMetricFamily(name, meaning, labels=["model"])
+            for model, engine in self.models.items():
+                counter.add_metric([model], engine.totals[field])
+            yield counter
+        yield from self._states()
+
+    def _states(self) -> Iterator[Metric]:
+        """What the newest snapshots say of now."""
+        restarts = CounterMetricFamily(
+            "galley_engine_restarts", "Engine restarts", labels=["model"]
         )
+        running = _gauge("galley_requests_running", "Sequences running")
+        waiting = _gauge("galley_requests_waiting", "Sequences waiting")
+        blocks = _gauge("galley_kv_blocks", "KV blocks by state", "state")
+        usage = _gauge("galley_kv_usage_ratio", "Share of the KV blocks in use")
+        for model, engine in self.models.items():
+            stats = engine.last
+            restarts.add_metric([model], engine.restarts)
+            running.add_metric([model], stats.running)
+            waiting.add_metric([model], stats.waiting)
+            used, cached, total = (
+                stats.kv_used_blocks,
+                stats.kv_cached_blocks,
+                stats.kv_total_blocks,
+            )
+            blocks.add_metric([model, "used"], used)
+            blocks.add_metric([model, "cached"], cached)
+            blocks.add_metric([model, "free"], total - used - cached)
+            usage.add_metric([model], used / total if total else 0.0)
+        yield from (restarts, running, waiting, blocks, usage)
+
+
+def _gauge(name: str, meaning: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, meaning, labels=["model", *labels])

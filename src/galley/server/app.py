@@ -13,8 +13,8 @@ from galley.server import audio, chat, completions, errors, health, models, sche
 from galley.server.access import AccessLog
 from galley.server.auth import OPEN_PATHS, KeyRing, RequireHost, RequireKey
 from galley.server.lifecycle import DrainGate
+from galley.server.registry import Registry
 from galley.server.responses import ErrorBody
-from galley.server.served import ServedModel
 
 _BODIES: Final[dict[str, type[BaseModel]]] = {
     "/v1/chat/completions": schemas.ChatRequest,
@@ -31,14 +31,14 @@ _FORMS: Final[dict[str, type[BaseModel]]] = {
 """The same for ``forms.read_form``, which reads a file, too."""
 
 
-def create_app(served: ServedModel, *, keys: KeyRing) -> FastAPI:
-    """The application that serves one model, before, while and after it is ready.
+def create_app(registry: Registry, *, keys: KeyRing) -> FastAPI:
+    """The application that serves models, before, while and after they are ready.
 
     Args:
-        served: the model, with the settings that say whose Host headers are answered.
-        keys: who may use it; empty lets everyone.
+        registry: the models, with the settings that say whose Host headers are answered.
+        keys: who may use them; empty lets everyone.
     """
-    settings = served.settings
+    settings = registry.settings
     app = FastAPI(
         title="Galley",
         version=__version__,
@@ -50,16 +50,16 @@ def create_app(served: ServedModel, *, keys: KeyRing) -> FastAPI:
         swagger_ui_oauth2_redirect_url=None,
     )
     for protocol in (chat, completions, audio, models, tokenize, health):
-        app.include_router(protocol.router(served))
+        app.include_router(protocol.router(registry))
     errors.install(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     # The last one added is the first to see a request.
-    app.add_middleware(DrainGate, lifecycle=served.lifecycle)
+    app.add_middleware(DrainGate, lifecycle=registry.lifecycle)
     open_paths = OPEN_PATHS | ({"/metrics"} if settings.metrics_without_key else frozenset())
     app.add_middleware(RequireKey, keys=keys, open_paths=open_paths)
     if settings.host in LOOPBACK_HOSTS:
         app.add_middleware(RequireHost, allowed=settings.allowed_host)
-    app.add_middleware(AccessLog, metrics=served.metrics)
+    app.add_middleware(AccessLog, metrics=registry.metrics)
     return app
 
 

@@ -9,11 +9,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from galley.errors import RequestError, SettingsError
+from galley.errors import SettingsError
 from galley.server.auth import cache_salt
 from galley.server.errors import HTTPError
 from galley.server.forms import Upload, read_form
 from galley.server.generate import Origin
+from galley.server.registry import Registry
 from galley.server.schemas import TranscriptionRequest, TranslationRequest
 from galley.server.served import ServedModel
 from galley.server.sse import EventStream, while_connected
@@ -40,10 +41,10 @@ _MEDIA_TYPES: Final = {
 }
 
 
-def router(served: ServedModel) -> APIRouter:
-    """The routes, answered by ``served``."""
+def router(models: Registry) -> APIRouter:
+    """The routes, answered by ``models``."""
     routes = APIRouter(tags=["audio"])
-    listener = Listener(served)
+    listeners = {model.name: Listener(model) for model in models}
     answers: dict[int | str, dict[str, Any]] = {
         200: {
             "content": {
@@ -59,29 +60,28 @@ def router(served: ServedModel) -> APIRouter:
     @routes.post(TRANSCRIPTIONS, responses=answers, response_model=None)
     async def transcriptions(request: Request) -> Response:
         """What is said in a recording, in its language."""
-        return await _answer(served, listener, request, TranscriptionRequest, TRANSCRIPTIONS)
+        return await _answer(models, listeners, request, TranscriptionRequest, TRANSCRIPTIONS)
 
     @routes.post(TRANSLATIONS, responses=answers, response_model=None)
     async def translations(request: Request) -> Response:
         """What is said in a recording, in English."""
-        return await _answer(served, listener, request, TranslationRequest, TRANSLATIONS)
+        return await _answer(models, listeners, request, TranslationRequest, TRANSLATIONS)
 
     return routes
 
 
 async def _answer(
-    served: ServedModel,
-    listener: "Listener",
+    models: Registry,
+    listeners: Mapping[str, "Listener"],
     request: Request,
     model: type[TranslationRequest],
     endpoint: str,
 ) -> Response:
-    if served.backend().engine.info.speech is None:
-        raise RequestError(f"{served.name} is a text model; it takes no audio", param="model")
+    models.expect("speech")
     # The first time it imports a lot.
     await asyncio.to_thread(_require_extra)
-    asked, upload = await read_form(request, model, max_bytes=served.settings.max_audio_bytes)
-    served.check_model(asked.model)
+    asked, upload = await read_form(request, model, max_bytes=models.settings.max_audio_bytes)
+    listener = listeners[models.find(asked.model, "speech").name]
     origin = Origin.of(request)
     begun = await while_connected(
         request.receive, asyncio.to_thread(listener.begin, asked, upload, origin, endpoint)

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from galley.errors import RequestError
 from galley.server import body
 from galley.server.generate import Generation, Origin, Piece, check_count
+from galley.server.registry import Registry
 from galley.server.responses import (
     ChatChoice,
     ChatChunk,
@@ -37,8 +38,8 @@ LOWEST_LOGPROB: Final = -9999.0
 """What OpenAI's API says for minus infinity, which JSON cannot."""
 
 
-def router(served: ServedModel) -> APIRouter:
-    """The route, answered by ``served``."""
+def router(models: Registry) -> APIRouter:
+    """The route, answered by ``models``."""
     routes = APIRouter(tags=["generation"])
     answers: dict[int | str, dict[str, Any]] = {
         200: {
@@ -51,8 +52,9 @@ def router(served: ServedModel) -> APIRouter:
     @routes.post(ENDPOINT, responses=answers, response_model=None)
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        served.backend()
-        asked = await body.read(request, ChatRequest, max_bytes=served.settings.max_body_bytes)
+        models.expect("text")
+        asked = await body.read(request, ChatRequest, max_bytes=models.settings.max_body_bytes)
+        served = models.find(asked.model, "text")
         origin = Origin.of(request)
         if not asked.stream:
             answer = await while_connected(request.receive, complete(served, asked, origin))
@@ -101,7 +103,6 @@ def _whole(asked: ChatRequest, tokenizer: Tokenizer, parts: Sequence[Piece]) -> 
 
 async def _start(served: ServedModel, asked: ChatRequest, origin: Origin) -> Generation:
     """The request's sequences, in the engine."""
-    served.check_model(asked.model)
     with _named_as_given(asked):
         params = asked.sampling()
         check_count(served, 1, params.n, "messages")

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from galley.server import body
 from galley.server.chat import LOWEST_LOGPROB
 from galley.server.generate import Generation, Origin, Piece, check_count
+from galley.server.registry import Registry
 from galley.server.responses import (
     Completion,
     CompletionChoice,
@@ -30,8 +31,8 @@ from galley.types import Output, TokenLogprob
 ENDPOINT: Final = "/v1/completions"
 
 
-def router(served: ServedModel) -> APIRouter:
-    """The route, answered by ``served``."""
+def router(models: Registry) -> APIRouter:
+    """The route, answered by ``models``."""
     routes = APIRouter(tags=["generation"])
     answers: dict[int | str, dict[str, Any]] = {
         200: {
@@ -44,10 +45,11 @@ def router(served: ServedModel) -> APIRouter:
     @routes.post(ENDPOINT, responses=answers, response_model=None)
     async def completions(request: Request) -> Response:
         """Continue prompts. In a text, special tokens' text means those tokens."""
-        served.backend()
+        models.expect("text")
         asked = await body.read(
-            request, CompletionRequest, max_bytes=served.settings.max_body_bytes
+            request, CompletionRequest, max_bytes=models.settings.max_body_bytes
         )
+        served = models.find(asked.model, "text")
         origin = Origin.of(request)
         if not asked.stream:
             answer = await while_connected(request.receive, complete(served, asked, origin))
@@ -78,7 +80,6 @@ async def complete(served: ServedModel, asked: CompletionRequest, origin: Origin
 
 async def _start(served: ServedModel, asked: CompletionRequest, origin: Origin) -> "_Job":
     """The request's sequences, in the engine."""
-    served.check_model(asked.model)
     params = asked.sampling()
     given = asked.prompts()
     check_count(served, len(given), params.n, "prompt")

@@ -10,7 +10,7 @@ from typing import Any, Self
 from starlette.requests import Request
 
 from galley.errors import Draining, EngineError, RequestError
-from galley.observe.metrics import Metrics
+from galley.observe.metrics import ModelMetrics
 from galley.server.auth import cache_salt
 from galley.server.lifecycle import RETRY_SECONDS
 from galley.server.responses import Finish, Usage
@@ -66,7 +66,7 @@ class Generation:
 
     def __init__(
         self,
-        metrics: Metrics,
+        metrics: ModelMetrics,
         origin: Origin,
         choices: Sequence["_Choice"],
         prompt_lengths: Sequence[int],
@@ -196,7 +196,7 @@ def check_count(served: ServedModel, prompts: int, n: int, prompt_param: str) ->
 class _Clock:
     """What metrics learn of one sequence."""
 
-    def __init__(self, metrics: Metrics, endpoint: str, arrived: float) -> None:
+    def __init__(self, metrics: ModelMetrics, endpoint: str, arrived: float) -> None:
         self._metrics = metrics
         self._endpoint = endpoint
         self._arrived = arrived

@@ -1,27 +1,27 @@
-"""The routes that list the served model."""
+"""The routes that list the served models."""
 
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
+from galley.server.registry import Registry
 from galley.server.responses import ModelCard, ModelList
 from galley.server.served import ServedModel
 
 
-def router(served: ServedModel) -> APIRouter:
+def router(models: Registry) -> APIRouter:
     """``GET /v1/models`` and ``GET /v1/models/{model}``."""
     routes = APIRouter(tags=["models"])
 
     @routes.get("/v1/models", responses={200: {"model": ModelList}})
     async def list_models() -> Response:
-        """The served model, in a list of one."""
-        models: ModelList = {"object": "list", "data": [_card(served)]}
-        return JSONResponse(models)
+        """All served models."""
+        answer: ModelList = {"object": "list", "data": [_card(model) for model in models]}
+        return JSONResponse(answer)
 
     @routes.get("/v1/models/{model:path}", responses={200: {"model": ModelCard}})
     async def get_model(model: str) -> Response:
-        """The served model; names may hold slashes."""
-        served.check_model(model)
-        return JSONResponse(_card(served))
+        """One of them; names may hold slashes."""
+        return JSONResponse(_card(models.find(model)))
 
     return routes
 

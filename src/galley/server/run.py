@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import uvicorn
@@ -19,7 +19,7 @@ from galley.config import LOG_FORMAT, LOOPBACK_HOSTS, Settings
 from galley.errors import GalleyError
 from galley.server.app import create_app
 from galley.server.auth import KeyRing, check_exposure
-from galley.server.served import ServedModel
+from galley.server.registry import Registry
 from galley.service.spawn import Spawned
 
 log = logging.getLogger("galley.server")
@@ -29,15 +29,15 @@ _FLUSH_SECONDS: Final = 1
 """How long connections may take to send what is left when no request is running any more."""
 
 
-def serve(settings: Settings, spawned: Spawned | None = None) -> int:
+def serve(settings: Settings, spawned: Sequence[Spawned] = ()) -> int:
     """Serve until a signal or a failed start ends it; blocks.
 
     The first SIGTERM or SIGINT drains: new requests get 503, running ones have
-    ``settings.drain_seconds``. The second stops at once. The engine process ends in every case.
+    ``settings.drain_seconds``. The second stops at once. The engine processes end in every case.
 
     Args:
         settings: all of them.
-        spawned: the engine's process, if it has been begun already.
+        spawned: the engines' processes, in the models' order, as far as they have been begun.
 
     Returns:
         The exit code: 0 after a drain, 1 if the server could not start, 128 + n if a second signal n
@@ -63,19 +63,19 @@ def serve(settings: Settings, spawned: Spawned | None = None) -> int:
         )
         return 1
     with listener, asyncio.Runner() as runner:
-        served = ServedModel(settings, spawned)
-        return runner.run(_Run(served, keys, listener).until_stopped())
+        models = Registry(settings, spawned)
+        return runner.run(_Run(models, keys, listener).until_stopped())
 
 
 class _Run:
     """One life of the server, from the first accepted connection to the last."""
 
-    def __init__(self, served: ServedModel, keys: KeyRing, listener: socket.socket) -> None:
-        self._settings = served.settings
+    def __init__(self, models: Registry, keys: KeyRing, listener: socket.socket) -> None:
+        self._settings = models.settings
         self._listener = listener
-        self._url = _url(served.settings.host, listener)
-        self._served = served
-        app = create_app(self._served, keys=keys)
+        self._url = _url(models.settings.host, listener)
+        self._models = models
+        app = create_app(models, keys=keys)
         self._http = _Http(
             uvicorn.Config(
                 app,
@@ -107,17 +107,17 @@ class _Run:
                 code = await self._drain()
         finally:
             signalled.cancel()
-            # The engine first: whoever still waits for it gets an error instead of a cut connection.
-            await self._served.close()
+            # The engines first: whoever still waits for them gets an error instead of a cut connection.
+            await self._models.close()
             self._http.should_exit = True
             await http
         return code
 
     async def _start(self, signalled: asyncio.Task[int]) -> int | None:
-        """Bring the model up while HTTP already answers; an exit code if that ends it all."""
+        """Bring the models up while HTTP already answers; an exit code if that ends it all."""
         print(f"Galley {__version__} listens on {self._url}", flush=True)
         began = time.monotonic()
-        start = asyncio.create_task(self._served.start(on_phase=_print_phase))
+        start = asyncio.create_task(self._models.start(self._print_phase))
         await asyncio.wait({start, signalled}, return_when=asyncio.FIRST_COMPLETED)
         if not start.done():
             start.cancel()
@@ -128,18 +128,21 @@ class _Run:
         except GalleyError as error:
             _complain(f"cannot start: {error}")
             return 1
-        print(
-            f"{self._served.name} is ready after {time.monotonic() - began:.2f} s: {self._url}/v1",
-            flush=True,
-        )
+        *others, last = self._models.names
+        ready = f"{', '.join(others)} and {last} are ready" if others else f"{last} is ready"
+        print(f"{ready} after {time.monotonic() - began:.2f} s: {self._url}/v1", flush=True)
         return None
+
+    def _print_phase(self, model: str, phase: str, seconds: float) -> None:
+        label = phase if len(self._models.names) == 1 else f"{model} {phase}"
+        print(f"  {label:<10} {seconds:6.2f} s", flush=True)
 
     async def _drain(self) -> int:
         """Let running requests finish; returns the exit code."""
-        self._served.lifecycle.drain()
+        self._models.lifecycle.drain()
         log.info("draining: running requests have %g s", self._settings.drain_seconds)
         again = asyncio.create_task(self._signals.get())
-        finished = asyncio.create_task(self._served.lifecycle.finished())
+        finished = asyncio.create_task(self._models.lifecycle.finished())
         await asyncio.wait(
             {again, finished},
             timeout=self._settings.drain_seconds,
@@ -181,10 +184,6 @@ def _url(host: str, listener: socket.socket) -> str:
     port = listener.getsockname()[1]
     name = host if host in LOOPBACK_HOSTS else socket.gethostname()
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
-
-
-def _print_phase(name: str, seconds: float) -> None:
-    print(f"  {name:<10} {seconds:6.2f} s", flush=True)
 
 
 def _complain(message: str) -> None:

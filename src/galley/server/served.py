@@ -1,21 +1,19 @@
-"""The served model: its engine and text side, with everything that requests need to know of it."""
+"""One served model: its engine and text side, with everything that requests need to know of it."""
 
 import asyncio
 import concurrent.futures
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, Literal, TypeVar
 
 from galley.config import Settings
-from galley.errors import EngineFailed, EngineNotReady
+from galley.errors import EngineFailed, EngineNotReady, RequestError
 from galley.formats.source import BUNDLED, resolve_model
 from galley.observe.metrics import Metrics
-from galley.server.errors import HTTPError
-from galley.server.lifecycle import RETRY_SECONDS, Lifecycle
+from galley.server.lifecycle import RETRY_SECONDS
 from galley.service.client import EngineClient, EngineState
 from galley.service.spawn import Spawned
 from galley.text.template import ChatTemplate
@@ -23,6 +21,13 @@ from galley.text.tokenizer import Tokenizer
 from galley.types import EngineStats, OnPhase
 
 T = TypeVar("T")
+Kind = Literal["text", "speech"]
+
+_REFUSALS: Final[dict[Kind, str]] = {
+    "text": "is a text model; it takes no audio",
+    "speech": "is a speech model; it takes audio alone, at /v1/audio/transcriptions",
+}
+"""What a model of a kind says to requests for another."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +45,19 @@ class ServedModel:
     """One model, from its settings to its last request.
 
     Attributes:
-        settings: limits and addresses.
-        name: the model's name in the API.
+        settings: the model's own, and the limits.
+        name: in the API.
+        metrics: what is counted for it.
     """
 
-    def __init__(self, settings: Settings, spawned: Spawned | None = None) -> None:
-        """``spawned``: the engine's process, if it has been begun already."""
+    def __init__(
+        self, settings: Settings, metrics: Metrics, spawned: Spawned | None = None
+    ) -> None:
+        """``metrics``: the server's; ``spawned``: the engine's process, if it has been begun already."""
         self.settings = settings
         self._spawned = spawned
         self.name = settings.served_model_name or _default_name(settings.model)
-        self.lifecycle = Lifecycle(self._engine_state)
-        self.metrics = Metrics(self._engine_stats)
+        self.metrics = metrics.model(self.name, self._engine_stats)
         self._backend: Backend | None = None
 
     async def start(self, on_phase: OnPhase | None = None) -> None:
@@ -102,41 +109,36 @@ class ServedModel:
             EngineFailed: it died again and again, and will not come back.
         """
         if self._backend is None:
-            raise EngineNotReady("The model is loading", retry_after=RETRY_SECONDS)
-        if self._engine_state() in ("failed", "closed"):
-            raise EngineFailed("The engine has failed; the server's log has the reason")
+            raise EngineNotReady(f"{self.name} is loading", retry_after=RETRY_SECONDS)
+        if self.state in ("failed", "closed"):
+            raise EngineFailed(f"The engine of {self.name} has failed; the server's log says why")
         return self._backend
 
-    def check_model(self, name: str | None) -> None:
-        """Raise 404 ``model_not_found`` for any name but this model's."""
-        if name is not None and name != self.name:
-            raise HTTPError(
-                404,
-                f"The model {name[:100]!r} does not exist; this server has {self.name!r}",
-                param="model",
-                code="model_not_found",
-            )
+    def check_kind(self, kind: Kind | None) -> None:
+        """Raise RequestError for a request to a model of another kind, else as :meth:`backend`.
 
-    def _engine_state(self) -> EngineState:
+        ``None`` fits every model.
+        """
+        self.backend()
+        if kind is not None and self.kind is not None and kind != self.kind:
+            raise RequestError(f"{self.name} {_REFUSALS[self.kind]}", param="model")
+
+    @property
+    def kind(self) -> Kind | None:
+        """What the model takes; not known before it is loaded."""
+        if self._backend is None:
+            return None
+        return "text" if self._backend.engine.info.speech is None else "speech"
+
+    @property
+    def state(self) -> EngineState:
+        """Of its engine."""
         return "starting" if self._backend is None else self._backend.engine.state
 
     def _engine_stats(self) -> tuple[EngineStats, int]:
         if self._backend is None:
             return EngineStats(), 0
         return self._backend.engine.stats, self._backend.engine.restarts
-
-
-@asynccontextmanager
-async def open_model(
-    settings: Settings, on_phase: OnPhase | None = None
-) -> AsyncIterator[ServedModel]:
-    """A started model without HTTP around it; its engine ends with the block."""
-    served = ServedModel(settings)
-    await served.start(on_phase)
-    try:
-        yield served
-    finally:
-        await served.close()
 
 
 def _default_name(model: str) -> str:

@@ -8,21 +8,22 @@ from starlette.responses import JSONResponse, Response
 
 from galley.errors import RequestError
 from galley.server import body
+from galley.server.registry import Registry
 from galley.server.responses import Text, Tokens
 from galley.server.schemas import DetokenizeRequest, TokenizeRequest
-from galley.server.served import Backend, ServedModel
+from galley.server.served import Backend
 
 
-def router(served: ServedModel) -> APIRouter:
-    """The routes, answered by ``served``."""
+def router(models: Registry) -> APIRouter:
+    """The routes, answered by ``models``."""
     routes = APIRouter(tags=["tokens"])
 
     @routes.post("/tokenize", responses={200: {"model": Tokens}}, response_model=None)
     async def tokenize(request: Request) -> Response:
         """The token ids of a prompt, or of messages as the chat template writes them."""
-        backend = served.backend()
-        asked = await body.read(request, TokenizeRequest, max_bytes=served.settings.max_body_bytes)
-        served.check_model(asked.model)
+        models.expect()
+        asked = await body.read(request, TokenizeRequest, max_bytes=models.settings.max_body_bytes)
+        backend = models.find(asked.model).backend()
         tokens = await asyncio.to_thread(_tokens, backend, asked)
         answer: Tokens = {
             "tokens": tokens,
@@ -34,11 +35,11 @@ def router(served: ServedModel) -> APIRouter:
     @routes.post("/detokenize", responses={200: {"model": Text}}, response_model=None)
     async def detokenize(request: Request) -> Response:
         """The text of token ids, special tokens included."""
-        backend = served.backend()
+        models.expect()
         asked = await body.read(
-            request, DetokenizeRequest, max_bytes=served.settings.max_body_bytes
+            request, DetokenizeRequest, max_bytes=models.settings.max_body_bytes
         )
-        served.check_model(asked.model)
+        backend = models.find(asked.model).backend()
         _check_ids(asked.tokens, backend.engine.info.vocab_size)
         text = await asyncio.to_thread(
             backend.tokenizer.decode, asked.tokens, skip_special_tokens=False

@@ -1,0 +1,152 @@
+"""The models that one server serves, by name, and what they share: settings, life and metrics."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from galley.config import Settings
+from galley.errors import EngineNotReady, GalleyError, ModelError, RequestError
+from galley.observe.metrics import Metrics
+from galley.server.errors import HTTPError
+from galley.server.lifecycle import RETRY_SECONDS, Lifecycle
+from galley.server.served import Kind, ServedModel
+from galley.service.client import EngineState
+from galley.service.spawn import Spawned
+
+OnModelPhase = Callable[[str, str, float], None]
+"""Told (model, phase, seconds) when a phase of a model's start has ended."""
+
+_WORST_FIRST: Final[tuple[EngineState, ...]] = ("failed", "closed", "starting", "recovering")
+
+
+class Registry:
+    """From the settings of all models to their last request.
+
+    Attributes:
+        settings: limits and addresses, which hold for all.
+    """
+
+    def __init__(self, settings: Settings, spawned: Sequence[Spawned] = ()) -> None:
+        """``spawned``: the engines' processes, in the models' order, as far as they have been begun."""
+        self.settings = settings
+        self.metrics = Metrics()
+        self.lifecycle = Lifecycle(self._state)
+        models = [
+            ServedModel(own, self.metrics, process)
+            for own, process in itertools.zip_longest([settings], spawned)
+        ]
+        self._models = {model.name: model for model in models}
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models.values())
+
+    @property
+    def names(self) -> list[str]:
+        """Of the models in the API."""
+        return list(self._models)
+
+    async def start(self, on_phase: OnModelPhase | None = None) -> None:
+        """Start all of them at the same time; none is left when one cannot start.
+
+        Raises:
+            ModelError: a model cannot be used; says which, if there are several.
+            SettingsError, EngineFailed: as :meth:`ServedModel.start`, if there is one.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                for model in self:
+                    group.create_task(self._start(model, on_phase))
+        except ExceptionGroup as errors:
+            await self.close()
+            raise errors.exceptions[0] from None
+
+    async def _start(self, model: ServedModel, on_phase: OnModelPhase | None) -> None:
+        def phase_ended(name: str, seconds: float) -> None:
+            if on_phase is not None:
+                on_phase(model.name, name, seconds)
+
+        try:
+            await model.start(phase_ended)
+        except GalleyError as error:
+            if len(self._models) == 1:
+                raise
+            raise ModelError(f"{model.name}: {error}") from error
+
+    async def close(self) -> None:
+        """End the engine processes. Idempotent."""
+        await asyncio.gather(*(model.close() for model in self))
+
+    def find(self, name: str | None, kind: Kind | None = None) -> ServedModel:
+        """The model that a request means, which can answer it.
+
+        Args:
+            name: as the request has it. None means the only model, or the only one of that kind.
+            kind: what the request needs; None takes any.
+
+        Raises:
+            HTTPError: 404 ``model_not_found``.
+            RequestError: it is of another kind, or several could be meant.
+            EngineNotReady, EngineFailed: as :meth:`ServedModel.backend`.
+        """
+        model = self._only(kind) if name is None else self._models.get(name)
+        if model is None:
+            raise HTTPError(
+                404,
+                f"The model {str(name)[:100]!r} does not exist; this server has {self._listed()}",
+                param="model",
+                code="model_not_found",
+            )
+        model.check_kind(kind)
+        return model
+
+    def expect(self, kind: Kind | None = None) -> None:
+        """To be asked before a body is read: raises what no model that it names could mend.
+
+        Raises:
+            RequestError, EngineNotReady, EngineFailed: as :meth:`find` for every one of the models.
+        """
+        errors = []
+        for model in self:
+            try:
+                model.check_kind(kind)
+            except GalleyError as error:
+                errors.append(error)
+            else:
+                return
+        # One that may yet come says more than one that is of another kind.
+        raise min(errors, key=lambda error: not isinstance(error, EngineNotReady))
+
+    def _only(self, kind: Kind | None) -> ServedModel:
+        fitting = list(self)
+        if len(fitting) > 1:
+            if any(model.kind is None for model in self):
+                raise EngineNotReady("The models are loading", retry_after=RETRY_SECONDS)
+            fitting = [model for model in self if kind in (None, model.kind)]
+        if len(fitting) != 1:
+            raise RequestError(
+                f"This server has {self._listed()}: say in the field model which is meant",
+                param="model",
+            )
+        return fitting[0]
+
+    def _listed(self) -> str:
+        return ", ".join(map(repr, self._models))
+
+    def _state(self) -> EngineState:
+        states = {model.state for model in self}
+        return next((state for state in _WORST_FIRST if state in states), "ready")
+
+
+@asynccontextmanager
+async def open_models(
+    settings: Settings, on_phase: OnModelPhase | None = None
+) -> AsyncIterator[Registry]:
+    """Started models without HTTP around them; their engines end with the block."""
+    models = Registry(settings)
+    await models.start(on_phase)
+    try:
+        yield models
+    finally:
+        await models.close()
