@@ -124,6 +124,8 @@ struct Kernels {
     // partial_floats() of them, and all chunks' contributions, in order, which are overwritten.
     void (*attend_chunk)(const Attend&, int64_t chunk, float* partial);
     void (*merge_chunks)(const Attend&, float* partials, int64_t count);
+    // The weights alone, of one query head a token: `keys` of them for each to `out`.
+    void (*weigh)(const Attend&);
     // Sum of exp((x - most) / temperature) over x[kExpBlock], none of which is above `most`.
     double (*exp_sum)(const double* x, double most, double temperature);
     // Nothing but products in registers, for measuring; they return the operations done.

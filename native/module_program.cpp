@@ -17,6 +17,7 @@ using namespace nanobind::literals;
 namespace galley {
 namespace {
 
+using FloatCube = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using FloatRows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using SlotFields = std::tuple<int64_t, int64_t, int64_t>;
 
@@ -38,23 +39,20 @@ bool are_tables(const Ids& blocks, const Ids& starts, int64_t count) {
 // Blocks, where each sequence's begin, and how many rows each sequence's window has.
 using CrossArrays = std::tuple<Ids, Ids, Ids>;
 
-void forward(Program& program, const Ids& tokens, const Ids& positions, const Ids& starts,
-             const Ids& tables, const Ids& table_starts, const Ids& wanted, FloatRows logits,
-             const std::optional<CrossArrays>& cross) {
-    const auto rows = static_cast<int64_t>(tokens.size());
+// Without a result yet, and no row is wanted.
+Step step_of(const Ids& tokens, const Ids& positions, const Ids& starts, const Ids& tables,
+             const Ids& table_starts, const std::optional<CrossArrays>& cross) {
     const auto sequences = static_cast<int64_t>(starts.size()) - 1;
-    const auto wanted_rows = static_cast<int64_t>(wanted.size());
-    if (static_cast<int64_t>(positions.size()) != rows || sequences < 1 ||
-        !are_tables(tables, table_starts, sequences) ||
-        static_cast<int64_t>(logits.shape(0)) != wanted_rows ||
-        static_cast<int64_t>(logits.shape(1)) != program.vocab_size())
+    if (positions.size() != tokens.size() || sequences < 1 ||
+        !are_tables(tables, table_starts, sequences))
         throw std::invalid_argument("the arrays of a step do not fit together");
-    Step step = {tokens.data(), positions.data(),
-                 rows,          starts.data(),
-                 sequences,     {tables.data(), table_starts.data()},
-                 wanted.data(), wanted_rows,
-                 logits.data(), {},
-                 nullptr};
+    Step step{};
+    step.tokens = tokens.data();
+    step.positions = positions.data();
+    step.rows = static_cast<int64_t>(tokens.size());
+    step.starts = starts.data();
+    step.sequences = sequences;
+    step.tables = {tables.data(), table_starts.data()};
     if (cross) {
         const auto& [blocks, block_starts, cross_rows] = *cross;
         if (!are_tables(blocks, block_starts, sequences) ||
@@ -63,6 +61,32 @@ void forward(Program& program, const Ids& tokens, const Ids& positions, const Id
         step.cross_tables = {blocks.data(), block_starts.data()};
         step.cross_rows = cross_rows.data();
     }
+    return step;
+}
+
+void forward(Program& program, const Ids& tokens, const Ids& positions, const Ids& starts,
+             const Ids& tables, const Ids& table_starts, const Ids& wanted, FloatRows logits,
+             const std::optional<CrossArrays>& cross) {
+    Step step = step_of(tokens, positions, starts, tables, table_starts, cross);
+    if (logits.shape(0) != wanted.size() ||
+        static_cast<int64_t>(logits.shape(1)) != program.vocab_size())
+        throw std::invalid_argument("logits have the wrong shape");
+    step.wanted = wanted.data();
+    step.wanted_rows = static_cast<int64_t>(wanted.size());
+    step.logits = logits.data();
+    nb::gil_scoped_release release;
+    program.forward(step);
+}
+
+void align(Program& program, const Ids& tokens, const Ids& positions, const Ids& starts,
+           const Ids& tables, const Ids& table_starts, FloatCube attention,
+           const CrossArrays& cross) {
+    Step step = step_of(tokens, positions, starts, tables, table_starts, cross);
+    if (static_cast<int64_t>(attention.shape(0)) != step.rows ||
+        static_cast<int64_t>(attention.shape(1)) != program.aligned_heads())
+        throw std::invalid_argument("attention has the wrong shape");
+    step.attention = attention.data();
+    step.attention_rows = static_cast<int64_t>(attention.shape(2));
     nb::gil_scoped_release release;
     program.forward(step);
 }
@@ -197,6 +221,11 @@ void bind_speech_ops(nb::class_<Program>& cls) {
             [](Program& p, int64_t layer, int64_t heads, float scale, SlotFields q, SlotFields y) {
                 p.append(CrossAttentionOp{layer, heads, scale, slot(q), slot(y)});
             });
+    cls.def("cross_weights",
+            [](Program& p, int64_t layer, int64_t heads, std::vector<int64_t> chosen, int64_t first,
+               float scale, SlotFields q) {
+                p.append(CrossWeightsOp{layer, heads, std::move(chosen), first, scale, slot(q)});
+            });
 }
 
 }  // namespace
@@ -208,6 +237,8 @@ void bind_program(nb::module_& m) {
              "vocab_size"_a)
         .def("forward", &forward, "tokens"_a, "positions"_a, "starts"_a, "tables"_a,
              "table_starts"_a, "wanted"_a, "logits"_a, "cross"_a.none() = nb::none())
+        .def("align", &align, "tokens"_a, "positions"_a, "starts"_a, "tables"_a, "table_starts"_a,
+             "attention"_a.noconvert(), "cross"_a)
         .def("encode", &encode, "frames"_a, "starts"_a, "tables"_a, "table_starts"_a);
     bind_ops(program);
     bind_speech_ops(program);

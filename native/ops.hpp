@@ -115,10 +115,17 @@ struct CrossAttentionOp {
     float scale;
     Slot q, y;
 };
+struct CrossWeightsOp {
+    int64_t layer, heads;
+    std::vector<int64_t> chosen;  // of the heads
+    int64_t first;                // place of their weights in the result
+    float scale;
+    Slot q;
+};
 
 using Op =
     std::variant<EmbedOp, PrepareOp, LinearOp, NormOp, AddNormOp, RopeOp, AttentionOp,
                  RopeAttentionOp, SiluMulOp, GeluOp, AddOp, SelectRowsOp, FeaturesOp, NeighboursOp,
-                 EmbedPositionsOp, WindowAttentionOp, CrossKvOp, CrossAttentionOp>;
+                 EmbedPositionsOp, WindowAttentionOp, CrossKvOp, CrossAttentionOp, CrossWeightsOp>;
 
 }  // namespace galley

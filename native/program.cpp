@@ -55,6 +55,16 @@ void Program::append(Op op) {
         crosses_ = true;
         need_attention_scratch(runtime_->cache(attention->layer), attention->heads);
     }
+    if (auto* weights = std::get_if<CrossWeightsOp>(&op)) {
+        crosses_ = true;
+        const Cache& cache = runtime_->cache(weights->layer);
+        for (int64_t head : weights->chosen)
+            require(head >= 0 && head < weights->heads, "a chosen head does not exist");
+        require(weights->heads % cache.kv_heads == 0, "KV heads do not divide the heads");
+        require(weights->first == aligned_heads_, "chosen heads do not follow each other");
+        aligned_heads_ += static_cast<int64_t>(weights->chosen.size());
+        need_attention_scratch(cache, weights->heads);
+    }
     ops_.push_back(std::move(op));
 }
 
@@ -117,9 +127,13 @@ void Program::check(const Step& step) const {
 void Program::check_cross(const Step& step) const {
     require(crosses_ == (step.cross_rows != nullptr),
             "windows are what cross-attention sees, and nothing else does");
+    require((aligned_heads_ > 0) == (step.attention != nullptr),
+            "weights are what an aligner gives, and nothing else does");
     if (!crosses_) return;
     for (int64_t s = 0; s < step.sequences; ++s) {
         require(step.cross_rows[s] > 0, "a sequence's window has no rows");
+        require(!step.attention || step.cross_rows[s] <= step.attention_rows,
+                "a window has more rows than there is room for");
         require(blocks_of(step.cross_rows[s]) <= step.cross_tables.size(s),
                 "a window's KV table is too short");
     }

@@ -34,6 +34,10 @@ struct Step {
     // Of each sequence's window the encoder's rows in the cache, and their number; null for text.
     Tables cross_tables;
     const int64_t* cross_rows;
+    // Of an aligner: its weights, [rows][aligned_heads()][attention_rows], and no logits. What lies
+    // beyond a window's rows is not written.
+    float* attention;
+    int64_t attention_rows;
 };
 
 // Windows to encode; see galley.ops.executor.Windows. `frames` is [starts[windows]][mels].
@@ -59,6 +63,7 @@ class Program {
     void encode(const Windows& windows);
 
     int64_t vocab_size() const { return vocab_size_; }
+    int64_t aligned_heads() const { return aligned_heads_; }
     int64_t mels() const { return mels_; }
 
   private:
@@ -123,6 +128,7 @@ class Program {
     void run(const WindowAttentionOp& op);
     void run(const CrossKvOp& op);
     void run(const CrossAttentionOp& op);
+    void run(const CrossWeightsOp& op);
     void normalise(const NormOp& op, const float* x, float* y) const;
     int angles_for(const std::vector<float>& inv_freq, float scale);
     void turn(int angles, int64_t r, const float* x, int64_t width, float* y) const;
@@ -133,6 +139,8 @@ class Program {
     void attend_own(const AttentionOp& op);
     void attend_all(const Attention& attention);
     Attend attend(const Attention& attention, const AttentionItem& item, int thread) const;
+    Attend attend_head(const CrossWeightsOp& op, int64_t place, int64_t sequence, int64_t first_row,
+                       int thread) const;
 
     std::shared_ptr<Runtime> runtime_;
     const Kernels& kernels_;
@@ -142,6 +150,7 @@ class Program {
     int64_t position_limit_ = INT64_MAX;  // as ids, of positions
     int64_t mels_ = 0;                    // of an encoder
     bool crosses_ = false;                // whether there is cross-attention
+    int64_t aligned_heads_ = 0;           // whose weights are the result
     std::vector<int64_t> strides_;        // of an encoder's convolutions
     std::vector<Op> ops_;
     std::vector<Angles> angles_;

@@ -1,4 +1,5 @@
 // How a program's ops run, each over all rows of the step.
+#include <algorithm>
 #include <cstring>
 
 #include "program.hpp"
@@ -248,6 +249,40 @@ void Program::run(const CrossKvOp& op) {
 void Program::run(const CrossAttentionOp& op) {
     attend_all({runtime_->cache(op.layer), step_.cross_tables, cross_plan_, op.heads, op.scale, 0,
                 op.q, op.y});
+}
+
+void Program::run(const CrossWeightsOp& op) {
+    const auto chosen = static_cast<int64_t>(op.chosen.size());
+    for (int64_t s = 0; s < step_.sequences; ++s) {
+        const int64_t rows = step_.starts[s + 1] - step_.starts[s];
+        const int64_t tiles = round_up(rows, kAttendRows) / kAttendRows;
+        pool_.run(chosen * tiles, 1, [&](int64_t begin, int64_t end, int thread) {
+            for (int64_t i = begin; i < end; ++i)
+                kernels_.weigh(attend_head(op, i / tiles, s, i % tiles * kAttendRows, thread));
+        });
+    }
+}
+
+// Some rows of a sequence, from its `first_row` on, for the chosen head number `place`.
+Attend Program::attend_head(const CrossWeightsOp& op, int64_t place, int64_t sequence,
+                            int64_t first_row, int thread) const {
+    const Cache& cache = runtime_->cache(op.layer);
+    const int64_t head = op.chosen[place], begin = step_.starts[sequence] + first_row;
+    const int64_t stride = aligned_heads_ * step_.attention_rows;
+    return {cache,
+            head / (op.heads / cache.kv_heads),
+            row(op.q, begin) + head * cache.head_dim,
+            step_.attention + begin * stride + (op.first + place) * step_.attention_rows,
+            op.q.stride / static_cast<int64_t>(sizeof(float)),
+            stride,
+            step_.cross_tables.of(sequence),
+            step_.cross_rows[sequence],
+            0,
+            std::min(kAttendRows, step_.starts[sequence + 1] - begin),
+            1,
+            0,
+            op.scale,
+            runtime_->scratch(thread)};
 }
 
 }  // namespace galley

@@ -160,7 +160,6 @@ WHISPER_GENERATION: dict[str, Any] = {
     "max_initial_timestamp_index": 20,
     "suppress_tokens": [1, 2, 7, 63, 205, 206, 207, 208],
     "begin_suppress_tokens": [5, EOS_TEXT],
-    "alignment_heads": [[0, 1], [0, 3]],
     "return_timestamps": False,
 }
 
@@ -202,6 +201,12 @@ WHISPER_VARIANTS: dict[str, dict[str, Any]] = {
 }
 """Both numbers of mel bins, as many decoder layers as encoder layers and fewer; name -> config."""
 
+ALIGNMENT_HEADS = {
+    "whisper": [[0, 1], [1, 0], [1, 3]],
+    "whisper-odd-128": [[0, 1], [0, 3]],
+}
+"""(Decoder layer, head) that each variant names; in the order of layers."""
+
 
 def make_whisper(folder: Path, variant: str = "whisper", *, seed: int = 0) -> Path:
     """Write a random speech model of a known variant, its last ids laid out as Whisper's special tokens."""
@@ -213,5 +218,6 @@ def make_whisper(folder: Path, variant: str = "whisper", *, seed: int = 0) -> Pa
             if name.endswith(("bias", "norm.weight")) or "embed_positions" in name:
                 parameter.add_(0.3 * torch.randn_like(parameter))
     model.save_pretrained(folder)
-    (folder / "generation_config.json").write_text(json.dumps(WHISPER_GENERATION))
+    generation = {**WHISPER_GENERATION, "alignment_heads": ALIGNMENT_HEADS[variant]}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
     return folder

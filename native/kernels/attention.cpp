@@ -243,10 +243,16 @@ struct Worker {
         }
     }
 
-    void take_span(const Softmax& sums, int64_t span, int64_t keys) const {
+    // How many columns of scores there are now, those of padding included.
+    int64_t score_span(int64_t span, int64_t keys) const {
         const int64_t columns = (keys + kLanes - 1) / kLanes * kLanes;
         for (int64_t row = 0; row < rows; row += kRows)
             score_rows<kRows>(rows - row, row, span, columns);
+        return columns;
+    }
+
+    void take_span(const Softmax& sums, int64_t span, int64_t keys) const {
+        const int64_t columns = score_span(span, keys);
         for (int64_t row = 0; row < rows; ++row) {
             mask(row, span, columns);
             soften(sums, row, span, columns);
@@ -274,6 +280,40 @@ struct Worker {
             sums.merge(part);
         }
         return sums;
+    }
+
+    // A softmax over all keys at once: its weights are wanted, so they have a place anyway.
+    void weigh() const {
+        float* best = rest;
+        for (int64_t row = 0; row < rows; ++row) best[row] = kLowest;
+        for (int64_t span = 0; span < a.keys; span += kSpan) {
+            const int64_t keys = a.keys - span < kSpan ? a.keys - span : kSpan;
+            const int64_t columns = score_span(span, keys);
+            for (int64_t row = 0; row < rows; ++row) {
+                mask(row, span, columns);
+                const float* s = scores + row * kSpan;
+                float* out = a.out + row * a.out_stride + span;
+                for (int64_t c = 0; c < columns; c += kLanes) {
+                    const float top = largest(load(s + c));
+                    best[row] = top > best[row] ? top : best[row];
+                    store_some(out + c, load(s + c), keys - c);
+                }
+            }
+        }
+        for (int64_t row = 0; row < rows; ++row)
+            normalise(a.out + row * a.out_stride, a.keys, best[row]);
+    }
+
+    static void normalise(float* weights, int64_t count, float best) {
+        Floats total = splat(0.0f);
+        for (int64_t i = 0; i < count; i += kLanes) {
+            store_some(weights + i, exp(load_some(weights + i, count - i) - splat(best)),
+                       count - i);
+            total = total + load_some(weights + i, count - i);
+        }
+        const Floats share = splat(1.0f / sum(total));
+        for (int64_t i = 0; i < count; i += kLanes)
+            store_some(weights + i, load_some(weights + i, count - i) * share, count - i);
     }
 };
 
@@ -309,6 +349,12 @@ void merge_chunks(const Attend& a, float* partials, int64_t count) {
     const Softmax sums(rows, padded, partials);
     for (int64_t i = 1; i < count; ++i) sums.merge(Softmax(rows, padded, partials + i * floats));
     finish(a, sums);
+}
+
+void weigh(const Attend& a) {
+    if (a.cache.type == KvType::kInt8) return Worker<int8_t>(a).weigh();
+    if (a.cache.type == KvType::kBF16) return Worker<uint16_t>(a).weigh();
+    Worker<float>(a).weigh();
 }
 
 }  // namespace GALLEY_ISA

@@ -28,6 +28,7 @@ const Kernels kKernels = {
     attend,
     attend_chunk,
     merge_chunks,
+    weigh,
     exp_sum,
     multiply_int8,
     multiply_bf16,

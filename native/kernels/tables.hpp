@@ -23,6 +23,7 @@ void write_kv(const Cache&, const float* k, const float* v, int64_t block, int64
 void attend(const Attend&);
 void attend_chunk(const Attend&, int64_t chunk, float* partial);
 void merge_chunks(const Attend&, float* partials, int64_t count);
+void weigh(const Attend&);
 double exp_sum(const double* x, double most, double temperature);
 int64_t multiply_int8(int64_t steps);
 int64_t multiply_bf16(int64_t steps);

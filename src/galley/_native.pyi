@@ -196,6 +196,9 @@ class Program:
 
     def cross_kv(self, layer: int, k: Slot, v: Slot) -> None: ...
     def cross_attention(self, layer: int, heads: int, scale: float, q: Slot, y: Slot) -> None: ...
+    def cross_weights(
+        self, layer: int, heads: int, chosen: Sequence[int], first: int, scale: float, q: Slot
+    ) -> None: ...
     def forward(
         self,
         tokens: npt.NDArray[np.int64],
@@ -212,6 +215,21 @@ class Program:
 
         ``cross``: the KV blocks of the sequences' windows, where each sequence's begin, and how many rows
         each window has.
+        """
+
+    def align(
+        self,
+        tokens: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        starts: npt.NDArray[np.int64],
+        tables: npt.NDArray[np.int64],
+        table_starts: npt.NDArray[np.int64],
+        attention: npt.NDArray[np.float32],
+        cross: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]],
+    ) -> None:
+        """One step of sequences through a program with ``cross_weights``.
+
+        ``attention``: [rows, heads, most rows of a window], filled as far as each window goes.
         """
 
     def encode(

@@ -63,13 +63,13 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True):
     """Where a decoder's alignment heads look while it writes a text.
 
     Attributes:
-        heads, tokens, rows: of the prompt and of its window.
-        data: float32, little-endian, [heads, tokens, rows]: the weight that a head at a token gives to a
+        tokens, heads, rows: of the prompt and of its window.
+        data: float32, little-endian, [tokens, heads, rows]: the weight that a head at a token gives to a
             row of what was heard. Over the rows they add up to 1.
     """
 
-    heads: int
     tokens: int
+    heads: int
     rows: int
     data: bytes
 

@@ -35,7 +35,13 @@ from galley.ops.reference import ReferenceExecutor, Step
 from galley.ops.tiles import Tiles
 from galley.service.requests import expand
 from galley.types import EngineRequest, Output, SamplingDefaults, blocks_for
-from tests.checkpoints import EOS_TEXT, VOCAB_SIZE, WHISPER_GENERATION, WHISPER_VARIANTS
+from tests.checkpoints import (
+    ALIGNMENT_HEADS,
+    EOS_TEXT,
+    VOCAB_SIZE,
+    WHISPER_GENERATION,
+    WHISPER_VARIANTS,
+)
 from tests.conftest import CheckpointMaker
 
 Features = npt.NDArray[np.float32]
@@ -549,18 +555,19 @@ def test_a_cache_without_room_for_a_window_is_refused(checkpoint: CheckpointMake
         LocalEngine(settings)
 
 
+@pytest.mark.parametrize("name", EXECUTORS)
 @pytest.mark.parametrize("variant", WHISPER_VARIANTS)
 def test_alignment_heads_look_where_those_of_transformers_do(
-    variant: str, checkpoint: CheckpointMaker
+    variant: str, name: ExecutorName, checkpoint: CheckpointMaker
 ) -> None:
     folder = checkpoint(variant)
-    model, executor = truth(folder), executor_of(folder)
+    model, executor = truth(folder), executor_of(folder, name=name)
     mels, longest = model.config.num_mel_bins, 2 * model.config.max_source_positions
     windows = [random_features(i, mels, frames) for i, frames in enumerate((longest, 77))]
     prompts = [random_ids(1, 20), random_ids(2, 33)]
     got = run(executor, windows, prompts, call=executor.align)
-    assert got.shape == (53, 2, longest // 2)
-    heads = WHISPER_GENERATION["alignment_heads"]
+    heads = ALIGNMENT_HEADS[variant]
+    assert got.shape == (53, len(heads), longest // 2)
     for window, ids, rows in zip(windows, prompts, np.split(got, [20]), strict=True):
         states = encoded(model, window)
         with torch.inference_mode():
@@ -572,20 +579,23 @@ def test_alignment_heads_look_where_those_of_transformers_do(
         heard = states.shape[1]
         for place, (layer, head) in enumerate(heads):
             expected = out.cross_attentions[layer][0, head].numpy()
-            assert np.abs(rows[:, place, :heard] - expected).max() <= 1e-5
+            assert np.abs(rows[:, place, :heard] - expected).max() <= 1e-4
         assert not rows[:, :, heard:].any()
 
 
+@pytest.mark.parametrize("name", EXECUTORS)
 def test_an_alignment_is_a_request_over_a_given_text(
-    checkpoint: CheckpointMaker, speech: Callable[..., LocalEngine]
+    name: ExecutorName, checkpoint: CheckpointMaker, speech: Callable[..., LocalEngine]
 ) -> None:
     """In chunks, beside other requests, after a preemption: the same weights as in one call."""
-    executor = executor_of(checkpoint("whisper"))
+    executor = executor_of(checkpoint("whisper"), name=name)
     windows = [random_features(i, 80, 150 - 10 * i) for i in range(3)]
     texts = [[*PROMPT, *random_ids(i, 30 + i), EOS_TEXT] for i in range(3)]
     params = SamplingParams(max_tokens=0, alignment=True)
     for budget, tokens in ((256, 1024), (8, 1024), (16, 160)):
-        engine = speech(max_batch_tokens=budget, kv_cache_tokens=tokens, max_running=8)
+        engine = speech(
+            max_batch_tokens=budget, kv_cache_tokens=tokens, max_running=8, executor=name
+        )
         requests = [
             r for w, t in zip(windows, texts, strict=True) for r in ask(engine, w, params, t)
         ]
@@ -594,12 +604,12 @@ def test_an_alignment_is_a_request_over_a_given_text(
         for window, text, (output,) in zip(windows, texts, outputs, strict=False):
             found = output.alignment
             assert found is not None
-            assert (found.heads, found.tokens, found.rows) == (2, len(text), len(window) // 2)
-            got = np.frombuffer(found.data, "<f4").reshape(found.heads, found.tokens, found.rows)
+            assert (found.tokens, found.heads, found.rows) == (len(text), 3, len(window) // 2)
+            got = np.frombuffer(found.data, "<f4").reshape(found.tokens, found.heads, found.rows)
             alone = run(executor, [window], [text], call=executor.align)
-            assert np.array_equal(got.transpose(1, 0, 2), alone[:, :, : found.rows])
+            assert np.array_equal(got, alone[:, :, : found.rows])
         # What an aligner leaves in the cache is not all layers: nobody may share it.
-        fresh = speech(prefix_cache=False)
+        fresh = speech(prefix_cache=False, executor=name)
         again = [r for w, t in zip(windows, texts, strict=True) for r in ask(engine, w, GREEDY, t)]
         for request, answer in zip(again, answers(engine, again), strict=True):
             assert tokens_of(answer) == tokens_of(answers(fresh, [request])[0])

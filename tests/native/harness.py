@@ -15,8 +15,9 @@ from galley.config import DType, EngineSettings, KVType, Quantize
 from galley.engine.load import load_engine
 from galley.formats.checkpoint import Checkpoint
 from galley.formats.weights import Weight
-from galley.graph.program import Op
+from galley.graph.program import Op, Program
 from galley.models.registry import build_program
+from galley.models.speech import read_speech, with_aligner
 from galley.ops.executor import Batch, Executor, ExecutorOptions
 from galley.ops.reference import ReferenceExecutor, Step
 from galley.ops.tiles import Tiles
@@ -83,6 +84,14 @@ def run_embed(weight: _native.Packed, rows: int, depth: int, *, isa: str) -> Flo
     program.embed(weight, (0, width, 0))
     program.select_rows(depth, (0, width, 0), (_native.LOGITS, 4 * depth, 0))
     return run_rows(runtime, program, rows, depth)
+
+
+def program_of(folder: Path) -> Program:
+    """As an engine runs it, with its encoder and its aligner."""
+    checkpoint = Checkpoint.open(folder)
+    program = build_program(checkpoint.config)
+    speech = read_speech(checkpoint.config, checkpoint.generation, program)
+    return program if speech is None else with_aligner(program, checkpoint.config, speech)
 
 
 def cpu_executor(
@@ -168,7 +177,7 @@ def rounding_executor(
 ) -> RoundingExecutor:
     """Torch on the dequantised weights, with 256 blocks of KV."""
     checkpoint = Checkpoint.open(folder)
-    program = build_program(checkpoint.config)
+    program = program_of(folder)
     matrices = program.matrices
     weights = {
         name: dataclasses.replace(as_weight(_DEQUANTISED[quantize](weight)), name=name)

@@ -2,20 +2,21 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import WhisperForConditionalGeneration
 
-from galley.config import Quantize
+from galley.config import KVType, Quantize
 from galley.formats.checkpoint import Checkpoint
 from galley.graph.passes import PASSES, run_passes
 from galley.graph.plan import least_arena, plan_arena
 from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
-from galley.models.registry import build_program
 from galley.ops.cpu import ISA_VARIABLE, CpuExecutor
 from galley.ops.executor import Batch, Cross, Executor, ExecutorOptions, Ints, Windows
 from galley.ops.lowering import lower
@@ -23,24 +24,25 @@ from galley.ops.packing import Matrices
 from galley.types import BLOCK_TOKENS
 from tests.checkpoints import VOCAB_SIZE, WHISPER_VARIANTS
 from tests.conftest import CheckpointMaker
-from tests.native.harness import ISAS, KINDS, Floats, rounding_executor
+from tests.native.harness import ISAS, KINDS, KV_TYPES, Floats, program_of, rounding_executor
 
 BLOCKS = 256
 
 
-def program_of(folder: Path) -> Program:
-    return build_program(Checkpoint.open(folder).config)
-
-
 def native(
-    folder: Path, quantize: Quantize, *, threads: int = 1, disabled: tuple[str, ...] = ()
+    folder: Path,
+    quantize: Quantize,
+    *,
+    threads: int = 1,
+    disabled: tuple[str, ...] = (),
+    kv_dtype: KVType = "float32",
 ) -> CpuExecutor:
     program = program_of(folder)
     weights = program.take_weights(Checkpoint.open(folder).weights(), folder=str(folder))
     options = ExecutorOptions(
         dtype="float32",
         quantize=quantize,
-        kv_dtype="float32",
+        kv_dtype=kv_dtype,
         device="cpu",
         threads=threads,
         disable_pass=disabled,
@@ -69,6 +71,7 @@ def run(
     sequences: list[tuple[int, list[int], list[int]]],
     *,
     seed: int = 0,
+    call: Callable[[Batch], Floats] | None = None,
 ) -> list[Floats]:
     """Encode the windows in one step, then run the sequences side by side.
 
@@ -78,9 +81,10 @@ def run(
         windows: [frames, mels] each.
         sequences: (window, token ids, how many of them in each step).
         seed: of where the blocks are.
+        call: of the executor; its ``forward`` if this is None.
 
     Returns:
-        For each sequence the logits of all its tokens.
+        For each sequence the logits of all its tokens, or what else ``call`` gives of them.
     """
     assert program.encoder is not None
     pool = Pool(seed)
@@ -112,7 +116,7 @@ def run(
                 np.array([rows[sequences[s][0]] for s in active]),
             ),
         )
-        got = np.split(executor.forward(batch).copy(), batch_starts[1:-1])
+        got = np.split((call or executor.forward)(batch).copy(), batch_starts[1:-1])
         for s, end, part in zip(active, ends, got, strict=True):
             logits[s].append(part)
             done[s] = end
@@ -210,6 +214,63 @@ def test_bits_do_not_depend_on_batches_chunks_or_threads(
             assert np.array_equal(logits, alone[order[place]]), (threads, seed, chunks)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("variant", WHISPER_VARIANTS)
+def test_alignment_agrees_with_torch(
+    variant: str, isa: str, checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For every kind of weights and of keys; whole windows, one of one row, and more rows than a tile."""
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    folder = checkpoint(variant)
+    program = program_of(folder)
+    assert program.encoder is not None
+    windows = random_windows(program, [1, 17, program.encoder.max_positions])
+    sequences = [(w, random_ids(70, w), [4, 66]) for w in (2, 0, 1, 2)]
+    rows = [program.encoder.rows_of(len(window)) for window in windows]
+    for kind, kv_dtype, worst in (
+        ("float32", "float32", 1e-4),
+        ("float32", "bfloat16", 2e-2),
+        ("bf16", "float32", 1e-2),
+        ("int8", "float32", 5e-2),
+        ("int8", "int8", 5e-2),
+    ):
+        truth = rounding_executor(folder, kind)  # type: ignore[arg-type]
+        executor = native(folder, kind, kv_dtype=kv_dtype)  # type: ignore[arg-type]
+        expected = run(truth, program, windows, sequences, call=truth.align)
+        got = run(executor, program, windows, sequences, call=executor.align)
+        for (window, _, _), ours, theirs in zip(sequences, got, expected, strict=True):
+            assert np.abs(ours - theirs).max() <= worst, (kind, kv_dtype)
+            assert np.abs(ours.sum(axis=2) - 1).max() <= 1e-5
+            assert not ours[:, :, rows[window] :].any()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", KV_TYPES)
+def test_bits_of_an_alignment_depend_on_its_row_alone(
+    kv_dtype: KVType, isa: str, checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    folder = checkpoint("whisper")
+    program = program_of(folder)
+    windows = random_windows(program, [150, 31])
+    texts = [random_ids(80, 1), random_ids(33, 2)]
+    one = native(folder, "int8", kv_dtype=kv_dtype)
+    alone = [
+        run(one, program, [window], [(0, ids, [len(ids)])], call=one.align)[0]
+        for window, ids in zip(windows, texts, strict=True)
+    ]
+    many = native(folder, "int8", kv_dtype=kv_dtype, threads=3)
+    sequences = [
+        (1, texts[1], [1, 30, 2]),
+        (0, texts[0], [70, 10]),
+        (0, texts[0], [3, 76, 1]),
+        (1, texts[1], [33]),
+    ]
+    got = run(many, program, windows, sequences, seed=5, call=many.align)
+    for (window, _, _), weights in zip(sequences, got, strict=True):
+        assert np.array_equal(weights, alone[window])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("variant", WHISPER_VARIANTS)
 def test_no_pass_changes_a_bit(variant: str, kind: Quantize, checkpoint: CheckpointMaker) -> None:
@@ -222,9 +283,14 @@ def test_no_pass_changes_a_bit(variant: str, kind: Quantize, checkpoint: Checkpo
         executor = native(folder, kind, threads=2, disabled=disabled)
         return np.concatenate(run(executor, program, windows, sequences))
 
-    plain = logits(tuple(PASSES))
-    for disabled in ((), *((name,) for name in PASSES)):
-        assert np.array_equal(logits(disabled).view(np.int32), plain.view(np.int32)), disabled
+    def weights(disabled: tuple[str, ...]) -> Floats:
+        executor = native(folder, kind, threads=2, disabled=disabled)
+        return np.concatenate(run(executor, program, windows, sequences, call=executor.align))
+
+    for result in (logits, weights):
+        plain = result(tuple(PASSES))
+        for disabled in ((), *((name,) for name in PASSES)):
+            assert np.array_equal(result(disabled).view(np.int32), plain.view(np.int32)), disabled
 
 
 def test_what_the_passes_do(checkpoint: CheckpointMaker) -> None:
@@ -271,8 +337,32 @@ def test_memory_is_planned_as_tightly_as_liveness_allows(
     for variant, disabled in itertools.product(WHISPER_VARIANTS, ((), tuple(PASSES))):
         program = program_of(checkpoint(variant))
         assert program.encoder is not None
+        assert program.aligner is not None
         weights = program.take_weights(Checkpoint.open(checkpoint(variant)).weights(), folder="")
-        for part in (program, program.encoder):
+        for part in (program, program.encoder, program.aligner):
             final = run_passes(prepare_inputs(part, kind), disabled)
             lifetimes = lower(final, weights, Matrices(weights, kind)).lifetimes()
             assert plan_arena(lifetimes).size == least_arena(lifetimes), variant
+
+
+def test_alignments_that_do_not_fit_together_are_refused(checkpoint: CheckpointMaker) -> None:
+    executor = native(checkpoint("whisper"), "float32")
+    table, at = np.arange(5), np.arange(3)
+    step = (at, at, np.array([0, 3]), table, np.array([0, 5]))
+    cross = (table, np.array([0, 5]), np.array([75]))
+
+    def align(shape: tuple[int, int, int], program: Any = executor._aligner) -> None:
+        program.align(*step, np.zeros(shape, np.float32), cross)
+
+    align((3, 3, 75))
+    for shape, message in (
+        ((2, 3, 75), "wrong shape"),
+        ((3, 2, 75), "wrong shape"),
+        ((3, 3, 74), "more rows"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            align(shape)
+    with pytest.raises(ValueError, match="an aligner gives"):
+        align((3, 0, 75), executor._decoder)
+    with pytest.raises(ValueError, match="an aligner gives"):
+        executor._aligner.forward(*step, at[:0], np.zeros((0, 0), np.float32), cross)  # type: ignore[union-attr]

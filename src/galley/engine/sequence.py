@@ -130,9 +130,9 @@ class Sequence:
         """What was found, if it was asked for."""
         if not self.aligns:
             return None
-        found = np.ascontiguousarray(np.concatenate(self.attention).transpose(1, 0, 2), "<f4")
-        heads, tokens, rows = found.shape
-        return Alignment(heads=heads, tokens=tokens, rows=rows, data=found.tobytes())
+        _, heads, rows = self.attention[0].shape
+        data = b"".join(np.asarray(part, "<f4").tobytes() for part in self.attention)
+        return Alignment(tokens=self.computed, heads=heads, rows=rows, data=data)
 
     @property
     def shares(self) -> bool:

@@ -48,9 +48,10 @@ class CpuExecutor:
 
         runs = rewritten(program)
         decoder = lower(runs, weights, matrices)
-        encoder = None
-        if program.encoder is not None:
-            encoder = lower(rewritten(program.encoder), weights, matrices)
+        encoder, aligner = (
+            None if traced is None else lower(rewritten(traced), weights, matrices)
+            for traced in (program.encoder, program.aligner)
+        )
         matrices.keep()
         self.cost = decoder.cost()
         self._vocab_size = program.vocab_size
@@ -63,7 +64,14 @@ class CpuExecutor:
         for kv in program.kv:
             self._runtime.add_kv_layer(kv.kv_heads, kv.head_dim, options.kv_dtype)
         self._decoder = decoder.built(self._runtime, program.vocab_size)
-        self._encoder = None if encoder is None else encoder.built(self._runtime, 0)
+        self._encoder, self._aligner = (
+            None if lowered is None else lowered.built(self._runtime, 0)
+            for lowered in (encoder, aligner)
+        )
+        self._attention_shape = (0, 0)
+        if program.encoder is not None and program.aligner is not None:
+            rows = program.encoder.rows_of(program.encoder.max_positions)
+            self._attention_shape = (program.aligner.aligned_heads, rows)
 
     @property
     def isa(self) -> str:
@@ -108,8 +116,17 @@ class CpuExecutor:
         self.forward_seconds += time.perf_counter() - began
 
     def align(self, batch: Batch) -> Attention:
-        """See :meth:`galley.ops.executor.Executor.align`; nobody asks for it yet."""
-        raise NotImplementedError
+        """See :meth:`galley.ops.executor.Executor.align`. Raises as :meth:`forward`."""
+        assert self._aligner is not None, "the model has no heads to align by"
+        assert batch.cross is not None
+        attention = np.zeros((len(batch.tokens), *self._attention_shape), dtype=np.float32)
+        cross = (*_joined(batch.cross.tables), batch.cross.rows)
+        began = time.perf_counter()
+        self._aligner.align(
+            batch.tokens, batch.positions, batch.starts, *_joined(batch.tables), attention, cross
+        )
+        self.forward_seconds += time.perf_counter() - began
+        return attention
 
     def forward(self, batch: Batch) -> Logits:
         """See :meth:`galley.ops.executor.Executor.forward`.

@@ -36,6 +36,7 @@ _ATTRIBUTES: Final[Mapping[str, tuple[str, ...]]] = {
     "rope_attention": ("inv_freq", "rope_scale", "layer", "heads", "scale", "window"),
     "cross_kv": ("layer",),
     "cross_attention": ("layer", "heads", "scale"),
+    "cross_weights": ("layer", "heads", "chosen", "first", "scale"),
 }
 """Steps whose arguments are attributes of the op alone."""
 
@@ -83,7 +84,8 @@ class Cost:
 class Lowered:
     """A program in native steps over buffers 0, 1, ...
 
-    ``row_bytes``: one entry for each buffer. ``logits``: the buffer of the logits; none for an encoder.
+    ``row_bytes``: one entry for each buffer. ``logits``: the buffer of the logits; none for an encoder
+    or an aligner.
     A ``columns`` step is none: it only names a part of the buffer it reads, ``arguments[0]`` bytes into
     each row.
     """
