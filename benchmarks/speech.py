@@ -5,8 +5,12 @@
 Installs faster-whisper into a virtual environment of its own under --home, converts the checkpoint with
 its own tool, keeps all contenders loaded and has them do the same work in turns: encode windows of 30
 seconds, and decode over one window, greedily and with beams. Nothing ends a text early. Galley's encoder
-also computes cross-attention's keys and values, which CTranslate2 leaves to the first step of decoding. For
-an idle machine.
+also computes cross-attention's keys and values, which CTranslate2 leaves to the first step of decoding.
+
+    python -m benchmarks.speech --hour --rounds 1
+
+measures an hour instead: 120 windows to 120 texts, with as many windows at once as suits each. For an
+idle machine.
 """
 
 import argparse
@@ -32,7 +36,7 @@ PEERS: Final = ("galley_speech", "faster_whisper")
 
 @dataclass
 class Comparison:
-    """Seconds a window or a token: contender -> work -> one for each round; and who was left out, why."""
+    """Seconds a window, token or hour: contender -> work -> one for each round; who was left out, why."""
 
     requests: dict[str, dict[str, Any]]
     seconds: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -55,22 +59,10 @@ def main() -> None:
     """Prepare, measure, print."""
     arguments = _arguments()
     console = Console()
-    comparison = Comparison(
-        {
-            "encode": {"work": "encode", "windows": arguments.windows},
-            **{
-                f"decode, {beams} beams" if beams > 1 else "decode": {
-                    "work": "decode",
-                    "tokens": arguments.tokens,
-                    "beams": beams,
-                }
-                for beams in arguments.beams
-            },
-        }
-    )
+    comparison = Comparison(_requests(arguments))
     with ExitStack() as stack:
         children = _children(arguments, comparison, stack, console)
-        for number in range(arguments.rounds + 1):
+        for number in range(arguments.hour, arguments.rounds + 1):  # an hour needs no warm-up
             _round(children, comparison, warm_up=number == 0)
             console.print(f"round {number} of {arguments.rounds}")
     _print(comparison, console)
@@ -94,11 +86,29 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--windows", type=int, default=3, help="encoded one after another a round")
     parser.add_argument("--tokens", type=int, default=100, help="of the text that is decoded")
     parser.add_argument("--beams", type=sizes, default=[1, 5])
+    parser.add_argument("--hour", action="store_true", help="an hour's windows to texts, instead")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--home", type=Path, default=Path.home() / ".cache/galley-peers")
     parser.add_argument("--json", type=Path, help="write every figure to this file, too")
     return parser.parse_args()
+
+
+def _requests(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What is measured, by its name in the table."""
+    tokens = arguments.tokens
+    if arguments.hour:
+        work = {"work": "transcribe", "windows": 120, "tokens": tokens}
+        return {f"an hour{_with(beams)}": {**work, "beams": beams} for beams in arguments.beams}
+    decode = {"work": "decode", "tokens": tokens}
+    return {
+        "encode": {"work": "encode", "windows": arguments.windows},
+        **{f"decode{_with(beams)}": {**decode, "beams": beams} for beams in arguments.beams},
+    }
+
+
+def _with(beams: int) -> str:
+    return f", {beams} beams" if beams > 1 else ""
 
 
 def _children(

@@ -2,10 +2,17 @@
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.peers.protocol import Peer, main
 from benchmarks.peers.speech import FRAMES, PROMPT, answer
+
+if TYPE_CHECKING:
+    from galley.audio import AudioWindow
+    from galley.types import EngineRequest
+
+TOGETHER: Final = 8
+"""Windows under way at once, as many as `galley transcribe` has."""
 
 
 class _Model:
@@ -48,20 +55,42 @@ class _Model:
         self._seconds(1, beams)  # the window is encoded, and stays
         return [(self._seconds(tokens, beams) - self._seconds(1, beams)) / (tokens - 1)]
 
+    def transcribe(self, windows: int, tokens: int, beams: int) -> list[float]:
+        from galley.audio import AudioWindow
+
+        mels = self._frames.shape[1]
+        waiting = []
+        for number in range(
+            1, windows + 1
+        ):  # of other bytes each: the engine knows what it encoded
+            data = (self._frames + 1e-3 * number).astype("f4").tobytes()
+            window = AudioWindow(frames=FRAMES, mels=mels, data=data)
+            waiting += self._request(window, tokens, beams, str(number))
+        began = time.perf_counter()
+        run = self._engine.run(waiting[:TOGETHER])
+        del waiting[:TOGETHER]
+        for output in run:
+            if output.finish_reason is not None and waiting:
+                run.add([waiting.pop(0)])
+        return [time.perf_counter() - began]
+
     def _seconds(self, tokens: int, beams: int) -> float:
+        request = self._request(self._window, tokens, beams, "bench")
+        began = time.perf_counter()
+        for _ in self._engine.run(request):
+            pass
+        return time.perf_counter() - began
+
+    def _request(
+        self, window: "AudioWindow", tokens: int, beams: int, name: str
+    ) -> "list[EngineRequest]":
         from galley import SamplingParams
         from galley.service.requests import expand
 
         params = SamplingParams(
             temperature=0.0, max_tokens=tokens, ignore_eos=True, num_beams=beams
         )
-        request = expand(
-            list(PROMPT), params, self._engine.info, request_id="bench", window=self._window
-        )
-        began = time.perf_counter()
-        for _ in self._engine.run(request):
-            pass
-        return time.perf_counter() - began
+        return expand(list(PROMPT), params, self._engine.info, request_id=name, window=window)
 
 
 PEER = Peer(

@@ -21,9 +21,13 @@ class SpeechModel(Protocol):
         """Seconds a token of the text over one window, without its first; none if it cannot."""
         ...
 
+    def transcribe(self, windows: int, tokens: int, beams: int) -> list[float]:
+        """Seconds from that many windows to the texts of all, as many at once as it does best."""
+        ...
+
 
 def answer(model: SpeechModel, request: Mapping[str, Any]) -> list[float]:
-    """Seconds of ``{"work": "encode", "windows": 3}``, or of "decode" with "tokens" and "beams"."""
-    if request["work"] == "encode":
-        return model.encode(request["windows"])
-    return model.decode(request["tokens"], request["beams"])
+    """Seconds of ``{"work": "encode", "windows": 3}`` and its like: a method's name and arguments."""
+    arguments = dict(request)
+    seconds: list[float] = getattr(model, arguments.pop("work"))(**arguments)
+    return seconds
