@@ -152,3 +152,56 @@ class TranscribeOptions:
             )
         if self.language is not None:
             object.__setattr__(self, "language", language_code(self.language))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnOptions:
+    """Where a live stream's turns begin and end; names and defaults are OpenAI's ``server_vad``.
+
+    Attributes:
+        threshold: speech begins at this probability; it ends 0.15 below.
+        prefix_padding_ms: kept before speech.
+        silence_duration_ms: so much silence ends a turn.
+
+    Raises:
+        RequestError: a value is out of range; ``param`` names it.
+    """
+
+    threshold: float = 0.5
+    prefix_padding_ms: int = 300
+    silence_duration_ms: int = 500
+
+    def __post_init__(self) -> None:
+        _between("threshold", self.threshold, 0.0, 1.0)
+        _between("prefix_padding_ms", self.prefix_padding_ms, 0, 5_000)
+        _between("silence_duration_ms", self.silence_duration_ms, 100, 10_000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveOptions:
+    """What is wanted of a live transcription.
+
+    Attributes:
+        language: spoken, as a code or an English name; None: detected in the first turn.
+        prompt: text before the stream's, in its spelling and style; names, for example.
+        turns: where they begin and end.
+        commit_turns: a turn ends with silence; False: only when the caller says so.
+        interval_ms: so much new speech is worth another look at the window.
+        rules: when a transcript is good. Beams and further temperatures count where a window ends; on the
+            way there it is transcribed greedily.
+
+    Raises:
+        RequestError: a value is out of range; ``param`` names it.
+    """
+
+    language: str | None = None
+    prompt: str = ""
+    turns: TurnOptions = TurnOptions()
+    commit_turns: bool = True
+    interval_ms: int = 500
+    rules: QualityRules = QualityRules(beam_size=1)
+
+    def __post_init__(self) -> None:
+        _between("interval_ms", self.interval_ms, 100, 10_000)
+        if self.language is not None:
+            object.__setattr__(self, "language", language_code(self.language))
