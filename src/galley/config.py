@@ -9,13 +9,13 @@ import dataclasses
 import math
 import os
 import re
-import types as pytypes
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
+from galley.coerce import coerce
 from galley.errors import SettingsError
 
 T = TypeVar("T")
@@ -30,6 +30,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 # Kubernetes sets GALLEY_PORT=tcp://10.0.0.1:8000 in every pod beside a Service named "galley".
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 
@@ -111,10 +112,21 @@ class EngineSettings:
         return self.max_running or min(64, self.max_batch_tokens)
 
 
+@dataclass(frozen=True)
+class NamedModel:
+    """One of several models: its name in the API, and the engine settings that are its own."""
+
+    name: str
+    own: Mapping[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings(EngineSettings):
     """Everything `galley serve` can be told."""
 
+    models: tuple[NamedModel, ...] = _setting(
+        (), "Server", "several models by name: NAME=MODEL NAME.SETTING=VALUE ..., in YAML a mapping"
+    )
     host: str = _setting("127.0.0.1", "Server", "address to bind")
     port: int = _setting(8000, "Server", "port to bind; 0 picks a free one")
     served_model_name: str = _setting(
@@ -160,6 +172,29 @@ class Settings(EngineSettings):
             raise SettingsError(f"port must be between 0 and 65535, got {self.port}")
         if any(not key.strip() for key in self.api_key):
             raise SettingsError("api_key: one of the keys is empty; anybody could guess it")
+        if self.models and self.served_model_name:
+            names = ", ".join(model.name for model in self.models)
+            raise SettingsError(
+                f"served_model_name is {self.served_model_name!r}, but the models have names: {names}"
+            )
+        for model in self.models:
+            self._of(model)
+
+    def each_model(self) -> list[Self]:
+        """The settings of every model that is served: its own where it has any, else those of all.
+
+        The models share the memory: ``kv_memory_fraction`` is divided among them, unless a model has
+        one of its own.
+        """
+        return [self._of(model) for model in self.models] or [self]
+
+    def _of(self, model: NamedModel) -> Self:
+        share = {"kv_memory_fraction": self.kv_memory_fraction / len(self.models)}
+        own = {**share, **model.own}
+        try:
+            return dataclasses.replace(self, models=(), served_model_name=model.name, **own)
+        except SettingsError as error:
+            raise SettingsError(f"models: {model.name}: {error}") from None
 
     @classmethod
     def load(
@@ -184,6 +219,68 @@ class Settings(EngineSettings):
         values.update(_from_environ(cls, os.environ if environ is None else environ))
         values.update(flags)
         return cls(**values)
+
+
+def named_models(arguments: Sequence[str]) -> tuple[NamedModel, ...]:
+    """The models that ``NAME=MODEL`` and, after it, ``NAME.SETTING=VALUE`` describe.
+
+    Raises:
+        SettingsError: an argument is of another form, or a name is given twice.
+    """
+    models: dict[str, dict[str, object]] = {}
+    for argument in arguments:
+        left, equals, value = argument.partition("=")
+        name, dot, setting = left.rpartition(".")
+        if not equals:
+            raise SettingsError(
+                f"{argument!r} has no name: of several models each is NAME=MODEL, like chat={argument}"
+            )
+        if dot and name in models:
+            models[name][setting.replace("-", "_")] = value
+        elif left in models:
+            raise SettingsError(f"two models have the name {left!r}")
+        else:
+            models[left] = {"model": value}
+    return _named(models, source="command line")
+
+
+def _named(models: Mapping[str, Mapping[str, object]], *, source: str) -> tuple[NamedModel, ...]:
+    for name in models:
+        if not _NAME.fullmatch(name):
+            raise SettingsError(
+                f"{source}: {name!r} is no name for a model: letters, digits and . _ - make one (a "
+                f"folder with = in its path needs a name before it)"
+            )
+    return tuple(
+        NamedModel(
+            name,
+            {
+                setting: _convert(
+                    EngineSettings, setting, value, source=f"{source}: models: {name}"
+                )
+                for setting, value in own.items()
+            },
+        )
+        for name, own in models.items()
+    )
+
+
+def _models(value: object, *, source: str) -> tuple[NamedModel, ...]:
+    """Text as on the command line, or YAML: name -> model, or name -> settings."""
+    if isinstance(value, str):
+        return named_models(value.split())
+    if not isinstance(value, dict):
+        raise SettingsError(f"{source}: models must map names to models, got {value!r}")
+    models: dict[str, dict[str, object]] = {}
+    for name, own in value.items():
+        if own is None or isinstance(own, str):
+            own = {"model": own or ""}
+        if not isinstance(own, dict):
+            raise SettingsError(
+                f"{source}: models: {name}: expected a model or a mapping of settings, got {own!r}"
+            )
+        models[str(name)] = {str(k).replace("-", "_"): v for k, v in own.items()}
+    return _named(models, source=source)
 
 
 def _one_of(settings: EngineSettings) -> None:
@@ -237,58 +334,16 @@ def setting_types(cls: type[EngineSettings]) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _convert(cls: type[Settings], name: str, value: object, *, source: str) -> object:
+def _convert(cls: type[EngineSettings], name: str, value: object, *, source: str) -> object:
     kinds = setting_types(cls)
     if name not in kinds:
         raise SettingsError(
             f"{source}: unknown setting {name!r}; known: {', '.join(sorted(kinds))}"
         )
+    if name == "models":
+        return _models(value, source=source)
     kind = kinds[name]
     try:
-        return _coerce(kind, value)
+        return coerce(kind, value)
     except (TypeError, ValueError) as error:
         raise SettingsError(f"{source}: {name}: {error}") from None
-
-
-def _coerce(kind: object, value: object) -> object:
-    """``value``, from YAML or text, as ``kind``."""
-    origin = typing.get_origin(kind)
-    if origin is Literal:
-        if value not in typing.get_args(kind):
-            raise ValueError(f"{value!r} is not one of {', '.join(typing.get_args(kind))}")
-        return value
-    if origin is tuple:
-        items = value.split(",") if isinstance(value, str) else value
-        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-            raise ValueError("expected a list of strings")
-        return tuple(item.strip() for item in items)
-    if origin in (pytypes.UnionType, typing.Union):
-        inner = next(k for k in typing.get_args(kind) if k is not type(None))
-        return None if value is None or value == "" else _coerce(inner, value)
-    if kind is bool:
-        return _to_bool(value)
-    if kind is str:
-        if not isinstance(value, str):
-            raise ValueError(f"expected text, got {value!r}; quote it")
-        return value
-    return _to_number(int if kind is int else float, value)
-
-
-def _to_number(kind: type[int] | type[float], value: object) -> int | float:
-    accepted = isinstance(value, str | int) or (isinstance(value, float) and kind is float)
-    if accepted and not isinstance(value, bool):
-        try:
-            return kind(typing.cast(str | int | float, value))
-        except (ValueError, OverflowError):
-            pass
-    raise ValueError(f"expected a {'whole ' if kind is int else ''}number, got {value!r}")
-
-
-def _to_bool(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    words = {"1": True, "true": True, "yes": True, "on": True}
-    words |= {"0": False, "false": False, "no": False, "off": False}
-    if str(value).lower() not in words:
-        raise ValueError(f"expected true or false, got {value!r}")
-    return words[str(value).lower()]

@@ -205,7 +205,8 @@ SOME_SETTINGS = st.fixed_dictionaries({}, optional=VALUES)
 
 
 def test_the_round_trips_cover_every_setting() -> None:
-    assert VALUES.keys() == setting_types(Settings).keys()
+    # Models by name are written differently everywhere: see test_several_models.py.
+    assert VALUES.keys() == setting_types(Settings).keys() - {"models"}
     assert setting_types(EngineSettings).keys() <= VALUES.keys()
     assert setting_types(Settings)["dtype"] == Literal["auto", "float32", "bfloat16"]
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -25,12 +25,13 @@ T = TypeVar("T")
 class Server:
     """Started on entry, and killed with all its children on exit.
 
-    Settings are flags: ``Server(folder, log, max_queue=1, api_key="k")``.
+    Settings are flags: ``Server(folder, log, max_queue=1, api_key="k")``. Several models are a list, of
+    ``NAME=MODEL``.
     """
 
     def __init__(
         self,
-        model: Path | str,
+        model: Path | str | Sequence[str],
         log: Path,
         *,
         wait: bool = True,
@@ -42,7 +43,8 @@ class Server:
         self._environ = os.environ | (environ or {})
         settings = {"port": 0, **settings}
         flags = [part for name, value in settings.items() for part in _flag(name, value)]
-        self._command = [sys.executable, "-m", "galley", "serve", str(model), *flags]
+        models = [str(model)] if isinstance(model, Path | str) else model
+        self._command = [sys.executable, "-m", "galley", "serve", *models, *flags]
 
     def __enter__(self) -> Self:
         with self.log_path.open("wb") as log:
@@ -84,6 +86,11 @@ class Server:
         """The engine process, and whatever else there is."""
         children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
         return children
+
+    def engine(self, model: str) -> psutil.Process:
+        """The engine process of one of several models."""
+        [engine] = [child for child in self.children() if model in child.cmdline()]
+        return engine
 
     @property
     def log(self) -> str:

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import logging
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import click
 from click.core import ParameterSource
 
-from galley.config import EngineSettings, Settings, setting_types
+from galley.config import EngineSettings, Settings, named_models, setting_types
 from galley.types import SamplingParams
 
 EPILOG: Final = (
@@ -48,16 +48,25 @@ class Flags:
     file: Path | None
 
     def settings(self, *, model: str | None = None) -> Settings:
-        """All sources merged. ``model`` is the positional argument, if it was given.
+        """All sources merged, for one model. ``model`` is the positional argument, if it was given.
 
         Raises:
             SettingsError: a value in any source is wrong.
         """
+        return self._merged({"models": ()} if model is None else {"models": (), "model": model})
+
+    def settings_of(self, models: Sequence[str]) -> Settings:
+        """All sources merged. ``models``: MODEL, or NAME=MODEL ..., or nothing. Raises as before."""
+        if not models:
+            return self._merged({})
+        if len(models) == 1 and "=" not in models[0]:
+            return self.settings(model=models[0])
+        return self._merged({"models": named_models(models)})
+
+    def _merged(self, more: Mapping[str, object]) -> Settings:
         names = setting_types(Settings).keys()
         flags = {name: value for name, value in self.given.items() if name in names}
-        if model is not None:
-            flags["model"] = model
-        return Settings.load(flags, file=self.file)
+        return Settings.load({**flags, **more}, file=self.file)
 
     def sampling(self) -> SamplingParams:
         """Raises :class:`~galley.errors.RequestError` when a value is out of range."""
@@ -151,7 +160,7 @@ def _setting_options(
     else:
         wanted = {field.name for field in dataclasses.fields(chosen)} | {"log_level", *extra}
     for field in dataclasses.fields(Settings):
-        if field.name in wanted and (model or field.name != "model"):
+        if field.name in wanted - {"models"} and (model or field.name != "model"):
             yield (
                 field.name,
                 _option(

@@ -1,8 +1,7 @@
 """The models that one server serves, by name, and what they share: settings, life and metrics."""
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -13,7 +12,7 @@ from galley.server.errors import HTTPError
 from galley.server.lifecycle import RETRY_SECONDS, Lifecycle
 from galley.server.served import Kind, ServedModel
 from galley.service.client import EngineState
-from galley.service.spawn import Spawned
+from galley.service.spawn import Spawner
 
 OnModelPhase = Callable[[str, str, float], None]
 """Told (model, phase, seconds) when a phase of a model's start has ended."""
@@ -28,15 +27,13 @@ class Registry:
         settings: limits and addresses, which hold for all.
     """
 
-    def __init__(self, settings: Settings, spawned: Sequence[Spawned] = ()) -> None:
-        """``spawned``: the engines' processes, in the models' order, as far as they have been begun."""
+    def __init__(self, settings: Settings, spawner: Spawner | None = None) -> None:
+        """``spawner``: where the engines' processes come from, if some have been begun already."""
+        spawner = spawner or Spawner()
         self.settings = settings
         self.metrics = Metrics()
         self.lifecycle = Lifecycle(self._state)
-        models = [
-            ServedModel(own, self.metrics, process)
-            for own, process in itertools.zip_longest([settings], spawned)
-        ]
+        models = [ServedModel(own, self.metrics, spawner) for own in settings.each_model()]
         self._models = {model.name: model for model in models}
 
     def __iter__(self) -> Iterator[ServedModel]:

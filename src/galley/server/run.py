@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 import uvicorn
@@ -20,7 +20,7 @@ from galley.errors import GalleyError
 from galley.server.app import create_app
 from galley.server.auth import KeyRing, check_exposure
 from galley.server.registry import Registry
-from galley.service.spawn import Spawned
+from galley.service.spawn import Spawner
 
 log = logging.getLogger("galley.server")
 
@@ -29,7 +29,7 @@ _FLUSH_SECONDS: Final = 1
 """How long connections may take to send what is left when no request is running any more."""
 
 
-def serve(settings: Settings, spawned: Sequence[Spawned] = ()) -> int:
+def serve(settings: Settings, spawner: Spawner | None = None) -> int:
     """Serve until a signal or a failed start ends it; blocks.
 
     The first SIGTERM or SIGINT drains: new requests get 503, running ones have
@@ -37,7 +37,7 @@ def serve(settings: Settings, spawned: Sequence[Spawned] = ()) -> int:
 
     Args:
         settings: all of them.
-        spawned: the engines' processes, in the models' order, as far as they have been begun.
+        spawner: where the engines' processes come from, if some have been begun already.
 
     Returns:
         The exit code: 0 after a drain, 1 if the server could not start, 128 + n if a second signal n
@@ -63,7 +63,7 @@ def serve(settings: Settings, spawned: Sequence[Spawned] = ()) -> int:
         )
         return 1
     with listener, asyncio.Runner() as runner:
-        models = Registry(settings, spawned)
+        models = Registry(settings, spawner)
         return runner.run(_Run(models, keys, listener).until_stopped())
 
 

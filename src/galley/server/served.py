@@ -15,7 +15,7 @@ from galley.formats.source import BUNDLED, resolve_model
 from galley.observe.metrics import Metrics
 from galley.server.lifecycle import RETRY_SECONDS
 from galley.service.client import EngineClient, EngineState
-from galley.service.spawn import Spawned
+from galley.service.spawn import Spawner
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineStats, OnPhase
@@ -50,12 +50,10 @@ class ServedModel:
         metrics: what is counted for it.
     """
 
-    def __init__(
-        self, settings: Settings, metrics: Metrics, spawned: Spawned | None = None
-    ) -> None:
-        """``metrics``: the server's; ``spawned``: the engine's process, if it has been begun already."""
+    def __init__(self, settings: Settings, metrics: Metrics, spawner: Spawner) -> None:
+        """``metrics``: the server's; ``spawner``: where the engine's processes come from."""
         self.settings = settings
-        self._spawned = spawned
+        self._spawner = spawner
         self.name = settings.served_model_name or _default_name(settings.model)
         self.metrics = metrics.model(self.name, self._engine_stats)
         self._backend: Backend | None = None
@@ -82,7 +80,7 @@ class ServedModel:
             str(folder),
             max_queue=self.settings.max_queue,
             on_phase=phase_ended,
-            spawned=self._spawned,
+            spawn=lambda: self._spawner.spawn(self.settings.served_model_name),
         )
         engine.launch()
         try:

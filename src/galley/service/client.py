@@ -22,7 +22,7 @@ from galley.config import EngineSettings
 from galley.errors import EngineFailed, EngineNotReady, GalleyError, QueueFull
 from galley.service.frames import Abort, FromEngine, Phase, Ready, Step, Submit
 from galley.service.process import EngineProcess
-from galley.service.spawn import Spawned
+from galley.service.spawn import Spawned, spawn
 from galley.service.trials import Trials
 from galley.types import EngineRequest, EngineStats, ModelInfo, OnPhase, Output, Timing
 
@@ -106,9 +106,9 @@ class EngineClient:
         *,
         max_queue: int,
         on_phase: OnPhase | None = None,
-        spawned: Spawned | None = None,
+        spawn: Callable[[], Spawned] = spawn,
     ) -> None:
-        """``max_queue`` sequences may wait beyond the running ones; ``spawned`` is the first engine."""
+        """``max_queue`` sequences may wait beyond the running ones; ``spawn`` begins a process."""
         names = [f.name for f in dataclasses.fields(EngineSettings)]
         # Only these fields: the server's settings hold keys, which are none of the engine's business.
         self._settings = EngineSettings(**{name: getattr(settings, name) for name in names})
@@ -116,7 +116,7 @@ class EngineClient:
         self._max_live = settings.running_limit + max_queue
         self._max_queue = max_queue
         self._on_phase = on_phase
-        self._spawned = spawned
+        self._spawn = spawn
         self._live: dict[str, _Live] = {}
         self._trials = Trials()
         self._settled_at = 0
@@ -276,8 +276,7 @@ class EngineClient:
         """
         reason: object
         try:
-            spawned, self._spawned = self._spawned, None
-            self._process = await EngineProcess.start(self._settings, self._folder, spawned)
+            self._process = await EngineProcess.start(self._spawn(), self._settings, self._folder)
             async for frame in self._process.frames():
                 self._handle(frame)
             reason = None

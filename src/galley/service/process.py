@@ -16,7 +16,7 @@ from galley.service.frames import (
     decode_from_engine,
     encode,
 )
-from galley.service.spawn import Spawned, spawn
+from galley.service.spawn import Spawned
 
 _ERRORS = {"model": ModelError, "settings": SettingsError, "engine": EngineFailed}
 
@@ -37,14 +37,9 @@ class EngineProcess:
 
     @classmethod
     async def start(
-        cls, settings: EngineSettings, folder: str, spawned: Spawned | None = None
+        cls, spawned: Spawned, settings: EngineSettings, folder: str
     ) -> "EngineProcess":
-        """Have a process load ``folder``; its first frames say how that goes.
-
-        Args:
-            spawned: the process, if it has been begun already.
-        """
-        spawned = spawned or spawn()
+        """Have the process load ``folder``; its first frames say how that goes."""
         reader, writer = await asyncio.open_connection(sock=spawned.connection)
         process = cls(spawned.child, reader, writer)
         process.send(Start(settings, folder, spawned.at))
