@@ -88,7 +88,8 @@ class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
         tasks: ``transcribe`` and ``translate`` -> id; empty for a model of one task.
         suppress_tokens, begin_suppress_tokens: never chosen, or not as the first token.
         max_initial_timestamp: see :class:`TimestampRules`.
-        alignment_heads: (decoder layer, head) whose cross-attention follows the speech.
+        alignment_heads: (decoder layer, head) whose cross-attention follows the speech; empty for a large
+            model whose checkpoint names none.
     """
 
     mels: int

@@ -1,6 +1,8 @@
 """Whisper against transformers in float32: the encoder, logits, greedy text, the rules of decoding."""
 
 import itertools
+import json
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,9 +29,12 @@ from galley.config import DType, EngineSettings, ExecutorName, Quantize
 from galley.engine.load import read_model
 from galley.engine.rules import TokenRules
 from galley.engine.sampler import TokenSampler
-from galley.errors import EngineFailed, RequestError
+from galley.errors import CheckpointError, EngineFailed, RequestError
+from galley.formats.checkpoint import Checkpoint
 from galley.graph.program import Op
 from galley.local import LocalEngine
+from galley.models.registry import build_program
+from galley.models.speech import read_speech, with_aligner
 from galley.ops.executor import Batch, Cross, Executor, Windows, executor_factory
 from galley.ops.reference import ReferenceExecutor, Step
 from galley.ops.tiles import Tiles
@@ -499,6 +504,37 @@ def test_the_checkpoint_says_how_to_decode(speech: Callable[..., LocalEngine]) -
     assert info.suppress_tokens == RULES.suppress_tokens
     assert info.begin_suppress_tokens == RULES.begin_suppress_tokens
     assert info.alignment_heads == ((0, 1), (0, 3))
+
+
+def test_without_named_heads_the_latter_half_of_the_decoder_aligns(
+    checkpoint: CheckpointMaker, tmp_path: Path
+) -> None:
+    """As openai/whisper's ``set_alignment_heads`` is left alone; unless that is more than fits a frame."""
+    folder = tmp_path / "whisper"
+    shutil.copytree(checkpoint("whisper"), folder)
+
+    def heads(named: list[list[int]] | None, **config: int) -> tuple[tuple[int, int], ...]:
+        generation = {**WHISPER_GENERATION, "alignment_heads": named}
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+        opened = Checkpoint.open(folder)
+        changed = {**opened.config, **config}
+        speech = read_speech(changed, opened.generation, build_program(changed))
+        assert speech is not None
+        return speech.alignment_heads
+
+    assert heads(None) == tuple((1, head) for head in range(4))
+    assert heads([]) == heads(None)
+    assert heads(None, decoder_layers=5) == tuple(itertools.product((2, 3, 4), range(4)))
+    assert heads(None, decoder_layers=41) == ()
+    assert heads([[0, 1]], decoder_layers=41) == ((0, 1),)
+    with pytest.raises(CheckpointError, match="names 81 heads"):
+        heads([[0, 1]] * 81)
+    config = Checkpoint.open(folder).config
+    info = SpeechInfo(
+        mels=80, max_frames=150, stride=2, start_token=START, alignment_heads=((0, 9),)
+    )
+    with pytest.raises(CheckpointError, match="head 9 of layer 0"):
+        with_aligner(build_program(config), config, info)
 
 
 def test_requests_are_for_the_right_kind_of_model(

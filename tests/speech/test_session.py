@@ -47,6 +47,7 @@ def model_info() -> ModelInfo:
         suppress_tokens=tuple(config["suppress_tokens"]),
         begin_suppress_tokens=(EOT,),
         max_initial_timestamp=50,
+        alignment_heads=((0, 0),),
     )
     return ModelInfo(
         name="tiny", path="", family="whisper", executor="", dtype="", quantize="", kv_dtype="",
@@ -64,9 +65,14 @@ class Driver:
     """A session, and an engine that gives ``answer`` to each request."""
 
     def __init__(
-        self, tokenizer: Tokenizer, options: TranscribeOptions, answer: Answer, room: int = 8
+        self,
+        tokenizer: Tokenizer,
+        options: TranscribeOptions,
+        answer: Answer,
+        room: int = 8,
+        info: ModelInfo | None = None,
     ) -> None:
-        tokens = SpeechTokens(model_info(), tokenizer)
+        tokens = SpeechTokens(info or model_info(), tokenizer)
         self.session = Session(tokens, options, "r", room=room)
         self.answer = answer
         self.asked: list[EngineRequest] = []
@@ -328,8 +334,12 @@ def test_timestamps_part_segments(
 ) -> None:
     tokens = SpeechTokens(model_info(), tokenizer)
     output = says(tokenizer, *said)
-    found = tokens.pieces(output.tokens, seconds=3.0)
+    scores = [-0.01 * place for place in range(len(output.tokens))]
+    found = list(tokens.pieces(output.tokens, scores, 3.0))
     assert [(round(p.start, 3), p.end, tokenizer.decode(p.tokens)) for p in found] == meant
+    for piece in found:
+        for token, score in zip(piece.tokens, piece.scores, strict=True):
+            assert output.tokens[scores.index(score)] == token
 
 
 def test_an_early_checkpoints_tokens_are_found_by_name(tokenizer: Tokenizer) -> None:

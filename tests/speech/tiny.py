@@ -67,6 +67,7 @@ def generation_config() -> dict[str, Any]:
         ],
         "begin_suppress_tokens": [token_id("<|endoftext|>")],
         "max_initial_timestamp_index": 50,
+        "alignment_heads": [[0, 1], [1, 2]],
         "is_multilingual": True,
     }
 

@@ -2,13 +2,16 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from galley.audio import SpeechInfo
 from galley.errors import CheckpointError
 from galley.graph.program import Program
 from galley.models.fields import GENERATION_FILE, Fields
-from galley.models.whisper import build_aligner
+from galley.models.whisper import build_aligner, read_config
+
+_MOST_HEADS: Final = 80
+"""To align by: the weights of as many have 215 MB for a 30-second window with the longest text."""
 
 
 def read_speech(
@@ -42,14 +45,35 @@ def read_speech(
         suppress_tokens=suppress,
         begin_suppress_tokens=begin_suppress,
         max_initial_timestamp=_optional(given, "max_initial_timestamp_index"),
-        alignment_heads=given.pairs("alignment_heads"),
+        alignment_heads=_alignment_heads(given) or _default_heads(before),
     )
     _check_tokens(info, program.vocab_size)
     return info
 
 
+def _alignment_heads(generation: Fields) -> tuple[tuple[int, int], ...]:
+    name = "alignment_heads"
+    heads = generation.pairs(name)
+    if len(heads) > _MOST_HEADS:
+        raise CheckpointError(
+            f"names {len(heads)} heads; at most {_MOST_HEADS} are taken",
+            file=GENERATION_FILE,
+            field=name,
+        )
+    return heads
+
+
+def _default_heads(config: Fields) -> tuple[tuple[int, int], ...]:
+    """All heads of the latter half of the decoder, as openai/whisper has it; none if that is too many."""
+    c = read_config(config)
+    layers = range(c.decoder_layers // 2, c.decoder_layers)
+    if len(layers) * c.decoder_heads > _MOST_HEADS:
+        return ()
+    return tuple((layer, head) for layer in layers for head in range(c.decoder_heads))
+
+
 def with_aligner(program: Program, config: Mapping[str, Any], speech: SpeechInfo) -> Program:
-    """The program and, if the checkpoint names heads that follow the speech, an aligner in it.
+    """The program and, if the model has heads that follow the speech, an aligner in it.
 
     Raises:
         CheckpointError: the model has no such heads.

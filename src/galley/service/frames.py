@@ -60,7 +60,7 @@ class StartFailed(msgspec.Struct, tag="start_failed", frozen=True):
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):
-    """All that one engine step produced.
+    """All that one engine step produced, but for alignments: they are large, each has a frame of its own.
 
     ``frames_seen`` counts the Submit and Abort frames that the engine had taken in before it.
     """

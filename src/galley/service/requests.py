@@ -159,7 +159,7 @@ def _check_alignment(params: SamplingParams, info: ModelInfo) -> None:
         return
     wrong = None
     if info.speech is None or not info.speech.alignment_heads:
-        wrong = f"{info.name} names no alignment heads"
+        wrong = f"{info.name} has no alignment heads"
     elif params.max_tokens != 0:
         wrong = f"alignment is of a given text: max_tokens must be 0, it is {params.max_tokens}"
     elif (params.num_beams, params.no_speech, params.prompt_logprobs) != (1, None, None):

@@ -131,6 +131,11 @@ def _loop(
         seen += _take_frames(engine, inbox)
         # After an abort of the last request there is no work, but the books have changed.
         outputs = engine.step() if engine.has_work else []
+        if engine.info.speech is not None:
+            for output in outputs:
+                if output.alignment is not None:
+                    connection.send(Step([output], engine.stats, seen))
+            outputs = [output for output in outputs if output.alignment is None]
         connection.send(Step(outputs, engine.stats, seen))
 
 

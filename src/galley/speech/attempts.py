@@ -9,13 +9,18 @@ from galley.speech.options import QualityRules
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A window's transcript at one temperature."""
+    """A window's transcript at one temperature; ``scores`` are its tokens' log-probabilities."""
 
     tokens: tuple[int, ...]
+    scores: tuple[float, ...]
     temperature: float
-    avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+
+    @property
+    def avg_logprob(self) -> float:
+        """Mean of the scores; 0 for nothing."""
+        return sum(self.scores) / max(1, len(self.scores))
 
     def is_good(self, rules: QualityRules) -> bool:
         """Whether no other temperature need be tried."""

@@ -95,8 +95,8 @@ class Looks:
         """Its transcript with what the rules judge it by."""
         return Attempt(
             tokens=tuple(look.tokens),
+            scores=tuple(look.scores),
             temperature=temperature,
-            avg_logprob=sum(look.scores) / max(1, len(look.scores)),
             compression_ratio=compression_ratio(self.text(look.given, look.tokens)),
             no_speech_prob=look.no_speech_prob,
         )

@@ -131,6 +131,7 @@ class TranscribeOptions:
         task: "transcribe", or "translate" into English.
         prompt: text before the recording's, in its spelling and style; names, for example.
         timestamps: let the model say when each segment begins and ends; else one segment is a window.
+        word_timestamps: find out when each word is said, too, which takes another look at each window.
         speech: how speech is found; None: all of the recording is speech.
         rules: when a transcript is good.
 
@@ -142,6 +143,7 @@ class TranscribeOptions:
     task: Task = "transcribe"
     prompt: str = ""
     timestamps: bool = True
+    word_timestamps: bool = False
     speech: SpeechOptions | None = SpeechOptions()
     rules: QualityRules = QualityRules()
 

@@ -4,7 +4,10 @@ import msgspec
 
 
 class Word(msgspec.Struct, frozen=True):
-    """One word as it stands in the text, with its leading space and its punctuation."""
+    """One word as it stands in the text, with its leading space and its punctuation.
+
+    ``probability`` is the mean of its tokens'; None where times are guessed from those of the segment.
+    """
 
     text: str
     start: float

@@ -50,7 +50,10 @@ async def segments_of(
         while not session.idle:
             output = await outputs.get()
             seen(output)
-            session.take(output)
+            if output.alignment is None:
+                session.take(output)
+            else:
+                await asyncio.to_thread(session.take, output)
             segments = session.segments()
             if session.has_room:
                 await asyncio.to_thread(windows.fill, session)

@@ -14,17 +14,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from galley.audio import AudioWindow
+from galley.audio import Alignment, AudioWindow
 from galley.errors import EngineError
 from galley.service.requests import expand
+from galley.speech.alignment import token_times
 from galley.speech.attempts import Attempt, chosen, compression_ratio
 from galley.speech.merge import join
 from galley.speech.options import TranscribeOptions
-from galley.speech.results import Segment
-from galley.speech.tokens import SpeechTokens
+from galley.speech.results import Segment, Word
+from galley.speech.tokens import Piece, SpeechTokens
 from galley.speech.windows import Window
-from galley.speech.words import keep_words, split_words
-from galley.types import EngineRequest, Output
+from galley.speech.word_times import time_words
+from galley.speech.words import keep_words, moved, not_before, words_of
+from galley.types import EngineRequest, Output, SamplingParams
 
 _MAX_CONDITION_TEMPERATURE: Final = 0.5
 """Text that was guessed at a higher one is no context for what follows (openai/whisper)."""
@@ -41,8 +43,12 @@ class _Job:
     tokens: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     no_speech_prob: float = 0.0
-    segments: list[Segment] | None = None
+    taken: Attempt | None = None
     """None while it is transcribed."""
+    pieces: list[Piece] = field(default_factory=list)
+    """Of what is taken; none if that is silence."""
+    segments: list[Segment] | None = None
+    """None while it is transcribed, or its words are timed."""
 
 
 class Session:
@@ -57,7 +63,7 @@ class Session:
         cache_salt: tenant, whose windows no other one's requests find in the cache.
 
     Raises:
-        RequestError: the model does not know the language or the task.
+        RequestError: the model does not know the language or the task, or cannot time words.
     """
 
     def __init__(
@@ -71,6 +77,8 @@ class Session:
         cache_salt: str = "",
     ) -> None:
         tokens.check(options.language, options.task)
+        if options.word_timestamps:
+            tokens.check_words()
         self._tokens = tokens
         self._options = options
         self._rules = options.rules
@@ -93,6 +101,10 @@ class Session:
         """A code; None until it is detected."""
         if self.language is None and not tokens.detects_language:
             self.language = "en"
+
+    @property
+    def _spoken(self) -> str:
+        return self.language or "en"
 
     @property
     def has_room(self) -> bool:
@@ -121,7 +133,7 @@ class Session:
         return requests
 
     def take(self, output: Output) -> None:
-        """What the engine says of one of the requests.
+        """What the engine says of one of the requests. It takes some 50 ms to make times of an alignment.
 
         Raises:
             EngineError: it gave the request up.
@@ -139,8 +151,11 @@ class Session:
         if self.language is None:
             self.language = self._tokens.language(job.tokens[0])
             job.started = False
-        else:
+        elif job.taken is None:
             self._attempted(job)
+        else:
+            assert output.alignment is not None
+            job.segments = self._segments(job, self._words(job, output.alignment))
         self._start_jobs()
 
     def segments(self) -> list[Segment]:
@@ -163,7 +178,7 @@ class Session:
             if not job.started:
                 self._start(job)
             in_turn = self.language is None or self._rules.condition_on_previous_text
-            if in_turn and job.segments is None:
+            if in_turn and job.taken is None:
                 return
 
     def _start(self, job: _Job) -> None:
@@ -187,6 +202,9 @@ class Session:
                 beam_size=self._rules.beam_size,
             )
             ids = prompt.ids
+        self._ask(job, ids, params)
+
+    def _ask(self, job: _Job, ids: list[int], params: SamplingParams) -> None:
         [request] = expand(
             ids,
             params,
@@ -204,8 +222,8 @@ class Session:
         temperature = self._rules.temperatures[len(job.attempts)]
         attempt = Attempt(
             tokens=tuple(job.tokens),
+            scores=tuple(job.scores),
             temperature=temperature,
-            avg_logprob=sum(job.scores) / max(1, len(job.scores)),
             compression_ratio=compression_ratio(self._tokens.text(job.tokens)),
             no_speech_prob=job.no_speech_prob,
         )
@@ -214,33 +232,49 @@ class Session:
         if taken is None:
             self._start(job)
             return
-        silence = taken.is_silence(self._rules)
-        job.segments = [] if silence else self._segments(job.window, taken)
+        job.taken = taken
+        if not taken.is_silence(self._rules):
+            found = self._tokens.pieces(taken.tokens, taken.scores, job.window.seconds)
+            job.pieces = [piece for piece in found if self._tokens.text(piece.tokens).strip()]
+        text = [token for piece in job.pieces for token in piece.tokens]
         if self._rules.condition_on_previous_text:
-            self._remember(job.segments, taken.temperature)
-
-    def _remember(self, segments: Sequence[Segment], temperature: float) -> None:
-        if temperature > _MAX_CONDITION_TEMPERATURE:
-            self._context = []
+            above = taken.temperature > _MAX_CONDITION_TEMPERATURE
+            self._context = [] if above else self._context + text
+        if self._options.word_timestamps and text:
+            prompt, params = self._tokens.alignment(self._spoken, self._options.task, text)
+            self._ask(job, prompt.ids, params)
         else:
-            self._context += [token for segment in segments for token in segment.tokens]
+            job.segments = self._segments(job, [None] * len(job.pieces))
 
-    def _segments(self, window: Window, attempt: Attempt) -> list[Segment]:
-        seconds = len(window.samples) / 16_000
+    def _words(self, job: _Job, alignment: Alignment) -> list[tuple[Word, ...]]:
+        """Of each of the job's pieces, with times in the recording."""
+        window, tokens = job.window, self._tokens
+        count = sum(len(piece.tokens) for piece in job.pieces)
+        times = token_times(alignment, count, window.seconds, tokens.row_seconds)
+        written = "en" if self._options.task == "translate" else self._spoken
+        return [
+            tuple(moved(word, *window.recording_times(word.start, word.end)) for word in words)
+            for words in time_words(job.pieces, times, tokens.tokenizer, written)
+        ]
+
+    def _segments(self, job: _Job, words: Sequence[tuple[Word, ...] | None]) -> list[Segment]:
+        """One for each piece; ``words`` are theirs and have the say on when they begin and end."""
+        window, taken = job.window, job.taken
+        assert taken is not None
         return [
             Segment(
                 id=0,
-                start=round(window.recording_time(piece.start), 3),
-                end=round(window.recording_time(piece.end, end=True), 3),
-                text=text,
+                start=round(its[0].start if its else window.recording_time(piece.start), 3),
+                end=round(its[-1].end if its else window.recording_time(piece.end, end=True), 3),
+                text=self._tokens.text(piece.tokens),
                 tokens=piece.tokens,
-                temperature=attempt.temperature,
-                avg_logprob=attempt.avg_logprob,
-                compression_ratio=attempt.compression_ratio,
-                no_speech_prob=attempt.no_speech_prob,
+                temperature=taken.temperature,
+                avg_logprob=taken.avg_logprob,
+                compression_ratio=taken.compression_ratio,
+                no_speech_prob=taken.no_speech_prob,
+                words=its,
             )
-            for piece in self._tokens.pieces(attempt.tokens, seconds)
-            if (text := self._tokens.text(piece.tokens)).strip()
+            for piece, its in zip(job.pieces, words, strict=True)
         ]
 
     def _join(self, left: _Job, right: _Job) -> bool:
@@ -250,11 +284,13 @@ class Session:
         start = right.window.spans[0].start / 16_000
         overlap = (start, start + right.window.overlap)
         before, after = (
-            [split_words(segment, self.language or "en") for segment in job.segments or []]
+            [words_of(segment, self._spoken) for segment in job.segments or []]
             for job in (left, right)
         )
         where = join(list(itertools.chain(*before)), list(itertools.chain(*after)), overlap)
         tokenizer = self._tokens.tokenizer
         left.segments = keep_words(left.segments, before, slice(0, where.keep_left), tokenizer)
         right.segments = keep_words(right.segments, after, slice(where.skip_right, None), tokenizer)
+        if left.segments:
+            right.segments = not_before(left.segments[-1].end, right.segments)
         return True

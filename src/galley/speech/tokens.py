@@ -26,11 +26,12 @@ class Prompt(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A segment as the model gave it: seconds of its window, and tokens of text."""
+    """A segment as the model gave it: seconds of its window, tokens of text and their log-probabilities."""
 
     start: float
     end: float
     tokens: tuple[int, ...]
+    scores: tuple[float, ...]
 
 
 class SpeechTokens:
@@ -50,6 +51,12 @@ class SpeechTokens:
             name.strip("<|>"): token for name, token in self.speech.languages.items()
         }
         self._eos = frozenset(info.eos_token_ids)
+        self._text_end = min(self._eos, default=self.speech.start_token - 1)
+
+    @property
+    def row_seconds(self) -> float:
+        """From one row of the encoder to the next, and from one timestamp to the next."""
+        return self.speech.stride * _FRAME_SECONDS
 
     @property
     def detects_language(self) -> bool:
@@ -66,6 +73,15 @@ class SpeechTokens:
             )
         if task != "transcribe" and task not in self.speech.tasks:
             raise RequestError(f"{self.info.name} does not know the task {task!r}", param="task")
+
+    def check_words(self) -> None:
+        """Raises RequestError if the model cannot say when words are said."""
+        if not self.speech.alignment_heads:
+            raise RequestError(
+                f"{self.info.name} times no words: its generation_config.json names no alignment_heads, "
+                "and its decoder has too many heads to take all of them",
+                param="word_timestamps",
+            )
 
     def detection(self) -> tuple[list[int], SamplingParams]:
         """Prompt and parameters of a request whose one token is the language."""
@@ -109,7 +125,7 @@ class SpeechTokens:
         if timestamps and begin is not None:
             rules = TimestampRules(
                 begin=begin,
-                text_end=min(self._eos, default=begin - 1),
+                text_end=self._text_end,
                 max_initial=speech.max_initial_timestamp,
             )
         beams = 1 if temperature else beam_size
@@ -130,26 +146,44 @@ class SpeechTokens:
             no_speech=None if silence is None else (prompt.start, silence),
         )
 
-    def pieces(self, tokens: Sequence[int], seconds: float) -> Iterator[Piece]:
+    def alignment(
+        self, language: str, task: Task, text: Sequence[int]
+    ) -> tuple[Prompt, SamplingParams]:
+        """Prompt and parameters of a request that finds where a text's tokens are heard.
+
+        The text is the prompt's from ``start`` on, with an end that is no token of it.
+        """
+        ids = self.prompt(language, task, timestamps=False, previous=()).ids
+        params = SamplingParams(max_tokens=0, alignment=True)
+        return Prompt([*ids, *text, self._text_end], len(ids)), params
+
+    def pieces(
+        self, tokens: Sequence[int], scores: Sequence[float], seconds: float
+    ) -> Iterator[Piece]:
         """Segments of a transcript of a window that lasts so many seconds.
 
         Text between two timestamps is a segment; what has no timestamp before or after it begins where the
         last one ended, or ends with the window.
+
+        Args:
+            tokens: of the transcript.
+            scores: the log-probability of each.
+            seconds: how long the window is.
         """
         begin = self.speech.timestamp_begin
-        start, text = 0.0, list[int]()
-        for token in tokens:
+        start, text = 0.0, list[tuple[int, float]]()
+        for token, score in zip(tokens, scores, strict=True):
             if begin is None or token < begin:
                 if token not in self._eos:
-                    text.append(token)
+                    text.append((token, score))
                 continue
-            time = min(seconds, (token - begin) * self.speech.stride * _FRAME_SECONDS)
+            time = min(seconds, (token - begin) * self.row_seconds)
             if text:
-                yield Piece(min(start, time), time, tuple(text))
+                yield Piece(min(start, time), time, *zip(*text, strict=True))
                 text = []
             start = time
         if text:
-            yield Piece(start, seconds, tuple(text))
+            yield Piece(start, seconds, *zip(*text, strict=True))
 
     def text(self, tokens: Sequence[int]) -> str:
         """What tokens say, without special ones."""

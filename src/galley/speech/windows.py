@@ -61,6 +61,11 @@ class Window:
     samples: NDArray[np.float32]
 
     @property
+    def seconds(self) -> float:
+        """Of sound."""
+        return len(self.samples) / SAMPLE_RATE
+
+    @property
     def overlap(self) -> float:
         """Seconds at its start that the window before holds, too."""
         return self.spans[0].overlap / SAMPLE_RATE
@@ -78,6 +83,27 @@ class Window:
                 return (span.start + sample - offset) / SAMPLE_RATE
             offset += length
         return self.spans[-1].end / SAMPLE_RATE
+
+    def recording_times(self, start: float, end: float) -> tuple[float, float]:
+        """Where in the recording something is that lies from ``start`` to ``end`` in the window.
+
+        It is all in one span, the one that its middle is in, as a word is: a silence that was left out
+        between spans is in none.
+        """
+        middle = (start + end) / 2 * SAMPLE_RATE
+        offset = 0
+        for span in self.spans:
+            length = span.end - span.start
+            if middle < offset + length or span is self.spans[-1]:
+                break
+            offset += length
+
+        def place(seconds: float) -> float:
+            return (
+                span.start + min(max(0.0, seconds * SAMPLE_RATE - offset), length)
+            ) / SAMPLE_RATE
+
+        return place(start), place(end)
 
 
 class Windower:

@@ -1,4 +1,4 @@
-"""Words of a segment whose model gave times for the segment alone."""
+"""Words of segments: when they are said, and what is left of a segment without some of them."""
 
 import itertools
 import re
@@ -11,8 +11,13 @@ from galley.speech.results import Segment, Word
 from galley.text.tokenizer import Tokenizer
 
 
-def split_words(segment: Segment, language: str) -> list[Word]:
-    """Its words; their texts joined are the segment's, their times are their share of its characters."""
+def words_of(segment: Segment, language: str) -> list[Word]:
+    """Its words; their texts joined are the segment's.
+
+    Where nobody asked for their times, these are their share of the segment's characters.
+    """
+    if segment.words is not None:
+        return list(segment.words)
     pattern = r"\s*\S\s*$|\s*\S" if language in UNSPACED else r"\s*\S+\s*$|\s*\S+"
     length = max(1, len(segment.text))
 
@@ -56,4 +61,25 @@ def _kept(
                 end=round(left[-1].end, 3),
                 text=text,
                 tokens=tuple(tokenizer.encode_plain(text)),
+                words=None if segment.words is None else tuple(left),
             )
+
+
+def moved(word: Word, start: float, end: float) -> Word:
+    """The word at other times, in milliseconds' precision."""
+    return msgspec.structs.replace(word, start=round(start, 3), end=round(end, 3))
+
+
+def not_before(seconds: float, segments: Sequence[Segment]) -> list[Segment]:
+    """The segments, and their words, with nothing that begins or ends earlier than that."""
+    return [_not_before(seconds, segment) for segment in segments]
+
+
+def _not_before(seconds: float, segment: Segment) -> Segment:
+    if segment.start >= seconds:
+        return segment
+    words = segment.words
+    if words is not None:
+        words = tuple(moved(w, max(w.start, seconds), max(w.end, seconds)) for w in words)
+    end = max(segment.end, seconds)
+    return msgspec.structs.replace(segment, start=seconds, end=end, words=words)

@@ -1,0 +1,51 @@
+"""Which tokens of a text are one word (openai/whisper, ``tokenizer.py``)."""
+
+import codecs
+import string
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from galley.speech.languages import UNSPACED
+from galley.text.tokenizer import Tokenizer
+
+
+class Spelled(NamedTuple):
+    """A part of a text, and how many tokens spell it."""
+
+    text: str
+    tokens: int
+
+
+def spell(tokens: Sequence[int], tokenizer: Tokenizer, language: str) -> list[Spelled]:
+    """The words of a text, each with its leading space; punctuation marks are words of their own.
+
+    In languages without spaces a word is what a token, or several that share a character, spell. The words'
+    texts joined are the text, and none of them is empty.
+    """
+    words: list[Spelled] = []
+    for part in _characters(tokens, tokenizer):
+        if words and not (language in UNSPACED or _begins_word(part.text)):
+            part = Spelled(words[-1].text + part.text, words[-1].tokens + part.tokens)
+            words.pop()
+        words.append(part)
+    return words
+
+
+def _characters(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[Spelled]:
+    """The text in the smallest parts that have whole tokens and whole characters."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text, count = "", 0
+    for token in tokens:
+        count += 1
+        if token not in tokenizer.special_ids:
+            text += decoder.decode(tokenizer.token_bytes(token))
+        if text and not decoder.getstate()[0]:
+            yield Spelled(text, count)
+            text, count = "", 0
+    text += decoder.decode(b"", final=True)
+    if text:
+        yield Spelled(text, count)
+
+
+def _begins_word(text: str) -> bool:
+    return text.startswith(" ") or text.strip() in string.punctuation

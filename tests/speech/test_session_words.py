@@ -1,0 +1,176 @@
+"""Word times of a recording: one more request a window, and the recording's times in any window."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import pytest
+
+from galley.audio import Alignment
+from galley.errors import RequestError
+from galley.speech.options import QualityRules, TranscribeOptions
+from galley.speech.results import Segment, Word
+from galley.speech.spans import Span
+from galley.speech.spelling import spell
+from galley.speech.windows import Window
+from galley.text.tokenizer import Tokenizer
+from galley.types import EngineRequest, Output
+from tests.speech.test_session import (
+    EN,
+    EOT,
+    RATE,
+    SOT,
+    Answer,
+    Driver,
+    model_info,
+    place,
+    says,
+    to,
+    tokenizer,
+    window,
+)
+from tests.speech.tiny import token_id
+
+__all__ = ["tokenizer"]  # a fixture
+START = [SOT, EN, token_id("<|transcribe|>"), token_id("<|notimestamps|>")]
+WORDS = TranscribeOptions(language="en", word_timestamps=True)
+ROWS = 200
+
+
+def heard(request: EngineRequest, tokenizer: Tokenizer, ends: Sequence[float]) -> Output:
+    """The engine's answer to an alignment of words that end so many seconds into the window."""
+    text = request.prompt[len(START) : -1]
+    weights = np.full((len(request.prompt), 1, ROWS), 0.001, np.float32)
+    row, begin = len(START) - 1, 0.0
+    for word, end in zip(spell(text, tokenizer, "en"), ends, strict=True):
+        for token in range(word.tokens):
+            share = (end - begin) / word.tokens
+            first = round(50 * (begin + token * share))
+            weights[row, 0, first : max(first + 1, round(50 * (begin + (token + 1) * share)))] = 0.5
+            row += 1
+        begin = end
+    weights[row, 0, round(50 * begin) :] = 0.5
+    alignment = Alignment(
+        tokens=len(weights), heads=1, rows=ROWS, data=weights.astype("<f4").tobytes()
+    )
+    return Output(request_id=request.id, alignment=alignment, finish_reason="length")
+
+
+def answering(
+    tokenizer: Tokenizer, texts: Mapping[float, Output], ends: Mapping[float, Sequence[float]]
+) -> Answer:
+    """``texts`` and ``ends`` of words by where the window starts."""
+
+    def answer(request: EngineRequest) -> Output:
+        if request.sampling.alignment:
+            return heard(request, tokenizer, ends[place(request)])
+        return to(request, texts[place(request)])
+
+    return answer
+
+
+def told(segment: Segment) -> list[tuple[str, float, float]]:
+    assert segment.words is not None
+    return [(word.text, word.start, word.end) for word in segment.words]
+
+
+def check(segments: Sequence[Segment]) -> None:
+    """In order, in their segments, and all of the text."""
+    words: list[Word] = []
+    for segment in segments:
+        assert segment.words is not None
+        assert "".join(word.text for word in segment.words) == segment.text
+        assert segment.words[0].start == segment.start
+        assert segment.words[-1].end == segment.end
+        words += segment.words
+    assert all(word.start <= word.end for word in words)
+    assert all(a.end <= b.start for a, b in itertools.pairwise(words))
+
+
+def test_words_have_the_recordings_times(tokenizer: Tokenizer) -> None:
+    texts = {
+        0.0: says(tokenizer, 0.0, " one two", 1.0, 1.0, " more", 2.0, score=-0.5),
+        10.0: says(tokenizer, 0.0, " three.", 3.0),
+    }
+    ends = {0.0: (0.3, 0.9, 1.5), 10.0: (0.8, 0.9)}
+    driver = Driver(tokenizer, WORDS, answering(tokenizer, texts, ends))
+    segments = driver.run([window(0, 4), window(10, 14)])
+    assert [told(segment) for segment in segments] == [
+        [(" one", 0.0, 0.3), (" two", 0.3, 0.9)],
+        [(" more", 0.9, 1.5)],
+        [(" three.", 10.0, 10.8)],
+    ]
+    check(segments)
+    assert segments[0].words is not None
+    assert segments[0].words[0].probability == pytest.approx(np.exp(-0.5))
+    assert segments[0].avg_logprob == pytest.approx(-0.5)
+
+
+def test_one_request_more_a_window(tokenizer: Tokenizer) -> None:
+    """Over the same window, without what was said before."""
+    texts = {start: says(tokenizer, 0.0, f" at {start:.0f}", 1.0) for start in (0.0, 10.0)}
+    rules = QualityRules(condition_on_previous_text=True)
+    options = TranscribeOptions(language="en", word_timestamps=True, prompt="names", rules=rules)
+    ends = dict.fromkeys(texts, (0.3, 0.9))
+    driver = Driver(tokenizer, options, answering(tokenizer, texts, ends))
+    driver.run([window(0, 4), window(10, 14)])
+    asked = {(place(r), r.sampling.alignment): r for r in driver.asked}
+    assert len(asked) == len(driver.asked) == 4
+    for start in texts:
+        words, text = asked[start, True], asked[start, False]
+        said = tokenizer.encode_plain(f" at {start:.0f}")
+        assert words.prompt == [*START, *said, EOT]
+        assert (words.sampling.max_tokens, words.window) == (0, text.window)
+    # What conditions the next window is the text: it does not wait for times.
+    assert [r.sampling.alignment for r in driver.asked] == [False, True, False, True]
+
+
+def test_silence_is_not_aligned(tokenizer: Tokenizer) -> None:
+    silent = says(tokenizer, 0.0, " thanks", 1.0, score=-2.0, silence=0.9)
+    driver = Driver(tokenizer, WORDS, lambda r: to(r, silent))
+    assert driver.run([window(0, 4)]) == []
+    assert len(driver.asked) == 1
+
+
+def test_no_word_lies_in_a_silence_that_was_left_out(tokenizer: Tokenizer) -> None:
+    spans = (Span(1 * RATE, 3 * RATE), Span(30 * RATE, 32 * RATE))
+    joined = Window(spans, np.zeros(4 * RATE, np.float32))
+    texts = {1.0: says(tokenizer, 0.0, " one two three four", 4.0)}
+    for ends, expected in (
+        # The third word begins a little before the second span, or ends a little after the first.
+        ((0.5, 1.8, 2.6, 3.0), [(1.0, 1.5), (1.5, 2.8), (30.0, 30.6), (30.6, 31.0)]),
+        ((0.5, 1.2, 2.2, 3.0), [(1.0, 1.5), (1.5, 2.2), (2.2, 3.0), (30.2, 31.0)]),
+    ):
+        driver = Driver(tokenizer, WORDS, answering(tokenizer, texts, {1.0: ends}))
+        (segment,) = driver.run([joined])
+        assert [(start, end) for _, start, end in told(segment)] == expected
+        check([segment])
+
+
+def test_overlapping_windows_are_joined_by_the_times_of_their_words(tokenizer: Tokenizer) -> None:
+    texts = {
+        0.0: says(tokenizer, 0.0, " one two three four fi", 4.0),
+        3.0: says(tokenizer, 0.0, " four five six", 4.0),
+    }
+    # Both heard "four", the second a little later: what follows it does not begin before it ends.
+    ends = {0.0: (1.0, 2.0, 3.1, 3.8, 4.0), 3.0: (0.74, 1.4, 2.0)}
+    driver = Driver(tokenizer, WORDS, answering(tokenizer, texts, ends))
+    segments = driver.run([window(0, 4), window(3, 7, overlap=1.0)])
+    assert "".join(segment.text for segment in segments) == " one two three four five six"
+    check(segments)
+    assert told(segments[1]) == [(" five", 3.8, 4.4), (" six", 4.4, 5.0)]
+
+
+def test_a_model_without_such_heads_is_refused(tokenizer: Tokenizer) -> None:
+    info = model_info()
+    assert info.speech is not None
+    without = msgspec.structs.replace(info.speech, alignment_heads=())
+    with pytest.raises(RequestError, match="tiny times no words") as error:
+        Driver(
+            tokenizer,
+            WORDS,
+            lambda r: Output(request_id=r.id),
+            info=msgspec.structs.replace(info, speech=without),
+        )
+    assert error.value.param == "word_timestamps"
