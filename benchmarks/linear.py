@@ -18,13 +18,16 @@ from galley.ops.cpu import choose_isa
 from galley.ops.packing import pack
 
 COLD_BYTES = 400 << 20
-KINDS = ("int4", "int8", "bf16", "float32")
+KINDS = ("int4", "int8", "bf16", "float32", "int4/float32", "int8/float32")
+"""Weights, and after the slash what they are multiplied with, if that is not their own choice."""
 
 
 def layer_seconds(
     kind: str, outputs: int, depth: int, rows: int, threads: int
 ) -> tuple[float, int]:
     """Seconds for one layer of a stack that is larger than the caches, and the layer's bytes."""
+    kind, _, activations = kind.partition("/")
+    prepare = "float32" not in (kind, activations)
     values = np.random.default_rng(0).standard_normal((outputs, depth), dtype=np.float32)
     weight = Weight("w", "F32", values.shape, values.reshape(-1).view(np.uint8))
     first = pack([weight], kind)
@@ -32,18 +35,18 @@ def layer_seconds(
     table = _native.Packed("float32", outputs, depth)
     table.fill([(weight.data, "F32")], threads)
     x = (0, 4 * depth, 0)
-    prepared = (x[1], first.activation_bytes, 0) if kind != "float32" else x
+    source = (x[1], first.activation_bytes, 0) if prepare else x
     y = (x[1] + first.activation_bytes, 4 * outputs, 0)
     cpus = sorted(os.sched_getaffinity(0))
     pinned = cpus if len(cpus) == threads else []
     runtime = _native.Runtime(choose_isa(os.environ), threads, pinned)
     program = _native.Program(runtime, y[0] + y[1], outputs)
     program.embed(table, x)
-    if kind != "float32":
-        program.prepare(first, x, prepared)
+    if prepare:
+        program.prepare(first, x, source)
     repeats = max(len(packed), 24 if rows == 1 else 8)
     for i in range(repeats):
-        program.linear(packed[i % len(packed)], None, prepared, y)
+        program.linear(packed[i % len(packed)], None, prepare, source, y)
     program.select_rows(outputs, y, (_native.LOGITS, 4 * outputs, 0))
     blocks = np.arange(-(-rows // 16))
     runtime.allocate_kv(len(blocks))
@@ -77,7 +80,7 @@ def main() -> None:
             )
             operations = 2 * arguments.outputs * arguments.depth * rows
             print(
-                f"{kind:8} rows {rows:4}  {seconds * 1e3:8.3f} ms  {size / seconds / 1e9:6.1f} GB/s"
+                f"{kind:12} rows {rows:4}  {seconds * 1e3:8.3f} ms  {size / seconds / 1e9:6.1f} GB/s"
                 f"  {operations / seconds / 1e9:7.0f} GOPS"
             )
 

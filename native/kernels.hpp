@@ -42,11 +42,12 @@ struct Matrix {
 //   kF32   floats, as they are
 //   kBF16  [padded_depth] bfloat16
 //   kInt8, kInt4   [padded_depth] int8, then at `sums` [groups] int32: the sum of each group,
-//                  then one float: what an integer stands for
+//                  then one float: what an integer stands for; or, if not `prepared`, floats
 struct Activations {
     const uint8_t* data;
     int64_t stride;
     int64_t sums;
+    bool prepared;  // by `prepare`; false: [depth] floats
 };
 
 struct Linear {

@@ -130,13 +130,13 @@ void bind_ops(nb::class_<Program>& cls) {
     });
     cls.def(
         "linear",
-        [](Program& p, SharedPacked weight, std::optional<Floats> bias, SlotFields x,
+        [](Program& p, SharedPacked weight, std::optional<Floats> bias, bool prepared, SlotFields x,
            SlotFields y) {
             std::vector<float> padded;
             if (bias) padded = to_vector(*bias, round_up(weight->matrix().outputs, kLanes));
-            p.append(LinearOp{std::move(weight), std::move(padded), slot(x), slot(y)});
+            p.append(LinearOp{std::move(weight), std::move(padded), prepared, slot(x), slot(y)});
         },
-        "weight"_a, "bias"_a.none(), "x"_a, "y"_a);
+        "weight"_a, "bias"_a.none(), "prepared"_a, "x"_a, "y"_a);
     cls.def(
         "rms_norm",
         [](Program& p, const Floats& weight, float eps, int64_t width, SharedPacked layout,

@@ -33,6 +33,7 @@ struct PrepareOp {
 struct LinearOp {
     Weights weight;
     std::vector<float> bias;  // empty, or padded to whole blocks
+    bool prepared;            // whether x is; see Activations
     Slot x, y;
 };
 struct NormOp {

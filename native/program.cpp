@@ -28,6 +28,11 @@ Program::Program(std::shared_ptr<Runtime> runtime, int64_t arena_bytes, int64_t 
 void Program::append(Op op) {
     if (auto* rope = std::get_if<RopeOp>(&op))
         rope->angles = angles_for(rope->inv_freq, rope->scale);
+    if (auto* linear = std::get_if<LinearOp>(&op)) {
+        const Kind kind = linear->weight->matrix().kind;
+        require(kind != Kind::kF32 || !linear->prepared, "float32 weights take floats");
+        require(kind != Kind::kBF16 || linear->prepared, "bf16 weights take prepared rows");
+    }
     if (auto* embed = std::get_if<EmbedOp>(&op))
         token_limit_ = std::min(token_limit_, embed->weight->matrix().outputs);
     if (auto* attention = std::get_if<AttentionOp>(&op))

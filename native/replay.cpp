@@ -44,7 +44,7 @@ void Program::run(const PrepareOp& op) {
 void Program::run(const LinearOp& op) {
     const Matrix& m = op.weight->matrix();
     const Linear linear = {&m,
-                           {at(op.x), op.x.stride, op.weight->sums_offset()},
+                           {at(op.x), op.x.stride, op.weight->sums_offset(), op.prepared},
                            op.bias.empty() ? nullptr : op.bias.data(),
                            row(op.y, 0),
                            op.y.stride / static_cast<int64_t>(sizeof(float)),

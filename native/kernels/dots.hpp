@@ -1,5 +1,5 @@
-// Products of short integers and of bfloat16, summed into 16 lanes: what linear layers spend their
-// time on.
+// Products of short integers and of bfloat16, summed into 16 lanes, and short integers as floats:
+// what linear layers spend their time on.
 #pragma once
 
 #include "vec.hpp"
@@ -70,6 +70,26 @@ GALLEY_INLINE void dot_nibbles(Ints& acc, Ints& more, Bytes low, int32_t first, 
     acc = dot_bytes(acc, low, first);
     more = dot_bytes(more, high, second);
 #endif
+}
+
+// Byte `at` of each lane's four, signed, as a float that is kWidened times as large: it is moved to
+// the lane's upper end, with zeros below. Products with floats up to 1e28 stay finite.
+constexpr float kWidened = 0x1p24f;
+GALLEY_INLINE Floats widen(Bytes w, int at) {
+    Ints moved;
+#if defined(__AVX512BW__)
+    const __m512i lanes = _mm512_set4_epi32(12 << 24, 8 << 24, 4 << 24, 0);
+    const __m512i from = _mm512_add_epi32(lanes, _mm512_set1_epi32(0x00808080 + (at << 24)));
+    moved.p[0] = (IntPart)_mm512_shuffle_epi8((__m512i)w.p[0], from);
+#elif defined(__AVX2__)
+    const __m256i lanes =
+        _mm256_set_epi32(12 << 24, 8 << 24, 4 << 24, 0, 12 << 24, 8 << 24, 4 << 24, 0);
+    const __m256i from = _mm256_add_epi32(lanes, _mm256_set1_epi32(0x00808080 + (at << 24)));
+    GALLEY_PARTS moved.p[i] = (IntPart)_mm256_shuffle_epi8((__m256i)w.p[i], from);
+#else
+    GALLEY_PARTS moved.p[i] = (IntPart)((w.p[i] << (24 - 8 * at)) & 0xff000000u);
+#endif
+    return to_floats(moved);
 }
 
 #if defined(__AVX512BF16__)

@@ -1,5 +1,6 @@
 // Linear layers with int8 and int4 weights and int8 activations, summed exactly within a group.
 #include "dots.hpp"
+#include "groups.hpp"
 #include "tile.hpp"
 
 namespace galley {
@@ -57,24 +58,6 @@ struct Int4 {
         }
     }
 };
-
-GALLEY_INLINE Floats load_scales(const Matrix& m, int64_t at) {
-    if (m.scale_type == ScaleType::kBF16)
-        return load_bf16(reinterpret_cast<const uint16_t*>(m.scales) + at);
-    if (m.scale_type == ScaleType::kF16)
-        return load_f16(reinterpret_cast<const uint16_t*>(m.scales) + at);
-    return load(reinterpret_cast<const float*>(m.scales) + at);
-}
-
-GALLEY_INLINE Ints load_zeros(const uint8_t* zeros) {
-    Ints r;
-    GALLEY_PARTS {
-        BytePart part;
-        memcpy(&part, zeros + i * kWidth, sizeof part);
-        r.p[i] = __builtin_convertvector(part, IntPart);
-    }
-    return r;
-}
 
 template <class Weights>
 struct Integer {

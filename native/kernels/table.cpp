@@ -7,7 +7,12 @@ namespace {
 
 void linear(const Linear& l, int64_t begin, int64_t end) {
     const bool integer = l.matrix->kind == Kind::kInt8 || l.matrix->kind == Kind::kInt4;
-    integer ? linear_integer(l, begin, end) : linear_dense(l, begin, end);
+    if (!integer)
+        linear_dense(l, begin, end);
+    else if (l.x.prepared)
+        linear_integer(l, begin, end);
+    else
+        linear_mixed(l, begin, end);
 }
 
 #define GALLEY_STRING_(x) #x

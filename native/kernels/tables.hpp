@@ -8,6 +8,7 @@ namespace GALLEY_ISA {
 
 void linear_dense(const Linear&, int64_t begin, int64_t end);
 void linear_integer(const Linear&, int64_t begin, int64_t end);
+void linear_mixed(const Linear&, int64_t begin, int64_t end);
 void prepare(const Matrix&, const float* x, uint8_t* row, int64_t sums);
 void embed(const Matrix&, int64_t index, float* y);
 void rms_norm(const float* x, const float* weight, float eps, int64_t width, int64_t group,

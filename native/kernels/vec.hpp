@@ -33,6 +33,7 @@ typedef int32_t IntPart __attribute__((vector_size(4 * GALLEY_WIDTH)));
 typedef uint32_t UintPart __attribute__((vector_size(4 * GALLEY_WIDTH)));
 typedef uint16_t HalfPart __attribute__((vector_size(2 * GALLEY_WIDTH)));
 typedef uint16_t HalvesPart __attribute__((vector_size(4 * GALLEY_WIDTH)));
+typedef uint8_t BytesPart __attribute__((vector_size(4 * GALLEY_WIDTH)));
 typedef int8_t SignedBytePart __attribute__((vector_size(GALLEY_WIDTH)));
 typedef uint8_t BytePart __attribute__((vector_size(GALLEY_WIDTH)));
 
@@ -102,6 +103,12 @@ GALLEY_INLINE Ints operator+(Ints a, Ints b) {
 GALLEY_INLINE Ints operator*(Ints a, Ints b) {
     Ints r;
     GALLEY_PARTS r.p[i] = a.p[i] * b.p[i];
+    return r;
+}
+
+GALLEY_INLINE Bytes operator-(Bytes a, Bytes b) {
+    Bytes r;
+    GALLEY_PARTS r.p[i] = (UintPart)((BytesPart)a.p[i] - (BytesPart)b.p[i]);
     return r;
 }
 

@@ -105,8 +105,15 @@ class Program:
     def embed(self, weight: Packed, y: Slot) -> None: ...
     def prepare(self, weight: Packed, x: Slot, y: Slot) -> None: ...
     def linear(
-        self, weight: Packed, bias: npt.NDArray[np.float32] | None, x: Slot, y: Slot
-    ) -> None: ...
+        self,
+        weight: Packed,
+        bias: npt.NDArray[np.float32] | None,
+        prepared: bool,
+        x: Slot,
+        y: Slot,
+    ) -> None:
+        """``prepared``: x is, for such weights; else it is float32, which bf16 weights do not take."""
+
     def rms_norm(
         self,
         weight: npt.NDArray[np.float32],

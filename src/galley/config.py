@@ -23,6 +23,7 @@ T = TypeVar("T")
 DType = Literal["auto", "float32", "bfloat16"]
 ExecutorName = Literal["auto", "cpu", "reference"]
 Quantize = Literal["auto", "float32", "bf16", "int8", "int4"]
+Activations = Literal["auto", "float32", "int8"]
 KVType = Literal["auto", "float32", "bfloat16", "int8"]
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -54,6 +55,11 @@ class EngineSettings:
         "auto", "Model", "what is computed in; auto: as the checkpoint's matrices are"
     )
     quantize: Quantize = _setting("auto", "Model", "what the weights become; auto: as dtype says")
+    activations: Activations = _setting(
+        "auto",
+        "Model",
+        "what int8 and int4 weights are multiplied with; auto: int8 (executor cpu), else as dtype says",
+    )
     kv_dtype: KVType = _setting(
         "auto",
         "Model",

@@ -342,6 +342,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     executor: str
     dtype: str
     quantize: str
+    activations: str
     kv_dtype: str
     vocab_size: int
     max_model_len: int

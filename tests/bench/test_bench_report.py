@@ -43,7 +43,7 @@ def test_a_step_reads_weights_and_context_and_multiplies_rows_and_wanted_rows() 
 
 def test_rates_are_over_whole_repeats() -> None:
     runs = [decode_run(1.0), decode_run(0.5), decode_run(0.25)]
-    point = make_point("decode", 2, runs, COSTS, machine(), "int4")
+    point = make_point("decode", 2, runs, COSTS, machine(), "int8")
     assert (point.work, point.batch, point.tokens) == ("decode", 2, 2)
     assert point.tokens_per_s == Spread(4.0, 2.0, 8.0)
     assert point.step_ms == Spread(500.0, 250.0, 1000.0)
@@ -54,21 +54,21 @@ def test_rates_are_over_whole_repeats() -> None:
 
 def test_unequal_steps_weigh_by_their_time() -> None:
     run = Run([Step(0.1, 0.1, 300, 0, 300), Step(0.3, 0.3, 100, 1, 400)], 1.0)
-    point = make_point("prefill", 1, [run], COSTS, machine(), "bf16")
+    point = make_point("prefill", 1, [run], COSTS, machine(), "bfloat16")
     assert point.tokens == 400
     assert point.tokens_per_s.median == pytest.approx(1000.0)
     assert point.bytes_per_s.median == pytest.approx((4000 + 5000) / 0.4)
 
 
 @pytest.mark.parametrize(
-    ("kind", "peak"), [("int4", 2000.0), ("int8", 2000.0), ("bf16", 1000.0), ("float32", 500.0)]
+    ("activations", "peak"), [("int8", 2000.0), ("bfloat16", 1000.0), ("float32", 500.0)]
 )
-def test_the_share_of_arithmetic_is_of_the_kinds_own_peak(kind: str, peak: float) -> None:
-    point = make_point("decode", 2, [decode_run(1.0)], COSTS, machine(), kind)
+def test_the_share_of_arithmetic_is_of_the_products_own_peak(activations: str, peak: float) -> None:
+    point = make_point("decode", 2, [decode_run(1.0)], COSTS, machine(), activations)
     assert point.operation_share == pytest.approx(500 / peak)
 
 
 def test_each_repeat_is_held_against_the_read_rate_beside_it() -> None:
     runs = [decode_run(1.0, 2000.0), decode_run(0.5, 8000.0), decode_run(1.0, 1200.0)]
-    point = make_point("decode", 2, runs, COSTS, machine(), "int4")
+    point = make_point("decode", 2, runs, COSTS, machine(), "int8")
     assert point.read_share == Spread(1080 / 2000, 2160 / 8000, 1080 / 1200)

@@ -53,6 +53,16 @@ def test_passes_that_are_left_out_have_no_row() -> None:
     assert set(PASSES) - set(rows) == {"merge-linears", "fuse-add-norm"}
 
 
+def test_activations_that_stay_floats_are_prepared_for_no_layer() -> None:
+    done = galley(
+        *("graph", "--threads", "1", "--repeats", "1"),
+        *("--quantize", "int4", "--activations", "float32"),
+    )
+    assert done.returncode == 0, done.stderr
+    rows = table(done.stdout)
+    assert rows["(reference)"][0] == rows["(as traced)"][0]
+
+
 def test_a_speech_model_shows_its_decoder(tmp_path: Path) -> None:
     done = galley("graph", make_whisper(tmp_path), "--threads", "1", "--repeats", "1")
     assert done.returncode == 0, done.stderr
@@ -65,6 +75,8 @@ def test_a_speech_model_shows_its_decoder(tmp_path: Path) -> None:
         (["--disable-pass", "melt"], "'melt' is no pass; passes: hoist-select-rows"),
         (["--svg", "nowhere/graph.svg"], "nowhere does not exist"),
         (["--max-running", "3"], "No such option"),
+        (["--quantize", "bf16", "--activations", "int8"], "activations is 'int8', but executor"),
+        (["--activations", "int3"], "'int3' is not one of"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_the_work(args: list[str], message: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from galley.config import EngineSettings, Quantize
+from galley.config import Activations, EngineSettings, Quantize
 from galley.engine.load import load_engine
 from galley.errors import SettingsError
 from galley.formats.checkpoint import Checkpoint
@@ -22,19 +22,24 @@ from galley.ops.executor import Batch, Executor
 from tests.checkpoints import VARIANTS
 from tests.conftest import CheckpointMaker
 from tests.models.test_against_transformers import random_ids
-from tests.native.harness import KINDS, Floats, ragged
+from tests.native.harness import LAYERS, Floats, ragged
 
 LENGTHS = (1, 19, 40)
 
 
 def executor_without(
-    checkpoint: CheckpointMaker, variant: str, kind: Quantize, disabled: tuple[str, ...]
+    disabled: tuple[str, ...],
+    checkpoint: CheckpointMaker,
+    variant: str,
+    kind: Quantize = "auto",
+    activations: Activations = "auto",
 ) -> Executor:
     folder = checkpoint(variant)
     settings = EngineSettings(
         model=str(folder),
         executor="cpu",
         quantize=kind,
+        activations=activations,
         dtype="bfloat16" if kind == "bf16" else "float32",
         kv_dtype="int8" if kind == "int8" else "auto",
         disable_pass=disabled,
@@ -54,15 +59,19 @@ def all_logits(executor: Executor) -> list[Floats]:
     return [executor.forward(batch).copy() for batch in (whole, some, decode)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "activations"), LAYERS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_no_pass_changes_a_bit(variant: str, kind: Quantize, checkpoint: CheckpointMaker) -> None:
-    plain = all_logits(executor_without(checkpoint, variant, kind, tuple(PASSES)))
+def test_no_pass_changes_a_bit(
+    variant: str, kind: Quantize, activations: Activations, checkpoint: CheckpointMaker
+) -> None:
+    def logits_without(disabled: tuple[str, ...]) -> list[Floats]:
+        return all_logits(executor_without(disabled, checkpoint, variant, kind, activations))
+
+    plain = logits_without(tuple(PASSES))
     choices = [(), *((name,) for name in PASSES)]
     choices += [tuple(other for other in PASSES if other != name) for name in PASSES]
     for disabled in choices:
-        logits = all_logits(executor_without(checkpoint, variant, kind, disabled))
-        for got, expected in zip(logits, plain, strict=True):
+        for got, expected in zip(logits_without(disabled), plain, strict=True):
             assert np.array_equal(got.view(np.int32), expected.view(np.int32)), disabled
 
 
@@ -135,7 +144,7 @@ def test_ops_that_nobody_reads_are_dropped() -> None:
 
 def test_an_unknown_pass_is_refused_with_the_list(checkpoint: CheckpointMaker) -> None:
     with pytest.raises(SettingsError, match=r"'melt' is no pass; passes: .*merge-linears"):
-        executor_without(checkpoint, "llama", "auto", ("melt",))
+        executor_without(("melt",), checkpoint, "llama")
 
 
 def test_the_reference_executor_has_no_passes_to_leave_out(checkpoint: CheckpointMaker) -> None:

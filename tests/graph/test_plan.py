@@ -5,17 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galley.config import Quantize
+from galley.config import Activations, Quantize
 from galley.formats.checkpoint import Checkpoint
 from galley.graph.passes import PASSES, run_passes
 from galley.graph.plan import Lifetime, least_arena, plan_arena
 from galley.graph.prepare import prepare_inputs
 from galley.models.registry import build_program
+from galley.ops.cpu import choose_activations
 from galley.ops.lowering import lower
 from galley.ops.packing import Matrices
 from tests.checkpoints import VARIANTS
 from tests.conftest import CheckpointMaker
-from tests.native.harness import KINDS
+from tests.native.harness import LAYERS
 
 lifetime = st.builds(
     lambda size, first, length: Lifetime(size, first, first + length),
@@ -41,14 +42,18 @@ def test_nothing_needs_no_room() -> None:
     assert plan_arena([]).size == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "activations"), LAYERS)
 @pytest.mark.parametrize("disabled", [(), tuple(PASSES)], ids=["passes", "plain"])
 def test_models_are_planned_as_tightly_as_liveness_allows(
-    disabled: tuple[str, ...], kind: Quantize, checkpoint: CheckpointMaker
+    disabled: tuple[str, ...],
+    kind: Quantize,
+    activations: Activations,
+    checkpoint: CheckpointMaker,
 ) -> None:
+    inputs = choose_activations(kind, activations)
     for variant in VARIANTS:
         opened = Checkpoint.open(checkpoint(variant))
         weights = opened.weights()
-        program = run_passes(prepare_inputs(build_program(opened.config), kind), disabled)
+        program = run_passes(prepare_inputs(build_program(opened.config), inputs), disabled)
         lifetimes = lower(program, weights, Matrices(weights, kind)).lifetimes()
         assert plan_arena(lifetimes).size == least_arena(lifetimes), variant

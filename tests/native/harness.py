@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import linear
 
 from galley import _native
-from galley.config import DType, EngineSettings, KVType, Quantize
+from galley.config import Activations, DType, EngineSettings, KVType, Quantize
 from galley.engine.load import load_engine
 from galley.formats.checkpoint import Checkpoint
 from galley.formats.weights import Weight
@@ -28,6 +28,12 @@ from galley.types import BLOCK_TOKENS
 Floats = npt.NDArray[np.float32]
 ISAS: Final = _native.supported_isas()
 KINDS: Final[tuple[Quantize, ...]] = ("float32", "bf16", "int8", "int4")
+LAYERS: Final[tuple[tuple[Quantize, Activations], ...]] = (
+    *((kind, "auto") for kind in KINDS),
+    ("int8", "float32"),
+    ("int4", "float32"),
+)
+"""Weights, and what they are multiplied with: every kind of linear layer."""
 KV_TYPES: Final[tuple[KVType, ...]] = ("float32", "bfloat16", "int8")
 
 
@@ -50,11 +56,14 @@ def run_linear(
     bias: Floats | None = None,
     threads: int = 1,
 ) -> Floats:
-    """One linear layer as a program of its own; the rows come out of an exact float32 embedding."""
-    rows, depth = x.shape
-    table = _native.Packed("float32", rows, depth)
+    """One linear layer as a program of its own; the rows come out of an exact float32 embedding.
+
+    ``x`` may be wider than the layer is deep.
+    """
+    rows, columns = x.shape
+    table = _native.Packed("float32", rows, columns)
     table.fill([(as_weight(x).data, "F32")], threads=1)
-    width = -(-4 * depth // 64) * 64
+    width = -(-4 * columns // 64) * 64
     runtime = _native.Runtime(isa, threads, [])
     program = _native.Program(runtime, width + weight.activation_bytes, outputs)
     program.embed(table, (0, width, 0))
@@ -62,7 +71,7 @@ def run_linear(
     if prepare:
         source = (width, weight.activation_bytes, 0)
         program.prepare(weight, (0, width, 0), source)
-    program.linear(weight, bias, source, (_native.LOGITS, 4 * outputs, 0))
+    program.linear(weight, bias, prepare, source, (_native.LOGITS, 4 * outputs, 0))
     return run_rows(runtime, program, rows, outputs)
 
 
@@ -99,6 +108,7 @@ def cpu_executor(
     quantize: Quantize,
     *,
     dtype: DType = "float32",
+    activations: Activations = "auto",
     kv_dtype: KVType = "auto",
     threads: int = 1,
 ) -> Executor:
@@ -106,6 +116,7 @@ def cpu_executor(
     settings = EngineSettings(
         model=str(folder),
         dtype=dtype,
+        activations=activations,
         kv_dtype=kv_dtype,
         executor="cpu",
         quantize=quantize,
@@ -175,7 +186,11 @@ def rounding_executor(
     round_activations: bool = True,
     kv_dtype: KVType = "float32",
 ) -> RoundingExecutor:
-    """Torch on the dequantised weights, with 256 blocks of KV."""
+    """Torch on the dequantised weights, with 256 blocks of KV.
+
+    ``round_activations``: inputs of linear layers and windows' queries, keys and values as ``quantize``
+    has them rounded; else nothing but the weights is.
+    """
     checkpoint = Checkpoint.open(folder)
     program = program_of(folder)
     matrices = program.matrices
@@ -192,9 +207,10 @@ def rounding_executor(
             dtype="float32", quantize="float32", kv_dtype="float32", device="cpu", threads=1
         ),
     )
-    executor.rounding = _ROUNDING[quantize if round_activations else "float32"]
+    rounded = quantize if round_activations else "float32"
+    executor.rounding = _ROUNDING[rounded]
     executor.kv_rounding = KV_ROUNDING[kv_dtype]
-    executor.window_rounding = KV_ROUNDING["float32" if quantize == "float32" else "bfloat16"]
+    executor.window_rounding = KV_ROUNDING["float32" if rounded == "float32" else "bfloat16"]
     executor.allocate_kv(256)
     return executor
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from galley.config import Quantize
+from galley.config import Activations, Quantize
 from galley.demo import MODEL_DIR, heldout
 from galley.demo.tokeniser import encode_turns, load_tokeniser
 from galley.ops.cpu import ISA_VARIABLE
@@ -49,16 +49,24 @@ def truth(kind: Quantize) -> Floats:
     return logits_of(rounding_executor(MODEL_DIR, kind, round_activations=False))
 
 
-LIMITS: Mapping[Quantize, float] = {"float32": 1e-4, "bf16": 1e-2}
-"""Of the largest logit."""
+LIMITS: Mapping[tuple[Quantize, Activations], float] = {
+    ("float32", "auto"): 1e-4,
+    ("bf16", "auto"): 1e-2,
+    ("int8", "float32"): 1e-4,
+    ("int4", "float32"): 1e-4,
+}
+"""Of the largest logit, by weights and activations."""
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", LIMITS)
-def test_floats_keep_the_logits(kind: Quantize, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "activations"), LIMITS)
+def test_floats_keep_the_logits(
+    kind: Quantize, activations: Activations, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(ISA_VARIABLE, isa)
-    error = np.abs(logits_of(cpu_executor(MODEL_DIR, kind)) - truth(kind)).max()
-    assert error <= LIMITS[kind] * np.abs(truth(kind)).max()
+    got = logits_of(cpu_executor(MODEL_DIR, kind, activations=activations))
+    error = np.abs(got - truth(kind)).max()
+    assert error <= LIMITS[kind, activations] * np.abs(truth(kind)).max()
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from galley import _native
-from galley.config import Quantize
+from galley.config import Activations, DType, ExecutorName, Quantize
 from galley.errors import SettingsError
 from galley.ops.cpu import ISA_VARIABLE, CpuExecutor, choose_isa
 from galley.ops.executor import Executor
@@ -16,7 +16,7 @@ from tests.conftest import CheckpointMaker
 from tests.models.test_against_transformers import executor_of, random_ids, run_chunks
 from tests.native.harness import (
     ISAS,
-    KINDS,
+    LAYERS,
     Floats,
     cpu_executor,
     ragged,
@@ -40,19 +40,19 @@ def test_every_kind_agrees_with_torch(
     """What is left is the rounding that a sum's last bit tips over: it grows in these wild models."""
     monkeypatch.setenv(ISA_VARIABLE, isa)
     folder, ids = checkpoint(variant), random_ids(1, LENGTH)
-    for kind, worst, mean in (
-        ("float32", 1e-4, 1e-5),
-        ("bf16", 5e-2, 2e-3),
-        ("int8", 1e-1, 4e-3),
-        ("int4", 1e-1, 4e-3),
+    for (kind, activations), (worst, mean) in zip(
+        LAYERS,
+        ((1e-4, 1e-5), (5e-2, 2e-3), (1e-1, 4e-3), (1e-1, 4e-3), (1e-4, 1e-5), (1e-4, 1e-5)),
+        strict=True,
     ):
-        executor = cpu_executor(folder, kind)  # type: ignore[arg-type]
+        executor = cpu_executor(folder, kind, activations=activations)
         assert isinstance(executor, CpuExecutor)
         assert executor.isa == isa
-        expected = run_all(rounding_executor(folder, kind), ids)  # type: ignore[arg-type]
+        truth = rounding_executor(folder, kind, round_activations=activations == "auto")
+        expected = run_all(truth, ids)
         error = np.abs(run_all(executor, ids) - expected) / np.abs(expected).max()
-        assert error.max() <= worst, (kind, error.max())
-        assert error.mean() <= mean, (kind, error.mean())
+        assert error.max() <= worst, (kind, activations, error.max())
+        assert error.mean() <= mean, (kind, activations, error.mean())
 
 
 @pytest.fixture(scope="module")
@@ -116,18 +116,24 @@ def test_dtype_alone_chooses_the_weights(calm: Path) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "activations"), LAYERS)
 @pytest.mark.parametrize("variant", ["llama-mqa-odd", "mistral-window", "qwen3"])
 def test_bits_do_not_depend_on_batches_chunks_or_threads(
     variant: str,
     kind: Quantize,
+    activations: Activations,
     isa: str,
     checkpoint: CheckpointMaker,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(ISA_VARIABLE, isa)
     folder = checkpoint(variant)
-    executor = cpu_executor(folder, kind, dtype="bfloat16" if kind == "bf16" else "float32")
+
+    def made(threads: int) -> Executor:
+        dtype: DType = "bfloat16" if kind == "bf16" else "float32"
+        return cpu_executor(folder, kind, dtype=dtype, activations=activations, threads=threads)
+
+    executor, threaded = made(1), made(3)
     rng = np.random.default_rng(7)
     prompts = [random_ids(100 + i, int(n)) for i, n in enumerate(rng.integers(1, 90, 64))]
     alone = [run_chunks(executor, ids, [len(ids)], first_block=0) for ids in prompts]
@@ -135,9 +141,6 @@ def test_bits_do_not_depend_on_batches_chunks_or_threads(
         cuts = np.flatnonzero(rng.random(len(ids) - 1) < 0.3) + 1
         chunks = np.diff([0, *cuts, len(ids)]).tolist()
         assert np.array_equal(run_chunks(executor, ids, chunks, first_block=9), expected), chunks
-    threaded = cpu_executor(
-        folder, kind, dtype="bfloat16" if kind == "bf16" else "float32", threads=3
-    )
     for size, other in itertools.product((2, 3, 7, 16, 33, 64), (executor, threaded)):
         chosen = rng.permutation(64)[:size]
         # All but the last few tokens first, then the rest: the second batch reads what the first wrote.
@@ -215,6 +218,37 @@ def test_what_an_executor_cannot_do_is_refused(checkpoint: CheckpointMaker) -> N
         LLM(folder, device="cuda", executor="cpu")
     with pytest.raises(SettingsError, match=r"quantize: 'int3' is not one of"):
         LLM(folder, quantize="int3", executor="cpu")  # type: ignore[arg-type]
+    for kind, choices in (("float32", "float32"), ("bf16", "bfloat16")):
+        message = rf"activations is 'int8', .* weights that are '{kind}' with {choices} alone: "
+        with pytest.raises(SettingsError, match=message):
+            LLM(folder, quantize=kind, activations="int8", executor="cpu")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match=r"activations is 'float32', .*'bf16' with bfloat16"):
+        LLM(folder, quantize="bf16", activations="float32", executor="cpu")
+    with pytest.raises(SettingsError, match=r"activations is 'int8', .*'float32'.*executor 'cpu'"):
+        LLM(folder, quantize="int8", activations="int8", executor="reference")
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_activations_are_rounded_unless_told_otherwise(
+    kind: Quantize, checkpoint: CheckpointMaker
+) -> None:
+    from galley import LLM
+
+    ids = random_ids(5, 60)
+
+    def scores(executor: ExecutorName, activations: Activations, becomes: str) -> Floats:
+        with LLM(
+            checkpoint("llama"), quantize=kind, activations=activations, executor=executor
+        ) as llm:
+            assert llm.info.activations == becomes
+            return np.array(llm.score([ids])[0])
+
+    exact = scores("reference", "auto", "float32")
+    assert np.array_equal(scores("reference", "float32", "float32"), exact)
+    assert np.abs(scores("cpu", "float32", "float32") - exact).max() <= 1e-3
+    rounded = scores("cpu", "auto", "int8")
+    assert np.array_equal(scores("cpu", "int8", "int8"), rounded)
+    assert np.abs(rounded - exact).max() > 1e-2
 
 
 def test_only_blocks_that_exist_are_copied() -> None:

@@ -14,6 +14,7 @@ from galley.quant.weights import IntWeight, bf16_bits, dequantise
 from tests.native.harness import (
     ISAS,
     KINDS,
+    LAYERS,
     Floats,
     as_weight,
     round_bf16,
@@ -57,23 +58,32 @@ def test_bf16(isa: str, rows: int, outputs: int, depth: int, seed: int) -> None:
     assert close(got, expected, np.abs(x) @ np.abs(w).T)
 
 
-def expected_integer(x: Floats, weight: IntWeight) -> tuple[Any, Any]:
-    """x rounded to int8 with one scale a row, times the dequantised weights; and the magnitude."""
+def expected_integer(x: Floats, weight: IntWeight, *, prepare: bool) -> tuple[Any, Any]:
+    """x, rounded to int8 with one scale a row or as it is, times the weights; and the magnitude."""
+    w = dequantise(weight)
+    if not prepare:
+        return x.astype(np.float64) @ w.T, np.abs(x) @ np.abs(w).T
     most = np.abs(x).max(axis=1, keepdims=True)
     usable = most > 1e-30
     q = np.rint(x * np.where(usable, np.float32(127) / np.where(usable, most, 1), 0))
     rounded = q * np.where(usable, most / np.float32(127), 0).astype(np.float64)
-    w = dequantise(weight)
     return rounded @ w.T, np.abs(rounded) @ np.abs(w).T + np.abs(rounded).sum(1, keepdims=True)
 
 
 @settings(max_examples=80)
-@given(isa=isas, rows=many, outputs=odd, depth=st.integers(1, 300), seed=seeds)
-def test_int8(isa: str, rows: int, outputs: int, depth: int, seed: int) -> None:
+@given(
+    isa=isas,
+    rows=many,
+    outputs=odd,
+    depth=st.integers(1, 600),
+    prepare=st.booleans(),
+    seed=seeds,
+)
+def test_int8(isa: str, rows: int, outputs: int, depth: int, prepare: bool, seed: int) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
     weight = quantise_int8(as_weight(w))
-    got = run_linear(x, pack_integers(weight), outputs, isa=isa, prepare=True)
-    assert close(got, *expected_integer(x, weight))
+    got = run_linear(x, pack_integers(weight), outputs, isa=isa, prepare=prepare)
+    assert close(got, *expected_integer(x, weight, prepare=prepare))
 
 
 @settings(max_examples=120)
@@ -85,6 +95,7 @@ def test_int8(isa: str, rows: int, outputs: int, depth: int, seed: int) -> None:
     group=st.sampled_from([0, 32, 64, 128]),
     symmetric=st.booleans(),
     scale_type=st.sampled_from(["F32", "F16", "BF16"]),
+    prepare=st.booleans(),
     seed=seeds,
 )
 def test_int4(
@@ -95,6 +106,7 @@ def test_int4(
     group: int,
     symmetric: bool,
     scale_type: str,
+    prepare: bool,
     seed: int,
 ) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
@@ -103,12 +115,13 @@ def test_int4(
         made.scales.astype(np.float16).astype(np.float32) if scale_type == "F16" else made.scales
     )
     weight = IntWeight("w", 4, made.q, made.group, scales, made.zeros, scale_type)  # type: ignore[arg-type]
-    got = run_linear(x, pack_integers(weight), outputs, isa=isa, prepare=True)
-    assert close(got, *expected_integer(x, weight))
+    got = run_linear(x, pack_integers(weight), outputs, isa=isa, prepare=prepare)
+    assert close(got, *expected_integer(x, weight, prepare=prepare))
 
 
+@pytest.mark.parametrize("prepare", [True, False])
 @pytest.mark.parametrize("isa", ISAS)
-def test_the_largest_integers_do_not_overflow(isa: str) -> None:
+def test_the_largest_integers_do_not_overflow(isa: str, prepare: bool) -> None:
     depth = 4096
     for value in (-128, 127):
         q = np.full((17, depth), value, np.int8)
@@ -116,23 +129,25 @@ def test_the_largest_integers_do_not_overflow(isa: str) -> None:
         weight = IntWeight("w", 8, q, depth, scales, None, "F32")
         for sign in (-1, 1):
             x = np.full((3, depth), sign * 127, np.float32)
-            got = run_linear(x, pack_integers(weight), 17, isa=isa, prepare=True)
+            got = run_linear(x, pack_integers(weight), 17, isa=isa, prepare=prepare)
             assert (got == np.float32(sign * 127 * value * depth)).all()
     q4 = np.full((17, depth), 15, np.uint8)
     zeros = np.zeros((17, depth // 128), np.uint8)
     weight = IntWeight("w", 4, q4, 128, np.ones((17, depth // 128), np.float32), zeros, "F32")
     x = np.full((3, depth), -127, np.float32)
-    got = run_linear(x, pack_integers(weight), 17, isa=isa, prepare=True)
+    got = run_linear(x, pack_integers(weight), 17, isa=isa, prepare=prepare)
     assert (got == np.float32(-127 * 15 * depth)).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_row_has_the_same_bits_alone_and_among_any_number(kind: str, isa: str) -> None:
+@pytest.mark.parametrize(("kind", "activations"), LAYERS)
+def test_a_row_has_the_same_bits_alone_and_among_any_number(
+    kind: str, activations: str, isa: str
+) -> None:
     outputs, depth = 147, 260
     x = random_matrix(1, 64, depth)
     packed = pack([as_weight(random_matrix(2, outputs, depth))], kind)
-    prepare = kind != "float32"
+    prepare = "float32" not in (kind, activations)
 
     def run(rows: Floats, threads: int = 1) -> Floats:
         return run_linear(rows, packed, outputs, isa=isa, prepare=prepare, threads=threads)
@@ -145,14 +160,15 @@ def test_a_row_has_the_same_bits_alone_and_among_any_number(kind: str, isa: str)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_nan_and_infinity_show_in_their_row_alone(kind: str, isa: str) -> None:
+@pytest.mark.parametrize(("kind", "activations"), LAYERS)
+def test_nan_and_infinity_show_in_their_row_alone(kind: str, activations: str, isa: str) -> None:
     outputs, depth = 20, 70
+    prepare = "float32" not in (kind, activations)
     x = random_matrix(1, 5, depth)
     packed = pack([as_weight(random_matrix(2, outputs, depth))], kind)
 
     def run(rows: Floats) -> Floats:
-        return run_linear(rows, packed, outputs, isa=isa, prepare=kind != "float32")
+        return run_linear(rows, packed, outputs, isa=isa, prepare=prepare)
 
     clean = run(x)
     for bad in (np.nan, np.inf, -np.inf):
@@ -160,6 +176,21 @@ def test_nan_and_infinity_show_in_their_row_alone(kind: str, isa: str) -> None:
         got = run(x)
         assert not np.isfinite(got[2]).any()
         assert np.array_equal(np.delete(got, 2, 0), np.delete(clean, 2, 0))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("kind", "activations"), LAYERS)
+def test_what_lies_behind_a_row_is_not_read(kind: str, activations: str, isa: str) -> None:
+    """A layer may read a few columns of a wider buffer; its depth may fill no register."""
+    for depth in (69, 3):
+        packed = pack([as_weight(random_matrix(2, 20, depth))], kind)
+        prepare = "float32" not in (kind, activations)
+        x = random_matrix(1, 5, depth)
+        beside = np.full((5, 9), np.nan, np.float32)
+        expected = run_linear(x, packed, 20, isa=isa, prepare=prepare)
+        got = run_linear(np.concatenate([x, beside], 1), packed, 20, isa=isa, prepare=prepare)
+        assert np.isfinite(got).all()
+        assert np.array_equal(got, expected)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -198,6 +229,14 @@ def test_half_precision_sources(kind: str, tag: str) -> None:
     packed.fill([(half.reshape(-1).view(np.uint8), tag)], threads=1)
     expected = values if kind == "float32" else round_bf16(values)
     assert np.array_equal(run_embed(packed, 37, 21, isa="portable"), expected)
+
+
+def test_rows_that_a_layer_cannot_read_are_refused() -> None:
+    for kind, prepare, message in (("float32", True, "floats"), ("bf16", False, "prepared rows")):
+        packed = pack([as_weight(random_matrix(2, 16, 64))], kind)
+        program = _native.Program(_native.Runtime("portable", 1, []), 512, 16)
+        with pytest.raises(ValueError, match=message):
+            program.linear(packed, None, prepare, (0, 256, 0), (256, 256, 0))
 
 
 def test_impossible_matrices_are_refused() -> None:

@@ -11,20 +11,20 @@ import pytest
 import torch
 from transformers import WhisperForConditionalGeneration
 
-from galley.config import KVType, Quantize
+from galley.config import Activations, KVType, Quantize
 from galley.formats.checkpoint import Checkpoint
 from galley.graph.passes import PASSES, run_passes
 from galley.graph.plan import least_arena, plan_arena
 from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
-from galley.ops.cpu import ISA_VARIABLE, CpuExecutor
+from galley.ops.cpu import ISA_VARIABLE, CpuExecutor, choose_activations
 from galley.ops.executor import Batch, Cross, Executor, ExecutorOptions, Ints, Windows
 from galley.ops.lowering import lower
 from galley.ops.packing import Matrices
 from galley.types import BLOCK_TOKENS
 from tests.checkpoints import VOCAB_SIZE, WHISPER_VARIANTS
 from tests.conftest import CheckpointMaker
-from tests.native.harness import ISAS, KINDS, KV_TYPES, Floats, program_of, rounding_executor
+from tests.native.harness import ISAS, KV_TYPES, LAYERS, Floats, program_of, rounding_executor
 
 BLOCKS = 256
 
@@ -32,6 +32,7 @@ BLOCKS = 256
 def native(
     folder: Path,
     quantize: Quantize,
+    activations: Activations = "auto",
     *,
     threads: int = 1,
     disabled: tuple[str, ...] = (),
@@ -45,6 +46,7 @@ def native(
         kv_dtype=kv_dtype,
         device="cpu",
         threads=threads,
+        activations=activations,
         disable_pass=disabled,
     )
     executor = CpuExecutor(program, weights, options)
@@ -146,20 +148,19 @@ def test_every_kind_agrees_with_torch(
     assert program.encoder is not None
     windows = random_windows(program, [1, 17, program.encoder.max_positions])
     sequences = [(w, random_ids(40, w), [4, 3, *[1] * 33]) for w in (2, 0, 1, 2)]
-    for kind, worst, mean in (
-        ("float32", 1e-4, 1e-5),
-        ("bf16", 1e-2, 1e-3),
-        ("int8", 5e-2, 4e-3),
-        ("int4", 5e-2, 4e-3),
+    for (kind, activations), (worst, mean) in zip(
+        LAYERS,
+        ((1e-4, 1e-5), (1e-2, 1e-3), (5e-2, 4e-3), (5e-2, 4e-3), (1e-4, 1e-5), (1e-4, 1e-5)),
+        strict=True,
     ):
-        truth = rounding_executor(folder, kind)  # type: ignore[arg-type]
+        truth = rounding_executor(folder, kind, round_activations=activations == "auto")
         expected = np.concatenate(run(truth, program, windows, sequences))
-        executor = native(folder, kind)  # type: ignore[arg-type]
+        executor = native(folder, kind, activations)
         assert executor.isa == isa
         got = np.concatenate(run(executor, program, windows, sequences))
         error = np.abs(got - expected) / np.abs(expected).max()
-        assert error.max() <= worst, (kind, error.max())
-        assert error.mean() <= mean, (kind, error.mean())
+        assert error.max() <= worst, (kind, activations, error.max())
+        assert error.mean() <= mean, (kind, activations, error.mean())
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -183,9 +184,13 @@ def test_float32_agrees_with_transformers(
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "activations"), LAYERS)
 def test_bits_do_not_depend_on_batches_chunks_or_threads(
-    kind: Quantize, isa: str, checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+    kind: Quantize,
+    activations: Activations,
+    isa: str,
+    checkpoint: CheckpointMaker,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(ISA_VARIABLE, isa)
     folder = checkpoint("whisper-odd-128")
@@ -196,12 +201,12 @@ def test_bits_do_not_depend_on_batches_chunks_or_threads(
     lengths += rng.integers(1, program.encoder.max_positions, 5).tolist()
     windows = random_windows(program, lengths)
     ids = [random_ids(int(n), int(n)) for n in rng.integers(1, 48, len(windows))]
-    one = native(folder, kind)
+    one = native(folder, kind, activations)
     alone = [
         run(one, program, [w], [(0, i, [len(i)])])[0] for w, i in zip(windows, ids, strict=True)
     ]
     for threads, seed in itertools.product((1, 3), range(3)):
-        executor = native(folder, kind, threads=threads)
+        executor = native(folder, kind, activations, threads=threads)
         order = rng.permutation(len(windows)).tolist()
         sequences = []
         for place, w in enumerate(order):
@@ -227,15 +232,16 @@ def test_alignment_agrees_with_torch(
     windows = random_windows(program, [1, 17, program.encoder.max_positions])
     sequences = [(w, random_ids(70, w), [4, 66]) for w in (2, 0, 1, 2)]
     rows = [program.encoder.rows_of(len(window)) for window in windows]
-    for kind, kv_dtype, worst in (
-        ("float32", "float32", 1e-4),
-        ("float32", "bfloat16", 2e-2),
-        ("bf16", "float32", 1e-2),
-        ("int8", "float32", 5e-2),
-        ("int8", "int8", 5e-2),
+    for kind, activations, kv_dtype, worst in (
+        ("float32", "auto", "float32", 1e-4),
+        ("float32", "auto", "bfloat16", 2e-2),
+        ("bf16", "auto", "float32", 1e-2),
+        ("int8", "auto", "float32", 5e-2),
+        ("int8", "auto", "int8", 5e-2),
+        ("int4", "float32", "float32", 1e-4),
     ):
-        truth = rounding_executor(folder, kind)  # type: ignore[arg-type]
-        executor = native(folder, kind, kv_dtype=kv_dtype)  # type: ignore[arg-type]
+        truth = rounding_executor(folder, kind, round_activations=activations == "auto")  # type: ignore[arg-type]
+        executor = native(folder, kind, activations, kv_dtype=kv_dtype)  # type: ignore[arg-type]
         expected = run(truth, program, windows, sequences, call=truth.align)
         got = run(executor, program, windows, sequences, call=executor.align)
         for (window, _, _), ours, theirs in zip(sequences, got, expected, strict=True):
@@ -271,20 +277,22 @@ def test_bits_of_an_alignment_depend_on_its_row_alone(
         assert np.array_equal(weights, alone[window])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "activations"), LAYERS)
 @pytest.mark.parametrize("variant", WHISPER_VARIANTS)
-def test_no_pass_changes_a_bit(variant: str, kind: Quantize, checkpoint: CheckpointMaker) -> None:
+def test_no_pass_changes_a_bit(
+    variant: str, kind: Quantize, activations: Activations, checkpoint: CheckpointMaker
+) -> None:
     folder = checkpoint(variant)
     program = program_of(folder)
     windows = random_windows(program, [9, 30])
     sequences = [(0, random_ids(7, 1), [4, 3]), (1, random_ids(20, 2), [19, 1])]
 
     def logits(disabled: tuple[str, ...]) -> Floats:
-        executor = native(folder, kind, threads=2, disabled=disabled)
+        executor = native(folder, kind, activations, threads=2, disabled=disabled)
         return np.concatenate(run(executor, program, windows, sequences))
 
     def weights(disabled: tuple[str, ...]) -> Floats:
-        executor = native(folder, kind, threads=2, disabled=disabled)
+        executor = native(folder, kind, activations, threads=2, disabled=disabled)
         return np.concatenate(run(executor, program, windows, sequences, call=executor.align))
 
     for result in (logits, weights):
@@ -330,17 +338,18 @@ def test_what_the_passes_do(checkpoint: CheckpointMaker) -> None:
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "activations"), LAYERS)
 def test_memory_is_planned_as_tightly_as_liveness_allows(
-    kind: Quantize, checkpoint: CheckpointMaker
+    kind: Quantize, activations: Activations, checkpoint: CheckpointMaker
 ) -> None:
+    inputs = choose_activations(kind, activations)
     for variant, disabled in itertools.product(WHISPER_VARIANTS, ((), tuple(PASSES))):
         program = program_of(checkpoint(variant))
         assert program.encoder is not None
         assert program.aligner is not None
         weights = program.take_weights(Checkpoint.open(checkpoint(variant)).weights(), folder="")
         for part in (program, program.encoder, program.aligner):
-            final = run_passes(prepare_inputs(part, kind), disabled)
+            final = run_passes(prepare_inputs(part, inputs), disabled)
             lifetimes = lower(final, weights, Matrices(weights, kind)).lifetimes()
             assert plan_arena(lifetimes).size == least_arena(lifetimes), variant
 

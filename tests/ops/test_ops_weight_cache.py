@@ -85,6 +85,15 @@ def test_the_second_start_has_the_same_bits_and_packs_nothing(
     assert header_of(cache).kind == kind
 
 
+def test_one_file_serves_whatever_the_activations_are(
+    cache: Path, model: Path, request: pytest.FixtureRequest
+) -> None:
+    uncached = logits(model, activations="float32", weight_cache=False)
+    assert not np.array_equal(logits(model, activations="int8"), uncached)
+    request.getfixturevalue("packing_fails")
+    assert np.array_equal(logits(model, activations="float32"), uncached)
+
+
 def test_it_serves_while_the_file_is_written(
     cache: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

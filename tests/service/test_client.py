@@ -25,6 +25,7 @@ INFO = ModelInfo(
     executor="cpu",
     dtype="float32",
     quantize="float32",
+    activations="float32",
     kv_dtype="float32",
     vocab_size=100,
     max_model_len=64,

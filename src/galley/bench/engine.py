@@ -165,7 +165,7 @@ def bench_engine(
         )
     bench = EngineBench(settings)
     random = np.random.default_rng(workload.seed)
-    costs, kind = bench.info.costs, bench.info.quantize
+    costs, activations = bench.info.costs, bench.info.activations
 
     def prompts(count: int, tokens: int) -> list[list[int]]:
         ids = random.integers(bench.info.vocab_size, size=(count, tokens))
@@ -190,8 +190,8 @@ def bench_engine(
         )
 
     runs = repeated("prefill", prefill)
-    points = [make_point("prefill", 1, runs, costs, machine, kind)]
+    points = [make_point("prefill", 1, runs, costs, machine, activations)]
     for batch in workload.batches:
         runs = repeated(f"decode {batch}", decode(batch))
-        points.append(make_point("decode", batch, runs, costs, machine, kind))
+        points.append(make_point("decode", batch, runs, costs, machine, activations))
     return bench.info, points

@@ -8,12 +8,11 @@ from typing import Final, Self
 from galley.types import StepCosts
 
 PEAK_KIND: Final[Mapping[str, str]] = {
-    "int4": "int8",
     "int8": "int8",
-    "bf16": "bf16",
+    "bfloat16": "bf16",
     "float32": "float32",
 }
-"""Kind of the weights -> kind of the products that a linear layer makes of them."""
+"""What the inputs of linear layers are rounded to -> kind of the products that are made of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +134,9 @@ def make_point(
     runs: Sequence[Run],
     costs: StepCosts,
     machine: Machine,
-    kind: str,
+    activations: str,
 ) -> Point:
-    """The figures of all repeats; ``kind``: what the weights are."""
+    """The figures of all repeats; ``activations``: what the inputs of linear layers are rounded to."""
     steps = [step for run in runs for step in run.steps]
     byte_rates = [_rate(run, lambda step: step.bytes(costs)) for run in runs]
     operations = Spread.of([_rate(run, lambda step: step.operations(costs)) for run in runs])
@@ -153,7 +152,7 @@ def make_point(
             [rate / run.read_rate for rate, run in zip(byte_rates, runs, strict=True)]
         ),
         operations_per_s=operations,
-        operation_share=operations.median / machine.operations[PEAK_KIND[kind]].median,
+        operation_share=operations.median / machine.operations[PEAK_KIND[activations]].median,
     )
 
 

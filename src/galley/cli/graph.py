@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@with_flags(("revision", "dtype", "quantize", "kv_dtype", "threads", "disable_pass"))
+@with_flags(("revision", "dtype", "quantize", "activations", "kv_dtype", "threads", "disable_pass"))
 @click.argument("model", required=False, help=MODEL_HELP)
 @click.option(
     "--repeats",
@@ -57,12 +57,12 @@ def graph(
 
     read = read_model(settings, resolve_model(settings.model, revision=settings.revision))
     with progress("measuring", 1 + len(stage_names(read))) as bar:
-        eager = measure_eager(read, repeats=repeats)
-        bar.update(1)
         stages = []
         for stage in measure_stages(read, repeats=repeats):
             stages.append(stage)
             bar.update(1)
+        eager = measure_eager(read, repeats=repeats)
+        bar.update(1)
     rows = _rows(stages, eager, len(read.program.ops))
     print(table(HEADER, rows))
     picture = draw_svg(stages[-1].program)

@@ -61,6 +61,7 @@ def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None
         executor=executor_name,
         dtype=options.dtype,
         quantize=options.quantize,
+        activations=executor.activations,
         kv_dtype=options.kv_dtype,
         vocab_size=program.vocab_size,
         max_model_len=max_model_len,
@@ -142,6 +143,7 @@ def _executor_options(
         kv_dtype=dtype if settings.kv_dtype == "auto" else settings.kv_dtype,
         device=settings.device,
         threads=settings.threads or available_cores(),
+        activations=settings.activations,
         disable_pass=settings.disable_pass,
         weight_cache=checkpoint if settings.weight_cache else None,
     )

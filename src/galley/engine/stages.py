@@ -15,7 +15,7 @@ from galley.errors import SettingsError
 from galley.graph.passes import PASSES, enabled_passes
 from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
-from galley.ops.cpu import CpuExecutor
+from galley.ops.cpu import CpuExecutor, choose_activations
 from galley.ops.executor import Batch, Cross, Executor, Ints, Windows, executor_factory
 from galley.ops.lowering import Cost
 from galley.types import BLOCK_TOKENS, blocks_for
@@ -58,7 +58,8 @@ def measure_stages(model: Model, *, repeats: int) -> Iterator[Stage]:
     weights is left alone: stages merge other layers than are served. Raises as :func:`stage_names`.
     """
     disabled, names = model.options.disable_pass, stage_names(model)
-    program = prepare_inputs(model.program, model.options.quantize)
+    activations = choose_activations(model.options.quantize, model.options.activations)
+    program = prepare_inputs(model.program, activations)
     stage: Stage | None = None
     for i, name in enumerate(names):
         program = PASSES[name](program) if name else program
@@ -76,14 +77,16 @@ def measure_stages(model: Model, *, repeats: int) -> Iterator[Stage]:
 def measure_eager(model: Model, *, repeats: int) -> float | None:
     """Seconds of the same step on the reference executor, op by op; None where torch is missing.
 
-    It keeps keys and values in the type that it computes in.
+    It computes, and keeps keys and values, in one type.
     """
     try:
         factory = executor_factory("reference")
     except SettingsError:
         return None
     dtype = "float32" if model.options.quantize == "float32" else model.options.dtype
-    options = dataclasses.replace(model.options, dtype=dtype, kv_dtype=dtype, disable_pass=())
+    options = dataclasses.replace(
+        model.options, dtype=dtype, activations="auto", kv_dtype=dtype, disable_pass=()
+    )
     seconds = _step_seconds(factory(model.program, model.weights, options), model, repeats)
     # The executor's table of its own methods is a cycle that would keep its weights.
     gc.collect()

@@ -1,14 +1,14 @@
-"""Makes visible what happens to the inputs of linear layers whose weights are not float32."""
+"""Makes visible what happens to the inputs of linear layers that are not to stay float32."""
 
 from galley.graph.program import Op, Program
 
 
-def prepare_inputs(program: Program, kind: str) -> Program:
+def prepare_inputs(program: Program, activations: str) -> Program:
     """A ``prepare`` in front of each linear layer; layers that read the same buffer share it.
 
-    ``kind`` is that of the weights; float32 needs none.
+    ``activations`` is what the inputs become; float32 needs none.
     """
-    if kind == "float32":
+    if activations == "float32":
         return program
     ops: list[Op] = []
     prepared: dict[int, int] = {}

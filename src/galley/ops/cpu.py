@@ -20,14 +20,21 @@ from galley.ops.weight_cache import WeightCache
 from galley.types import BLOCK_TOKENS, StepCosts
 
 ISA_VARIABLE: Final = "GALLEY_CPU_ISA"
+_ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "float32": ("float32",),
+    "bf16": ("bfloat16",),
+    "int8": ("int8", "float32"),
+    "int4": ("int8", "float32"),
+}
+"""Kind of the weights -> what they are multiplied with, the fastest first."""
 
 
 class CpuExecutor:
     """See :class:`galley.ops.executor.Executor`.
 
-    Between ops, rows are float32. A linear layer rounds its input to what its weights want: bfloat16 for
-    ``bf16``, int8 with one scale a row for ``int8`` and ``int4``. Keys and values are kept in ``kv_dtype``,
-    int8 ones with one scale for each token and head.
+    Between ops, rows are float32. A linear layer rounds its input to ``activations``: bfloat16 for ``bf16``
+    weights, int8 with one scale a row for ``int8`` and ``int4`` unless float32 is asked for. Keys and
+    values are kept in ``kv_dtype``, int8 ones with one scale for each token and head.
     """
 
     cost: Cost
@@ -38,13 +45,14 @@ class CpuExecutor:
             raise SettingsError(
                 f"device is {options.device!r}, but executor 'cpu' runs on 'cpu' alone"
             )
+        self.activations = choose_activations(options.quantize, options.activations)
         cache = None
         if options.weight_cache is not None:
             cache = WeightCache(options.weight_cache, options.quantize)
         matrices = Matrices(weights, options.quantize, threads=options.threads, cache=cache)
 
         def rewritten(traced: Program) -> Program:
-            return run_passes(prepare_inputs(traced, options.quantize), options.disable_pass)
+            return run_passes(prepare_inputs(traced, self.activations), options.disable_pass)
 
         runs = rewritten(program)
         decoder = lower(runs, weights, matrices)
@@ -160,6 +168,23 @@ def _joined(tables: Sequence[Ints]) -> tuple[Ints, Ints]:
     starts = np.zeros(len(tables) + 1, dtype=np.int64)
     np.cumsum([len(table) for table in tables], out=starts[1:])
     return np.concatenate(tables), starts
+
+
+def choose_activations(quantize: str, wanted: str) -> str:
+    """What the inputs of linear layers become: as ``wanted``, or with "auto" what is fastest.
+
+    Raises:
+        SettingsError: there is no product of these with weights that are ``quantize``.
+    """
+    choices = _ACTIVATIONS[quantize]
+    if wanted == "auto":
+        return choices[0]
+    if wanted not in choices:
+        raise SettingsError(
+            f"activations is {wanted!r}, but executor 'cpu' multiplies weights that are {quantize!r} "
+            f"with {' or '.join(choices)} alone: leave it out, or set quantize to int8 or int4"
+        )
+    return wanted
 
 
 def choose_isa(environ: Mapping[str, str]) -> str:

@@ -84,6 +84,11 @@ class Executor(Protocol):
     """Rows are independent: a row's logits have the same bits whatever else is in the batch."""
 
     @property
+    def activations(self) -> str:
+        """What the inputs of linear layers are rounded to: "float32", "bfloat16" or "int8"."""
+        ...
+
+    @property
     def forward_seconds(self) -> float:
         """Spent computing so far, by the methods below; the rest of a step is Python's."""
         ...
@@ -146,6 +151,8 @@ class ExecutorOptions:
         kv_dtype: of keys and values in the cache: "float32", "bfloat16" or "int8".
         device: where to run.
         threads: to compute with.
+        activations: what the inputs of linear layers become: "float32", "int8", or "auto" for what is
+            fastest with such weights.
         disable_pass: names of passes over the program (``graph/passes/``) that are left out.
         weight_cache: whose weights these are, to keep them on disk as the executor packs them; None keeps
             nothing.
@@ -156,6 +163,7 @@ class ExecutorOptions:
     kv_dtype: str
     device: str
     threads: int
+    activations: str = "auto"
     disable_pass: tuple[str, ...] = ()
     weight_cache: Checkpoint | None = None
 

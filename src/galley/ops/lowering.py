@@ -181,21 +181,18 @@ def _aligned(row_bytes: int) -> int:
 
 def lower(program: Program, weights: Weights, matrices: Matrices) -> Lowered:
     """Turn each of the program's ops into a native step; ``matrices`` packs the weights."""
-    row_bytes: dict[int, int] = {}
+    prepared = {op.outputs[-1] for op in program.ops if op.name.endswith("prepare")}
     layouts = {
         op.inputs[0]: matrices.packed(*op.weights["weight"])
         for op in program.ops
-        if op.name == "linear"
+        if op.name == "linear" and op.inputs[0] in prepared
     }
+    row_bytes: dict[int, int] = {}
     steps = []
     for op in program.ops:
-        prepares = op.name.endswith("prepare")
         for b, width in zip(op.outputs, op.widths, strict=True):
-            row_bytes[b] = 4 * width
-        layout = layouts[op.outputs[-1]] if prepares else None
-        if layout is not None:
-            row_bytes[op.outputs[-1]] = layout.activation_bytes
-        arguments = _arguments(op, weights, matrices, layout)
+            row_bytes[b] = layouts[b].activation_bytes if b in layouts else 4 * width
+        arguments = _arguments(op, weights, matrices, layouts)
         name = op.name.removesuffix("_prepare")
         read = _weight_bytes(op, matrices)
         steps.append(NativeStep(name, arguments, op.inputs, op.outputs, read))
@@ -204,13 +201,15 @@ def lower(program: Program, weights: Weights, matrices: Matrices) -> Lowered:
 
 
 def _arguments(
-    op: Op, weights: Weights, matrices: Matrices, layout: _native.Packed | None
+    op: Op, weights: Weights, matrices: Matrices, layouts: Mapping[int, _native.Packed]
 ) -> tuple[Any, ...]:
-    """``layout``: how the op's last output is prepared; None leaves it float32."""
+    """``layouts``: of the buffers that are prepared, for which matrix; all others are float32."""
     a = op.attrs
+    layout = layouts.get(op.outputs[-1]) if op.outputs else None
     match op.name.removesuffix("_prepare"):
         case "linear":
-            return (matrices.packed(*op.weights["weight"]), _bias(op, weights))
+            prepared = op.inputs[0] in layouts
+            return (matrices.packed(*op.weights["weight"]), _bias(op, weights), prepared)
         case "embed":
             return (matrices.packed(op.tensor("weight")),)
         case "embed_positions":
@@ -226,7 +225,7 @@ def _arguments(
         case "neighbours":
             return (op.width // a["size"], a["size"], a["stride"])
         case "window_attention":
-            exact = matrices.kind == "float32"
+            exact = not layouts
             return (a["heads"], a["kv_heads"], a["head_dim"], a["scale"], exact)
         case "columns":
             return (4 * a["start"],)

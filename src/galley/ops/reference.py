@@ -97,6 +97,11 @@ class ReferenceExecutor:
                 f"quantize is 'float32', but the reference executor keeps weights in dtype, "
                 f"which is {options.dtype!r}: leave quantize out, or use executor 'cpu'"
             )
+        if options.activations not in ("auto", options.dtype):
+            raise SettingsError(
+                f"activations is {options.activations!r}, but the reference executor computes in "
+                f"dtype, which is {options.dtype!r}: leave it out, or use executor 'cpu'"
+            )
         if options.disable_pass:
             raise SettingsError(
                 f"disable_pass names {', '.join(options.disable_pass)}, but the reference executor "
@@ -107,6 +112,7 @@ class ReferenceExecutor:
                 f"kv_dtype is {options.kv_dtype!r}, but the reference executor keeps keys and values "
                 f"in dtype, which is {options.dtype!r}; leave it out, or use executor 'cpu'"
             )
+        self.activations = options.dtype
         self._program = program
         self._quantize = options.quantize
         self._dtype = _TORCH_TYPES[options.dtype]

@@ -1,0 +1,28 @@
+// What each group of an integer matrix has beside its weights: sixteen outputs' at a time.
+#pragma once
+
+#include "vec.hpp"
+
+namespace galley {
+namespace GALLEY_ISA {
+
+GALLEY_INLINE Floats load_scales(const Matrix& m, int64_t at) {
+    if (m.scale_type == ScaleType::kBF16)
+        return load_bf16(reinterpret_cast<const uint16_t*>(m.scales) + at);
+    if (m.scale_type == ScaleType::kF16)
+        return load_f16(reinterpret_cast<const uint16_t*>(m.scales) + at);
+    return load(reinterpret_cast<const float*>(m.scales) + at);
+}
+
+GALLEY_INLINE Ints load_zeros(const uint8_t* zeros) {
+    Ints r;
+    GALLEY_PARTS {
+        BytePart part;
+        memcpy(&part, zeros + i * kWidth, sizeof part);
+        r.p[i] = __builtin_convertvector(part, IntPart);
+    }
+    return r;
+}
+
+}  // namespace GALLEY_ISA
+}  // namespace galley

@@ -1,0 +1,155 @@
+// Linear layers with int8 and int4 weights and activations that stay floats.
+#include "dots.hpp"
+#include "groups.hpp"
+#include "tile.hpp"
+
+namespace galley {
+namespace GALLEY_ISA {
+namespace {
+
+constexpr int kMaxRows = kWidth == 16 ? 8 : 4;
+constexpr int kBlocks = kWidth == 16 ? 2 : 1;
+constexpr int kStreamRows = 2;
+// An output has a sum for each k % 4, so that few outputs do not wait for each addition to end.
+constexpr int kSums = 4;
+// Columns after which these are added up, in groups that are longer: so many columns of weights
+// stay in the nearest cache.
+constexpr int64_t kColumns = 256;
+
+struct Int8 {
+    static constexpr int64_t kStep = 4;  // k a register of weights holds
+    static constexpr int32_t kOffset = 128;
+
+    GALLEY_INLINE Bytes four(Bytes w, int64_t) { return w; }
+};
+
+struct Int4 {
+    static constexpr int64_t kStep = 8;
+    static constexpr int32_t kOffset = 8;
+
+    // k = 0 to 3 in the lower halves of bytes, 4 to 7 in the upper ones.
+    GALLEY_INLINE Bytes four(Bytes w, int64_t first) {
+        Bytes r;
+        GALLEY_PARTS r.p[i] = (w.p[i] >> first) & 0x0f0f0f0f;
+        return r;
+    }
+};
+
+// What is stored for zero, four times in each lane.
+template <class Weights>
+GALLEY_INLINE Bytes load_offsets(const Matrix& m, int64_t at) {
+    const Ints zeros = m.zeros ? load_zeros(m.zeros + at) : splat_int(Weights::kOffset);
+    Bytes r;
+    GALLEY_PARTS r.p[i] = (UintPart)zeros.p[i] * 0x01010101u;
+    return r;
+}
+
+template <class Weights>
+struct Mixed {
+    template <int R, int B>
+    struct Tile {
+        static constexpr int64_t kStep = Weights::kStep;
+        // Sums of an output in registers at a time: all, or the columns are gone through again.
+        static constexpr int kAtOnce = R * B * kParts <= 2 ? kSums : 1;
+        using Partial = Floats[kAtOnce][R][B];
+
+        static void run(const Linear& l, int64_t row, int64_t block, const Ahead& ahead) {
+            const Matrix& m = *l.matrix;
+            const int64_t block_bytes = m.padded_depth * 4 * kLanes / kStep;
+            const uint8_t* w = m.weights + block * block_bytes;
+            const uint8_t* next = ahead.from(w, block_bytes);
+            const float* x[R];
+            Floats acc[R][B];
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                x[r] = reinterpret_cast<const float*>(l.x.data + (row + r) * l.x.stride);
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = splat(0.0f);
+            }
+            uint64_t fetched = 0;  // of what is ahead, in bytes / kSums
+            for (int64_t g = 0; g < m.groups; ++g) {
+                Bytes offsets[B];
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) offsets[b] =
+                    load_offsets<Weights>(m, ((block + b) * m.groups + g) * kLanes);
+                const int64_t end = g + 1 < m.groups ? (g + 1) * m.group : m.depth;
+                for (int64_t begin = g * m.group; begin < end; begin += kColumns) {
+                    const int64_t stop = begin + kColumns < end ? begin + kColumns : end;
+                    for (int s = 0; s < kSums; s += kAtOnce) {
+                        Partial sums = {};
+                        // Out of the registers during the loop below, which has none to spare.
+                        if constexpr (kAtOnce < kSums) asm("" : "+m"(acc));
+                        int64_t k = begin;
+                        for (; k + kStep <= stop; k += kStep, fetched += kAtOnce * ahead.pace) {
+                            GALLEY_UNROLL for (int b = 0; b < B; ++b)
+                                fetch(next + fetched / kSums + b * block_bytes);
+                            add(sums, s, w + k * 4 * kLanes / kStep, block_bytes, offsets, x, k);
+                        }
+                        if (k < stop) add_last(sums, s, l, row, block, offsets);
+                        scale(m, block, g, sums, acc);
+                    }
+                }
+            }
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int b = 0; b < B; ++b)
+                finish(l, row + r, block + b, acc[r][b] * splat(1 / kWidened));
+        }
+
+        // The products of one register of weights for sums from `first` on; `x` from column k on.
+        GALLEY_INLINE void add(Partial& sums, int first, const uint8_t* w, int64_t block_bytes,
+                               const Bytes (&offsets)[B], const float* const (&x)[R], int64_t k) {
+            Bytes stored[B];
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) stored[b] = load_bytes(w + b * block_bytes);
+            GALLEY_UNROLL for (int64_t j = 0; j < kStep; j += 4) {
+                Bytes four[B];
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) four[b] =
+                    Weights::four(stored[b], j) - offsets[b];
+                GALLEY_UNROLL for (int s = 0; s < kAtOnce; ++s) {
+                    Floats v[B];
+                    GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] = widen(four[b], first + s);
+                    GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                        const Floats a = splat(x[r][k + j + first + s]);
+                        GALLEY_UNROLL for (int b = 0; b < B; ++b) sums[s][r][b] =
+                            fma(a, v[b], sums[s][r][b]);
+                    }
+                }
+            }
+        }
+
+        // The same for a depth that fills no register: zeros take the place of what lies behind x.
+        static void add_last(Partial& sums, int first, const Linear& l, int64_t row, int64_t block,
+                             const Bytes (&offsets)[B]) {
+            const Matrix& m = *l.matrix;
+            const int64_t begin = m.depth / kStep * kStep;
+            float padded[R][kStep] = {};
+            const float* x[R];
+            for (int r = 0; r < R; ++r) {
+                const uint8_t* floats = l.x.data + (row + r) * l.x.stride;
+                memcpy(padded[r], floats + begin * sizeof(float),
+                       (m.depth - begin) * sizeof(float));
+                x[r] = padded[r];
+            }
+            const int64_t column_bytes = 4 * kLanes / kStep;
+            const uint8_t* w = m.weights + (block * m.padded_depth + begin) * column_bytes;
+            add(sums, first, w, m.padded_depth * column_bytes, offsets, x, 0);
+        }
+
+        GALLEY_INLINE void scale(const Matrix& m, int64_t block, int64_t g, const Partial& sums,
+                                 Floats (&acc)[R][B]) {
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) {
+                const Floats scales = load_scales(m, ((block + b) * m.groups + g) * kLanes);
+                GALLEY_UNROLL for (int s = 0; s < kAtOnce; ++s)
+                    GALLEY_UNROLL for (int r = 0; r < R; ++r) acc[r][b] =
+                        fma(sums[s][r][b], scales, acc[r][b]);
+            }
+        }
+    };
+};
+
+}  // namespace
+
+void linear_mixed(const Linear& l, int64_t begin, int64_t end) {
+    if (l.matrix->kind == Kind::kInt8)
+        Tiler<Mixed<Int8>::Tile, kMaxRows, kStreamRows, kBlocks>::run(l, begin, end);
+    else
+        Tiler<Mixed<Int4>::Tile, kMaxRows, kStreamRows, kBlocks>::run(l, begin, end);
+}
+
+}  // namespace GALLEY_ISA
+}  // namespace galley
