@@ -151,6 +151,17 @@ def test_windows_become_segments_in_order_with_the_recordings_times(tokenizer: T
     assert tokenizer.decode(segments[0].tokens) == " one"
 
 
+@pytest.mark.parametrize(("language", "texts"), [("en", ["one", " two"]), ("zh", ["one", "two"])])
+def test_words_of_two_windows_stay_apart_whatever_the_model_begins_with(
+    tokenizer: Tokenizer, language: str, texts: list[str]
+) -> None:
+    def answer(request: EngineRequest) -> Output:
+        return to(request, says(tokenizer, 0.0, "two" if place(request) else "one", 1.0))
+
+    driver = Driver(tokenizer, TranscribeOptions(language=language), answer)
+    assert [segment.text for segment in driver.run([window(0, 4), window(10, 14)])] == texts
+
+
 def test_a_request_is_what_whisper_expects(tokenizer: Tokenizer) -> None:
     driver = Driver(
         tokenizer,

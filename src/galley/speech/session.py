@@ -19,13 +19,14 @@ from galley.errors import EngineError
 from galley.service.requests import expand
 from galley.speech.alignment import token_times
 from galley.speech.attempts import Attempt, chosen, compression_ratio
+from galley.speech.languages import UNSPACED
 from galley.speech.merge import join
 from galley.speech.options import TranscribeOptions
 from galley.speech.results import Segment, Word
 from galley.speech.tokens import Piece, SpeechTokens
 from galley.speech.windows import Window
 from galley.speech.word_times import time_words
-from galley.speech.words import keep_words, moved, not_before, words_of
+from galley.speech.words import after_space, keep_words, moved, not_before, words_of
 from galley.types import EngineRequest, Output, SamplingParams
 
 _MAX_CONDITION_TEMPERATURE: Final = 0.5
@@ -107,6 +108,10 @@ class Session:
         return self.language or "en"
 
     @property
+    def _written(self) -> str:
+        return "en" if self._options.task == "translate" else self._spoken
+
+    @property
     def has_room(self) -> bool:
         """Whether another window is welcome."""
         return not self._ended and len(self._jobs) < self._room
@@ -170,7 +175,14 @@ class Session:
                 break
             job = self._jobs.popleft()
             certain += job.segments or ()
-        return [msgspec.structs.replace(segment, id=next(self._segment_ids)) for segment in certain]
+        return [self._numbered(segment) for segment in certain]
+
+    def _numbered(self, segment: Segment) -> Segment:
+        """In its place: with its number, and a space before it even if its model puts none there."""
+        number = next(self._segment_ids)
+        if number and self._written not in UNSPACED:
+            segment = after_space(segment)
+        return msgspec.structs.replace(segment, id=number)
 
     def _start_jobs(self) -> None:
         """Starts what need not wait: for the language, or for the text before."""
@@ -251,10 +263,9 @@ class Session:
         window, tokens = job.window, self._tokens
         count = sum(len(piece.tokens) for piece in job.pieces)
         times = token_times(alignment, count, window.seconds, tokens.row_seconds)
-        written = "en" if self._options.task == "translate" else self._spoken
         return [
             tuple(moved(word, *window.recording_times(word.start, word.end)) for word in words)
-            for words in time_words(job.pieces, times, tokens.tokenizer, written)
+            for words in time_words(job.pieces, times, tokens.tokenizer, self._written)
         ]
 
     def _segments(self, job: _Job, words: Sequence[tuple[Word, ...] | None]) -> list[Segment]:

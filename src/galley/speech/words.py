@@ -30,6 +30,17 @@ def words_of(segment: Segment, language: str) -> list[Word]:
     ]
 
 
+def after_space(segment: Segment) -> Segment:
+    """The segment as it follows another one, in a language with spaces."""
+    if segment.text[:1].isspace():
+        return segment
+    words = segment.words
+    if words:
+        first = msgspec.structs.replace(words[0], text=f" {words[0].text}")
+        words = (first, *words[1:])
+    return msgspec.structs.replace(segment, text=f" {segment.text}", words=words)
+
+
 def keep_words(
     segments: Sequence[Segment], words: Sequence[Sequence[Word]], kept: slice, tokenizer: Tokenizer
 ) -> list[Segment]:
