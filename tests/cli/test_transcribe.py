@@ -55,6 +55,24 @@ def test_several_files_are_written_and_a_bad_one_stops_none(
     assert not (tmp_path / "out" / "bad.json").exists()
 
 
+def test_words_have_times(whisper: Path, short: Path) -> None:
+    arguments = ["transcribe", short, *model(whisper), "--word-timestamps", "--format"]
+    whole, plain = (
+        json.loads(galley(*arguments, format_).stdout) for format_ in ("verbose_json", "json")
+    )
+    assert plain == {"text": whole["text"], "words": whole["words"]}
+    assert "".join(word["word"] for word in whole["words"]) == "".join(whole["text"].split())
+    assert whole["segments"][0]["start"] == whole["words"][0]["start"]
+    done = galley(*arguments, "srt", "--max-line-width", "12")
+    lines = list(srt.parse(done.stdout))
+    told = "".join(line.content for line in lines)
+    assert "".join(told.split()) == "".join(whole["text"].split())
+    # A longer word has a line of its own.
+    assert all(len(line.content) <= 12 or " " not in line.content for line in lines)
+    for options in (["text"], ["json", "--max-line-width", "12"]):
+        assert galley(*arguments, *options).returncode == 2
+
+
 def test_what_would_overwrite_another_transcript_is_refused(whisper: Path, short: Path) -> None:
     done = galley("transcribe", short, short, *model(whisper), "--output-dir", short.parent)
     assert done.returncode == 2

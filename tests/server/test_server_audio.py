@@ -1,6 +1,7 @@
 """OpenAI's own client transcribes; every output format; every audio row of what a server must survive."""
 
 import io
+import itertools
 import json
 import struct
 from collections.abc import Iterator
@@ -86,6 +87,31 @@ def test_verbose_json_has_segments(client: OpenAI, speech: bytes, expected: str)
     assert (answer.text, answer.language, answer.duration) == (expected, "english", 3.0)
     assert answer.segments
     assert all(0 <= segment.start <= segment.end <= 3 for segment in answer.segments)
+
+
+@pytest.mark.parametrize("granularities", [["word"], ["segment", "word"]])
+def test_verbose_json_has_words(
+    granularities: Any, client: OpenAI, speech: bytes, expected: str
+) -> None:
+    answer = client.audio.transcriptions.create(
+        model="hearing",
+        file=("call.wav", speech),
+        language="en",
+        response_format="verbose_json",
+        timestamp_granularities=granularities,
+    )
+    assert answer.text == expected
+    assert answer.words
+    assert "".join(word.word for word in answer.words) == "".join(expected.split())
+    assert all(0 <= word.start <= word.end <= 3 for word in answer.words)
+    assert all(a.end <= b.start for a, b in itertools.pairwise(answer.words))
+    assert all(0 < word.to_dict()["probability"] <= 1 for word in answer.words)  # type: ignore[operator]
+    if "segment" in granularities:
+        assert answer.segments
+        assert answer.segments[0].start == answer.words[0].start
+        assert all(segment.avg_logprob <= 0 for segment in answer.segments)
+    else:
+        assert answer.segments is None
 
 
 def test_captions_and_text(client: OpenAI, speech: bytes, expected: str) -> None:
@@ -199,7 +225,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stream": "true", "response_format": "srt"}, "stream"),
     ({"timestamp_granularities[]": "segment"}, "timestamp_granularities"),
     (
-        {"timestamp_granularities[]": "word", "response_format": "verbose_json"},
+        {"timestamp_granularities[]": "token", "response_format": "verbose_json"},
         "timestamp_granularities[0]",
     ),
     ({"include[]": "logprobs"}, "include"),

@@ -5,6 +5,7 @@ import io
 import json
 from datetime import timedelta
 
+import msgspec
 import pytest
 import srt
 import webvtt
@@ -52,6 +53,25 @@ def test_vtt_is_read_by_webvtt() -> None:
         ("00:00:03.000", "01:00:00.000"),
         ("01:00:00.000", "100:01:01.007"),
     ]
+
+
+def test_captions_are_parted_between_words() -> None:
+    words = [
+        Word(" Hello,", 0, 0.5),
+        Word(" this", 0.5, 1),
+        Word(" is", 1.5, 2),
+        Word(" Maria.", 2, 3),
+    ]
+    spoken = msgspec.structs.replace(SEGMENTS[0], words=tuple(words))
+    found = list(srt.parse("".join(captions.as_srt(captions.lines_of([spoken, SEGMENTS[1]], 12)))))
+    assert [(c.content, c.start.total_seconds(), c.end.total_seconds()) for c in found] == [
+        ("Hello, this", 0.0, 1.0),
+        ("is Maria.", 1.5, 3.0),
+        (LINES[1].replace("-->", "->"), 3.0, 3600.0),
+    ]
+    narrow = list(captions.lines_of([spoken], 3))
+    assert [line.text.strip() for line in narrow] == ["Hello,", "this", "is", "Maria."]
+    assert "".join(line.text for line in narrow) == spoken.text
 
 
 def test_text_has_a_line_for_each_segment() -> None:

@@ -173,4 +173,4 @@ def test_a_model_without_such_heads_is_refused(tokenizer: Tokenizer) -> None:
             lambda r: Output(request_id=r.id),
             info=msgspec.structs.replace(info, speech=without),
         )
-    assert error.value.param == "word_timestamps"
+    assert error.value.param == "timestamp_granularities"

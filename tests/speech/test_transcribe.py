@@ -1,6 +1,7 @@
 """galley.Transcriber on a tiny checkpoint: transformers' own text, in order, for any recording."""
 
 import dataclasses
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,6 +178,35 @@ def test_long_speech_without_a_pause_is_cut_and_joined(transcriber: Transcriber)
     segments = list(transcriber.transcribe(CALL, options))
     starts = [segment.start for segment in segments]
     assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize("speech", [SHORT_PAUSES, None])
+def test_words_are_in_order_in_their_segments(
+    speech: SpeechOptions | None, folder: Path, transcriber: Transcriber
+) -> None:
+    """Windows cut at pauses, and overlapped; the same on both executors."""
+    plain = TranscribeOptions(language="en", rules=GREEDY, speech=speech)
+    options = dataclasses.replace(plain, word_timestamps=True)
+    segments = list(transcriber.transcribe(CALL, options))
+    words = [word for segment in segments for word in segment.words or ()]
+    assert len(words) >= len(segments) > 2
+    assert all(word.start <= word.end for word in words)
+    assert all(a.end <= b.start for a, b in itertools.pairwise(words))
+    for segment in segments:
+        assert segment.words
+        assert "".join(word.text for word in segment.words) == segment.text
+        assert (segment.start, segment.end) == (segment.words[0].start, segment.words[-1].end)
+    with Transcriber(folder, dtype="float32", threads=1, executor="reference") as reference:
+        expected = list(reference.transcribe(CALL, options))
+    assert [segment.text for segment in segments] == [segment.text for segment in expected]
+    theirs = [word for segment in expected for word in segment.words or ()]
+    for word, other in zip(words, theirs, strict=True):
+        assert abs(word.start - other.start) <= 0.021
+        assert abs(word.end - other.end) <= 0.021
+        assert word.probability == pytest.approx(other.probability, abs=1e-3)
+    if speech is not None:
+        texts = [segment.text for segment in transcriber.transcribe(CALL, plain)]
+        assert [segment.text for segment in segments] == texts
 
 
 def test_what_cannot_be_transcribed_is_refused(transcriber: Transcriber) -> None:

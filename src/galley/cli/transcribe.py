@@ -18,7 +18,7 @@ from galley.formats.source import BUNDLED_SPEECH
 if TYPE_CHECKING:
     from galley.speech.options import TranscribeOptions
     from galley.speech.results import Segment
-    from galley.speech.transcribe import Transcriber, Transcription
+    from galley.speech.transcribe import Transcription
 
 FORMATS = ("text", "srt", "vtt", "json", "verbose_json")
 SUFFIXES = {"text": ".txt", "json": ".json", "verbose_json": ".json"}
@@ -91,6 +91,16 @@ def speech_settings(flags: Flags) -> Settings:
     help="write DIR/NAME.srt and its like; default for one file: print",
 )
 @click.option("--normalize", is_flag=True, help="make quiet speakers as loud as loud ones")
+@click.option(
+    "--word-timestamps",
+    is_flag=True,
+    help="say when each word is said, in json and verbose_json; captions follow the words",
+)
+@click.option(
+    "--max-line-width",
+    type=click.IntRange(min=1),
+    help="characters of a caption in srt and vtt; needs --word-timestamps",
+)
 @speech_options
 def transcribe(
     flags: Flags,
@@ -98,6 +108,8 @@ def transcribe(
     format_: str,
     output_dir: Path | None,
     normalize: bool,
+    word_timestamps: bool,
+    max_line_width: int | None,
     **wanted: Any,
 ) -> None:
     """Transcribe recordings: wav, mp3, flac, ogg, opus, m4a, webm.
@@ -107,17 +119,19 @@ def transcribe(
     settings = speech_settings(flags)
     start_logging(settings)
     targets = _targets(files, output_dir, SUFFIXES.get(format_, f".{format_}"))
+    _check_words(format_, word_timestamps=word_timestamps, max_line_width=max_line_width)
     from galley.speech import require_extra
 
     require_extra()
     from galley.speech.transcribe import Transcriber
 
-    options = transcribe_options(**wanted)
+    options = dataclasses.replace(transcribe_options(**wanted), word_timestamps=word_timestamps)
     failed = False
     with Transcriber.from_settings(settings) as transcriber:
         for file, target in zip(files, targets, strict=True):
             try:
-                _one(transcriber, file, target, format_, options, normalize=normalize)
+                transcription = transcriber.transcribe(file, options, normalize=normalize)
+                _write(transcription, file, target, format_, max_line_width)
             except RequestError as error:
                 click.echo(f"galley: {error}", err=True)
                 failed = True
@@ -141,18 +155,29 @@ def _targets(
     return targets
 
 
-def _one(
-    transcriber: "Transcriber",
+def _check_words(format_: str, *, word_timestamps: bool, max_line_width: int | None) -> None:
+    if word_timestamps and format_ == "text":
+        raise SettingsError(
+            "--word-timestamps: format text has no times; take --format json or srt"
+        )
+    if max_line_width and not (word_timestamps and format_ in ("srt", "vtt")):
+        raise SettingsError("--max-line-width needs --word-timestamps and --format srt or vtt")
+
+
+def _write(
+    transcription: "Transcription",
     file: Path,
     target: Path | None,
     format_: str,
-    options: "TranscribeOptions",
-    *,
-    normalize: bool,
+    max_line_width: int | None,
 ) -> None:
-    transcription = transcriber.transcribe(file, options, normalize=normalize)
+    segments = _watched(transcription, file.name)
+    if max_line_width:
+        from galley.speech.captions import lines_of
+
+        segments = lines_of(segments, max_line_width)
     with _opened(target) as output:
-        for piece in _formatted(transcription, format_, _watched(transcription, file.name)):
+        for piece in _formatted(transcription, format_, segments):
             output.write(piece)
             output.flush()
     for warning in transcription.info.warnings:
@@ -173,11 +198,17 @@ def _formatted(
         case "vtt":
             yield from captions.as_vtt(segments)
         case "json":
-            yield captions.as_json(segments).decode() + "\n"
+            yield captions.as_json(list(segments)).decode() + "\n"
         case _:
             # The info is complete only after the segments.
-            all_segments = list(segments)
-            yield captions.as_verbose_json(all_segments, transcription.info).decode() + "\n"
+            told = list(segments)
+            timed = any(segment.words is not None for segment in told)
+            yield (
+                captions.as_verbose_json(
+                    told, transcription.info, ("segment", "word") if timed else ("segment",)
+                ).decode()
+                + "\n"
+            )
 
 
 def _watched(transcription: "Transcription", name: str) -> "Iterator[Segment]":

@@ -188,7 +188,7 @@ class Transcript:
             case "vtt":
                 return "".join(captions.as_vtt(segments)).encode()
             case "verbose_json":
-                return captions.as_verbose_json(segments, self._info())
+                return captions.as_verbose_json(segments, self._info(), asked.granularities)
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """OpenAI's events: each segment's text as it becomes certain, and all of it at the end."""

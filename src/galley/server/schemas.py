@@ -31,6 +31,7 @@ MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 256
 MAX_METADATA: Final = 64
 
+Granularity = Literal["segment", "word"]
 Texts = Annotated[list[str], Field(max_length=MAX_PROMPTS, fail_fast=True)]
 TokenIds = Annotated[list[int], Field(max_length=MAX_PROMPT_IDS, fail_fast=True)]
 
@@ -318,12 +319,17 @@ class TranslationRequest(Strict):
         )
         return TranscribeOptions(task="translate", prompt=self.prompt, rules=rules)
 
+    @property
+    def granularities(self) -> tuple[Granularity, ...]:
+        """What has times in verbose_json."""
+        return ("segment",)
+
 
 class TranscriptionRequest(TranslationRequest):
     """``POST /v1/audio/transcriptions``, beside the ``file``."""
 
     language: str | None = None
-    timestamp_granularities: tuple[Literal["segment"], ...] = ()
+    timestamp_granularities: tuple[Granularity, ...] = ()
 
     def options(self) -> "TranscribeOptions":
         """See :meth:`TranslationRequest.options`."""
@@ -332,5 +338,14 @@ class TranscriptionRequest(TranslationRequest):
                 "timestamp_granularities goes with response_format verbose_json",
                 param="timestamp_granularities",
             )
-        options = super().options()
-        return dataclasses.replace(options, task="transcribe", language=self.language)
+        return dataclasses.replace(
+            super().options(),
+            task="transcribe",
+            language=self.language,
+            word_timestamps="word" in self.timestamp_granularities,
+        )
+
+    @property
+    def granularities(self) -> tuple[Granularity, ...]:
+        """See :attr:`TranslationRequest.granularities`."""
+        return self.timestamp_granularities or super().granularities

@@ -30,6 +30,27 @@ def text_of(segments: Iterable[Segment]) -> str:
     return "".join(segment.text for segment in segments).strip()
 
 
+def lines_of(segments: Iterable[Segment], width: int) -> Iterator[Segment]:
+    """Each segment in parts of at most ``width`` characters, for captions; a longer word stays whole.
+
+    A segment without words stays whole, too.
+    """
+    for segment in segments:
+        line: list[Word] = []
+        for word in segment.words or ():
+            if line and len("".join(w.text for w in (*line, word)).strip()) > width:
+                yield _part(segment, line)
+                line = []
+            line.append(word)
+        yield _part(segment, line) if line else segment
+
+
+def _part(segment: Segment, words: Sequence[Word]) -> Segment:
+    text = "".join(word.text for word in words)
+    start, end = words[0].start, words[-1].end
+    return msgspec.structs.replace(segment, text=text, start=start, end=end, words=tuple(words))
+
+
 def as_text(segments: Iterable[Segment]) -> Iterator[str]:
     """One line a segment."""
     return (f"{_one_line(segment.text)}\n" for segment in segments)
@@ -52,9 +73,12 @@ def as_vtt(segments: Iterable[Segment]) -> Iterator[str]:
         yield f"{times}\n{text.replace('>', '&gt;')}\n\n"
 
 
-def as_json(segments: Iterable[Segment]) -> bytes:
-    """The text alone."""
-    return msgspec.json.encode({"text": text_of(segments)})
+def as_json(segments: Sequence[Segment]) -> bytes:
+    """The text and, if their times were asked for, its words."""
+    answer: dict[str, Any] = {"text": text_of(segments)}
+    if any(segment.words is not None for segment in segments):
+        answer["words"] = _words(segments)
+    return msgspec.json.encode(answer)
 
 
 def as_verbose_json(
@@ -70,7 +94,7 @@ def as_verbose_json(
     if "segment" in granularities:
         answer["segments"] = [_segment(segment) for segment in segments]
     if "word" in granularities:
-        answer["words"] = [_word(word) for segment in segments for word in segment.words or ()]
+        answer["words"] = _words(segments)
     if info.warnings:
         answer["warnings"] = info.warnings
     return msgspec.json.encode(answer)
@@ -83,8 +107,18 @@ def _segment(segment: Segment) -> dict[str, Any]:
     return fields
 
 
-def _word(word: Word) -> dict[str, Any]:
-    return {"word": word.text.strip(), "start": word.start, "end": word.end}
+def _words(segments: Iterable[Segment]) -> list[dict[str, Any]]:
+    """In OpenAI's fields, and how sure the model is of each."""
+    return [
+        {
+            "word": word.text.strip(),
+            "start": word.start,
+            "end": word.end,
+            "probability": None if word.probability is None else round(word.probability, 4),
+        }
+        for segment in segments
+        for word in segment.words or ()
+    ]
 
 
 def _one_line(text: str) -> str:

@@ -80,7 +80,7 @@ class SpeechTokens:
             raise RequestError(
                 f"{self.info.name} times no words: its generation_config.json names no alignment_heads, "
                 "and its decoder has too many heads to take all of them",
-                param="word_timestamps",
+                param="timestamp_granularities",
             )
 
     def detection(self) -> tuple[list[int], SamplingParams]:
