@@ -6,21 +6,33 @@ from galley.types import SamplingParams
 
 if TYPE_CHECKING:
     from galley.llm import LLM, RequestOutput
-    from galley.speech.options import QualityRules, SpeechOptions, TranscribeOptions
+    from galley.speech.options import (
+        LiveOptions,
+        QualityRules,
+        SpeechOptions,
+        TranscribeOptions,
+        TurnOptions,
+    )
     from galley.speech.transcribe import Transcriber
 
 __all__ = [
     "LLM",
+    "LiveOptions",
     "QualityRules",
     "RequestOutput",
     "SamplingParams",
     "SpeechOptions",
     "TranscribeOptions",
     "Transcriber",
+    "TurnOptions",
     "__version__",
 ]
 
 __version__ = "0.1.0"
+
+_SPEECH_OPTIONS = frozenset(
+    {"LiveOptions", "QualityRules", "SpeechOptions", "TranscribeOptions", "TurnOptions"}
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -29,7 +41,7 @@ def __getattr__(name: str) -> Any:
         from galley import llm
 
         return getattr(llm, name)
-    if name in ("QualityRules", "SpeechOptions", "TranscribeOptions"):
+    if name in _SPEECH_OPTIONS:
         from galley.speech import options
 
         return getattr(options, name)

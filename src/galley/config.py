@@ -158,6 +158,7 @@ class Settings(EngineSettings):
     max_audio_seconds: float = _setting(
         14_400.0, "Limits", "longest recording, in seconds; then 413"
     )
+    max_live_streams: int = _setting(32, "Limits", "live audio streams at a time; then 429")
     drain_seconds: float = _setting(
         30.0, "Limits", "after SIGTERM, how long running requests may take to finish"
     )
@@ -168,6 +169,7 @@ class Settings(EngineSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         _positive(self, "max_body_bytes", "max_audio_bytes", "max_audio_seconds")
+        _positive(self, "max_live_streams")
         if self.max_queue < 0:
             raise SettingsError(f"max_queue must not be negative, got {self.max_queue}")
         if math.isnan(self.max_audio_seconds):

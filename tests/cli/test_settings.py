@@ -199,6 +199,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "max_body_bytes": st.integers(1, 10**9),
     "max_audio_bytes": st.integers(1, 10**12),
     "max_audio_seconds": st.floats(1, 1e6),
+    "max_live_streams": st.integers(1, 10**6),
     "drain_seconds": st.floats(0, 3600),
     "log_level": st.sampled_from(["debug", "info", "warning", "error"]),
 }

@@ -1,9 +1,9 @@
-"""One log line, one count, one id and an answer for each HTTP request. Never its text, never its key."""
+"""One log line, one count, one id and an answer for each request or WebSocket. Never its text or key."""
 
 import logging
 import secrets
 import time
-from typing import Any
+from typing import Any, Final
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,6 +13,10 @@ from galley.server.errors import CLIENT_GONE, error_response
 from galley.server.lifecycle import PROBES
 
 log = logging.getLogger("galley.access")
+
+_SWITCHING_PROTOCOLS: Final = 101
+_BEGINNINGS: Final = ("http.response.start", "websocket.http.response.start", "websocket.accept")
+"""ASGI messages that have an answer's headers."""
 
 
 class AccessLog:
@@ -28,9 +32,6 @@ class AccessLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         arrived = time.monotonic()
         request_id = secrets.token_hex(12)
         facts: dict[str, Any] = {}
@@ -39,8 +40,8 @@ class AccessLog:
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
+            if message["type"] in _BEGINNINGS:
+                status = message.get("status", _SWITCHING_PROTOCOLS)
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
             await send(message)
 
@@ -57,7 +58,7 @@ class AccessLog:
             log.log(
                 logging.DEBUG if scope["path"] in PROBES else logging.INFO,
                 "%s %s %d %.3fs id=%s%s",
-                scope["method"],
+                scope.get("method", "WS"),
                 endpoint,
                 final,
                 time.monotonic() - arrived,

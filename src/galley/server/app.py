@@ -9,7 +9,17 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from galley import __version__
 from galley.config import LOOPBACK_HOSTS
-from galley.server import audio, chat, completions, errors, health, models, schemas, tokenize
+from galley.server import (
+    audio,
+    chat,
+    completions,
+    errors,
+    health,
+    models,
+    realtime,
+    schemas,
+    tokenize,
+)
 from galley.server.access import AccessLog
 from galley.server.auth import OPEN_PATHS, KeyRing, RequireHost, RequireKey
 from galley.server.lifecycle import DrainGate
@@ -49,7 +59,7 @@ def create_app(registry: Registry, *, keys: KeyRing) -> FastAPI:
         docs_url="/docs",
         swagger_ui_oauth2_redirect_url=None,
     )
-    for protocol in (chat, completions, audio, models, tokenize, health):
+    for protocol in (chat, completions, audio, realtime, models, tokenize, health):
         app.include_router(protocol.router(registry))
     errors.install(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]

@@ -21,7 +21,6 @@ from galley.server.sse import EventStream, while_connected
 from galley.types import Output
 
 if TYPE_CHECKING:
-    from galley.speech.model import SpeechModel
     from galley.speech.results import Info, Segment
     from galley.speech.session import Session
     from galley.speech.source import WindowSource
@@ -78,8 +77,7 @@ async def _answer(
     endpoint: str,
 ) -> Response:
     models.expect("speech")
-    # The first time it imports a lot.
-    await asyncio.to_thread(_require_extra)
+    await asyncio.to_thread(require_extra)
     asked, upload = await read_form(request, model, max_bytes=models.settings.max_audio_bytes)
     listener = listeners[models.find(asked.model, "speech").name]
     origin = Origin.of(request)
@@ -95,11 +93,12 @@ async def _answer(
     return Response(page, media_type=_MEDIA_TYPES[asked.response_format])
 
 
-def _require_extra() -> None:
-    from galley.speech import require_extra
+def require_extra() -> None:
+    """Raises HTTPError 501 if a package of ``galley[speech]`` is missing. Imports a lot the first time."""
+    from galley import speech
 
     try:
-        require_extra()
+        speech.require_extra()
     except SettingsError as error:
         raise HTTPError(
             501, str(error), type="internal_error", code="speech_not_installed"
@@ -118,11 +117,10 @@ async def _from(first: Event, events: AsyncGenerator[Event, None]) -> AsyncGener
 
 
 class Listener:
-    """What recordings need of the served model beside its engine; loaded with the first of them."""
+    """Opens recordings for a served model."""
 
     def __init__(self, served: ServedModel) -> None:
         self._served = served
-        self._model: SpeechModel | None = None
 
     def begin(
         self, asked: TranslationRequest, upload: Upload, origin: Origin, endpoint: str
@@ -133,15 +131,12 @@ class Listener:
             ModelError, AudioError, RequestError: the recording or the request is wrong for this model.
         """
         from galley.speech.audio import Recording
-        from galley.speech.model import SpeechModel
         from galley.speech.session import Session
 
-        if self._model is None:
-            backend = self._served.backend()
-            self._model = SpeechModel(backend.engine.info, backend.tokenizer)
+        model = self._served.speech_model()
         options = asked.options()
         session = Session(
-            self._model.tokens,
+            model.tokens,
             options,
             origin.request_id,
             room=_WINDOWS_AT_ONCE,
@@ -150,7 +145,7 @@ class Listener:
         recording = Recording(
             upload.file, name=upload.name, max_seconds=self._served.settings.max_audio_seconds
         )
-        windows = self._model.windows(recording, options)
+        windows = model.windows(recording, options)
         return Transcript(self._served, session, windows, origin, endpoint)
 
 

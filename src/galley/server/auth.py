@@ -101,7 +101,7 @@ class RequireKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if scope["type"] == "http" and self._keys and scope["path"] not in self._open_paths:
+        if self._keys and scope["path"] not in self._open_paths:
             scheme, _, presented = Headers(scope=scope).get("authorization", "").partition(" ")
             identity = self._keys.identify(presented.strip())
             if scheme.lower() != "bearer" or identity is None:
@@ -115,7 +115,8 @@ class RequireHost:
     """ASGI middleware for a loopback bind: 403 for a Host header that is not this machine's.
 
     A web page whose name was made to resolve to 127.0.0.1 (DNS rebinding) can otherwise use the
-    browser of somebody on this machine to talk to the server.
+    browser of somebody on this machine to talk to the server. A browser lets every page open a WebSocket to
+    any host, and says with Origin which page it was: that must be this machine's, too.
     """
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
@@ -124,10 +125,13 @@ class RequireHost:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if scope["type"] == "http":
-            header = Headers(scope=scope).get("host", "")
-            if _host_name(header) not in self._allowed and header.lower() not in self._allowed:
-                await error_response(_foreign_host(header))(scope, receive, send)
+        headers = Headers(scope=scope)
+        named = [("Host", headers.get("host", ""))]
+        if scope["type"] == "websocket" and "origin" in headers:
+            named.append(("Origin", headers["origin"].rpartition("/")[2]))
+        for header, host in named:
+            if _host_name(host) not in self._allowed and host.lower() not in self._allowed:
+                await error_response(_foreign(header, host))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -169,10 +173,10 @@ def _unauthorized(given: bool) -> HTTPError:
     )
 
 
-def _foreign_host(header: str) -> HTTPError:
+def _foreign(header: str, host: str) -> HTTPError:
     return HTTPError(
         403,
-        f"Host {header[:100]!r} is not one this server answers to; --allowed-host adds one",
+        f"{header} {host[:100]!r} is not one this server answers to; --allowed-host adds one",
         type="permission_error",
         code="host_not_allowed",
     )

@@ -50,8 +50,12 @@ def _parse(model: type[Model], data: bytes) -> Model:
     return validate(model, parse_json(data))
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
+def parse_json(body: bytes, *, what: str = "The body") -> dict[str, Any]:
     """A JSON object, under the rules of this module; lone surrogates become U+FFFD.
+
+    Args:
+        body: in UTF-8.
+        what: begins an error's message.
 
     Raises:
         RequestError: it is none, or breaks a rule.
@@ -61,21 +65,21 @@ def parse_json(body: bytes) -> dict[str, Any]:
             body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
         )
     except RecursionError:
-        raise RequestError(f"The body nests deeper than {MAX_DEPTH} levels") from None
+        raise RequestError(f"{what} nests deeper than {MAX_DEPTH} levels") from None
     except UnicodeDecodeError as error:
-        raise RequestError(f"The body is not UTF-8 (byte {error.start})") from None
+        raise RequestError(f"{what} is not UTF-8 (byte {error.start})") from None
     except json.JSONDecodeError as error:
         raise RequestError(
-            f"The body is not JSON: {error.msg} at line {error.lineno} column {error.colno}"
+            f"{what} is not JSON: {error.msg} at line {error.lineno} column {error.colno}"
         ) from None
     except RequestError:
         raise
     except ValueError:  # Python's limit on the digits of an integer
-        raise RequestError("The body holds a number with too many digits") from None
+        raise RequestError(f"{what} holds a number with too many digits") from None
     if not isinstance(value, dict):
-        raise RequestError("The body must be a JSON object, like {...}")
+        raise RequestError(f"{what} must be a JSON object, like {...}")
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
-        _check_depth(value)
+        _check_depth(value, what)
     if _ESCAPED_SURROGATE.search(body):
         # Neither pydantic nor a tokenizer takes half a character, which JSON's escapes let through.
         return {replace_surrogates(key): _whole(item) for key, item in value.items()}
@@ -137,10 +141,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise RequestError(f"The body holds {name}, which is not JSON")
+    raise RequestError(f"{name} is not JSON")
 
 
-def _check_depth(value: Any) -> None:
+def _check_depth(value: Any, what: str) -> None:
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [
@@ -151,7 +155,7 @@ def _check_depth(value: Any) -> None:
         ]
         if not level:
             return
-    raise RequestError(f"The body nests deeper than {MAX_DEPTH} levels")
+    raise RequestError(f"{what} nests deeper than {MAX_DEPTH} levels")
 
 
 def _whole(value: Any) -> Any:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from galley.errors import Draining, EngineError, RequestError
 from galley.observe.metrics import ModelMetrics
@@ -39,7 +39,7 @@ class Origin:
     arrived: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of(cls, request: Request) -> Self:
+    def of(cls, request: HTTPConnection) -> Self:
         """As the middlewares left it."""
         state = request.state
         return cls(state.request_id, getattr(state, "key", ""), state.facts, state.arrived)

@@ -24,7 +24,7 @@ class Lifecycle:
 
     def __init__(self, engine_state: Callable[[], EngineState]) -> None:
         self._engine_state = engine_state
-        self._draining = False
+        self._draining = asyncio.Event()
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -32,11 +32,15 @@ class Lifecycle:
     @property
     def state(self) -> State:
         """As of now."""
-        return "draining" if self._draining else self._engine_state()
+        return "draining" if self._draining.is_set() else self._engine_state()
 
     def drain(self) -> None:
         """From now on new requests are refused."""
-        self._draining = True
+        self._draining.set()
+
+    async def draining(self) -> None:
+        """Wait until the server begins to stop."""
+        await self._draining.wait()
 
     async def finished(self) -> None:
         """Wait until the last request in flight is answered."""
@@ -63,7 +67,7 @@ class DrainGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if scope["type"] != "http" or scope["path"] in PROBES:
+        if scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
         if self._lifecycle.state == "draining":

@@ -17,6 +17,7 @@ import uvicorn
 from galley import __version__
 from galley.config import LOG_FORMAT, LOOPBACK_HOSTS, Settings
 from galley.errors import GalleyError
+from galley.server import websocket
 from galley.server.app import create_app
 from galley.server.auth import KeyRing, check_exposure
 from galley.server.registry import Registry
@@ -80,7 +81,10 @@ class _Run:
             uvicorn.Config(
                 app,
                 http="httptools",
-                ws="none",
+                ws=websocket.protocol(),
+                ws_max_size=models.settings.max_body_bytes,
+                ws_ping_timeout=None,  # while the engine is behind nothing is read, pongs neither
+                ws_per_message_deflate=False,
                 lifespan="off",
                 log_config=None,
                 access_log=False,

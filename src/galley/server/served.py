@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from galley.config import Settings
 from galley.errors import EngineFailed, EngineNotReady, RequestError
@@ -19,6 +19,9 @@ from galley.service.spawn import Spawner
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineStats, OnPhase
+
+if TYPE_CHECKING:
+    from galley.speech.model import SpeechModel
 
 T = TypeVar("T")
 Kind = Literal["text", "speech"]
@@ -57,6 +60,7 @@ class ServedModel:
         self.name = settings.served_model_name or _default_name(settings.model)
         self.metrics = metrics.model(self.name, self._engine_stats)
         self._backend: Backend | None = None
+        self._speech: SpeechModel | None = None
 
     async def start(self, on_phase: OnPhase | None = None) -> None:
         """Fetch the model if need be, load it and start its engine.
@@ -120,6 +124,19 @@ class ServedModel:
         self.backend()
         if kind is not None and self.kind is not None and kind != self.kind:
             raise RequestError(f"{self.name} {_REFUSALS[self.kind]}", param="model")
+
+    def speech_model(self) -> "SpeechModel":
+        """What a speech model needs beside its engine; made with the first request, which takes a while.
+
+        Raises:
+            ModelError: one of its files is wrong.
+        """
+        from galley.speech.model import SpeechModel
+
+        if self._speech is None:
+            backend = self.backend()
+            self._speech = SpeechModel(backend.engine.info, backend.tokenizer)
+        return self._speech
 
     @property
     def kind(self) -> Kind | None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from galley.errors import SettingsError
 
-_NEEDED: Final = ("av", "jiwer", "onnxruntime", "python_multipart", "soxr")
+_NEEDED: Final = ("av", "jiwer", "onnxruntime", "python_multipart", "soxr", "websockets")
 
 
 def require_extra() -> None:

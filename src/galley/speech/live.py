@@ -206,7 +206,7 @@ class LiveSession:
                 self._end_turn(now)
 
     def _close(self, stretch: Stretch, *, spoken: int, end: int) -> None:
-        stretch.spoken, stretch.end = spoken, max(end, stretch.seen)
+        stretch.spoken, stretch.end = spoken, end
         self._open = None
 
     def _end_turn(self, at: int) -> None:

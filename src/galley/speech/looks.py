@@ -104,7 +104,10 @@ class Looks:
     def text(self, given: str, tokens: list[int] | tuple[int, ...]) -> str:
         """What is said, with what was given."""
         before = self.spelled(given)
-        return given + self._tokens.text([*before, *tokens])[len(self._tokens.text(before)) :]
+        beyond = self._tokens.speech.timestamp_begin
+        # It was told to give no times; now and then it does.
+        words = [token for token in tokens if beyond is None or token < beyond]
+        return given + self._tokens.text([*before, *words])[len(self._tokens.text(before)) :]
 
     def spelled(self, text: str) -> list[int]:
         """Tokens of it."""

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from galley.speech.audio import Recording
 from galley.speech.features import LogMel
-from galley.speech.options import TranscribeOptions
+from galley.speech.live import LiveSession
+from galley.speech.options import LiveOptions, TranscribeOptions
 from galley.speech.source import WindowSource
 from galley.speech.tokens import SpeechTokens
 from galley.speech.vad import SpeechDetector
@@ -27,3 +28,10 @@ class SpeechModel:
     def windows(self, recording: Recording, options: TranscribeOptions) -> WindowSource:
         """The recording's windows, which close it."""
         return WindowSource(recording, self._features, options, self._detector)
+
+    def live(self, options: LiveOptions, request_id: str, *, cache_salt: str = "") -> LiveSession:
+        """A new stream. Raises RequestError if the model does not know the language."""
+        detector = self._detector.stream()
+        return LiveSession(
+            self.tokens, self._features, detector, options, request_id, cache_salt=cache_salt
+        )

@@ -9,10 +9,12 @@ from typing import Any, Final, Self
 from galley.config import EngineSettings
 from galley.formats.source import BUNDLED_SPEECH
 from galley.local import Closable, LocalEngine
-from galley.speech.audio import RawPcm, Recording, Source
+from galley.speech.audio import RawPcm, Recording, Samples, Source
 from galley.speech.captions import text_of
+from galley.speech.live import LiveSession
+from galley.speech.live_events import LiveEvent
 from galley.speech.model import SpeechModel
-from galley.speech.options import TranscribeOptions
+from galley.speech.options import LiveOptions, TranscribeOptions
 from galley.speech.results import Info, Segment
 from galley.speech.session import Session
 from galley.speech.source import WindowSource
@@ -89,6 +91,15 @@ class Transcriber(Closable):
         recording = Recording(source, raw=raw, normalize=normalize, max_seconds=max_seconds)
         return Transcription(self._engine, session, self._model.windows(recording, options))
 
+    def live(self, options: LiveOptions | None = None) -> "LiveTranscription":
+        """Begin to transcribe what is said while it is said.
+
+        Raises:
+            RequestError: the model does not know the language.
+        """
+        session = self._model.live(options or LiveOptions(), uuid.uuid4().hex)
+        return LiveTranscription(self._engine, session)
+
     def close(self) -> None:
         """Free the model. Further calls fail."""
         self._engine.close()
@@ -134,3 +145,32 @@ class Transcription:
                 run.add(session.requests())
                 yield from segments
             yield from session.segments()
+
+
+class LiveTranscription:
+    """A stream that is transcribed while it is fed. Memory does not grow with its length."""
+
+    def __init__(self, engine: LocalEngine, session: LiveSession) -> None:
+        """Made by :meth:`Transcriber.live`."""
+        self._engine = engine
+        self._session = session
+
+    def feed(self, samples: Samples) -> list[LiveEvent]:
+        """What comes next of the stream, mono float32 at 16 kHz, and what there is to tell by now.
+
+        Takes as long as the model: feed it less than a second at a time.
+        """
+        self._session.feed(samples)
+        return self._advance()
+
+    def commit(self) -> list[LiveEvent]:
+        """End the turn here, whatever is being said. Raises RequestError if there is no audio for one."""
+        self._session.commit()
+        return self._advance()
+
+    def _advance(self) -> list[LiveEvent]:
+        while (request := self._session.request()) is not None:
+            with closing(self._engine.run([request])) as run:
+                for output in run:
+                    self._session.take(output)
+        return self._session.events()

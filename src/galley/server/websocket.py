@@ -1,0 +1,91 @@
+"""WebSockets on which both sides send JSON objects: bounded, strict, and served by uvicorn."""
+
+import asyncio
+import importlib.util
+from collections.abc import Mapping
+from typing import Any, Final, Literal, cast
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from galley.errors import RequestError
+from galley.server.body import parse_json
+from galley.server.errors import ClientGone
+
+_SEND_SECONDS: Final = 10.0
+"""A client that does not read for so long is given up."""
+
+_CLOSED: Final = (1000, 1001, 1005)
+"""Codes of a client that is through: none given, normal, going away."""
+
+Protocol = type[asyncio.Protocol] | Literal["none"]
+
+
+def protocol() -> Protocol:
+    """What uvicorn speaks to WebSockets; "none" without the extra ``speech``.
+
+    It is imported with the first of them: most servers never see one.
+    """
+    if not _installed("websockets"):
+        return "none"
+    return cast(type[asyncio.Protocol], _late_protocol)
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:  # a finder of one's own may say so at once
+        return False
+
+
+def _late_protocol(**arguments: Any) -> asyncio.Protocol:
+    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+    return WebSocketsSansIOProtocol(**arguments)
+
+
+class EventSocket:
+    """One of them, accepted."""
+
+    def __init__(self, socket: WebSocket) -> None:
+        self._socket = socket
+
+    async def receive(self, seconds: float) -> dict[str, Any] | None:
+        """The next object; None if the client has closed the connection.
+
+        Raises:
+            RequestError: something else came.
+            TimeoutError: nothing came for so long.
+            ClientGone: the connection is lost.
+        """
+        message = await asyncio.wait_for(self._socket.receive(), seconds)
+        if message["type"] == "websocket.disconnect":
+            if message["code"] in _CLOSED:
+                return None
+            raise ClientGone("client hung up")
+        text = message.get("text")
+        if text is None:
+            raise RequestError("Events are JSON in text frames; this was a binary frame")
+        return parse_json(text.encode(), what="The event")
+
+    async def send(self, event: Mapping[str, Any]) -> None:
+        """Send an object; waits while the client reads slowly.
+
+        Raises:
+            ClientGone: it is gone, or has not read for a while.
+        """
+        try:
+            async with asyncio.timeout(_SEND_SECONDS):
+                await self._socket.send_text(msgspec.json.encode(event).decode())
+        except TimeoutError:
+            raise ClientGone("client reads too slowly") from None
+        except (WebSocketDisconnect, RuntimeError) as error:  # starlette's ways to say it
+            raise ClientGone("client hung up") from error
+
+    async def close(self, code: int, reason: str) -> None:
+        """End it; ``reason`` has at most 123 bytes. Harmless when it has ended."""
+        try:
+            async with asyncio.timeout(_SEND_SECONDS):
+                await self._socket.close(code, reason)
+        except (TimeoutError, WebSocketDisconnect, RuntimeError):
+            pass

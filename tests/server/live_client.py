@@ -1,0 +1,72 @@
+"""A plain WebSocket client of ``/v1/realtime``."""
+
+import base64
+import json
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from websockets.sync.client import ClientConnection, connect
+
+from tests.server.serving import Server
+
+TEXT = "conversation.item.input_audio_transcription."
+
+
+class LiveClient:
+    """Connected on entry; what the server says is kept in ``events``."""
+
+    def __init__(
+        self, server: Server, query: str = "?intent=transcription", **headers: str
+    ) -> None:
+        self._url = f"ws://127.0.0.1:{server.port}/v1/realtime{query}"
+        self._headers = headers
+        self.events: list[dict[str, Any]] = []
+        self.socket: ClientConnection
+
+    def __enter__(self) -> Self:
+        self.socket = connect(self._url, additional_headers=self._headers, max_size=2**24)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.socket.close()
+
+    def send(self, type: str, **fields: Any) -> None:
+        """An event."""
+        self.socket.send(json.dumps({"type": type, **fields}))
+
+    def append(self, samples: NDArray[np.float32], block: int = 4_800) -> None:
+        """Audio in [-1, 1], at the rate of the session."""
+        pcm = np.round(samples * 32_767).astype("<i2")
+        for first in range(0, len(pcm), block):
+            data = base64.b64encode(pcm[first : first + block].tobytes()).decode()
+            self.send("input_audio_buffer.append", audio=data)
+
+    def until(self, *types: str, seconds: float = 60) -> dict[str, Any]:
+        """The next event of one of these types; an error that was not waited for fails the test."""
+        while True:
+            event: dict[str, Any] = json.loads(self.socket.recv(timeout=seconds))
+            self.events.append(event)
+            if event["type"] in types:
+                return event
+            assert event["type"] != "error", event
+
+    def of(self, type: str) -> list[dict[str, Any]]:
+        """All events of a type so far."""
+        return [event for event in self.events if event["type"] == type]
+
+    def refused(self, type: str, **fields: Any) -> dict[str, Any]:
+        """The error that an event is answered with."""
+        self.send(type, **fields)
+        return self.error()
+
+    def error(self) -> dict[str, Any]:
+        """The next event, which is an error; what is wrong."""
+        error: dict[str, Any] = self.until("error")["error"]
+        return error

@@ -1,0 +1,526 @@
+"""Live audio over a real WebSocket: a plain client's and the openai SDK's; and what must be refused how."""
+
+import base64
+import json
+import signal
+import socket as sockets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from openai.types.realtime import RealtimeServerEvent
+from pydantic import TypeAdapter
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from galley import LiveOptions, Transcriber
+from galley.speech.audio import Recording
+from galley.speech.live_events import Completed
+from tests.conftest import CheckpointMaker
+from tests.missing import without
+from tests.server.live_client import TEXT, LiveClient
+from tests.server.serving import Server, until
+from tests.speech import tiny
+
+pytestmark = pytest.mark.xdist_group("server_realtime")
+
+CALL = Path(__file__).parents[1] / "speech" / "data" / "call.ogg"
+ENDPOINT = "/v1/realtime"
+AT_16_KHZ = {"format": {"type": "audio/pcm", "rate": 16_000}, "transcription": {"language": "en"}}
+SILENCE = np.zeros(16_000, np.float32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "hearing"
+    path.mkdir()
+    return tiny.make_whisper(path)
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with Server(folder, log, threads=1, max_live_streams=3, max_body_bytes=1_000_000) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[LiveClient]:
+    with LiveClient(server) as connected:
+        connected.until("session.created")
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def call() -> NDArray[np.float32]:
+    """Two turns of speech, the beginning of a third, and silence; at 16 kHz."""
+    samples = np.concatenate(list(Recording(CALL)))
+    return np.concatenate([samples[: 15 * 16_000], SILENCE])
+
+
+def configure(client: LiveClient, **source: Any) -> dict[str, Any]:
+    """``session.update``; the session as it is then."""
+    client.send("session.update", session={"type": "transcription", "audio": {"input": source}})
+    session: dict[str, Any] = client.until("session.updated")["session"]
+    return session
+
+
+def test_a_calls_turns_are_what_the_library_says(
+    client: LiveClient, folder: Path, call: NDArray[np.float32]
+) -> None:
+    configure(client, **AT_16_KHZ)
+    client.append(call)
+    transcripts = [client.until(f"{TEXT}completed")["transcript"] for _ in range(2)]
+    heard = np.round(call * 32_767).astype("<i2").astype(np.float32) / np.float32(32_768)
+    with Transcriber(folder, threads=1) as transcriber:
+        live = transcriber.live(LiveOptions(language="en"))
+        told = [
+            event
+            for first in range(0, len(call), 4_800)
+            for event in live.feed(heard[first : first + 4_800])
+        ]
+    assert transcripts == [event.text for event in told if isinstance(event, Completed)][:2]
+    assert all(transcripts)
+
+
+def test_events_come_in_openais_order_and_shape(client: LiveClient) -> None:
+    configure(client, transcription={"language": "en"})
+    client.append(np.concatenate(list(Recording(CALL, sample_rate=24_000)))[: 9 * 24_000])
+    last = client.until(f"{TEXT}completed")
+    item = last["item_id"]
+    event_type: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
+    for event in client.events:
+        parsed = event_type.validate_python(event)
+        assert parsed.type == event["type"]
+    assert len({event["event_id"] for event in client.events}) == len(client.events)
+    about = [
+        event["type"]
+        for event in client.events
+        if item in (event.get("item_id"), event.get("item", {}).get("id"))
+    ]
+    assert [kind for kind in about if kind != f"{TEXT}delta"] == [
+        "input_audio_buffer.speech_started",
+        "input_audio_buffer.speech_stopped",
+        "input_audio_buffer.committed",
+        "conversation.item.added",
+        "conversation.item.done",
+        f"{TEXT}completed",
+    ]
+    deltas = [event["delta"] for event in client.of(f"{TEXT}delta") if event["item_id"] == item]
+    assert "".join(deltas) == last["transcript"]
+    [started] = client.of("input_audio_buffer.speech_started")[:1]
+    [stopped] = client.of("input_audio_buffer.speech_stopped")[:1]
+    seconds = (stopped["audio_end_ms"] - started["audio_start_ms"]) / 1000
+    assert last["usage"] == {"type": "duration", "seconds": pytest.approx(seconds, abs=0.1)}
+
+
+@pytest.mark.parametrize(
+    ("source", "rate"),
+    [({}, 24_000), ({"format": {"type": "audio/pcm", "rate": 8_000}}, 8_000)],
+)
+def test_audio_is_resampled(source: dict[str, Any], rate: int, client: LiveClient) -> None:
+    configure(client, transcription={"language": "en"}, **source)
+    client.append(np.concatenate(list(Recording(CALL, sample_rate=rate)))[: 8 * rate])
+    started = client.until("input_audio_buffer.speech_started")
+    assert started["audio_start_ms"] == pytest.approx(1_750, abs=120)
+    client.until(f"{TEXT}completed")
+
+
+def test_a_telephones_bytes_are_heard(client: LiveClient, call: NDArray[np.float32]) -> None:
+    configure(client, transcription={"language": "en"}, format={"type": "audio/pcmu"})
+    narrow = np.concatenate(list(Recording(CALL, sample_rate=8_000)))[: 8 * 8_000]
+    squeezed = np.sign(narrow) * np.log1p(255 * np.abs(narrow)) / np.log1p(255)
+    code = ~(np.round(np.abs(squeezed) * 127) + 128 * (narrow < 0)).astype(np.uint8)
+    client.send("input_audio_buffer.append", audio=base64.b64encode(code.tobytes()).decode())
+    started = client.until("input_audio_buffer.speech_started")
+    assert started["audio_start_ms"] == pytest.approx(1_750, abs=120)
+
+
+def test_turns_may_be_committed_by_hand(client: LiveClient, call: NDArray[np.float32]) -> None:
+    session = configure(client, turn_detection=None, **AT_16_KHZ)
+    assert session["audio"]["input"]["turn_detection"] is None
+    empty = client.refused("input_audio_buffer.commit", event_id="mine")
+    assert (empty["code"], empty["event_id"]) == ("input_audio_buffer_commit_empty", "mine")
+    client.append(call)
+    client.send("input_audio_buffer.commit")
+    committed = client.until("input_audio_buffer.committed")
+    completed = client.until(f"{TEXT}completed")
+    assert completed["item_id"] == committed["item_id"]
+    assert completed["usage"]["seconds"] == 16.0
+    assert not client.of("input_audio_buffer.speech_started")
+    client.append(call)
+    client.send("input_audio_buffer.clear")
+    client.until("input_audio_buffer.cleared")
+    assert "0 ms" in client.refused("input_audio_buffer.commit")["message"]
+
+
+def test_settings_stay_until_they_are_changed(client: LiveClient) -> None:
+    turns = {"type": "server_vad", "threshold": 0.6, "silence_duration_ms": 300}
+    configure(client, turn_detection=turns, transcription={"language": "en", "prompt": "Kowalska"})
+    session = configure(client, turn_detection={"type": "server_vad", "prefix_padding_ms": 100})
+    assert session["audio"]["input"] == {
+        "format": {"type": "audio/pcm", "rate": 24_000},
+        "transcription": {"model": "hearing", "language": "en", "prompt": "Kowalska"},
+        "noise_reduction": None,
+        "turn_detection": {
+            "type": "server_vad",
+            "threshold": 0.6,
+            "prefix_padding_ms": 100,
+            "silence_duration_ms": 300,
+        },
+    }
+    session = configure(client, transcription={"language": None})
+    assert session["audio"]["input"]["transcription"]["language"] is None
+    assert session["audio"]["input"]["transcription"]["prompt"] == "Kowalska"
+
+
+def test_interim_text_may_be_asked_for(client: LiveClient) -> None:
+    wanted = ["item.input_audio_transcription.interim"]
+    client.send("session.update", session={"type": "transcription", "include": wanted})
+    assert client.until("session.updated")["session"]["include"] == wanted
+
+
+def test_the_older_dialect_is_spoken_too(server: Server, call: NDArray[np.float32]) -> None:
+    with LiveClient(server, **{"OpenAI-Beta": "realtime=v1"}) as client:
+        created = client.until("transcription_session.created")["session"]
+        assert created["input_audio_format"] == "pcm16"
+        client.send(
+            "transcription_session.update",
+            session={
+                "input_audio_format": "g711_alaw",
+                "input_audio_transcription": {"model": "hearing", "language": "en"},
+                "turn_detection": {"type": "server_vad", "threshold": 0.4},
+                "input_audio_noise_reduction": None,
+            },
+        )
+        session = client.until("transcription_session.updated")["session"]
+        assert session["input_audio_format"] == "g711_alaw"
+        assert session["turn_detection"]["threshold"] == 0.4
+        bad = {"turn_detection": {"type": "server_vad", "threshold": 2}}
+        error = client.refused("transcription_session.update", session=bad)
+        assert error["param"] == "session.turn_detection.threshold"
+        client.send("input_audio_buffer.append", audio=base64.b64encode(bytes(8_000)).decode())
+        client.send("input_audio_buffer.commit")
+        client.until("conversation.item.created")
+        assert client.until(f"{TEXT}completed")["transcript"] == ""
+
+
+def test_the_openai_sdk_is_a_client(server: Server) -> None:
+    wide = np.concatenate(list(Recording(CALL, sample_rate=24_000)))[: 9 * 24_000]
+    pcm = np.round(wide * 32_767).astype("<i2").tobytes()
+    with server.openai().realtime.connect(
+        model="hearing", extra_query={"intent": "transcription"}
+    ) as connection:
+        connection.session.update(
+            session={
+                "type": "transcription",
+                "audio": {
+                    "input": {
+                        "format": {"type": "audio/pcm", "rate": 24_000},
+                        "transcription": {"model": "hearing", "language": "en"},
+                        "turn_detection": {"type": "server_vad", "silence_duration_ms": 400},
+                    }
+                },
+            }
+        )
+        for first in range(0, len(pcm), 9_600):
+            audio = base64.b64encode(pcm[first : first + 9_600]).decode()
+            connection.input_audio_buffer.append(audio=audio)
+        told: dict[str, str] = {}
+        for event in connection:
+            if event.type == "conversation.item.input_audio_transcription.delta":
+                told[event.item_id] = told.get(event.item_id, "") + (event.delta or "")
+            elif event.type == "conversation.item.input_audio_transcription.completed":
+                assert event.transcript == told[event.item_id]
+                break
+
+
+# What must be refused, with the connection going on.
+
+NESTED: list[tuple[dict[str, Any], str]] = [
+    ({"type": "transcription", "tools": []}, "session.tools"),
+    ({"type": "realtime"}, "session.type"),
+    ({}, "session.type"),
+    ({"type": "transcription", "include": [f"{TEXT[18:]}logprobs"]}, "session.include[0]"),
+    ({"type": "transcription", "audio": {"output": {}}}, "session.audio.output"),
+]  # fmt: skip
+TURNS: list[tuple[dict[str, Any], str]] = [
+    ({"type": "semantic_vad"}, "type"),
+    ({"type": "server_vad", "threshold": 1.5}, "threshold"),
+    ({"type": "server_vad", "threshold": True}, "threshold"),
+    ({"type": "server_vad", "silence_duration_ms": 0}, "silence_duration_ms"),
+    ({"type": "server_vad", "prefix_padding_ms": -1}, "prefix_padding_ms"),
+    ({"type": "server_vad", "create_response": False}, "create_response"),
+]
+INPUTS: list[tuple[dict[str, Any], str]] = [
+    *(({"turn_detection": turns}, f"turn_detection.{param}") for turns, param in TURNS),
+    ({"noise_reduction": {"type": "near_field"}}, "noise_reduction"),
+    ({"transcription": {"model": "whisper-1"}}, "transcription.model"),
+    ({"transcription": {"language": "klingon"}}, "transcription.language"),
+    ({"transcription": {"language": "fr"}}, "transcription.language"),
+    ({"transcription": {"delay": "low"}}, "transcription.delay"),
+    ({"transcription": {"prompt": 7}}, "transcription.prompt"),
+    ({"transcription": {"prompt": "x" * 20_000}}, "transcription.prompt"),
+    ({"format": {"type": "audio/pcm", "rate": 1}}, "format.rate"),
+    ({"format": {"type": "audio/opus"}}, "format"),
+    ({"format": {"type": "audio/pcmu", "rate": 16_000}}, "format.rate"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("session", "param"),
+    [
+        *NESTED,
+        *(
+            ({"type": "transcription", "audio": {"input": source}}, f"session.audio.input.{param}")
+            for source, param in INPUTS
+        ),
+    ],
+)
+def test_a_setting_that_is_not_honoured_is_named(
+    session: dict[str, Any], param: str, client: LiveClient
+) -> None:
+    error = client.refused("session.update", session=session, event_id="e1")
+    assert (error["param"], error["event_id"]) == (param, "e1")
+    assert error["type"] == "invalid_request_error"
+
+
+BAD_FRAMES: list[tuple[str | bytes, str | None]] = [
+    ("", None),
+    ("[]", None),
+    ("42", None),
+    ("null", None),
+    ('{"type":', None),
+    ("{" * 3_000, None),
+    ('{"type": "input_audio_buffer.clear", "type": "input_audio_buffer.clear"}', "type"),
+    ('{"a": NaN}', None),
+    (b"\x00\x01", None),
+    ("{}", "type"),
+    ('{"type": 7}', "type"),
+    ('{"type": "response.create"}', "type"),
+    ('{"type": "input_audio_buffer.append"}', "audio"),
+    ('{"type": "input_audio_buffer.append", "audio": 7}', "audio"),
+    ('{"type": "input_audio_buffer.append", "audio": "AA=A"}', "audio"),
+    ('{"type": "input_audio_buffer.append", "audio": "\\ud800"}', "audio"),
+    ('{"type": "input_audio_buffer.append", "audio": "AAAA"}', "audio"),
+    ('{"type": "input_audio_buffer.append", "audio": "", "speaker": 1}', "speaker"),
+    ('{"type": "input_audio_buffer.clear", "event_id": 7}', "event_id"),
+    ('{"type": "input_audio_buffer.clear", "item_id": "x"}', "item_id"),
+    ('{"type": "session.update"}', "session"),
+]
+
+
+@pytest.mark.parametrize(("frame", "param"), BAD_FRAMES)
+def test_a_frame_that_is_no_event_is_refused(
+    frame: str | bytes, param: str | None, client: LiveClient
+) -> None:
+    client.socket.send(frame)
+    error = client.error()
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert "/" not in error["message"].replace("/v1", "")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+KINDS = st.sampled_from(
+    ["session.update", "transcription_session.update", "input_audio_buffer.append",
+     "input_audio_buffer.commit", "conversation.item.create"]
+)  # fmt: skip
+FIELDS = st.sampled_from(["session", "audio", "event_id", "type", "input", "format", "include"])
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(KINDS, st.dictionaries(FIELDS, JSON, max_size=3))
+def test_whatever_comes_the_connection_goes_on(
+    client: LiveClient, kind: str, fields: dict[str, Any]
+) -> None:
+    client.socket.send(json.dumps({**fields, "type": kind}))
+    client.send("input_audio_buffer.clear")
+    while client.until("error", "input_audio_buffer.cleared")["type"] == "error":
+        pass
+
+
+def test_too_large_a_frame_ends_its_connection_alone(server: Server) -> None:
+    with LiveClient(server) as client, LiveClient(server) as other:
+        for each in (client, other):
+            each.until("session.created")
+        client.send("input_audio_buffer.append", audio="A" * 2_000_000)
+        with pytest.raises(ConnectionClosed) as closed:
+            client.until("nothing")
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1009
+        other.send("input_audio_buffer.clear")
+        other.until("input_audio_buffer.cleared")
+
+
+# What must be refused before.
+
+
+def denied(server: Server, query: str = "?intent=transcription", **headers: str) -> tuple[int, Any]:
+    """Status and error of a handshake that fails."""
+    with pytest.raises(InvalidStatus) as refused, LiveClient(server, query, **headers):
+        pass
+    response = refused.value.response
+    assert response.headers["X-Request-Id"]
+    return response.status_code, json.loads(response.body)["error"]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "param"),
+    [
+        ("?model=whisper-1", 404, "model"),
+        ("?intent=conversation", 400, "intent"),
+        ("?intent=transcription&voice=alloy", 400, "voice"),
+    ],
+)
+def test_what_the_address_asks_for_is_honoured_or_refused(
+    query: str, status: int, param: str, server: Server
+) -> None:
+    found, error = denied(server, query)
+    assert (found, error["param"]) == (status, param)
+
+
+def test_a_page_of_another_site_gets_no_connection(server: Server) -> None:
+    assert denied(server, Origin="https://evil.example")[0] == 403
+    with LiveClient(server, Origin=f"http://localhost:{server.port}") as client:
+        client.until("session.created")
+    upgrade = {
+        "Host": "evil.example",
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+        "Sec-WebSocket-Version": "13",
+    }
+    with server.client() as client:
+        assert client.get(ENDPOINT, headers=upgrade).status_code == 403
+
+
+def test_there_are_so_many_streams_and_no_more(server: Server) -> None:
+    with LiveClient(server) as one, LiveClient(server) as two, LiveClient(server) as three:
+        for each in (one, two, three):
+            each.until("session.created")
+        status, error = denied(server)
+        assert (status, error["code"]) == (429, "queue_full")
+    until(lambda: _connects(server))
+
+
+def _connects(server: Server) -> bool:
+    try:
+        with LiveClient(server):
+            return True
+    except InvalidStatus:
+        return False
+
+
+def test_without_a_websocket_the_answer_says_so(server: Server) -> None:
+    with server.client() as client:
+        answer = client.get(ENDPOINT)
+    assert (answer.status_code, answer.headers["upgrade"]) == (426, "websocket")
+
+
+def test_a_key_is_needed_where_there_is_one(folder: Path, tmp_path: Path) -> None:
+    with Server(folder, tmp_path / "log", threads=1, api_key="secret") as server:
+        assert denied(server)[0] == 401
+        assert denied(server, Authorization="Bearer wrong")[1]["code"] == "invalid_api_key"
+        with LiveClient(server, Authorization="Bearer secret") as client:
+            client.until("session.created")
+    assert "secret" not in server.log
+
+
+def test_a_text_model_has_no_live_audio(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
+    with Server(checkpoint("llama"), tmp_path / "log", threads=1) as server:
+        status, error = denied(server)
+    assert status == 400
+    assert "is a text model" in error["message"]
+
+
+def test_a_server_without_the_extra_says_how_to_get_it(folder: Path, tmp_path: Path) -> None:
+    missing = without(tmp_path, "websockets")
+    with Server(folder, tmp_path / "log", threads=1, environ=missing) as server:
+        with server.client() as client:
+            answer = client.get(
+                ENDPOINT,
+                headers={"Connection": "Upgrade", "Upgrade": "websocket"},
+            )
+        assert answer.status_code == 501
+        assert "pip install 'galley[speech]'" in answer.json()["error"]["message"]
+
+
+# How it ends.
+
+
+def test_a_client_that_is_cut_off_leaves_nothing_behind(
+    server: Server, call: NDArray[np.float32]
+) -> None:
+    until(lambda: _connects(server))
+    with LiveClient(server) as client:
+        client.until("session.created")
+        configure(client, **AT_16_KHZ)
+        client.append(call[: 8 * 16_000])
+        client.until("input_audio_buffer.speech_started")
+        client.socket.socket.shutdown(sockets.SHUT_RDWR)
+    until(lambda: "finish=cancelled" in server.log)
+    running = "galley_requests_running"
+    until(lambda: server.metrics()[running] == 0)
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_what_was_heard_is_counted(server: Server, call: NDArray[np.float32]) -> None:
+    name = f"galley_audio_seconds_total{{endpoint={ENDPOINT}}}"
+    before = server.metrics().get(name, 0.0)
+    with LiveClient(server) as client:
+        client.until("session.created")
+        configure(client, **AT_16_KHZ)
+        client.append(SILENCE)
+        client.send("input_audio_buffer.commit")
+        client.until(f"{TEXT}completed")
+    until(lambda: server.metrics().get(name, 0.0) == pytest.approx(before + 1.0))
+    assert "WS /v1/realtime 101" in server.log
+    assert "audio=1.0s turns=1" in server.log
+
+
+def test_a_drain_lets_what_was_heard_come_to_its_end(
+    folder: Path, tmp_path: Path, call: NDArray[np.float32]
+) -> None:
+    with Server(folder, tmp_path / "log", threads=1) as server, LiveClient(server) as client:
+        client.until("session.created")
+        configure(client, **AT_16_KHZ)
+        client.append(call[: 5 * 16_000])
+        client.until("input_audio_buffer.speech_started")
+        server.process.send_signal(signal.SIGTERM)
+        assert client.until(f"{TEXT}completed")["transcript"]
+        with pytest.raises(ConnectionClosed) as closed:
+            client.until("nothing")
+        assert closed.value.rcvd is not None
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (
+            1001,
+            "the server is shutting down",
+        )
+        assert server.process.wait(30) == 0
+
+
+def test_a_stream_goes_on_when_its_engine_dies(
+    folder: Path, tmp_path: Path, call: NDArray[np.float32]
+) -> None:
+    with Server(folder, tmp_path / "log", threads=1) as server, LiveClient(server) as client:
+        client.until("session.created")
+        configure(client, **AT_16_KHZ)
+        client.append(call[: 5 * 16_000])
+        client.until("input_audio_buffer.speech_started")
+        for child in server.children():
+            child.kill()
+        client.append(call[5 * 16_000 :])
+        first, second = (client.until(f"{TEXT}completed") for _ in range(2))
+        assert first["transcript"]
+        assert second["transcript"]

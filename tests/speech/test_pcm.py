@@ -1,0 +1,50 @@
+"""Bytes as they come in from a live stream: as FFmpeg decodes them, however they are parted."""
+
+import numpy as np
+import pytest
+import soxr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galley.errors import RequestError
+from galley.speech.audio import RawPcm, Recording
+from galley.speech.pcm import Coding, PcmStream
+
+
+@pytest.mark.parametrize("coding", ["s16le", "mulaw", "alaw"])
+def test_samples_are_ffmpegs(coding: Coding) -> None:
+    data = bytes(range(256)) * 100
+    expected = np.concatenate(
+        list(Recording(data, raw=RawPcm(sample_rate=16_000, type=coding), sample_rate=16_000))
+    )
+    found = np.concatenate(list(PcmStream(coding, 16_000).feed(data)))
+    np.testing.assert_array_equal(found, expected)
+
+
+@given(st.lists(st.integers(0, 5_000), min_size=1, max_size=8), st.sampled_from([8_000, 24_000]))
+def test_parts_make_no_difference(cuts: list[int], rate: int) -> None:
+    whole = (np.sin(np.arange(sum(cuts)) / 10) * 10_000).astype("<i2")
+    stream = PcmStream("s16le", rate)
+    parts = np.split(whole, np.cumsum(cuts)[:-1])
+    blocks = [block for part in parts for block in stream.feed(part.tobytes())]
+    found = np.concatenate([*blocks, stream.flush()])
+    expected = soxr.resample(whole.astype(np.float32) / 32_768, rate, 16_000, quality="HQ")
+    assert len(found) == len(expected)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_a_stream_begins_anew_after_a_flush() -> None:
+    stream = PcmStream("s16le", 24_000)
+    data = np.arange(4_800, dtype="<i2").tobytes()
+    once, again = (np.concatenate([*stream.feed(data), stream.flush()]) for _ in range(2))
+    np.testing.assert_array_equal(once, again)
+
+
+def test_half_a_sample_is_refused() -> None:
+    with pytest.raises(RequestError, match="3 bytes"):
+        list(PcmStream("s16le", 16_000).feed(b"abc"))
+
+
+def test_blocks_are_a_second_at_most() -> None:
+    blocks = list(PcmStream("s16le", 16_000).feed(bytes(2 * 40_000)))
+    assert [len(block) for block in blocks] == [16_000, 16_000, 8_000]
