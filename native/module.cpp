@@ -1,6 +1,7 @@
 // galley._native: the Python face of the executor. galley/ops/cpu.py is its only caller.
 #include "module.hpp"
 
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -194,6 +195,7 @@ NB_MODULE(_native, m) {
                 r.add_kv_layer(kv_heads, head_dim, kv_type_named(type));
             },
             "kv_heads"_a, "head_dim"_a, "type"_a)
+        .def("set_pause", &Runtime::set_pause, "pause"_a)
         .def("kv_bytes_per_block", &Runtime::kv_bytes_per_block)
         .def("allocate_kv", &Runtime::allocate_kv, "blocks"_a)
         .def("copy_block", &Runtime::copy_block, "from_"_a, "to"_a)

@@ -100,6 +100,7 @@ void Program::encode(const Windows& windows) {
 void Program::run_ops() {
     for (const Op& op : ops_) {
         if (std::holds_alternative<SelectRowsOp>(op) && step_.wanted_rows == 0) return;
+        runtime_->pause();
         std::visit([this](const auto& o) { run(o); }, op);
     }
 }

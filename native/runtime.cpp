@@ -20,6 +20,12 @@ Cache cache_of(int64_t kv_heads, int64_t head_dim, KvType type) {
 Runtime::Runtime(const Kernels& kernels, int threads, const std::vector<int>& cpus)
     : kernels_(kernels), pool_(threads, cpus) {}
 
+void Runtime::pause_if_due() {
+    if (std::chrono::steady_clock::now() - paused_ < std::chrono::milliseconds(1)) return;
+    pause_();
+    paused_ = std::chrono::steady_clock::now();
+}
+
 void Runtime::add_kv_layer(int64_t kv_heads, int64_t head_dim, KvType type) {
     layers_.push_back({cache_of(kv_heads, head_dim, type), Memory()});
 }

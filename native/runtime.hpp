@@ -1,6 +1,9 @@
 // What the programs of a model share: kernels, threads, keys and values, working memory.
 #pragma once
 
+#include <chrono>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "kernels.hpp"
@@ -19,6 +22,13 @@ class Runtime {
 
     const Kernels& kernels() const { return kernels_; }
     Pool& pool() { return pool_; }
+
+    // Called between two ops, about once a millisecond: it may wait, for others who want the
+    // cores. Nothing is called by default.
+    void set_pause(std::function<void()> pause) { pause_ = std::move(pause); }
+    void pause() {
+        if (pause_) pause_if_due();
+    }
 
     void add_kv_layer(int64_t kv_heads, int64_t head_dim, KvType type);
     int64_t kv_bytes_per_block() const;
@@ -46,6 +56,7 @@ class Runtime {
         int64_t block_bytes() const { return cache.kv_heads * cache.head_bytes; }
     };
     static uint8_t* grown(Memory& memory, int64_t bytes);
+    void pause_if_due();
 
     const Kernels& kernels_;
     Pool pool_;
@@ -53,6 +64,8 @@ class Runtime {
     int64_t blocks_ = 0;
     Memory arena_, scratch_, partials_, window_kv_;
     int64_t scratch_bytes_ = 0;  // a thread's share
+    std::function<void()> pause_;
+    std::chrono::steady_clock::time_point paused_{};
 };
 
 }  // namespace galley

@@ -1,6 +1,6 @@
 """The native executor (``native/module*.cpp``)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +87,9 @@ class Runtime:
 
     def __init__(self, isa: str, threads: int, cpus: list[int]) -> None: ...
     def add_kv_layer(self, kv_heads: int, head_dim: int, type: str) -> None: ...
+    def set_pause(self, pause: Callable[[], None]) -> None:
+        """Call it between two ops, about once a millisecond. It may wait, and raise."""
+
     def kv_bytes_per_block(self) -> int: ...
     def allocate_kv(self, blocks: int) -> None: ...
     def copy_block(self, from_: int, to: int) -> None:

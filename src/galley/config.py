@@ -138,6 +138,9 @@ class Settings(EngineSettings):
     served_model_name: str = _setting(
         "", "Server", "the model's name in the API; default: the folder's or hub id's"
     )
+    take_turns: bool = _setting(
+        True, "Server", "several models: engines take turns on the cores; else the kernel decides"
+    )
     api_key: tuple[str, ...] = _setting(
         (), "Security", "API key; repeat for several (GALLEY_API_KEY: comma-separated)", secret=True
     )

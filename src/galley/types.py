@@ -26,6 +26,10 @@ MAX_STOP_STRINGS: Final = 16
 MAX_STOP_CHARS: Final = 1024
 MAX_N: Final = 128
 MAX_BEAMS: Final = 10
+
+LIVE_PRIORITY: Final = -1000
+"""Of audio that is spoken now: before all that an API request may ask for."""
+
 MAX_LOGIT_BIAS: Final = 1024
 
 OnPhase: TypeAlias = Callable[[str, float], None]

@@ -191,6 +191,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "host": TEXT,
     "port": st.integers(0, 65535),
     "served_model_name": TEXT,
+    "take_turns": st.booleans(),
     "api_key": st.lists(TEXT, max_size=3).map(tuple),
     "api_key_file": TEXT,
     "metrics_without_key": st.booleans(),

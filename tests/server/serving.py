@@ -153,6 +153,8 @@ def _flag(name: str, value: Any) -> list[str]:
     flag = "--" + name.replace("_", "-")
     if value is True:
         return [flag]
+    if value is False:
+        return [flag.replace("--", "--no-", 1)]
     return [flag, str(value)]
 
 

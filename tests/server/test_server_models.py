@@ -239,8 +239,10 @@ def test_a_killed_server_leaves_no_engine(pair: list[str], tmp_path: Path) -> No
 
 
 def test_readiness_is_that_of_all(pair: list[str], tmp_path: Path) -> None:
-    with Server(pair, tmp_path / "log", threads=1) as server, server.client() as plain:
+    server = Server(pair, tmp_path / "log", threads=1, take_turns=False)
+    with server, server.client() as plain:
         engine = server.engine("speech")
+        assert engine.cmdline()[-1] == "speech"  # and no baton
         engine.kill()
         until(lambda: plain.get("/ready").json() == {"status": "recovering"})
         assert plain.get("/health").status_code == 200

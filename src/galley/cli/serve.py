@@ -24,7 +24,7 @@ def serve(flags: Flags, models: tuple[str, ...]) -> None:
     """
     settings = flags.settings_of(models)
     # The engines' processes import what they need while this one imports the server.
-    spawner = Spawner(ahead=[model.served_model_name for model in settings.each_model()])
+    spawner = Spawner(settings, ahead=True)
     from galley.server.run import serve as run_server
 
     raise click.exceptions.Exit(run_server(settings, spawner))

@@ -13,6 +13,7 @@ from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import MAX_FEATURE, Sequence, Window
 from galley.ops.executor import Executor, Logits
 from galley.types import (
+    LIVE_PRIORITY,
     EngineRequest,
     EngineStats,
     FinishReason,
@@ -56,6 +57,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._sequences or self._refused)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether somebody speaks while it works."""
+        return any(s.request.priority <= LIVE_PRIORITY for s in self._sequences.values())
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request; its tokens come out of later steps."""

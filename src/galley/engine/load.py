@@ -1,6 +1,8 @@
 """From settings to an engine that is ready: load, size the KV cache, warm up. Each phase is timed."""
 
+import dataclasses
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,13 +30,19 @@ from galley.ops.executor import (
 from galley.types import BLOCK_TOKENS, ModelInfo, OnPhase, blocks_for
 
 
-def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None = None) -> Engine:
+def load_engine(
+    settings: EngineSettings,
+    folder: Path,
+    on_phase: OnPhase | None = None,
+    pause: Callable[[], None] | None = None,
+) -> Engine:
     """Build the engine for the checkpoint in ``folder``.
 
     Args:
         settings: sizes and choices; ``settings.model`` is only the name here.
         folder: the checkpoint.
         on_phase: told (name, seconds) as each of "import", "load" and "warm-up" ends.
+        pause: see :class:`galley.ops.executor.ExecutorOptions`.
 
     Raises:
         ModelError, SettingsError: the checkpoint or the settings cannot be used.
@@ -45,7 +53,7 @@ def load_engine(settings: EngineSettings, folder: Path, on_phase: OnPhase | None
     executor_name, factory = choose_executor(settings.executor, settings.device)
     clock.end("import")
     checkpoint, program, weights, options, speech = read_model(settings, folder)
-    executor = factory(program, weights, options)
+    executor = factory(program, weights, dataclasses.replace(options, pause=pause))
     clock.end("load")
     max_model_len = _max_model_len(settings, program)
     window_blocks = 0 if speech is None else blocks_for(speech.max_rows)

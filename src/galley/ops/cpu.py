@@ -69,6 +69,8 @@ class CpuExecutor:
         self._runtime = _native.Runtime(
             choose_isa(os.environ), options.threads, cpus_to_pin(options.threads)
         )
+        if options.pause is not None:
+            self._runtime.set_pause(options.pause)
         for kv in program.kv:
             self._runtime.add_kv_layer(kv.kv_heads, kv.head_dim, options.kv_dtype)
         self._decoder = decoder.built(self._runtime, program.vocab_size)

@@ -2,7 +2,7 @@
 
 import importlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, cast
 
@@ -156,6 +156,8 @@ class ExecutorOptions:
         disable_pass: names of passes over the program (``graph/passes/``) that are left out.
         weight_cache: whose weights these are, to keep them on disk as the executor packs them; None keeps
             nothing.
+        pause: called often while a program runs, between two ops; it may wait, for others who want
+            the cores.
     """
 
     dtype: str
@@ -166,6 +168,7 @@ class ExecutorOptions:
     activations: str = "auto"
     disable_pass: tuple[str, ...] = ()
     weight_cache: Checkpoint | None = None
+    pause: Callable[[], None] | None = None
 
 
 class ExecutorFactory(Protocol):

@@ -114,6 +114,7 @@ class ReferenceExecutor:
             )
         self.activations = options.dtype
         self._program = program
+        self._pause = options.pause
         self._quantize = options.quantize
         self._dtype = _TORCH_TYPES[options.dtype]
         self._device = _device(options.device)
@@ -241,6 +242,8 @@ class ReferenceExecutor:
         last_use = {b: i for i, op in enumerate(program.ops) for b in op.inputs}
         buffers: dict[int, Tiles] = {}
         for i, op in enumerate(program.ops):
+            if self._pause is not None:
+                self._pause()
             result = self._kernels[op.name](op, step, [buffers[b] for b in op.inputs])
             buffers.update(dict.fromkeys(op.outputs, result))
             if op.name == "select_rows" and not result:

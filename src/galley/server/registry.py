@@ -29,7 +29,7 @@ class Registry:
 
     def __init__(self, settings: Settings, spawner: Spawner | None = None) -> None:
         """``spawner``: where the engines' processes come from, if some have been begun already."""
-        spawner = spawner or Spawner()
+        spawner = spawner or Spawner(settings)
         self.settings = settings
         self.metrics = Metrics()
         self.lifecycle = Lifecycle(self._state)

@@ -1,4 +1,4 @@
-"""The engine's process: ``python -m galley.service.worker FD``.
+"""The engine's process: ``python -m galley.service.worker FD NAME [BATON PLACE]``.
 
 One thread reads frames from the socket, the main thread steps the engine. The process has no life of its
 own: when the socket closes, because the server is done or dead, it exits at once. Terminal and
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 from galley.config import LOG_FORMAT
 from galley.errors import GalleyError, ModelError, SettingsError
+from galley.service.baton import Baton
 from galley.service.frames import (
     HEADER,
     MAX_FRAME_BYTES,
@@ -79,18 +80,21 @@ def main() -> None:
     if start is None:
         return
     assert isinstance(start, Start)
+    # Another device's engine leaves the cores alone.
+    shares = len(sys.argv) > 3 and start.settings.device == "cpu"
+    baton = Baton(int(sys.argv[3]), int(sys.argv[4])) if shares else None
     inbox: queue.SimpleQueue[Submit | Abort] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, inbox), daemon=True).start()
     try:
-        engine = _load(start, connection)
+        engine = _load(start, connection, baton)
     except GalleyError as error:
         connection.send(StartFailed(_kind(error), str(error)))
         return
     gc.freeze()  # what is loaded stays; no collection in the midst of a stream need look at it
-    _loop(engine, connection, inbox)
+    _loop(engine, connection, inbox, baton)
 
 
-def _load(start: Start, connection: Connection) -> "Engine":
+def _load(start: Start, connection: Connection, baton: Baton | None) -> "Engine":
     connection.send(Phase("spawn", time.monotonic() - start.spawned_at))
     from galley.engine.load import load_engine
 
@@ -98,6 +102,7 @@ def _load(start: Start, connection: Connection) -> "Engine":
         start.settings,
         Path(start.folder),
         on_phase=lambda name, seconds: connection.send(Phase(name, seconds)),
+        pause=None if baton is None else baton.pause,
     )
     connection.send(Ready(engine.info))
     return engine
@@ -124,11 +129,18 @@ def _read(connection: Connection, inbox: "queue.SimpleQueue[Submit | Abort]") ->
 
 
 def _loop(
-    engine: "Engine", connection: Connection, inbox: "queue.SimpleQueue[Submit | Abort]"
+    engine: "Engine",
+    connection: Connection,
+    inbox: "queue.SimpleQueue[Submit | Abort]",
+    baton: Baton | None,
 ) -> None:
     seen = 0
     while True:
+        if baton is not None and not engine.has_work:
+            baton.drop()
         seen += _take_frames(engine, inbox)
+        if baton is not None and engine.has_work:
+            baton.take(live=engine.is_live)
         # After an abort of the last request there is no work, but the books have changed.
         outputs = engine.step() if engine.has_work else []
         if engine.info.speech is not None:

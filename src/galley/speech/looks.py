@@ -14,10 +14,8 @@ from galley.speech.features import SAMPLE_RATE, LogMel
 from galley.speech.options import LiveOptions
 from galley.speech.stretch import Look
 from galley.speech.tokens import Prompt, SpeechTokens
-from galley.types import EngineRequest, Output, SamplingParams
+from galley.types import LIVE_PRIORITY, EngineRequest, Output, SamplingParams
 
-_PRIORITY: Final = -8
-"""Before everybody who came in the last eight times ``priority_steps`` engine steps."""
 _MOST_TOKENS: Final = 20
 """For each second: nobody speaks faster, but a transcript that repeats itself would go on."""
 
@@ -70,7 +68,7 @@ class Looks:
             self._tokens.info,
             request_id=f"{self._request_id}-{next(self._numbers)}",
             window=AudioWindow(frames=frames, mels=mels, data=data),
-            priority=_PRIORITY,
+            priority=LIVE_PRIORITY,
             cache_salt=self._cache_salt,
         )
         self.look, self._running = look, request.id

@@ -1,0 +1,125 @@
+"""Engines on the same cores pass a baton: who has it computes, on all cores; the others wait.
+
+Each engine has a thread on every core, and an op is done when the last of its threads is. Left to the
+kernel, two engines that compute at the same time would each wait, op by op, for threads that it has just
+taken off their core. So they take turns of some milliseconds, by deficit round robin: an op that takes more
+than its engine's turn is paid back, turn by turn, before that engine has the next. Live audio's turns are
+longer, so it has most of the time, and nobody starves.
+
+The baton is a lock on a byte of a file that the engines share. The kernel frees it when its holder dies, at
+any moment. In the file are their accounts; what a dead engine leaves there is harmless.
+"""
+
+import fcntl
+import mmap
+import os
+import time
+from collections.abc import Callable
+from typing import Final
+
+TURN_SECONDS: Final = 0.010
+"""Of a turn, as long as somebody waits; a holder whom nobody waits for goes on."""
+LIVE_SHARE: Final = 4
+"""Turns of an engine that hears live audio are so many times as long: of two engines it has 80 %."""
+
+_BATON: Final = 0
+"""The byte that the holder has locked."""
+_NEXT: Final = 1
+"""The byte that the first of those who wait has locked: who gave the baton away comes after it."""
+_BYTES: Final = 16
+"""Of an engine's account: the length of its turns, and how much of one it has left."""
+
+
+def baton_file(engines: int) -> int:
+    """The descriptor of a new file, which as many engines can share. It has no name to be cleaned up."""
+    file = os.memfd_create("galley-baton")
+    os.truncate(file, engines * _BYTES)
+    return file
+
+
+class Baton:
+    """One engine's part. For one thread.
+
+    Args:
+        file: as :func:`baton_file` made it.
+        place: of the engine, from 0.
+        clock: in seconds.
+    """
+
+    def __init__(self, file: int, place: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._file = file
+        self._me = place
+        self._clock = clock
+        accounts = memoryview(mmap.mmap(file, 0)).cast("d")
+        engines = len(accounts) // 2
+        # Both in seconds; below 0 is what an engine took too much.
+        self._turn, self._left = accounts[:engines], accounts[engines:]
+        self._others = [engine for engine in range(engines) if engine != place]
+        self._held = False
+        self._counted = clock()  # up to when what was used is counted
+        self._turn[place] = self._left[place] = TURN_SECONDS
+
+    def take(self, *, live: bool) -> None:
+        """Before a step: wait for the baton, if it is not here. ``live``: with audio that is spoken now."""
+        self._turn[self._me] = TURN_SECONDS * (LIVE_SHARE if live else 1)
+        if self._held:
+            self.pause()
+        else:
+            self._wait()
+
+    def pause(self) -> None:
+        """In the midst of a step, often: if the turn is over and somebody is due, wait for the next."""
+        if not self._held:
+            return
+        self._count()
+        if self._left[self._me] > 0:
+            return
+        awaited = self._awaited()
+        while self._left[self._me] <= 0:
+            due = [self._credit(other) for other in self._others]
+            if awaited and any(due):
+                self._unlock(_BATON)
+                self._wait()
+                return
+            self._credit(self._me)
+
+    def drop(self) -> None:
+        """There is no work for now. Harmless when it is not held."""
+        if self._held:
+            self._unlock(_BATON)
+            self._held = False
+            # Who comes back later owes nothing: it was at most an op.
+            self._left[self._me] = self._turn[self._me]
+
+    def _wait(self) -> None:
+        self._held = False
+        self._lock(_NEXT)
+        self._lock(_BATON)
+        self._unlock(_NEXT)
+        self._held = True
+        self._counted = self._clock()
+
+    def _credit(self, engine: int) -> bool:
+        """Another turn, not to be saved up; whether that leaves it any time."""
+        turn = self._turn[engine]
+        self._left[engine] = min(self._left[engine] + turn, turn)
+        return self._left[engine] > 0
+
+    def _count(self) -> None:
+        now = self._clock()
+        self._left[self._me] -= now - self._counted
+        self._counted = now
+
+    def _awaited(self) -> bool:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _NEXT)
+        except BlockingIOError:
+            return True
+        self._unlock(_NEXT)
+        return False
+
+    def _lock(self, byte: int) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, byte)
+
+    def _unlock(self, byte: int) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)

@@ -1,0 +1,66 @@
+"""The hook between two ops: called, of no effect on what is computed, and able to end it."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+
+from galley import SamplingParams
+from galley.config import EngineSettings
+from galley.engine.engine import Engine
+from galley.engine.load import load_engine
+from galley.service.requests import expand
+from tests.conftest import CheckpointMaker
+
+ExecutorName = Literal["cpu", "reference"]
+TOKENS = 400
+EXECUTORS: list[ExecutorName] = ["cpu", "reference"]
+
+
+def tokens(engine: Engine) -> list[int]:
+    """A greedy continuation, of many milliseconds."""
+    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+    [request] = expand(list(range(5, 90)), params, engine.info, request_id="r")
+    engine.add(request)
+    return [token for _ in range(TOKENS) for output in engine.step() for token in output.tokens]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_what_is_computed_does_not_depend_on_pauses(
+    executor: ExecutorName, checkpoint: CheckpointMaker
+) -> None:
+    folder, pauses = checkpoint("llama"), list[None]()
+    settings = EngineSettings(
+        executor=executor, threads=2, max_batch_tokens=64, kv_cache_tokens=512
+    )
+    through = load_engine(settings, folder)
+    paused = load_engine(settings, folder, pause=lambda: pauses.append(None))
+    assert tokens(paused) == tokens(through)
+    assert len(pauses) > 1
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_pause_that_fails_ends_the_step(
+    executor: ExecutorName, checkpoint: CheckpointMaker
+) -> None:
+    fail: list[Callable[[], None]] = []
+
+    def pause() -> None:
+        for call in fail:
+            call()
+
+    def interrupt() -> None:
+        raise InterruptedError("no more")
+
+    engine = load_engine(
+        EngineSettings(executor=executor, threads=2, kv_cache_tokens=512),
+        checkpoint("llama"),
+        pause=pause,
+    )
+    expected = tokens(engine)
+    fail.append(interrupt)
+    with pytest.raises(InterruptedError, match="no more"):
+        tokens(engine)
+    fail.clear()
+    engine.abort(["r-0"])
+    assert tokens(engine) == expected

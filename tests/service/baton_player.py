@@ -1,0 +1,42 @@
+"""A process that takes turns: ``baton_player.py BATON PLACE FOLDER NAME SECONDS PIECES KIND``.
+
+Its clock is its own: a piece of work takes SECONDS on it, whatever the load of the machine.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from galley.service.baton import Baton
+
+
+def main() -> None:
+    """Compute so many pieces; exit code 3 if somebody else does at the same time."""
+    file, place, folder, name, seconds, pieces, kind = sys.argv[1:]
+    spent = 0.0
+    baton = Baton(int(file), int(place), clock=lambda: spent)
+    log = os.open(Path(folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    alone = Path(folder, "alone")
+    for piece in range(int(pieces)):
+        # A step of two ops.
+        if piece % 2 == 0:
+            baton.take(live=kind == "live")
+        else:
+            baton.pause()
+        os.write(log, f"{name} {seconds}\n".encode())
+        if kind == "stuck":
+            signal.pause()
+        try:
+            alone.touch(exist_ok=False)
+        except FileExistsError:
+            sys.exit(3)
+        time.sleep(0.001)  # time for the others to come and wait
+        alone.unlink()
+        spent += float(seconds)
+    baton.drop()
+
+
+if __name__ == "__main__":
+    main()
