@@ -9,9 +9,10 @@ namespace {
 
 constexpr int kMaxRows = kWidth == 16 ? 8 : 4;
 constexpr int kBlocks = kWidth == 16 ? 2 : 1;
-constexpr int kStreamRows = 2;
 // An output has a sum for each k % 4, so that few outputs do not wait for each addition to end.
 constexpr int kSums = 4;
+// Rows of a block whose sums are in registers all at once.
+constexpr int kStreamRows = kWidth == 16 ? 5 : kWidth == 8 ? 1 : 0;
 // Columns after which these are added up, in groups that are longer: so many columns of weights
 // stay in the nearest cache.
 constexpr int64_t kColumns = 256;
@@ -49,8 +50,8 @@ struct Mixed {
     template <int R, int B>
     struct Tile {
         static constexpr int64_t kStep = Weights::kStep;
-        // Sums of an output in registers at a time: all, or the columns are gone through again.
-        static constexpr int kAtOnce = R * B * kParts <= 2 ? kSums : 1;
+        // Sums of an output at a time: all, or the columns are gone through again for the next.
+        static constexpr int kAtOnce = R * B <= kStreamRows ? kSums : 1;
         using Partial = Floats[kAtOnce][R][B];
 
         static void run(const Linear& l, int64_t row, int64_t block, const Ahead& ahead) {
@@ -109,6 +110,7 @@ struct Mixed {
                             fma(a, v[b], sums[s][r][b]);
                     }
                 }
+                if constexpr (kAtOnce < kSums) hold(sums[0]);
             }
         }
 
@@ -128,6 +130,16 @@ struct Mixed {
             const int64_t column_bytes = 4 * kLanes / kStep;
             const uint8_t* w = m.weights + (block * m.padded_depth + begin) * column_bytes;
             add(sums, first, w, m.padded_depth * column_bytes, offsets, x, 0);
+        }
+
+        // GCC 12 spills one of AVX2's sums otherwise, and each product waits for memory.
+        GALLEY_INLINE void hold(Floats (&sums)[R][B]) {
+#if GALLEY_WIDTH == 8
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int b = 0; b < B; ++b)
+                GALLEY_PARTS asm("" : "+x"(sums[r][b].p[i]));
+#else
+            (void)sums;
+#endif
         }
 
         GALLEY_INLINE void scale(const Matrix& m, int64_t block, int64_t g, const Partial& sums,
