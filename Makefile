@@ -44,6 +44,7 @@ demo-model: $(VENV)/.installed-dev
 
 demo-speech-model: $(VENV)/.installed-dev
 	$(BIN)/python -m galley.demo.speech.recipe
+	$(BIN)/python -m galley.demo.speech.heads
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

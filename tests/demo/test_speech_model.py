@@ -1,6 +1,7 @@
 """The bundled speech model's recipe: batches, tokeniser, checkpoint, and the steps of training."""
 
 import functools
+import itertools
 import json
 import random
 import shutil
@@ -18,6 +19,7 @@ from galley import QualityRules, TranscribeOptions, Transcriber
 from galley.config import ExecutorName
 from galley.demo.speech.batches import ALPHABET, Batch, Draw, Maker, feed
 from galley.demo.speech.evaluate import evaluate
+from galley.demo.speech.heads import Map, choose, choose_heads, mean_error
 from galley.demo.speech.model import SpeechConfig, SpeechModel, load_checkpoint, save_checkpoint
 from galley.demo.speech.model import transcribe as torch_transcribe
 from galley.demo.speech.pool import LONGEST, Pool, Said, Utterance, encode
@@ -53,6 +55,7 @@ SMALL = SpeechConfig(
     text_tokens=400, width=32, heads=2, ffn=64, encoder_layers=2, decoder_layers=1,
     target_positions=64,
 )  # fmt: skip
+ROOMY = replace(SMALL, target_positions=256)
 RECIPE = Recipe(
     steps=40, shards=1, warm_up=2, tokeniser_sentences=400,
     draw=Draw(seconds=20, group_seconds=10, short_steps=1, mask_from=0),
@@ -309,3 +312,45 @@ def test_the_rate_rises_stays_and_falls_to_zero() -> None:
     assert factors[recipe.warm_up] == factors[round(0.35 * recipe.steps)] == 1.0
     assert factors[-1] == 0.0
     assert factors[-100] < 0.1
+
+
+def test_heads_are_chosen_by_how_well_they_find_sentences() -> None:
+    """Two of four see where six tokens are, each of them a part of it most clearly."""
+    rng = np.random.default_rng(0)
+    maps = []
+    for _ in range(5):
+        rows = np.sort(rng.choice(np.arange(5, 100), 5, replace=False))
+        right = np.zeros((6, 100), np.float32)
+        for token, (begin, end) in enumerate(itertools.pairwise([0, *rows, 100])):
+            right[token, begin:end] = 1
+        seen = np.zeros((4, 6, 100), np.float32)
+        seen[0] = np.roll(right, -30, axis=1)
+        seen[2] = np.roll(right, 20, axis=1)
+        seen[1], seen[3] = right, right
+        seen[1, 4:], seen[3, :2] = 0.1 * seen[2, 4:], 0.1 * seen[0, :2]
+        maps.append(Map(seen, tuple((token + 1, float(row)) for token, row in enumerate(rows))))
+    chosen, error = choose(maps)
+    assert sorted(chosen) == [1, 3]
+    assert error == mean_error(maps, [1, 3]) <= 1.0
+    assert mean_error(maps, [2]) > 5
+
+
+@pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="espeak-ng is not installed")
+def test_chosen_heads_are_named_in_the_checkpoint(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("galley.demo.speech.heads.ITEMS", 2)
+    torch.manual_seed(0)
+    tokeniser = load_tokeniser(work)
+    save_tokeniser(tokeniser, tmp_path, ROOMY.target_positions)
+    save_checkpoint(SpeechModel(ROOMY), tokeniser, tmp_path)
+    before = json.loads((tmp_path / "generation_config.json").read_text())
+    found = choose_heads(tmp_path)
+    after = json.loads((tmp_path / "generation_config.json").read_text())
+    heads = after.pop("alignment_heads")
+    assert after == before
+    assert 1 <= len(heads) <= 2
+    assert found.startswith(f"heads {heads[0][0]}.{heads[0][1]}")
+    with Transcriber(tmp_path, threads=1) as transcriber:
+        assert transcriber.info.speech is not None
+        assert transcriber.info.speech.alignment_heads == tuple(map(tuple, heads))

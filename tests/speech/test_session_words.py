@@ -148,6 +148,20 @@ def test_no_word_lies_in_a_silence_that_was_left_out(tokenizer: Tokenizer) -> No
         check([segment])
 
 
+def test_the_first_word_begins_with_the_speech(tokenizer: Tokenizer) -> None:
+    """Not with what is kept from before it; 64 ms of that are the detector's doubt."""
+    span = Span(10 * RATE, 14 * RATE, lead=RATE // 4)
+    texts = {10.0: says(tokenizer, 0.0, " one two", 4.0)}
+    for ends, expected in (
+        ((1.0, 2.0), [(10.186, 11.0), (11.0, 12.0)]),
+        ((0.1, 2.0), [(10.186, 10.186), (10.186, 12.0)]),
+    ):
+        driver = Driver(tokenizer, WORDS, answering(tokenizer, texts, {10.0: ends}))
+        (segment,) = driver.run([Window((span,), np.zeros(4 * RATE, np.float32))])
+        assert [(start, end) for _, start, end in told(segment)] == expected
+        check([segment])
+
+
 def test_overlapping_windows_are_joined_by_the_times_of_their_words(tokenizer: Tokenizer) -> None:
     texts = {
         0.0: says(tokenizer, 0.0, " one two three four fi", 4.0),

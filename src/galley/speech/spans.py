@@ -21,11 +21,15 @@ _MIN_PAUSE_FRAMES: Final = 3
 
 
 class Span(NamedTuple):
-    """Speech, in samples of the recording; the first ``overlap`` of them are the last span's, too."""
+    """Speech, in samples of the recording.
+
+    The first ``overlap`` of them are the last span's, too; the first ``lead`` are from before it began.
+    """
 
     start: int
     end: int
     overlap: int = 0
+    lead: int = 0
 
 
 class SpanFinder:
@@ -114,7 +118,8 @@ class SpanFinder:
     def _end(self, speech_end: int, end: int, found: list[Span]) -> None:
         least = self._options.min_speech_ms * SAMPLES_PER_MS
         if self._continues or speech_end - self._speech > least:
-            found.append(Span(self._start, end, self._shared))
+            lead = max(0, self._speech - self._start)
+            found.append(Span(self._start, end, self._shared, lead))
             self._last_end = end
         self._in_speech = False
 

@@ -20,6 +20,10 @@ _OVERLAP_SECONDS: Final = 3.0
 """Of windows that no pause parts: some words, so that the two transcripts can be joined at one."""
 
 
+_ONSET: Final = 2 * FRAME
+"""Speech begins about so many samples before the detector is sure of it."""
+
+
 class Probabilities(Protocol):
     """What :class:`galley.speech.vad.SpeechStream` gives for each frame of one recording."""
 
@@ -88,7 +92,7 @@ class Window:
         """Where in the recording something is that lies from ``start`` to ``end`` in the window.
 
         It is all in one span, the one that its middle is in, as a word is: a silence that was left out
-        between spans is in none.
+        between spans is in none. Nor is a word in what is kept from before speech.
         """
         middle = (start + end) / 2 * SAMPLE_RATE
         offset = 0
@@ -98,10 +102,11 @@ class Window:
                 break
             offset += length
 
+        first = max(0, span.lead - _ONSET)
+
         def place(seconds: float) -> float:
-            return (
-                span.start + min(max(0.0, seconds * SAMPLE_RATE - offset), length)
-            ) / SAMPLE_RATE
+            sample = min(max(first, seconds * SAMPLE_RATE - offset), length)
+            return (span.start + sample) / SAMPLE_RATE
 
         return place(start), place(end)
 

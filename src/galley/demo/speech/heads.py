@@ -1,0 +1,180 @@
+"""Which heads of the trained model follow the speech: `python -m galley.demo.speech.heads [DIR]`.
+
+Times of words are found by these heads (`alignment_heads` in generation_config.json). They are
+chosen by how well they find where sentences begin and end, which is known of speech that is made here.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from galley.audio import AudioWindow
+from galley.config import EngineSettings
+from galley.formats.json_file import read_json
+from galley.local import LocalEngine
+from galley.service.requests import expand
+from galley.speech.alignment import affinity, first_rows
+from galley.speech.features import LogMel
+from galley.speech.tokens import SpeechTokens
+from galley.text.tokenizer import Tokenizer
+
+from ..training import write_json
+from ..wordings import TRAINING
+from . import SPEECH_MODEL_DIR, line
+from .pool import speak, texts
+from .sentences import SpokenSource
+from .voices import Samples, draw
+
+ITEMS: Final = 60
+_SEED: Final = 23
+_WORTH: Final = 0.98
+"""Of the error without it is the error with a head that is worth taking."""
+_FILE: Final = "generation_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An utterance of several sentences, as it arrives, and when each of them does, in seconds."""
+
+    samples: Samples
+    sentences: tuple[tuple[str, float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """Where each head looks in one item.
+
+    Attributes:
+        belongs: [heads, tokens, rows] of its text's tokens and the end: `affinity` of each head alone.
+        bounds: (token, row where it begins); what is known of them.
+    """
+
+    belongs: NDArray[np.float32]
+    bounds: tuple[tuple[int, float], ...]
+
+    def errors(self, heads: Sequence[int]) -> list[float]:
+        """Rows between where these heads together have the tokens begin and where they do."""
+        rows = first_rows(self.belongs[list(heads)].mean(axis=0))
+        return [abs(float(rows[token]) - row) for token, row in self.bounds]
+
+
+def make(count: int) -> list[Item]:
+    """Utterances with pauses between their sentences.
+
+    Raises:
+        SettingsError: espeak-ng is missing.
+    """
+    rng, lines = random.Random(_SEED), np.random.default_rng(_SEED)
+    source = SpokenSource(rng, held_out=False)
+    items: list[Item] = []
+    while len(items) < count:
+        voice, way = draw(rng, held_out=False), line.draw(lines)
+        sentences = texts(source, TRAINING, voice.speed, training=False)
+        if len(sentences) > 1:
+            told, speech = speak(sentences, voice, rng)
+            times = (
+                (said.written, line.arrival(said.start, way), line.arrival(said.end, way))
+                for said in told.sentences
+            )
+            items.append(Item(line.over(speech, way), tuple(times)))
+    return items
+
+
+def look(folder: Path, items: Sequence[Item]) -> tuple[list[tuple[int, int]], list[Map]]:
+    """All heads of the checkpoint's decoder, (layer, head), and where they look in each item."""
+    config = read_json(folder / "config.json")
+    layers, count = config["decoder_layers"], config["decoder_attention_heads"]
+    heads = [(layer, head) for layer in range(layers) for head in range(count)]
+    with tempfile.TemporaryDirectory() as name:
+        copy = Path(name)
+        for file in folder.iterdir():
+            (copy / file.name).symlink_to(file.resolve())
+        name_heads(copy, heads)
+        with LocalEngine(
+            EngineSettings(model=name, dtype="float32", kv_cache_tokens=4096)
+        ) as engine:
+            return heads, [_map(engine, item) for item in items]
+
+
+def _map(engine: LocalEngine, item: Item) -> Map:
+    tokens = SpeechTokens(engine.info, Tokenizer.load(engine.folder))
+    seconds = tokens.speech.max_frames / 100
+    features = LogMel(tokens.speech.mels, seconds, pad=False)(item.samples)
+    text: list[int] = []
+    bounds: list[tuple[int, float]] = []
+    for written, start, end in item.sentences:
+        if text:
+            bounds.append((len(text), start / tokens.row_seconds))
+        spelled = tokens.tokenizer.encode_plain(f" {written}" if text else written)
+        mark = tokens.tokenizer.encode_plain(written[-1])
+        text += spelled
+        bounds.append((len(text) - len(mark), end / tokens.row_seconds))
+    prompt, params = tokens.alignment("en", "transcribe", text)
+    window = AudioWindow(
+        frames=len(features), mels=tokens.speech.mels, data=features.astype("<f4").tobytes()
+    )
+    requests = expand(prompt.ids, params, engine.info, request_id="heads", window=window)
+    [found] = [output.alignment for output in engine.run(requests)]
+    assert found is not None
+    weights = np.frombuffer(found.data, "<f4").reshape(found.tokens, found.heads, found.rows)
+    apart = [affinity(weights[:, [head]])[prompt.start - 1 : -1] for head in range(found.heads)]
+    return Map(np.stack(apart), tuple(bounds))
+
+
+def choose(maps: Sequence[Map]) -> tuple[list[int], float]:
+    """Heads that find the bounds best together, taken one after another, and how many rows they are off."""
+    chosen: list[int] = []
+    least = float("inf")
+    others = set(range(len(maps[0].belongs)))
+    while others:
+        tried = {head: mean_error(maps, [*chosen, head]) for head in sorted(others)}
+        best = min(tried, key=tried.__getitem__)
+        if tried[best] >= _WORTH * least:
+            break
+        least = tried[best]
+        chosen.append(best)
+        others.remove(best)
+    return chosen, least
+
+
+def mean_error(maps: Sequence[Map], heads: Sequence[int]) -> float:
+    """Rows, over all bounds."""
+    return float(np.mean([error for one in maps for error in one.errors(heads)]))
+
+
+def name_heads(folder: Path, heads: Sequence[tuple[int, int]]) -> None:
+    """Write them into the checkpoint."""
+    file = folder / _FILE
+    config = read_json(file)
+    file.unlink()
+    write_json(file, {**config, "alignment_heads": [list(head) for head in sorted(heads)]})
+
+
+def choose_heads(folder: Path) -> str:
+    """Name the best heads in a checkpoint; what was found, in a line.
+
+    Raises:
+        SettingsError: espeak-ng is missing.
+    """
+    heads, maps = look(folder, make(ITEMS))
+    chosen, rows = choose(maps)
+    name_heads(folder, [heads[place] for place in chosen])
+    last = [place for place, (layer, _) in enumerate(heads) if layer == heads[-1][0]]
+    named = ", ".join(f"{layer}.{head}" for layer, head in sorted(heads[p] for p in chosen))
+    return (
+        f"heads {named} find sentences to {20 * rows:.0f} ms; "
+        f"all of the last layer to {20 * mean_error(maps, last):.0f} ms"
+    )
+
+
+if __name__ == "__main__":
+    print(choose_heads(Path(sys.argv[1]) if len(sys.argv) > 1 else SPEECH_MODEL_DIR))
