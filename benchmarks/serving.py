@@ -35,18 +35,19 @@ REQUESTS_PER_LANE = 4
 
 @dataclass(frozen=True)
 class Server:
-    """A ready server: where, under which name, and how long it took (seconds)."""
+    """A ready server: where, the name of its first model, and how long it took (seconds)."""
 
     url: str
     model: str
     vocab_size: int
     ready_seconds: float
+    pid: int
 
 
 @contextmanager
-def serving(model: str) -> Iterator[Server]:
-    """Start ``galley serve`` on a free port; wait until it is ready."""
-    command = [sys.executable, "-m", "galley", "serve", *([model] if model else [])]
+def serving(*arguments: str) -> Iterator[Server]:
+    """Start ``galley serve`` with ``arguments`` on a free port; wait until it is ready."""
+    command = [sys.executable, "-m", "galley", "serve", *arguments]
     command += ["--port", "0", "--log-level", "warning"]
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -61,7 +62,7 @@ def serving(model: str) -> Iterator[Server]:
         ready = time.perf_counter() - began
         name = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
         ids = httpx.post(f"{url}/tokenize", json={"model": name, "prompt": "a"}).json()["tokens"]
-        yield Server(url, name, max(ids) + 1, ready)
+        yield Server(url, name, max(ids) + 1, ready, process.pid)
     finally:
         process.terminate()
         process.wait()
@@ -160,13 +161,14 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     arguments = parser.parse_args()
+    model = [arguments.model] if arguments.model else []
     results: dict[str, Any] = {"machine": machine(), "help_s": statistics.median(help_seconds())}
     starts = []
     for _ in track(range(3), "start-up"):
-        with serving(arguments.model) as server:
+        with serving(*model) as server:
             starts.append(server.ready_seconds)
     results["ready_s"] = statistics.median(starts)
-    with serving(arguments.model) as server:
+    with serving(*model) as server:
         results["prefix_cache"] = asyncio.run(prefix_cache(server))
         results["load"] = [
             asyncio.run(load(server, concurrency)) for concurrency in track(CONCURRENCY, "load")

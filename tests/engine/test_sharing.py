@@ -1,4 +1,4 @@
-"""The hook between two ops: called, of no effect on what is computed, and able to end it."""
+"""What an engine does for others on its cores: it pauses between two ops, and says whether it is live."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -10,6 +10,7 @@ from galley.config import EngineSettings
 from galley.engine.engine import Engine
 from galley.engine.load import load_engine
 from galley.service.requests import expand
+from galley.types import LIVE_PRIORITY
 from tests.conftest import CheckpointMaker
 
 ExecutorName = Literal["cpu", "reference"]
@@ -64,3 +65,15 @@ def test_a_pause_that_fails_ends_the_step(
     fail.clear()
     engine.abort(["r-0"])
     assert tokens(engine) == expected
+
+
+def test_an_engine_is_live_while_it_has_live_audio(checkpoint: CheckpointMaker) -> None:
+    engine = load_engine(EngineSettings(threads=1, kv_cache_tokens=512), checkpoint("llama"))
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    for name, priority in (("urgent", -100), ("live", LIVE_PRIORITY)):
+        assert not engine.is_live
+        engine.add(expand([5, 6], params, engine.info, request_id=name, priority=priority)[0])
+    assert engine.is_live
+    while engine.has_work:
+        engine.step()
+    assert not engine.is_live

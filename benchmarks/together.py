@@ -1,0 +1,234 @@
+"""A language model and a speech model in one server: what each gets alone, and beside the other.
+
+    python -m benchmarks.together [--chat MODEL] [--speech MODEL] [--audio FILE] [--json FILE]
+
+Starts a real ``galley serve chat=... speech=...`` for each way of sharing the cores: ``turns`` (as served),
+``kernel`` (``--no-take-turns``) and ``split`` (that, and half of the cores for each). Then, round by round:
+streams alone, transcriptions alone, both. Clients are closed loops: each asks again when it has its
+answer, so both engines always have work. Half of the cores for each would double what each takes alone.
+Run it on an idle machine; GALLEY_* variables are those of serve.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+import httpx
+import psutil
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.serving import Server, completion, machine, percentile, serving
+from galley.formats.source import BUNDLED, BUNDLED_SPEECH
+
+AUDIO: Final = Path(__file__).parents[1] / "src/galley/demo/speech/data/call.opus"
+SHARING: Final = ("turns", "kernel", "split")
+WARM_UP_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the clients do.
+
+    Attributes:
+        streams, recordings: clients that chat, and that have recordings transcribed.
+        prompt, output: tokens of a chat.
+        seconds: that each phase takes.
+    """
+
+    streams: int
+    recordings: int
+    prompt: int
+    output: int
+    seconds: float
+    audio: Path
+
+
+@dataclass
+class Phase:
+    """What came out, over all rounds. Lists have an entry for each request, in seconds.
+
+    Attributes:
+        first: until the first token.
+        between: mean between later tokens.
+        factors: seconds of waiting for each second of a recording (the real-time factor).
+        heard: seconds of audio transcribed.
+        wall: seconds that it took.
+        cores: CPU seconds of each engine process.
+    """
+
+    first: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+    factors: list[float] = field(default_factory=list)
+    heard: float = 0.0
+    wall: float = 0.0
+    cores: dict[str, float] = field(default_factory=dict)
+
+
+async def chat(client: httpx.AsyncClient, server: Server, load: Load, phase: Phase) -> None:
+    """One request of random token ids, so that no prefix is ever cached."""
+    prompt = [random.randrange(server.vocab_size) for _ in range(load.prompt)]
+    times = await completion(client, server, prompt, load.output)
+    phase.first.append(times[0])
+    phase.between.append((times[-1] - times[0]) / max(1, len(times) - 1))
+
+
+async def transcribe(client: httpx.AsyncClient, server: Server, load: Load, phase: Phase) -> None:
+    """One recording, as a whole."""
+    began = time.perf_counter()
+    answer = await client.post(
+        "/v1/audio/transcriptions",
+        files={"file": (load.audio.name, load.audio.read_bytes())},
+        data={"model": "speech", "language": "en", "response_format": "verbose_json"},
+    )
+    answer.raise_for_status()
+    duration = answer.json()["duration"]
+    phase.factors.append((time.perf_counter() - began) / duration)
+    phase.heard += duration
+
+
+Request = Callable[[httpx.AsyncClient, Server, Load, Phase], Awaitable[None]]
+
+
+async def run_phase(
+    server: Server, load: Load, phase: Phase, *, streams: int, recordings: int
+) -> None:
+    """So many clients for the phase's time. What is not answered by its end does not count."""
+
+    async def lane(client: httpx.AsyncClient, request: Request, into: Phase) -> None:
+        while True:
+            await request(client, server, load, into)
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as client:
+        for seconds, into in ((WARM_UP_SECONDS, Phase()), (load.seconds, phase)):
+            before, began = engine_seconds(server), time.perf_counter()
+            lanes = [
+                asyncio.create_task(lane(client, request, into))
+                for request, count in ((chat, streams), (transcribe, recordings))
+                for _ in range(count)
+            ]
+            ended, _ = await asyncio.wait(
+                lanes, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION
+            )
+            for task in lanes:
+                task.cancel()
+            await asyncio.gather(*lanes, return_exceptions=True)
+            for task in ended:
+                task.result()
+            into.wall += time.perf_counter() - began
+            for name, spent in engine_seconds(server).items():
+                into.cores[name] = into.cores.get(name, 0.0) + spent - before[name]
+
+
+def engine_seconds(server: Server) -> dict[str, float]:
+    """CPU seconds of each model's engine process so far."""
+    spent = {}
+    for child in psutil.Process(server.pid).children():
+        for name in {"chat", "speech"} & set(child.cmdline()):
+            times = child.cpu_times()
+            spent[name] = times.user + times.system
+    return spent
+
+
+def measure(sharing: str, models: list[str], load: Load, rounds: int) -> dict[str, Phase]:
+    """All phases with one way of sharing the cores."""
+    flags = [] if sharing == "turns" else ["--no-take-turns"]
+    if sharing == "split":
+        cores = len(os.sched_getaffinity(0))
+        models = [*models, f"chat.threads={max(1, cores // 2)}"]
+        models.append(f"speech.threads={max(1, cores - cores // 2)}")
+    phases = {name: Phase() for name in ("chat alone", "speech alone", "together")}
+    with serving(*models, *flags) as server, Progress() as progress:
+        for _ in progress.track(range(rounds), description=sharing):
+            for name, phase in phases.items():
+                asyncio.run(
+                    run_phase(
+                        server,
+                        load,
+                        phase,
+                        streams=0 if name == "speech alone" else load.streams,
+                        recordings=0 if name == "chat alone" else load.recordings,
+                    )
+                )
+    return phases
+
+
+def summary(phase: Phase) -> dict[str, float]:
+    """The figures of a phase; those of what it had not are missing."""
+    figures = {}
+    if phase.first:
+        figures["ttft_p50_s"] = statistics.median(phase.first)
+        figures["ttft_p95_s"] = percentile(phase.first, 95)
+        figures["tpot_p95_s"] = percentile(phase.between, 95)
+        figures["chats_per_s"] = len(phase.first) / phase.wall
+    if phase.factors:
+        figures["rtf_p50"] = statistics.median(phase.factors)
+        figures["rtf_p95"] = percentile(phase.factors, 95)
+        figures["audio_s_per_s"] = phase.heard / phase.wall
+    total = sum(phase.cores.values()) or 1.0
+    figures["chat_share"] = phase.cores.get("chat", 0.0) / total
+    return figures
+
+
+def report(results: dict[str, dict[str, dict[str, float]]]) -> None:
+    """A table for each way of sharing; the last column is what the other costs."""
+    console = Console()
+    console.print(machine())
+    for sharing, phases in results.items():
+        table = Table(sharing, "alone", "together", "together / alone")
+        together = phases["together"]
+        for name, figure in together.items():
+            alone = phases["chat alone"].get(name, phases["speech alone"].get(name))
+            if name == "chat_share" or not alone:
+                table.add_row(name, "", f"{figure:.3g}", "")
+            else:
+                table.add_row(name, f"{alone:.3g}", f"{figure:.3g}", f"{figure / alone:.2f}")
+        console.print(table)
+
+
+def main() -> None:
+    """Measure every way of sharing and print it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.together",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--chat", default=BUNDLED)
+    parser.add_argument("--speech", default=BUNDLED_SPEECH)
+    parser.add_argument("--audio", type=Path, default=AUDIO)
+    parser.add_argument("--sharing", nargs="+", choices=SHARING, default=SHARING)
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--recordings", type=int, default=2)
+    parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--output", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    asked = parser.parse_args()
+    load = Load(
+        asked.streams, asked.recordings, asked.prompt, asked.output, asked.seconds, asked.audio
+    )
+    models = [f"chat={asked.chat}", f"speech={asked.speech}"]
+    phases = {sharing: measure(sharing, models, load, asked.rounds) for sharing in asked.sharing}
+    results = {
+        sharing: {name: summary(phase) for name, phase in of.items()}
+        for sharing, of in phases.items()
+    }
+    report(results)
+    if asked.json:
+        figures = {"machine": machine(), "load": {**asdict(load), "audio": str(load.audio)}}
+        asked.json.write_text(json.dumps({**figures, "results": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
