@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from galley import SamplingParams
-from galley.audio import AudioWindow
+from galley.audio import Alignment, AudioWindow
 from galley.config import EngineSettings
 from galley.local import LocalEngine
 from galley.service.client import EngineClient, OutputStream
@@ -21,6 +21,7 @@ from tests.conftest import CheckpointMaker
 PARAMS = SamplingParams(
     temperature=1.0, seed=7, max_tokens=60, ignore_eos=True, scores=True, no_speech=(0, 208)
 )
+ALIGN = SamplingParams(max_tokens=0, alignment=True)
 SEARCH = SamplingParams(temperature=0.0, max_tokens=60, num_beams=4, no_speech=(0, 208))
 
 
@@ -30,19 +31,23 @@ def settings_for(folder: Path) -> EngineSettings:
 
 def requests_for(info: ModelInfo) -> list[EngineRequest]:
     requests = []
-    for i in range(6):
+    for i in range(8):
         data = np.random.default_rng(i).uniform(-1, 1.5, (150, 80)).astype(np.float32).tobytes()
         params = SEARCH if i % 3 == 2 else msgspec.structs.replace(PARAMS, seed=i)
+        prompt = [201, 202, 206]
+        if i >= 6:
+            params, prompt = ALIGN, [*prompt, 209, *range(10, 40), 200]
         window = AudioWindow(frames=150, mels=80, data=data)
-        requests += expand([201, 202, 206], params, info, request_id=f"r{i}", window=window)
+        requests += expand(prompt, params, info, request_id=f"r{i}", window=window)
     return requests
 
 
-def heard(outputs: list[Output]) -> tuple[list[int], list[float], list[float]]:
-    """Tokens, scores and probabilities of no speech, all that came."""
+def heard(outputs: list[Output]) -> tuple[list[int], list[float], list[float], list[Alignment]]:
+    """Tokens, scores, probabilities of no speech and alignments, all that came."""
     tokens = [token for output in outputs for token in output.tokens]
     scores = [score for output in outputs for score in output.scores or []]
-    return tokens, scores, [o.no_speech_prob for o in outputs if o.no_speech_prob is not None]
+    silences = [o.no_speech_prob for o in outputs if o.no_speech_prob is not None]
+    return tokens, scores, silences, [o.alignment for o in outputs if o.alignment is not None]
 
 
 @pytest.mark.parametrize("kill", [False, True])
@@ -75,7 +80,7 @@ def test_an_engine_process_hears_what_the_local_one_does(
 
     got = asyncio.run(run())
     assert [heard(o) for o in got] == [heard(o) for o in expected.values()]
-    assert all(len(heard(outputs)[2]) == 1 for outputs in got)
+    assert [(len(heard(o)[2]), len(heard(o)[3])) for o in got] == [(1, 0)] * 6 + [(0, 1)] * 2
 
 
 async def collect(stream: OutputStream) -> list[Output]:
