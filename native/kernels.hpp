@@ -9,7 +9,8 @@ namespace galley {
 
 constexpr int kLanes = 16;           // outputs of a linear layer that share a register
 constexpr int kBlockTokens = 16;     // tokens in a KV block
-constexpr int64_t kExpBlock = 1024;  // elements of one exp_sum
+constexpr int64_t kRowBlock = 1024;  // logits that are added up by themselves
+constexpr int kWeightBits = 30;      // the greatest logit weighs 2 ** kWeightBits
 
 enum class Kind : int32_t { kF32, kBF16, kInt8, kInt4 };
 enum class ScaleType : int32_t { kF32, kBF16, kF16 };
@@ -127,8 +128,12 @@ struct Kernels {
     void (*merge_chunks)(const Attend&, float* partials, int64_t count);
     // The weights alone, of one query head a token: `keys` of them for each to `out`.
     void (*weigh)(const Attend&);
-    // Sum of exp((x - most) / temperature) over x[kExpBlock], none of which is above `most`.
-    double (*exp_sum)(const double* x, double most, double temperature);
+    // The ids of those of x[n] that are not <= bar, ascending; returns how many.
+    int64_t (*above)(const float* x, int64_t n, float bar, int64_t* ids);
+    // What logits x[n], none above `most`, weigh as in galley/ops/draws.py; returns the sum.
+    int64_t (*weigh_tokens)(const float* x, int64_t n, float most, float scale, int32_t* weights);
+    // Sum of exp(x - most) over x[n], none of which is above `most`.
+    double (*exp_sum)(const float* x, int64_t n, double most);
     // Nothing but products in registers, for measuring; they return the operations done.
     int64_t (*multiply_int8)(int64_t steps);
     int64_t (*multiply_bf16)(int64_t steps);

@@ -17,7 +17,6 @@
 #include "machine.hpp"
 #include "packed.hpp"
 #include "program.hpp"
-#include "sampling.hpp"
 
 using namespace nanobind::literals;
 
@@ -85,41 +84,6 @@ void fill_integer(Packed& packed, const RawBytes& q, const RawBytes& scales,
     packed.fill_integer(q.data(), scales.data(), zeros ? zeros->data() : nullptr, threads);
 }
 
-using OutIds = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using OutDoubles = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-void greatest_rows(Runtime& runtime, const FloatTable& logits, OutIds ids) {
-    if (logits.shape(0) != ids.size()) throw std::invalid_argument("one id a row is wanted");
-    nb::gil_scoped_release release;
-    greatest(runtime.pool(), logits.data(), logits.shape(0), logits.shape(1), ids.data());
-}
-
-template <class T>
-using Row = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <class T>
-void bind_sampling(nb::module_& m) {
-    m.def(
-        "best",
-        [](const Row<T>& row, OutIds ids) {
-            if (ids.size() > row.size()) throw std::invalid_argument("more ids than elements");
-            nb::gil_scoped_release release;
-            best(row.data(), row.size(), ids.size(), ids.data());
-        },
-        "row"_a.noconvert(), "ids"_a.noconvert());
-    m.def(
-        "exp_sums",
-        [](const Row<T>& row, double most, double temperature, const std::string& isa,
-           OutDoubles sums) {
-            if (static_cast<int64_t>(sums.size()) * kExpBlock != round_up(row.size(), kExpBlock))
-                throw std::invalid_argument("sums has the wrong size");
-            const Kernels& chosen = kernels(isa);
-            nb::gil_scoped_release release;
-            exp_sums(chosen, row.data(), row.size(), most, temperature, sums.data());
-        },
-        "row"_a.noconvert(), "most"_a, "temperature"_a, "isa"_a, "sums"_a.noconvert());
-}
-
 std::vector<double> bind_read_rates(const std::string& isa, int threads,
                                     const std::vector<int>& cpus, int64_t bytes, bool huge,
                                     int repeats) {
@@ -145,9 +109,7 @@ NB_MODULE(_native, m) {
     m.def("supported_isas", &supported_isas);
     m.attr("LOGITS") = Slot::kLogits;
     m.attr("LAYOUT_VERSION") = kLayoutVersion;
-    m.attr("EXP_BLOCK") = kExpBlock;
-    bind_sampling<float>(m);
-    bind_sampling<double>(m);
+    bind_sampling(m);
     m.def("read_rates", &bind_read_rates, "isa"_a, "threads"_a, "cpus"_a, "bytes"_a, "huge"_a,
           "repeats"_a);
     m.def("multiply_rates", &bind_multiply_rates, "isa"_a, "threads"_a, "cpus"_a, "kind"_a,
@@ -182,7 +144,8 @@ NB_MODULE(_native, m) {
         .def_prop_ro("bytes", &Packed::bytes)
         .def_prop_ro("activation_bytes", &Packed::activation_bytes);
 
-    nb::class_<Runtime>(m, "Runtime")
+    auto runtime = nb::class_<Runtime>(m, "Runtime");
+    runtime
         .def(
             "__init__",
             [](Runtime* self, const std::string& isa, int threads, const std::vector<int>& cpus) {
@@ -199,7 +162,7 @@ NB_MODULE(_native, m) {
         .def("kv_bytes_per_block", &Runtime::kv_bytes_per_block)
         .def("allocate_kv", &Runtime::allocate_kv, "blocks"_a)
         .def("copy_block", &Runtime::copy_block, "from_"_a, "to"_a)
-        .def("greatest", &greatest_rows, "logits"_a.noconvert(), "ids"_a.noconvert())
         .def_prop_ro("isa", [](const Runtime& r) { return r.kernels().name; });
+    bind_choose(runtime);
     bind_program(m);
 }

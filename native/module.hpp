@@ -4,6 +4,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include "runtime.hpp"
+
 namespace galley {
 
 namespace nb = nanobind;
@@ -12,6 +14,12 @@ using Ids = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cp
 using RawBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FloatTable = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// What sampling asks of one row (sampling.hpp).
+void bind_sampling(nb::module_& m);
+
+// Drawing tokens (draws.hpp).
+void bind_choose(nb::class_<Runtime>& runtime);
 
 // Program (program.hpp), once Packed and Runtime are there.
 void bind_program(nb::module_& m);

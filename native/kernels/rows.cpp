@@ -89,56 +89,5 @@ void add(const float* a, const float* b, int64_t width, float* y) {
     }
 }
 
-namespace {
-
-constexpr int kDoubles = kWidth / 2;
-typedef double DoublePart __attribute__((vector_size(8 * kDoubles)));
-typedef int64_t LongPart __attribute__((vector_size(8 * kDoubles)));
-
-DoublePart splat_double(double a) { return a - DoublePart{}; }
-
-// As that of Floats.
-DoublePart fma(DoublePart a, DoublePart b, DoublePart c) {
-#if defined(__AVX512F__)
-    return _mm512_fmadd_pd(a, b, c);
-#elif defined(__AVX2__)
-    return _mm256_fmadd_pd(a, b, c);
-#else
-    return a * b + c;
-#endif
-}
-
-// For x <= 0, to about one unit in the last place; 0 below -708. NaN stays NaN.
-DoublePart exp(DoublePart x) {
-    const DoublePart low = splat_double(-708.0);
-    const DoublePart c = x < low ? low : x;
-    // Adding 1.5 * 2^52 rounds to an integer, which is then in the low bits.
-    const DoublePart shifted = fma(c, splat_double(0x1.71547652b82fep0), splat_double(0x1.8p52));
-    const DoublePart n = shifted - 0x1.8p52;
-    const DoublePart rest = fma(n, splat_double(-0x1.62e42feep-1), c);
-    const DoublePart r = fma(n, splat_double(-0x1.a39ef35793c76p-33), rest);
-    DoublePart p = splat_double(1.0 / 6227020800.0);
-    constexpr double kFactorials[] = {479001600.0, 39916800.0, 3628800.0, 362880.0, 40320.0,
-                                      5040.0,      720.0,      120.0,     24.0,     6.0,
-                                      2.0,         1.0,        1.0};
-    GALLEY_UNROLL for (double factorial : kFactorials) p = fma(p, r, splat_double(1.0 / factorial));
-    const DoublePart y = (DoublePart)((LongPart)p + ((LongPart)shifted << 52));
-    return x < low ? DoublePart{} : y;
-}
-
-}  // namespace
-
-double exp_sum(const double* x, double most, double temperature) {
-    DoublePart total = {};
-    for (int64_t i = 0; i < kExpBlock; i += kDoubles) {
-        DoublePart v;
-        memcpy(&v, x + i, sizeof v);
-        total += exp((v - most) / temperature);
-    }
-    double sum = 0.0;
-    for (int i = 0; i < kDoubles; ++i) sum += total[i];
-    return sum;
-}
-
 }  // namespace GALLEY_ISA
 }  // namespace galley

@@ -34,6 +34,8 @@ const Kernels kKernels = {
     attend_chunk,
     merge_chunks,
     weigh,
+    above,
+    weigh_tokens,
     exp_sum,
     multiply_int8,
     multiply_bf16,

@@ -69,11 +69,11 @@ GALLEY_INLINE Ints splat_int(int32_t a) {
     GALLEY_PARTS r.p[i] = a - IntPart{};
     return r;
 }
-// The first `count` of 16, zeros behind.
-GALLEY_INLINE Floats load_some(const float* a, int64_t count) {
+// The first `count` of 16, `other` behind.
+GALLEY_INLINE Floats load_some(const float* a, int64_t count, float other = 0.0f) {
     if (count >= kLanes) return load(a);
-    float padded[kLanes] = {};
-    for (int64_t i = 0; i < count; ++i) padded[i] = a[i];
+    float padded[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) padded[i] = i < count ? a[i] : other;
     return load(padded);
 }
 GALLEY_INLINE void store_some(float* a, Floats v, int64_t count) {
@@ -140,6 +140,24 @@ GALLEY_INLINE Floats abs(Floats a) {
     Floats r;
     GALLEY_PARTS r.p[i] = (FloatPart)((IntPart)a.p[i] & 0x7fffffff);
     return r;
+}
+
+// Bit i: lane i of `a` is not at most that of `b`; so it is if either is NaN.
+GALLEY_INLINE uint32_t not_at_most(Floats a, Floats b) {
+    uint32_t lanes = 0;
+#if defined(__AVX512F__)
+    lanes = _mm512_cmp_ps_mask(a.p[0], b.p[0], _CMP_NLE_UQ);
+#elif defined(__AVX2__)
+    GALLEY_PARTS {
+        const uint32_t part = _mm256_movemask_ps(_mm256_cmp_ps(a.p[i], b.p[i], _CMP_NLE_UQ));
+        lanes |= part << i * kWidth;
+    }
+#else
+    for (int j = 0; j < kParts; ++j)
+        for (int i = 0; i < kWidth; ++i)
+            lanes |= static_cast<uint32_t>(!(a.p[j][i] <= b.p[j][i])) << (j * kWidth + i);
+#endif
+    return lanes;
 }
 
 // Lanes folded in one fixed order.

@@ -1,11 +1,13 @@
 """The native executor (``native/module*.cpp``)."""
 
+from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
+Ids = npt.NDArray[np.int64] | array[int]
 
 LOGITS: int
 """Offset of the slot that stands for the caller's logits array."""
@@ -13,28 +15,26 @@ LOGITS: int
 Slot = tuple[int, int, int]
 """Offset in the arena of a one-row step, bytes from row to row, and bytes into each row."""
 
-EXP_BLOCK: int
-"""Elements that one of ``exp_sums`` adds up."""
-
 def supported_isas() -> list[str]:
     """Instruction sets of this CPU that there are kernels for, best first."""
 
 LAYOUT_VERSION: int
 """Goes up when the packed layout changes, or how weights are rounded."""
 
-def best(
-    row: npt.NDArray[np.float32] | npt.NDArray[np.float64], ids: npt.NDArray[np.int64]
-) -> None:
+def best(row: npt.NDArray[np.float32], isa: str, ids: npt.NDArray[np.int64]) -> None:
     """Fill ``ids`` with those of the greatest, greatest first, equals by id."""
 
-def exp_sums(
-    row: npt.NDArray[np.float32] | npt.NDArray[np.float64],
+def exp_sum(row: npt.NDArray[np.float32], most: float, isa: str) -> float:
+    """The sum of exp(x - most); ``most`` is finite and nothing is above it."""
+
+def weigh_tokens(
+    row: npt.NDArray[np.float32],
     most: float,
-    temperature: float,
+    scale: float,
     isa: str,
-    sums: npt.NDArray[np.float64],
-) -> None:
-    """Fill ``sums`` with the sum of exp((x - most) / temperature) over each EXP_BLOCK elements."""
+    weights: npt.NDArray[np.int32],
+) -> int:
+    """Fill ``weights`` as ``ops/draws.py`` does; the sum of them."""
 
 def read_rates(
     isa: str, threads: int, cpus: list[int], bytes: int, huge: bool, repeats: int
@@ -95,8 +95,14 @@ class Runtime:
     def copy_block(self, from_: int, to: int) -> None:
         """What block ``from_`` holds, in every layer. IndexError for one that does not exist."""
 
-    def greatest(self, logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]) -> None:
-        """Fill ``ids`` with where each row is greatest, as numpy's ``argmax``, on all threads."""
+    def choose(
+        self,
+        logits: npt.NDArray[np.float32],
+        rows: Sequence[int],
+        positions: Sequence[int],
+        how: bytes,
+    ) -> list[int]:
+        """What ``ops/draws.py`` draws, on all threads."""
 
     @property
     def isa(self) -> str: ...
@@ -214,12 +220,11 @@ class Program:
         tokens: npt.NDArray[np.int64],
         positions: npt.NDArray[np.int64],
         starts: npt.NDArray[np.int64],
-        tables: npt.NDArray[np.int64],
-        table_starts: npt.NDArray[np.int64],
+        tables: Ids,
+        table_starts: Ids,
         wanted: npt.NDArray[np.int64],
         logits: npt.NDArray[np.float32],
-        cross: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
-        | None = None,
+        cross: tuple[Ids, Ids, Ids] | None = None,
     ) -> None:
         """One step of sequences.
 
@@ -232,10 +237,10 @@ class Program:
         tokens: npt.NDArray[np.int64],
         positions: npt.NDArray[np.int64],
         starts: npt.NDArray[np.int64],
-        tables: npt.NDArray[np.int64],
-        table_starts: npt.NDArray[np.int64],
+        tables: Ids,
+        table_starts: Ids,
         attention: npt.NDArray[np.float32],
-        cross: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]],
+        cross: tuple[Ids, Ids, Ids],
     ) -> None:
         """One step of sequences through a program with ``cross_weights``.
 
@@ -246,7 +251,7 @@ class Program:
         self,
         frames: npt.NDArray[np.float32],
         starts: npt.NDArray[np.int64],
-        tables: npt.NDArray[np.int64],
-        table_starts: npt.NDArray[np.int64],
+        tables: Ids,
+        table_starts: Ids,
     ) -> None:
         """Windows through a program that begins with ``features``."""

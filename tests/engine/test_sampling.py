@@ -22,10 +22,9 @@ from transformers import (
 )
 
 from galley import LLM, SamplingParams
-from galley.engine.sampler import TokenSampler, candidates, token_logprob, truncates, uniform
+from galley.engine.sampler import Adjuster, how_to_draw, token_logprob
 from galley.errors import RequestError
-from galley.ops import rows
-from galley.ops.rows import scaled
+from galley.ops.draws import HOW, NO_TOKEN, Draws, candidates, draw_all, noise
 from galley.types import SamplingDefaults
 from tests.checkpoints import VOCAB_SIZE
 from tests.conftest import CheckpointMaker
@@ -89,12 +88,8 @@ def test_samples_follow_the_reference_softmax(
     logits = truth_logits(checkpoint("llama-yarn"), PROMPT)
     params = SamplingParams(seed=0, **changes).resolved(DEFAULTS)  # type: ignore[arg-type]
     counts: Counter[int] = Counter()
-    best = int(logits.argmax())
     for seed in range(20_000):
-        sampler = TokenSampler(msgspec.structs.replace(params, seed=seed), PROMPT, [], ())
-        token = sampler(logits, best, len(PROMPT))
-        assert token is not None
-        counts[token] += 1
+        counts[drawn(logits, msgspec.structs.replace(params, seed=seed), len(PROMPT))] += 1
     assert_follows(counts, reference(logits, params).numpy())
 
 
@@ -107,6 +102,11 @@ def test_the_engine_samples_the_softmax_of_transformers(checkpoint: CheckpointMa
     counts = Counter(o.token_ids[0] for o in outputs)
     logits = truth_logits(folder, PROMPT)
     assert_follows(counts, reference(logits, params[0].resolved(DEFAULTS)).numpy())
+
+
+def drawn(logits: np.ndarray, params: SamplingParams, position: int) -> int:
+    (token,) = draw_all(logits[None], Draws([0], [position], how_to_draw(params)))
+    return token
 
 
 def truth_logits(folder: Path, prompt: list[int]) -> np.ndarray:
@@ -158,12 +158,10 @@ def test_candidates_are_those_of_transformers(
 ) -> None:
     logits = np.random.default_rng(seed).normal(0, 3, 50).astype(np.float32)
     params = SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=0
     ).resolved(DEFAULTS)
-    if truncates(params, 50):
-        ids, weights = candidates(logits, float(logits.max()), params)
-    else:
-        ids, weights = np.arange(50), np.exp(scaled(logits, logits.max(), temperature))
+    ids, sums = candidates(logits, np.frombuffer(how_to_draw(params), HOW)[0])
+    weights = np.diff(sums, prepend=0)
     expected = reference(logits, params).numpy()
     got = np.zeros(50)
     got[ids] = weights / weights.sum()
@@ -177,20 +175,22 @@ def test_repetition_penalty_is_that_of_transformers(checkpoint: CheckpointMaker)
     prompt = random_ids(3, 30)
     logits = np.random.default_rng(0).normal(0, 3, VOCAB_SIZE).astype(np.float32)
     params = SamplingParams(temperature=0.0, repetition_penalty=1.7, seed=0).resolved(DEFAULTS)
-    sampler = TokenSampler(params, prompt, [], ())
+    adjuster = Adjuster(params, prompt, [], ())
     processor = RepetitionPenaltyLogitsProcessor(1.7)
     expected = processor(torch.tensor([prompt]), torch.from_numpy(logits)[None])[0]
-    assert np.allclose(sampler._adjust(logits.astype(np.float64)), expected.numpy(), atol=1e-5)
+    adjuster.apply(logits)
+    assert np.allclose(logits, expected.numpy(), atol=1e-5)
 
 
 def test_presence_and_frequency_penalties_count_the_output_only() -> None:
     params = SamplingParams(
         temperature=0.0, presence_penalty=0.5, frequency_penalty=0.25, seed=0
     ).resolved(DEFAULTS)
-    sampler = TokenSampler(params, [1, 1, 1], [2], ())
+    adjuster = Adjuster(params, [1, 1, 1], [2], ())
     for token in (2, 3):
-        sampler.accept(token)
-    row = sampler._adjust(np.zeros(5))
+        adjuster.accept(token)
+    row = np.zeros(5, dtype=np.float32)
+    adjuster.apply(row)
     assert row.tolist() == [0.0, 0.0, -1.0, -0.75, 0.0]
 
 
@@ -230,6 +230,19 @@ def test_logprobs_are_those_of_the_score(checkpoint: CheckpointMaker) -> None:
             assert entry.top[0] == (token, entry.logprob)
 
 
+def test_logprobs_are_those_before_bias_and_penalties(checkpoint: CheckpointMaker) -> None:
+    with LLM(checkpoint("llama"), threads=1) as llm:
+        prompt = random_ids(2, 20)
+        params = SamplingParams(
+            temperature=0.0, max_tokens=4, logprobs=0, logit_bias={42: 50.0}, presence_penalty=1.0
+        )
+        output = llm.generate([prompt], params)[0]
+        assert output.token_ids == [42] * 4
+        assert output.logprobs is not None
+        scores = llm.score([prompt + output.token_ids])[0][len(prompt) - 1 :]
+        assert [entry.logprob for entry in output.logprobs] == scores
+
+
 def test_logprob_tops_are_sorted_and_complete() -> None:
     row = np.array([0.0, 2.0, 1.0, 2.0], dtype=np.float32)
     entry = token_logprob(row, 0, 4)
@@ -238,13 +251,13 @@ def test_logprob_tops_are_sorted_and_complete() -> None:
 
 
 def test_noise_is_uniform_and_a_function_of_seed_and_position() -> None:
-    values = [uniform(seed, position) for seed in range(100) for position in range(100)]
+    values = [noise(seed, position) for seed in range(100) for position in range(100)]
     assert len(set(values)) == len(values)
-    histogram, _ = np.histogram(values, bins=20, range=(0, 1))
+    histogram, _ = np.histogram(values, bins=20, range=(0.0, 2.0**64))
     assert chisquare(histogram).pvalue > 1e-3
-    assert uniform(5, 7) == uniform(5, 7)
-    assert min(values) >= 0.0
-    assert max(values) < 1.0
+    assert noise(5, 7) == noise(5, 7)
+    assert min(values) >= 0
+    assert max(values) < 2**64
 
 
 @pytest.mark.parametrize(
@@ -290,8 +303,7 @@ def test_a_vanishing_temperature_is_greedy(temperature: float) -> None:
     params = SamplingParams(temperature=temperature, min_p=0.1, top_p=0.9, seed=3).resolved(
         DEFAULTS
     )
-    best = int(logits.argmax())
-    assert TokenSampler(params, [1], [], ())(logits, best, 1) == best
+    assert drawn(logits, params, 1) == int(logits.argmax())
 
 
 @pytest.mark.parametrize("changes", [{"temperature": 0.0}, {"temperature": 1.0, "min_p": 0.1}])
@@ -300,10 +312,10 @@ def test_logits_that_leave_no_choice(changes: dict[str, float], bad: float) -> N
     params = SamplingParams(seed=0, **changes).resolved(DEFAULTS)  # type: ignore[arg-type]
     logits = np.zeros(9, dtype=np.float32)
     logits[4] = bad
-    assert TokenSampler(params, [1], [], ())(logits, int(logits.argmax()), 1) is None
-    everything = range(9)
-    held = msgspec.structs.replace(params, min_tokens=1)
-    assert TokenSampler(held, [1], [], everything)(np.zeros(9, dtype=np.float32), 0, 1) is None
+    assert drawn(logits, params, 1) == NO_TOKEN
+    nothing = np.zeros(9, dtype=np.float32)
+    Adjuster(msgspec.structs.replace(params, min_tokens=1), [1], [], range(9)).apply(nothing)
+    assert drawn(nothing, params, 1) == NO_TOKEN
 
 
 def test_spellings_and_types_of_parameters() -> None:
@@ -324,56 +336,3 @@ def test_spellings_and_types_of_parameters() -> None:
         with pytest.raises(RequestError) as caught:
             SamplingParams(**{field: value})  # type: ignore[arg-type]
         assert caught.value.param == field
-
-
-def plainly(row: np.ndarray, params: SamplingParams, position: int) -> int:
-    """The same choice by sorting the whole vocabulary."""
-    assert params.seed is not None
-    assert params.temperature
-    scaled_row = (row.astype(np.float64) - row.max()) / params.temperature
-    ids = np.argsort(-row, kind="stable")
-    if params.min_p:
-        ids = ids[scaled_row[ids] >= math.log(params.min_p)]
-    if params.top_k and params.top_k <= len(ids) and params.top_k < len(row):
-        ids = ids[: params.top_k]
-    elif params.top_p == 1.0:
-        ids = np.sort(ids)
-    p = np.exp(scaled_row[ids])
-    if params.top_p is not None and params.top_p < 1.0:
-        keep = int(np.searchsorted(p.cumsum(), params.top_p * p.sum())) + 1
-        ids, p = ids[:keep], p[:keep]
-    drawn = uniform(params.seed, position) * p.cumsum()[-1]
-    return int(ids[min(int(np.searchsorted(p.cumsum(), drawn, side="right")), len(ids) - 1)])
-
-
-@settings(max_examples=300)
-@given(
-    seed=st.integers(0, 2**32),
-    length=st.integers(2, 5000),
-    spread=st.floats(0.01, 8.0),
-    temperature=st.floats(0.05, 3.0),
-    top_k=st.sampled_from([0, 0, 1, 20, 63, 64, 65, 1000]),
-    top_p=st.sampled_from([1.0, 1.0, 0.3, 0.9, 0.999]),
-    min_p=st.sampled_from([0.0, 0.0, 0.001, 0.1]),
-)
-@pytest.mark.parametrize("native", [True, False])
-def test_the_choice_is_that_of_a_plain_sort(
-    native: bool,
-    seed: int,
-    length: int,
-    spread: float,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-) -> None:
-    row = np.random.default_rng(seed).normal(0, spread, length).astype(np.float32)
-    params = SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
-    ).resolved(DEFAULTS)
-    with pytest.MonkeyPatch.context() as patch:
-        if not native:
-            patch.setattr(rows, "_native", None)
-        for position in range(5):
-            token = TokenSampler(params, [1], [], ())(row, int(row.argmax()), position)
-            assert token == plainly(row, params, position)

@@ -18,7 +18,6 @@ from hypothesis.stateful import (
 from galley.audio import AudioWindow
 from galley.engine.batch import assemble, assemble_windows
 from galley.engine.kv import KVCache
-from galley.engine.sampler import TokenSampler
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence, Window
 from galley.types import (
@@ -92,7 +91,6 @@ class EngineMachine(RuleBasedStateMachine):
         )
         sequence = Sequence(
             request,
-            TokenSampler(PARAMS, prompt, [], ()),
             order=self.steps + priority * PRIORITY_STEPS,
             arrival=0.0,
             window=window,
@@ -144,7 +142,7 @@ class EngineMachine(RuleBasedStateMachine):
         if sequence.beams is not None and sequence.width > 1:
             prompt = sequence.request.prompt
             texts = [[*prompt, *beam.tokens] for beam in sequence.beams.running]
-        return [(text, self.kv.fork_table(sequence.id, i).tolist()) for i, text in enumerate(texts)]
+        return [(text, self.kv.table(sequence.id, i).tolist()) for i, text in enumerate(texts)]
 
     def one_writer_each(self, plan: list[Work], relied_on: set[int]) -> None:
         """No block is written by two, and no slot that held somebody's context before the step."""

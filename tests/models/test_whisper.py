@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -28,7 +29,6 @@ from galley.audio import AudioWindow, SpeechInfo, TimestampRules
 from galley.config import DType, EngineSettings, ExecutorName, Quantize
 from galley.engine.load import read_model
 from galley.engine.rules import TokenRules
-from galley.engine.sampler import TokenSampler
 from galley.errors import CheckpointError, EngineFailed, RequestError
 from galley.formats.checkpoint import Checkpoint
 from galley.graph.program import Op
@@ -39,7 +39,7 @@ from galley.ops.executor import Batch, Cross, Executor, Windows, executor_factor
 from galley.ops.reference import ReferenceExecutor, Step
 from galley.ops.tiles import Tiles
 from galley.service.requests import expand
-from galley.types import EngineRequest, Output, SamplingDefaults, blocks_for
+from galley.types import EngineRequest, Output, blocks_for
 from tests.checkpoints import (
     ALIGNMENT_HEADS,
     EOS_TEXT,
@@ -458,18 +458,23 @@ def test_rules_leave_what_processors_of_transformers_leave(
     assert np.array_equal(again, got)
 
 
-def test_scores_are_of_the_distribution_that_was_drawn_from() -> None:
-    row = np.linspace(-3, 3, VOCAB_SIZE, dtype=np.float32)
-    before = row.copy()
-    params = SamplingParams(
-        temperature=0.7, seed=3, max_tokens=5, allowed_tokens=(202, 203, 204), scores=True
-    ).resolved(SamplingDefaults())
-    sampler = TokenSampler(params, PROMPT, [], ())
-    token = sampler(row, int(row.argmax()), 1)
-    assert token in (202, 203, 204)
-    assert np.array_equal(row, before)
-    logits = torch.tensor([before[i] for i in (202, 203, 204)])
-    assert sampler.score == pytest.approx(logits.log_softmax(-1)[token - 202].item(), abs=1e-5)
+def test_scores_are_of_the_distribution_that_was_drawn_from(
+    speech: Callable[..., LocalEngine],
+) -> None:
+    engine, features = speech(), random_features(0, 80, 150)
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=1, logprobs=3, scores=True)
+    (before,) = answers(engine, ask(engine, features, params))[0]
+    assert before.logprobs
+    raw = dict(before.logprobs[0].top)
+    # At temperature 1, whatever the token was drawn at.
+    assert before.scores == [before.logprobs[0].logprob]
+    allowed = msgspec.structs.replace(params, allowed_tokens=tuple(raw))
+    (output,) = answers(engine, ask(engine, features, allowed))[0]
+    assert output.scores
+    assert output.logprobs
+    expected = raw[output.tokens[0]] - math.log(sum(map(math.exp, raw.values())))
+    assert output.scores[0] == pytest.approx(expected, abs=1e-6)
+    assert output.logprobs[0].logprob == raw[output.tokens[0]]
 
 
 def test_language_detection_is_a_request_of_one_token(

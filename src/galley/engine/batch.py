@@ -25,14 +25,15 @@ def assemble(plan: Sequence[Work], kv: KVCache) -> Batch:
                 tokens.append(hypothesis.tokens[-1])
                 positions.append(sequence.computed)
                 starts.append(len(tokens))
-                tables.append(kv.fork_table(sequence.id, fork))
+                tables.append(kv.table(sequence.id, fork))
             continue
         begin, end = sequence.computed, sequence.computed + work.count
-        tokens.extend(sequence.tokens[begin:end])
-        positions.extend(range(begin, end))
-        starts.append(len(tokens))
-        wanted.extend(range(len(tokens) - work.wanted, len(tokens)))
-        tables.append(kv.table(sequence.id, end))
+        tokens += sequence.tokens[begin:end]
+        positions += range(begin, end)
+        rows = len(tokens)
+        starts.append(rows)
+        wanted += range(rows - work.wanted, rows)
+        tables.append(kv.table(sequence.id))
     speech = bool(plan) and plan[0].sequence.window is not None
     return Batch(
         tokens=np.array(tokens, dtype=np.int64),

@@ -5,12 +5,15 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
+import msgspec
+
 from galley.engine.batch import assemble, assemble_windows
 from galley.engine.beams import BeamSearch
 from galley.engine.kv import KVCache
-from galley.engine.sampler import TokenSampler, token_logprob
+from galley.engine.sampler import token_logprob
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import MAX_FEATURE, Sequence, Window
+from galley.ops.draws import NO_TOKEN, Draws
 from galley.ops.executor import Executor, Logits
 from galley.types import (
     LIVE_PRIORITY,
@@ -20,7 +23,6 @@ from galley.types import (
     ModelInfo,
     Output,
     Timing,
-    TokenLogprob,
 )
 
 _NO_CHOICE: Final = "the logits leave no token to choose: NaN, infinite, or all of them excluded"
@@ -74,11 +76,8 @@ class Engine:
         sampling = request.sampling
         eos = () if sampling.ignore_eos else self.info.eos_token_ids
         stop_ids = frozenset((*eos, *sampling.stop_token_ids))
-        sampler = TokenSampler(sampling, request.prompt, request.output, stop_ids)
         order = self._steps + request.priority * self._priority_steps
-        sequence = Sequence(
-            request, sampler, order, arrival=self._clock(), stop_ids=stop_ids, window=window
-        )
+        sequence = Sequence(request, order, self._clock(), stop_ids=stop_ids, window=window)
         self._sequences[request.id] = sequence
         self._scheduler.add(sequence)
 
@@ -149,7 +148,7 @@ class Engine:
             sequence = work.sequence
             if not sequence.started:
                 sequence.started = now
-                sequence.cached = sequence.computed
+                sequence.cached = min(sequence.computed, len(sequence.request.prompt))
             if work.encodes and sequence.window:
                 self._encoder_rows += sequence.window.rows
             if work.count == 1 and (sequence.first_token or sequence.generated):
@@ -158,25 +157,51 @@ class Engine:
                 self._prefill_tokens += work.count
 
     def _commit(self, plan: list[Work], logits: Logits) -> list[Output]:
-        """Count the step's tokens as computed, sample where a sequence has caught up."""
-        best = self._executor.greatest(logits).tolist()
-        outputs = []
+        """Count the step's tokens as computed; a token more where a sequence has caught up."""
+        outputs: list[Output] = []
+        ready: list[Sequence] = []
+        rows: list[int] = []
         row = 0
         for work in plan:
             sequence = work.sequence
             row += work.wanted
-            if sequence.scores_prompt:
+            if not sequence.plain:
                 self._score(work, logits[row - work.wanted : row])
-            if sequence.probes:
                 self._probe(work, logits[row - work.wanted : row])
             sequence.computed += work.count
             if work.completes and sequence.beams is not None:
-                outputs += self._search(
-                    sequence, sequence.beams, logits[row - sequence.width : row]
-                )
+                beams = logits[row - sequence.width : row]
+                outputs += self._search(sequence, sequence.beams, beams)
             elif work.completes:
-                outputs.append(self._advance(sequence, logits[row - 1], best[row - 1]))
+                ready.append(sequence)
+                rows.append(row - 1)
+        return outputs + self._choose(ready, rows, logits) if ready else outputs
+
+    def _choose(self, ready: list[Sequence], rows: list[int], logits: Logits) -> list[Output]:
+        """The next token of each, by its row of the logits."""
+        raw = self._adjust(ready, rows, logits)
+        draws = Draws(rows, [len(s.tokens) for s in ready], b"".join([s.how for s in ready]))
+        tokens = self._executor.choose(logits, draws)
+        now = self._clock()
+        outputs = []
+        for sequence, token, row in zip(ready, tokens, rows, strict=True):
+            output = self._advance(sequence, token, now)
+            if not sequence.plain:
+                output = self._explain(sequence, output, raw.get(row), logits[row])
+            outputs.append(output)
         return outputs
+
+    def _adjust(self, ready: list[Sequence], rows: list[int], logits: Logits) -> dict[int, Logits]:
+        """Apply penalties, bias and rules. Rows as they were before, where log-probabilities are wanted."""
+        raw: dict[int, Logits] = {}
+        for sequence, row in zip(ready, rows, strict=True):
+            if sequence.plain:
+                continue
+            if sequence.request.sampling.logprobs is not None:
+                raw[row] = logits[row].copy()
+            if sequence.adjuster is not None:
+                sequence.adjuster.apply(logits[row])
+        return raw
 
     def _align(self, plan: list[Work]) -> list[Output]:
         """Where the alignment heads look; what came out for each sequence that is done with it."""
@@ -190,14 +215,15 @@ class Engine:
             row += work.count
             sequence.computed += work.count
             if work.completes:
-                outputs.append(self._output(sequence, [], None, "length"))
+                outputs.append(self._output(sequence, [], "length", self._clock()))
         return outputs
 
     def _score(self, work: Work, logits: Logits) -> None:
         """Log-probabilities of the prompt's tokens after the first; row i scores token i + 1."""
         sequence = work.sequence
         prompt, top = sequence.request.prompt, sequence.request.sampling.prompt_logprobs
-        assert top is not None
+        if top is None:
+            return
         end = sequence.computed + work.count
         for token, row in zip(prompt[end - work.wanted + 1 : end + 1], logits, strict=False):
             sequence.scored.append(token_logprob(row, token, top))
@@ -205,87 +231,97 @@ class Engine:
     def _probe(self, work: Work, logits: Logits) -> None:
         """The probability of no speech, if the row that says it is among these."""
         sequence = work.sequence
+        if not sequence.probes:
+            return
         assert sequence.request.sampling.no_speech is not None
         position, token = sequence.request.sampling.no_speech
         row = position - (sequence.computed + work.count - work.wanted)
         if 0 <= row < work.wanted:
             sequence.no_speech_prob = math.exp(token_logprob(logits[row], token, 0).logprob)
 
-    def _advance(self, sequence: Sequence, logits: Logits, best: int) -> Output:
-        """Sample the next token of logits [vocab], greatest at ``best``; say what became of it."""
-        sampling = sequence.request.sampling
-        assert sampling.max_tokens is not None
-        if sequence.generated >= sampling.max_tokens:
-            return self._output(sequence, [], None, "length")
-        token = sequence.sampler(logits, best, sequence.known)
-        if token is None:
-            return self._output(sequence, [], None, "error", error=_NO_CHOICE)
-        logprobs = None
-        if sampling.logprobs is not None:
-            logprobs = [token_logprob(logits, token, sampling.logprobs)]
-        sequence.sampler.accept(token)
+    def _explain(
+        self, sequence: Sequence, output: Output, raw: Logits | None, adjusted: Logits
+    ) -> Output:
+        """With what the request wants to know of the logits [vocab] that brought the token."""
+        if not output.tokens:
+            return output
+        (token,), sampling = output.tokens, sequence.request.sampling
+        logprobs, scores = None, None
+        if raw is not None and sampling.logprobs is not None:
+            logprobs = [token_logprob(raw, token, sampling.logprobs)]
+        if sampling.scores:
+            scores = [token_logprob(adjusted, token, 0).logprob]
+        return msgspec.structs.replace(output, logprobs=logprobs, scores=scores)
+
+    def _advance(self, sequence: Sequence, token: int, now: float) -> Output:
+        """One token more; say what became of the sequence."""
+        if len(sequence.tokens) >= sequence.most:
+            return self._output(sequence, [], "length", now)
+        if token == NO_TOKEN:
+            return self._output(sequence, [], "error", now, error=_NO_CHOICE)
         sequence.tokens.append(token)
-        scores = None if sequence.sampler.score is None else [sequence.sampler.score]
-        reason = self._finish_reason(sequence, token)
-        return self._output(sequence, [token], logprobs, reason, scores=scores)
+        if sequence.adjuster is not None:
+            sequence.adjuster.accept(token)
+        reason: FinishReason | None = None
+        if token in sequence.stop_ids:
+            reason = "stop"
+        elif len(sequence.tokens) >= sequence.most:
+            reason = "length"
+        return self._output(sequence, [token], reason, now)
 
     def _search(self, sequence: Sequence, beams: BeamSearch, logits: Logits) -> list[Output]:
         """Advance a beam search by a token; what came out, once it is over."""
         prompt, sampling = sequence.request.prompt, sequence.request.sampling
+        now = self._clock()
         if sampling.max_tokens == 0:
-            return [self._output(sequence, [], None, "length")]
+            return [self._output(sequence, [], "length", now)]
         parents = beams.advance(logits)
         if parents is not None:
             self._kv.fork(sequence.id, parents)
             sequence.tokens = [*prompt, *beams.running[0].tokens]
             return []
         if not beams.finished:
-            return [self._output(sequence, [], None, "error", error=_NO_CHOICE)]
+            return [self._output(sequence, [], "error", now, error=_NO_CHOICE)]
         _, hypothesis = beams.finished[0]
         tokens, scores = list(hypothesis.tokens), list(hypothesis.scores)
         reason: FinishReason = "stop" if tokens[-1] in sequence.stop_ids else "length"
-        return [self._output(sequence, tokens, None, reason, scores=scores)]
-
-    def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
-        if token in sequence.stop_ids:
-            return "stop"
-        max_tokens = sequence.request.sampling.max_tokens
-        assert max_tokens is not None
-        return "length" if sequence.generated >= max_tokens else None
+        return [self._output(sequence, tokens, reason, now, scores=scores)]
 
     def _output(
         self,
         sequence: Sequence,
         tokens: list[int],
-        logprobs: list[TokenLogprob] | None,
         finish_reason: FinishReason | None,
+        now: float,
         *,
         scores: list[float] | None = None,
         error: str | None = None,
     ) -> Output:
-        now = self._clock()
         is_first = not sequence.first_token
         if is_first:
             sequence.first_token = now
         if finish_reason:
             del self._sequences[sequence.id]
             self._scheduler.remove(sequence)
-        timing = Timing(
-            queued=sequence.started - sequence.arrival,
-            first_token=sequence.first_token - sequence.arrival,
-            total=now - sequence.arrival,
-            preemptions=sequence.preemptions,
-        )
-        return Output(
+        output = Output(
             request_id=sequence.id,
             tokens=tokens,
-            logprobs=logprobs,
-            prompt_logprobs=sequence.scored if is_first and sequence.scores_prompt else None,
             scores=scores,
-            no_speech_prob=sequence.no_speech_prob if is_first else None,
-            alignment=sequence.alignment,
-            cached_tokens=min(sequence.cached, len(sequence.request.prompt)),
+            cached_tokens=sequence.cached,
             finish_reason=finish_reason,
             error=error,
-            timing=timing,
+            timing=Timing(
+                queued=sequence.started - sequence.arrival,
+                first_token=sequence.first_token - sequence.arrival,
+                total=now - sequence.arrival,
+                preemptions=sequence.preemptions,
+            ),
+        )
+        if sequence.plain:
+            return output
+        return msgspec.structs.replace(
+            output,
+            prompt_logprobs=sequence.scored if is_first and sequence.scores_prompt else None,
+            no_speech_prob=sequence.no_speech_prob if is_first else None,
+            alignment=sequence.alignment,
         )

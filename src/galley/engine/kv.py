@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-import numpy as np
-
 from galley.engine.blocks import BlockPool
 from galley.engine.prefix import (
     PrefixCache,
@@ -18,7 +16,6 @@ from galley.engine.prefix import (
     window_links,
 )
 from galley.engine.sequence import Window
-from galley.ops.executor import Ints
 from galley.types import BLOCK_TOKENS, blocks_for
 
 
@@ -55,7 +52,7 @@ class _Table:
     ``cross``: those of its window. ``forks``: those of each hypothesis but the first, in a beam search.
     """
 
-    blocks: "array[int]"  # each step copies it, which is slow from a list
+    blocks: "array[int]"  # each step copies their bytes
     registered: int
     cross: "array[int]"
     forks: "list[array[int]]" = field(default_factory=list)
@@ -235,6 +232,12 @@ class KVCache:
             self._prefix.register(chain.links[i], table.blocks[i])
         table.registered = full
 
+    def settled(self, request_id: str) -> int:
+        """How many tokens there can be before a new block is needed, or a full one can be shared."""
+        table = self._tables[request_id]
+        room = BLOCK_TOKENS * len(table.blocks)
+        return min(room, BLOCK_TOKENS * (table.registered + 1) - 1) if self._sharing else room
+
     def close(self, request_id: str) -> None:
         """Give up the table; shareable blocks stay cached.
 
@@ -259,19 +262,14 @@ class KVCache:
         for block in self._prefix.clear():
             self._pool.give_back(block)
 
-    def fork_table(self, request_id: str, fork: int) -> Ints:
-        """All blocks of a hypothesis, in order."""
+    def table(self, request_id: str, fork: int = 0) -> "array[int]":
+        """The blocks, in order, of the request or of a hypothesis of its search, as they are now."""
         table = self._tables[request_id]
-        return np.array(table.forks[fork - 1] if fork else table.blocks, dtype=np.int64)
+        return table.forks[fork - 1] if fork else table.blocks
 
-    def table(self, request_id: str, tokens: int) -> Ints:
-        """The blocks of the first ``tokens`` tokens, in order."""
-        blocks = self._tables[request_id].blocks[: blocks_for(tokens)]
-        return np.array(blocks, dtype=np.int64)
-
-    def cross_table(self, request_id: str) -> Ints:
+    def cross_table(self, request_id: str) -> "array[int]":
         """The blocks of the window's rows, in order."""
-        return np.array(self._tables[request_id].cross, dtype=np.int64)
+        return self._tables[request_id].cross
 
     def check(self) -> None:
         """Conservation: every block is free, cached or used, and is counted once for each holder."""

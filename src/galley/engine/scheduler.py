@@ -8,14 +8,14 @@ in order or nobody; when blocks run out the last in order is preempted, so the f
 
 import heapq
 from bisect import insort
-from dataclasses import dataclass
+
+import msgspec
 
 from galley.engine.kv import KVCache
 from galley.engine.sequence import Sequence
 
 
-@dataclass(slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True, gc=False):
     """``sequence`` computes its next ``count`` known tokens in this step.
 
     Attributes:
@@ -80,40 +80,52 @@ class Scheduler:
         preempted = self.preemptions
         plan: list[Work] = []
         budget = self._max_batch_tokens
-        for sequence in sorted(self.running, key=lambda s: s.remaining > 1):
+        for sequence in sorted(self.running, key=Sequence.is_behind):
             if self.preemptions > preempted and sequence not in self.running:
                 continue  # the victim of an earlier turn of this loop
             count = min(sequence.remaining, budget)
-            if count and self._make_room(sequence, count):
+            end = sequence.computed + count
+            if count and (end <= sequence.settled or self._make_room(sequence, end)):
                 plan.append(self._work(sequence, count))
                 budget = max(0, budget - count * sequence.width)
         if self.preemptions == preempted:
             self._admit(plan, budget)
         return plan
 
-    def _work(self, sequence: Sequence, count: int, *, encodes: bool = False) -> Work:
-        # An executor writes all of a step's keys and values before it reads any, so a newcomer may
-        # share blocks that this very step computes.
-        if sequence.shares:
-            self._kv.commit(sequence.id, sequence.tokens, sequence.computed + count)
+    def _work(self, sequence: Sequence, count: int, encodes: bool = False) -> Work:
         completes = count == sequence.remaining
+        if sequence.plain:
+            return Work(sequence, count, completes, int(completes), encodes)
         wanted = max(completes * sequence.width, sequence.rows_to_score(count))
         if sequence.aligns:
             wanted = 0
         return Work(sequence, count, completes, wanted, encodes)
 
-    def _make_room(self, sequence: Sequence, count: int) -> bool:
-        """Grow, preempting the last in order as often as it takes; False if that is ``sequence``.
+    def _make_room(self, sequence: Sequence, end: int) -> bool:
+        """Grow to ``end`` tokens, preempting the last in order as often as it takes; False if that is
+        ``sequence``.
 
         Only decoding grows, and decoding sequences take their turns in order: a victim's turn is still
         to come, so nothing that is planned is ever taken back.
         """
-        while not self._kv.grow(sequence.id, sequence.computed + count):
+        while not self._kv.grow(sequence.id, end):
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False
+        self._settle(sequence, end)
         return True
+
+    def _settle(self, sequence: Sequence, end: int) -> None:
+        """Share the blocks that this step fills, up to ``end`` tokens.
+
+        An executor writes all of a step's keys and values before it reads any, so a newcomer may share
+        blocks that this very step computes.
+        """
+        if sequence.shares:
+            self._kv.commit(sequence.id, sequence.tokens, end)
+        if sequence.plain:
+            sequence.settled = self._kv.settled(sequence.id)
 
     def _preempt(self, victim: Sequence) -> None:
         self.running.remove(victim)
@@ -146,6 +158,7 @@ class Scheduler:
             sequence.computed = computed
             insort(self.running, sequence)
             count = min(sequence.remaining, budget if exceeds else budget - rows)
+            self._settle(sequence, computed + count)
             plan.append(self._work(sequence, count, encodes=rows > 0))
             budget = 0 if exceeds else budget - rows - count
             encodes |= rows > 0

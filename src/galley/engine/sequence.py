@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from galley.audio import Alignment, AudioWindow
 from galley.engine.beams import BeamSearch
-from galley.engine.sampler import TokenSampler
+from galley.engine.sampler import Adjuster, how_to_draw
 from galley.types import EngineRequest, TokenLogprob
 
 MAX_FEATURE: Final = 1e4
@@ -47,7 +47,13 @@ class Sequence:
     """``computed`` tokens have keys and values; they catch up with ``known`` ones. There are no phases.
 
     Attributes:
+        id: the request's.
         tokens: prompt, then output; owned by this sequence.
+        most: how many tokens it may ever have.
+        plain: it takes the logits as they are, and wants to know its next token alone.
+        how: it draws from them.
+        settled: until so many are computed, neither :meth:`KVCache.grow` nor ``commit`` would do anything.
+        adjuster: what it changes about them before; None if nothing.
         order: place in every queue; smaller is sooner (see ``scheduler.py``).
         number: that of its arrival, by which equal orders are told apart; the scheduler's.
         cached: prompt tokens that the prefix cache supplied when it first ran.
@@ -62,12 +68,17 @@ class Sequence:
     """
 
     request: EngineRequest
-    sampler: TokenSampler
     order: int
     arrival: float
+    id: str = field(init=False)
+    tokens: list[int] = field(init=False)
+    most: int = field(init=False)
+    plain: bool = field(init=False)
+    how: bytes = field(init=False)
+    adjuster: Adjuster | None = field(init=False)
     number: int = 0
-    tokens: list[int] = field(default_factory=list)
     computed: int = 0
+    settled: int = 0
     cached: int = 0
     started: float = 0.0
     first_token: float = 0.0
@@ -80,12 +91,27 @@ class Sequence:
     attention: list[npt.NDArray[np.float32]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.tokens = [*self.request.prompt, *self.request.output]
+        request, params = self.request, self.request.sampling
+        assert params.max_tokens is not None
+        self.id = request.id
+        self.tokens = [*request.prompt, *request.output]
+        self.most = len(request.prompt) + params.max_tokens
+        self.how = how_to_draw(params)
+        self.adjuster = Adjuster.of(params, request.prompt, request.output, self.stop_ids)
+        self.plain = (
+            self.adjuster is None
+            and params.prompt_logprobs is None
+            and params.no_speech is None
+            and params.num_beams == 1
+            and params.logprobs is None
+            and not params.scores
+            and not params.alignment
+        )
         self.restart()
 
     def restart(self) -> None:
         """Its keys and values are gone. A beam search begins anew: what it found is not output yet."""
-        self.computed = 0
+        self.computed = self.settled = 0
         self.attention.clear()
         if self.request.sampling.num_beams > 1:
             self.tokens = list(self.request.prompt)
@@ -96,11 +122,6 @@ class Sequence:
         return (self.order, self.number) < (other.order, other.number)
 
     @property
-    def id(self) -> str:
-        """The request's id."""
-        return self.request.id
-
-    @property
     def known(self) -> int:
         """Tokens of prompt and output so far."""
         return len(self.tokens)
@@ -109,6 +130,10 @@ class Sequence:
     def remaining(self) -> int:
         """Known tokens whose keys and values are still to be computed."""
         return len(self.tokens) - self.computed
+
+    def is_behind(self) -> bool:
+        """It has more to catch up with than its last token."""
+        return len(self.tokens) - self.computed > 1
 
     @property
     def generated(self) -> int:
@@ -137,7 +162,7 @@ class Sequence:
     @property
     def shares(self) -> bool:
         """Others may use its blocks: all layers are computed, and of tokens that stay."""
-        return not self.aligns and (self.beams is None or not self.generated)
+        return self.plain or (not self.aligns and (self.beams is None or not self.generated))
 
     @property
     def scores_prompt(self) -> bool:

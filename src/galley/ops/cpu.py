@@ -2,6 +2,7 @@
 
 import os
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -13,7 +14,8 @@ from galley.formats.weights import Weights
 from galley.graph.passes import run_passes
 from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
-from galley.ops.executor import Attention, Batch, ExecutorOptions, Ints, Logits, Windows
+from galley.ops.draws import Draws
+from galley.ops.executor import Attention, Batch, ExecutorOptions, Logits, Table, Windows
 from galley.ops.lowering import Cost, lower
 from galley.ops.packing import Matrices
 from galley.ops.weight_cache import WeightCache
@@ -156,20 +158,21 @@ class CpuExecutor:
         self.forward_seconds += time.perf_counter() - began
         return logits
 
-    def greatest(self, logits: Logits) -> Ints:
-        """See :meth:`galley.ops.executor.Executor.greatest`."""
-        ids = np.empty(len(logits), dtype=np.int64)
+    def choose(self, logits: Logits, draws: Draws) -> list[int]:
+        """See :meth:`galley.ops.executor.Executor.choose`."""
         began = time.perf_counter()
-        self._runtime.greatest(logits, ids)
+        tokens = self._runtime.choose(logits, draws.rows, draws.positions, draws.how)
         self.forward_seconds += time.perf_counter() - began
-        return ids
+        return tokens
 
 
-def _joined(tables: Sequence[Ints]) -> tuple[Ints, Ints]:
+def _joined(tables: Sequence[Table]) -> "tuple[array[int], array[int]]":
     """All tables one after another, and where each begins."""
-    starts = np.zeros(len(tables) + 1, dtype=np.int64)
-    np.cumsum([len(table) for table in tables], out=starts[1:])
-    return np.concatenate(tables), starts
+    blocks, starts = array("q"), array("q", [0])
+    for table in tables:
+        blocks.extend(table)
+        starts.append(len(blocks))
+    return blocks, starts
 
 
 def choose_activations(quantize: str, wanted: str) -> str:

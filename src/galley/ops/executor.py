@@ -2,10 +2,12 @@
 
 import importlib
 import logging
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -13,6 +15,7 @@ from galley.errors import SettingsError
 from galley.formats.checkpoint import Checkpoint
 from galley.formats.weights import Weights
 from galley.graph.program import Program
+from galley.ops.draws import Draws
 from galley.types import StepCosts
 
 log = logging.getLogger("galley.ops")
@@ -20,6 +23,9 @@ log = logging.getLogger("galley.ops")
 Ints = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
 Attention = npt.NDArray[np.float32]
+Table: TypeAlias = "array[int] | Ints"
+"""KV blocks, 64 bits each, in order; perhaps more than are needed. Whoever made it may change it after the
+step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +33,11 @@ class Cross:
     """The windows that a step's sequences attend to, one for each, all encoded before.
 
     Attributes:
-        tables: the KV blocks of the window's rows, in order.
+        tables: the KV blocks of the window's rows.
         rows: [sequences] how many rows each window has.
     """
 
-    tables: tuple[Ints, ...]
+    tables: tuple[Table, ...]
     rows: Ints
 
 
@@ -42,27 +48,26 @@ class Windows:
     Attributes:
         features: [frames, mels] log-mel.
         starts: [windows + 1].
-        tables: for each window the KV blocks for all rows that the encoder makes of it, in order.
+        tables: for each window the KV blocks for all rows that the encoder makes of it.
     """
 
     features: npt.NDArray[np.float32]
     starts: Ints
-    tables: tuple[Ints, ...]
+    tables: tuple[Table, ...]
 
     def __post_init__(self) -> None:
         assert len(self.features) == self.starts[-1]
         assert len(self.tables) == len(self.starts) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """One step's tokens, ragged: sequence s owns rows ``starts[s]`` to ``starts[s + 1]``.
 
     Attributes:
         tokens: [rows] token ids.
         positions: [rows] absolute positions; consecutive within a sequence.
         starts: [sequences + 1].
-        tables: for each sequence the KV blocks of positions 0 up to its last row, in order.
+        tables: for each sequence the KV blocks of positions 0 up to its last row.
         wanted: [wanted] rows whose logits are returned, ascending.
         cross: what the decoder of a speech model attends to; None for a text model.
     """
@@ -70,7 +75,7 @@ class Batch:
     tokens: Ints
     positions: Ints
     starts: Ints
-    tables: tuple[Ints, ...]
+    tables: tuple[Table, ...]
     wanted: Ints
     cross: Cross | None = None
 
@@ -136,8 +141,11 @@ class Executor(Protocol):
         """
         ...
 
-    def greatest(self, logits: Logits) -> Ints:
-        """[wanted] where each row of :meth:`forward`'s result is greatest, as numpy's ``argmax``."""
+    def choose(self, logits: Logits, draws: Draws) -> list[int]:
+        """A token, or NO_TOKEN, for each draw from what :meth:`forward` returned; see ``ops/draws.py``.
+
+        Only these rows' logits count: they may have been changed.
+        """
         ...
 
 

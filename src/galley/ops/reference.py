@@ -17,7 +17,8 @@ from torch.nn.functional import embedding, gelu, layer_norm, linear, pad, silu
 from galley.errors import SettingsError
 from galley.formats.weights import Weight, Weights
 from galley.graph.program import Op, Program
-from galley.ops.executor import Attention, Batch, ExecutorOptions, Ints, Logits, Windows
+from galley.ops.draws import Draws, draw_all
+from galley.ops.executor import Attention, Batch, ExecutorOptions, Ints, Logits, Table, Windows
 from galley.ops.tiles import (
     TILE,
     Chunk,
@@ -216,10 +217,9 @@ class ReferenceExecutor:
         self.forward_seconds += time.perf_counter() - began
         return result
 
-    def greatest(self, logits: Logits) -> Ints:
-        """See :meth:`galley.ops.executor.Executor.greatest`."""
-        ids: Ints = logits.argmax(axis=1)
-        return ids
+    def choose(self, logits: Logits, draws: Draws) -> list[int]:
+        """See :meth:`galley.ops.executor.Executor.choose`."""
+        return draw_all(logits, draws)
 
     @torch.inference_mode()
     def align(self, batch: Batch) -> Attention:
@@ -254,13 +254,15 @@ class ReferenceExecutor:
         return result
 
     def _begin(self, source: Batch | Windows) -> Step:
-        tables = [torch.from_numpy(table).to(self._device) for table in source.tables]
-        return Step(source, tables, {})
+        return Step(source, [self._on_device(table) for table in source.tables], {})
+
+    def _on_device(self, table: Table) -> torch.Tensor:
+        return torch.from_numpy(np.array(table, dtype=np.int64)).to(self._device)
 
     def _kv_slots(self, step: Step) -> torch.Tensor:
         if step.kv_slots is None:
             blocks = [
-                table[step.at[begin:end] // BLOCK_TOKENS]
+                np.asarray(table)[step.at[begin:end] // BLOCK_TOKENS]
                 for table, begin, end in zip(
                     step.source.tables, step.starts[:-1], step.starts[1:], strict=True
                 )
@@ -432,7 +434,7 @@ class ReferenceExecutor:
         keys, values = self._keys[layer], self._values[layer]
 
         def chunks(pair: Pair) -> Iterable[Chunk]:
-            table = torch.from_numpy(cross.tables[pair.sequence]).to(self._device)
+            table = self._on_device(cross.tables[pair.sequence])
             return all_chunks(keys, values, table, int(cross.rows[pair.sequence]))
 
         return self._attend(op, step, inputs[0], chunks)
@@ -446,7 +448,7 @@ class ReferenceExecutor:
         rows_of_tiles = step.layout.rows()
         for pair in step.pairs:
             count = int(cross.rows[pair.sequence])
-            table = torch.from_numpy(cross.tables[pair.sequence]).to(self._device)
+            table = self._on_device(cross.tables[pair.sequence])
             weights = attention_weights(
                 inputs[0][pair.tile],
                 all_chunks(keys, keys, table, count),

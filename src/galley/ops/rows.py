@@ -3,7 +3,7 @@
 import functools
 import math
 import os
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +13,8 @@ try:
 except ImportError:  # the reference executor serves, and said so when it started
     _native = None  # type: ignore[assignment]
 
-Row: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+Row: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.int64]
-Doubles: TypeAlias = npt.NDArray[np.float64]
-
-EXP_BLOCK: Final = 1024
-"""Elements that one of :func:`exp_sums` adds up."""
 
 
 def best(row: Row, count: int) -> Ids:
@@ -27,24 +23,8 @@ def best(row: Row, count: int) -> Ids:
     if _native is None:
         return np.argsort(-row, kind="stable")[:count]
     ids = np.empty(count, dtype=np.int64)
-    _native.best(row, ids)
+    _native.best(row, _isa(), ids)
     return ids
-
-
-def exp_sums(row: Row, most: float, temperature: float) -> Doubles:
-    """For each EXP_BLOCK elements in turn the sum of ``exp((x - most) / temperature)``, in float64.
-
-    Args:
-        row: the last block may be shorter.
-        most: the greatest element; finite.
-        temperature: above 0.
-    """
-    if _native is None:
-        p = np.exp(scaled(row, most, temperature))
-        return np.add.reduceat(p, np.arange(0, len(row), EXP_BLOCK))
-    sums = np.empty(-(-len(row) // EXP_BLOCK), dtype=np.float64)
-    _native.exp_sums(row, most, temperature, _isa(), sums)
-    return sums
 
 
 def log_sum(row: Row) -> float:
@@ -52,7 +32,9 @@ def log_sum(row: Row) -> float:
     most = float(row.max())
     if not math.isfinite(most):
         return math.nan
-    return most + math.log(exp_sums(row, most, 1.0).sum())
+    if _native is None:
+        return most + math.log(np.exp(row.astype(np.float64) - most).sum())
+    return most + math.log(_native.exp_sum(row, most, _isa()))
 
 
 @functools.cache
@@ -60,10 +42,3 @@ def _isa() -> str:
     from galley.ops.cpu import choose_isa
 
     return choose_isa(os.environ)
-
-
-def scaled(row: Row, most: float, temperature: float) -> Doubles:
-    """``(x - most) / temperature`` in float64: the logarithm of what :func:`exp_sums` adds up."""
-    with np.errstate(over="ignore"):
-        shifted: Doubles = (row.astype(np.float64) - most) / temperature
-    return shifted

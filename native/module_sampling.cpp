@@ -1,0 +1,64 @@
+// Sampling, for Python.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <stdexcept>
+
+#include "draws.hpp"
+#include "isa.hpp"
+#include "module.hpp"
+#include "sampling.hpp"
+
+using namespace nanobind::literals;
+
+namespace galley {
+namespace {
+
+template <class T>
+using Out = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::vector<int64_t> choose_tokens(Runtime& runtime, const FloatTable& logits,
+                                   std::vector<int64_t> rows, std::vector<int64_t> positions,
+                                   const nb::bytes& how) {
+    Draws draws = {std::move(rows), std::move(positions), {}};
+    if (how.size() % sizeof(How)) throw std::invalid_argument("a way to draw is cut off");
+    draws.how.resize(how.size() / sizeof(How));
+    std::memcpy(draws.how.data(), how.c_str(), how.size());
+    nb::gil_scoped_release release;
+    return choose(runtime.pool(), runtime.kernels(), logits.data(),
+                  static_cast<int64_t>(logits.shape(0)), static_cast<int64_t>(logits.shape(1)),
+                  draws);
+}
+
+}  // namespace
+
+void bind_sampling(nb::module_& m) {
+    m.def(
+        "best",
+        [](const Floats& row, const std::string& isa, Out<int64_t> ids) {
+            if (ids.size() > row.size()) throw std::invalid_argument("more ids than elements");
+            best(kernels(isa), row.data(), row.size(), ids.size(), ids.data());
+        },
+        "row"_a.noconvert(), "isa"_a, "ids"_a.noconvert());
+    m.def(
+        "exp_sum",
+        [](const Floats& row, double most, const std::string& isa) {
+            return kernels(isa).exp_sum(row.data(), row.size(), most);
+        },
+        "row"_a.noconvert(), "most"_a, "isa"_a);
+    m.def(
+        "weigh_tokens",
+        [](const Floats& row, float most, float scale, const std::string& isa,
+           Out<int32_t> weights) {
+            if (weights.size() != row.size()) throw std::invalid_argument("one weight for each");
+            return kernels(isa).weigh_tokens(row.data(), row.size(), most, scale, weights.data());
+        },
+        "row"_a.noconvert(), "most"_a, "scale"_a, "isa"_a, "weights"_a.noconvert());
+}
+
+void bind_choose(nb::class_<Runtime>& runtime) {
+    runtime.def("choose", &choose_tokens, "logits"_a.noconvert(), "rows"_a, "positions"_a, "how"_a);
+}
+
+}  // namespace galley

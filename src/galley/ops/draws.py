@@ -1,0 +1,130 @@
+"""How a token is drawn, specified in numpy; ``native/draws.cpp`` draws the same tokens, faster.
+
+Probabilities are whole numbers. A logit x weighs ``2 ** ((x - greatest) * scale)`` in units of 2 ** -30,
+rounded down: single operations of float32, which every machine rounds alike. Sums of whole numbers are
+exact, so neither the order of summation nor instruction set nor threads change what a number falls on.
+
+Noise is a counter-based function of (seed, position): Philox-4x64 (Salmon et al., SC 2011) keyed by the
+seed, with the token's absolute position as its counter. So the same seed gives the same text whatever
+the batch, the chunking, the cache or a restart did.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from galley.ops.rows import Ids, Row
+
+NO_TOKEN: Final = -1
+"""Where the logits leave none to choose: NaN, infinite, or all of them excluded."""
+
+WEIGHT_BITS: Final = 30
+"""The greatest logit weighs ``2 ** WEIGHT_BITS``."""
+
+HOW: Final = np.dtype(
+    [("seed", "<u8"), ("scale", "<f8"), ("top_k", "<i8"), ("reach", "<f8"), ("top_p", "<f8")]
+)
+_STEEPEST: Final = 1e30
+"""Bound of ``scale``, so that it times 0 is 0."""
+
+_POWER: Final = tuple(
+    np.float32(c)
+    for c in (
+        1.54035297e-4,
+        1.33333579e-3,
+        9.61812865e-3,
+        5.55041097e-2,
+        0.240226507,
+        0.693147182,
+        1.0,
+    )
+)
+"""``2 ** f`` for f in [-0.5, 0.5]: ``log(2) ** k / k!`` for k from 6 down to 0."""
+
+
+class Draws(NamedTuple):
+    """What to draw in one step.
+
+    Attributes:
+        rows: of the logits.
+        positions: of the tokens, absolute in their sequences.
+        how: for each what :func:`how` made of its request, joined.
+    """
+
+    rows: Sequence[int]
+    positions: Sequence[int]
+    how: bytes
+
+
+def how(*, seed: int, temperature: float, top_k: int, top_p: float, min_p: float) -> bytes:
+    """A request's parameters as executors want them; see :class:`galley.types.SamplingParams`."""
+    scale = np.float32(min(1 / (math.log(2) * temperature), _STEEPEST)) if temperature else 0.0
+    reach = temperature * math.log(min_p) if min_p else -math.inf
+    record = (seed & (2**64 - 1), scale, max(top_k, 0), reach, top_p)
+    return np.array(record, dtype=HOW).tobytes()
+
+
+def draw_all(logits: npt.NDArray[np.float32], draws: Draws) -> list[int]:
+    """See :meth:`galley.ops.executor.Executor.choose`."""
+    records = np.frombuffer(draws.how, dtype=HOW)
+    return [
+        draw(logits[row], record, position)
+        for row, record, position in zip(draws.rows, records, draws.positions, strict=True)
+    ]
+
+
+def draw(row: Row, record: Any, position: int) -> int:
+    """The token at ``position`` by logits [vocab], or NO_TOKEN."""
+    greatest = int(row.argmax())
+    if not math.isfinite(row[greatest]):
+        return NO_TOKEN
+    if not record["scale"]:
+        return greatest
+    ids, sums = candidates(row, record)
+    drawn = noise(int(record["seed"]), position) * int(sums[-1]) >> 64
+    return int(ids[sums.searchsorted(drawn, side="right")])
+
+
+def noise(seed: int, position: int) -> int:
+    """64 random bits."""
+    return int(np.random.Philox(key=seed, counter=position).random_raw())
+
+
+def candidates(row: Row, record: Any) -> tuple[Ids, Ids]:
+    """(ids, running sums of their weights) that min_p, top_k and top_p leave, applied in that order.
+
+    transformers applies min_p last; here it sees the whole distribution. Best first, equals by id; in
+    vocabulary order if min_p alone decided.
+    """
+    most, top_p = row.max(), float(record["top_p"])
+    top_k = int(record["top_k"]) if record["top_k"] < len(row) else 0
+    with np.errstate(over="ignore"):
+        bar = np.float32(float(most) + float(record["reach"]))
+    ids = np.argsort(-row, kind="stable")
+    ids = ids[row[ids] >= bar]
+    if top_k:
+        ids = ids[:top_k]
+    if top_p == 1.0 and len(ids) != top_k:
+        ids.sort()
+    sums = weights(row[ids], most, record["scale"]).cumsum()
+    if top_p < 1.0:
+        # The token that crosses the mass is kept.
+        count = int(sums.searchsorted(math.ceil(top_p * float(sums[-1])))) + 1
+        ids, sums = ids[:count], sums[:count]
+    return ids, sums
+
+
+def weights(row: Row, most: np.float32, scale: float) -> Ids:
+    """What logits weigh beside ``most``, of which none is greater."""
+    with np.errstate(over="ignore"):
+        exponent = np.maximum((row - most) * np.float32(scale), np.float32(-WEIGHT_BITS - 1))
+    whole = np.rint(exponent)
+    rest = exponent - whole
+    power = np.full_like(row, _POWER[0])
+    for coefficient in _POWER[1:]:
+        power = power * rest + coefficient
+    whole_weights: Ids = np.ldexp(power, whole.astype(np.int32) + WEIGHT_BITS).astype(np.int64)
+    return whole_weights
