@@ -1,38 +1,47 @@
 """A language model and a speech model in one server: what each gets alone, and beside the other.
 
     python -m benchmarks.together [--chat MODEL] [--speech MODEL] [--audio FILE] [--json FILE]
+    python -m benchmarks.together --recordings 0 --live 4
 
 Starts a real ``galley serve chat=... speech=...`` for each way of sharing the cores: ``turns`` (as served),
 ``kernel`` (``--no-take-turns``) and ``split`` (that, and half of the cores for each). Then, round by round:
 streams alone, transcriptions alone, both. Clients are closed loops: each asks again when it has its
-answer, so both engines always have work. Half of the cores for each would double what each takes alone.
+answer, so both engines always have work; half of the cores for each would double what each takes alone.
+``--live`` clients speak at a speaker's pace instead, and wait for the text when they have said their part.
 Run it on an idle machine; GALLEY_* variables are those of serve.
 """
 
 import argparse
 import asyncio
+import base64
 import json
 import os
 import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Final
 
 import httpx
+import numpy as np
 import psutil
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from websockets.asyncio.client import connect
 
 from benchmarks.serving import Server, completion, machine, percentile, serving
 from galley.formats.source import BUNDLED, BUNDLED_SPEECH
+from galley.speech.audio import SAMPLE_RATE, Recording
 
 AUDIO: Final = Path(__file__).parents[1] / "src/galley/demo/speech/data/call.opus"
 SHARING: Final = ("turns", "kernel", "split")
 WARM_UP_SECONDS: Final = 2.0
+SPOKEN_SECONDS: Final = 4.0
+"""A live client's part."""
+BLOCK_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True)
@@ -40,13 +49,14 @@ class Load:
     """What the clients do.
 
     Attributes:
-        streams, recordings: clients that chat, and that have recordings transcribed.
+        streams, recordings, live: clients that chat, have recordings transcribed, and speak.
         prompt, output: tokens of a chat.
         seconds: that each phase takes.
     """
 
     streams: int
     recordings: int
+    live: int
     prompt: int
     output: int
     seconds: float
@@ -60,6 +70,7 @@ class Phase:
     Attributes:
         first: until the first token.
         between: mean between later tokens.
+        finals: from the end of a live client's speech until its whole text.
         factors: seconds of waiting for each second of a recording (the real-time factor).
         heard: seconds of audio transcribed.
         wall: seconds that it took.
@@ -68,6 +79,7 @@ class Phase:
 
     first: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
+    finals: list[float] = field(default_factory=list)
     factors: list[float] = field(default_factory=list)
     heard: float = 0.0
     wall: float = 0.0
@@ -96,13 +108,41 @@ async def transcribe(client: httpx.AsyncClient, server: Server, load: Load, phas
     phase.heard += duration
 
 
+async def speak(client: httpx.AsyncClient, server: Server, load: Load, phase: Phase) -> None:
+    """A part of the recording, live; its end is said by the client."""
+    samples = np.concatenate(list(Recording(load.audio)))[: int(SPOKEN_SECONDS * SAMPLE_RATE)]
+    pcm = np.round(samples * 32_767).astype("<i2").tobytes()
+    source = {
+        "format": {"type": "audio/pcm", "rate": SAMPLE_RATE},
+        "transcription": {"language": "en"},
+        "turn_detection": None,
+    }
+    url = server.url.replace("http", "ws", 1) + "/v1/realtime?intent=transcription&model=speech"
+    async with connect(url) as socket:
+        session = {"type": "transcription", "audio": {"input": source}}
+        await socket.send(json.dumps({"type": "session.update", "session": session}))
+        block = 2 * int(BLOCK_SECONDS * SAMPLE_RATE)
+        began = time.perf_counter()
+        for number, first in enumerate(range(0, len(pcm), block), start=1):
+            audio = base64.b64encode(pcm[first : first + block]).decode()
+            await asyncio.sleep(began + number * BLOCK_SECONDS - time.perf_counter())
+            await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+        await socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
+        ended = time.perf_counter()
+        async for message in socket:
+            event = json.loads(message)
+            if event["type"] == "error":
+                raise RuntimeError(event["error"]["message"])
+            if event["type"].endswith("input_audio_transcription.completed"):
+                phase.finals.append(time.perf_counter() - ended)
+                return
+
+
 Request = Callable[[httpx.AsyncClient, Server, Load, Phase], Awaitable[None]]
 
 
-async def run_phase(
-    server: Server, load: Load, phase: Phase, *, streams: int, recordings: int
-) -> None:
-    """So many clients for the phase's time. What is not answered by its end does not count."""
+async def run_phase(server: Server, load: Load, phase: Phase) -> None:
+    """All clients of the load for its time. What is not answered by its end does not count."""
 
     async def lane(client: httpx.AsyncClient, request: Request, into: Phase) -> None:
         while True:
@@ -114,7 +154,11 @@ async def run_phase(
             before, began = engine_seconds(server), time.perf_counter()
             lanes = [
                 asyncio.create_task(lane(client, request, into))
-                for request, count in ((chat, streams), (transcribe, recordings))
+                for request, count in (
+                    (chat, load.streams),
+                    (transcribe, load.recordings),
+                    (speak, load.live),
+                )
                 for _ in range(count)
             ]
             ended, _ = await asyncio.wait(
@@ -147,19 +191,16 @@ def measure(sharing: str, models: list[str], load: Load, rounds: int) -> dict[st
         cores = len(os.sched_getaffinity(0))
         models = [*models, f"chat.threads={max(1, cores // 2)}"]
         models.append(f"speech.threads={max(1, cores - cores // 2)}")
-    phases = {name: Phase() for name in ("chat alone", "speech alone", "together")}
+    loads = {
+        "chat alone": replace(load, recordings=0, live=0),
+        "speech alone": replace(load, streams=0),
+        "together": load,
+    }
+    phases = {name: Phase() for name in loads}
     with serving(*models, *flags) as server, Progress() as progress:
         for _ in progress.track(range(rounds), description=sharing):
             for name, phase in phases.items():
-                asyncio.run(
-                    run_phase(
-                        server,
-                        load,
-                        phase,
-                        streams=0 if name == "speech alone" else load.streams,
-                        recordings=0 if name == "chat alone" else load.recordings,
-                    )
-                )
+                asyncio.run(run_phase(server, loads[name], phase))
     return phases
 
 
@@ -175,6 +216,9 @@ def summary(phase: Phase) -> dict[str, float]:
         figures["rtf_p50"] = statistics.median(phase.factors)
         figures["rtf_p95"] = percentile(phase.factors, 95)
         figures["audio_s_per_s"] = phase.heard / phase.wall
+    if phase.finals:
+        figures["final_p50_s"] = statistics.median(phase.finals)
+        figures["final_p95_s"] = percentile(phase.finals, 95)
     total = sum(phase.cores.values()) or 1.0
     figures["chat_share"] = phase.cores.get("chat", 0.0) / total
     return figures
@@ -209,15 +253,14 @@ def main() -> None:
     parser.add_argument("--sharing", nargs="+", choices=SHARING, default=SHARING)
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--recordings", type=int, default=2)
+    parser.add_argument("--live", type=int, default=0)
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--output", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     asked = parser.parse_args()
-    load = Load(
-        asked.streams, asked.recordings, asked.prompt, asked.output, asked.seconds, asked.audio
-    )
+    load = Load(**{each.name: getattr(asked, each.name) for each in fields(Load)})
     models = [f"chat={asked.chat}", f"speech={asked.speech}"]
     phases = {sharing: measure(sharing, models, load, asked.rounds) for sharing in asked.sharing}
     results = {

@@ -20,9 +20,13 @@ def main() -> None:
     log = os.open(Path(folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     alone = Path(folder, "alone")
     for piece in range(int(pieces)):
+        if kind == "burst":
+            baton.drop()
+            time.sleep(0.005)
+            os.write(log, f"{name}-comes 0\n".encode())
         # A step of two ops.
-        if piece % 2 == 0:
-            baton.take(live=kind == "live")
+        if kind == "burst" or piece % 2 == 0:
+            baton.take(live=kind in ("live", "burst"))
         else:
             baton.pause()
         os.write(log, f"{name} {seconds}\n".encode())

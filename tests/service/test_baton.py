@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -83,6 +84,16 @@ def test_live_audio_has_most_and_nobody_starves(start: Start, tmp_path: Path) ->
     assert start("calm", 0.002, 60).wait(120) == 0
     share = shares(tmp_path)
     assert 2 < share["live"] / share["calm"] < 8
+
+
+def test_live_audio_that_comes_is_next(start: Start, tmp_path: Path) -> None:
+    """It does not wait for the end of a turn, which has ten pieces here."""
+    start("calm", 0.001)
+    assert start("live", 0.001, 40, kind="burst").wait(120) == 0
+    names = [name for name, _ in turns(tmp_path)]
+    comes = [i for i, name in enumerate(names) if name == "live-comes"]
+    waits = [names.index("live", i) - i - 1 for i in comes]
+    assert statistics.median(waits) <= 2
 
 
 @pytest.mark.parametrize("state", ["holds", "waits"])

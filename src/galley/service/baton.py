@@ -3,8 +3,8 @@
 Each engine has a thread on every core, and an op is done when the last of its threads is. Left to the
 kernel, two engines that compute at the same time would each wait, op by op, for threads that it has just
 taken off their core. So they take turns of some milliseconds, by deficit round robin: an op that takes more
-than its engine's turn is paid back, turn by turn, before that engine has the next. Live audio's turns are
-longer, so it has most of the time, and nobody starves.
+than its engine's turn is paid back, turn by turn, before that engine has the next. Live audio interrupts
+others' turns and has longer ones, until it has used them up: it has most of the time, and nobody starves.
 
 The baton is a lock on a byte of a file that the engines share. The kernel frees it when its holder dies, at
 any moment. In the file are their accounts; what a dead engine leaves there is harmless.
@@ -61,11 +61,15 @@ class Baton:
 
     def take(self, *, live: bool) -> None:
         """Before a step: wait for the baton, if it is not here. ``live``: with audio that is spoken now."""
-        self._turn[self._me] = TURN_SECONDS * (LIVE_SHARE if live else 1)
+        me = self._me
+        self._turn[me] = TURN_SECONDS * (LIVE_SHARE if live else 1)
         if self._held:
             self.pause()
-        else:
-            self._wait()
+            return
+        # While it had no work, time was not taken but given.
+        idle = self._clock() - self._counted
+        self._left[me] = min(self._left[me] + idle, self._turn[me])
+        self._wait()
 
     def pause(self) -> None:
         """In the midst of a step, often: if the turn is over and somebody is due, wait for the next."""
@@ -73,6 +77,9 @@ class Baton:
             return
         self._count()
         if self._left[self._me] > 0:
+            if self._gives_way():
+                self._unlock(_BATON)
+                self._wait()
             return
         awaited = self._awaited()
         while self._left[self._me] <= 0:
@@ -86,10 +93,10 @@ class Baton:
     def drop(self) -> None:
         """There is no work for now. Harmless when it is not held."""
         if self._held:
+            self._count()
             self._unlock(_BATON)
             self._held = False
-            # Who comes back later owes nothing: it was at most an op.
-            self._left[self._me] = self._turn[self._me]
+            self._turn[self._me] = TURN_SECONDS
 
     def _wait(self) -> None:
         self._held = False
@@ -98,6 +105,14 @@ class Baton:
         self._unlock(_NEXT)
         self._held = True
         self._counted = self._clock()
+
+    def _gives_way(self) -> bool:
+        """Whether live audio waits that has not used up its turn; the rest of this one is for later."""
+        mine = self._turn[self._me]
+        return (
+            any(self._turn[other] > mine and self._left[other] > 0 for other in self._others)
+            and self._awaited()
+        )
 
     def _credit(self, engine: int) -> bool:
         """Another turn, not to be saved up; whether that leaves it any time."""
