@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from galley.service.baton import baton_file
+from galley.service.baton import MOST_OWED, baton_file
 from tests.server.serving import until
 
 PLAYER = Path(__file__).with_name("baton_player.py")
@@ -77,6 +77,13 @@ def test_long_pieces_get_no_more_than_short_ones(start: Start, tmp_path: Path) -
     assert start("long", 0.040, 25).wait(120) == 0
     share = shares(tmp_path)
     assert 0.5 < share["long"] / share["short"] < 2
+
+
+def test_who_was_held_up_owes_little(start: Start, tmp_path: Path) -> None:
+    """A minute in an op is no computing: the process was stopped, or the machine."""
+    start("short", 0.003)
+    assert start("held-up", 60.0, 3).wait(120) == 0
+    assert shares(tmp_path)["short"] < 2 * (MOST_OWED + 0.1)
 
 
 def test_live_audio_has_most_and_nobody_starves(start: Start, tmp_path: Path) -> None:

@@ -43,7 +43,6 @@ _MEDIA_TYPES: Final = {
 def router(models: Registry) -> APIRouter:
     """The routes, answered by ``models``."""
     routes = APIRouter(tags=["audio"])
-    listeners = {model.name: Listener(model) for model in models}
     answers: dict[int | str, dict[str, Any]] = {
         200: {
             "content": {
@@ -59,19 +58,18 @@ def router(models: Registry) -> APIRouter:
     @routes.post(TRANSCRIPTIONS, responses=answers, response_model=None)
     async def transcriptions(request: Request) -> Response:
         """What is said in a recording, in its language."""
-        return await _answer(models, listeners, request, TranscriptionRequest, TRANSCRIPTIONS)
+        return await _answer(models, request, TranscriptionRequest, TRANSCRIPTIONS)
 
     @routes.post(TRANSLATIONS, responses=answers, response_model=None)
     async def translations(request: Request) -> Response:
         """What is said in a recording, in English."""
-        return await _answer(models, listeners, request, TranslationRequest, TRANSLATIONS)
+        return await _answer(models, request, TranslationRequest, TRANSLATIONS)
 
     return routes
 
 
 async def _answer(
     models: Registry,
-    listeners: Mapping[str, "Listener"],
     request: Request,
     model: type[TranslationRequest],
     endpoint: str,
@@ -79,10 +77,10 @@ async def _answer(
     models.expect("speech")
     await asyncio.to_thread(require_extra)
     asked, upload = await read_form(request, model, max_bytes=models.settings.max_audio_bytes)
-    listener = listeners[models.find(asked.model, "speech").name]
+    served = models.find(asked.model, "speech")
     origin = Origin.of(request)
     begun = await while_connected(
-        request.receive, asyncio.to_thread(listener.begin, asked, upload, origin, endpoint)
+        request.receive, asyncio.to_thread(_begin, served, asked, upload, origin, endpoint)
     )
     if asked.stream:
         events = begun.events()
@@ -116,37 +114,31 @@ async def _from(first: Event, events: AsyncGenerator[Event, None]) -> AsyncGener
             yield event
 
 
-class Listener:
-    """Opens recordings for a served model."""
+def _begin(
+    served: ServedModel, asked: TranslationRequest, upload: Upload, origin: Origin, endpoint: str
+) -> "Transcript":
+    """Open the recording and find out whether it can be transcribed. Takes a while.
 
-    def __init__(self, served: ServedModel) -> None:
-        self._served = served
+    Raises:
+        ModelError, AudioError, RequestError: the recording or the request is wrong for this model.
+    """
+    from galley.speech.audio import Recording
+    from galley.speech.session import Session
 
-    def begin(
-        self, asked: TranslationRequest, upload: Upload, origin: Origin, endpoint: str
-    ) -> "Transcript":
-        """Open the recording and find out whether it can be transcribed. Takes a while.
-
-        Raises:
-            ModelError, AudioError, RequestError: the recording or the request is wrong for this model.
-        """
-        from galley.speech.audio import Recording
-        from galley.speech.session import Session
-
-        model = self._served.speech_model()
-        options = asked.options()
-        session = Session(
-            model.tokens,
-            options,
-            origin.request_id,
-            room=_WINDOWS_AT_ONCE,
-            cache_salt=cache_salt(origin.key, None),
-        )
-        recording = Recording(
-            upload.file, name=upload.name, max_seconds=self._served.settings.max_audio_seconds
-        )
-        windows = model.windows(recording, options)
-        return Transcript(self._served, session, windows, origin, endpoint)
+    model = served.speech_model()
+    options = asked.options()
+    session = Session(
+        model.tokens,
+        options,
+        origin.request_id,
+        room=_WINDOWS_AT_ONCE,
+        cache_salt=cache_salt(origin.key, None),
+    )
+    recording = Recording(
+        upload.file, name=upload.name, max_seconds=served.settings.max_audio_seconds
+    )
+    windows = model.windows(recording, options)
+    return Transcript(served, session, windows, origin, endpoint)
 
 
 class Transcript:
@@ -160,7 +152,7 @@ class Transcript:
         origin: Origin,
         endpoint: str,
     ) -> None:
-        """Made by :meth:`Listener.begin`."""
+        """Made by :func:`_begin`."""
         self._served = served
         self._session = session
         self._windows = windows

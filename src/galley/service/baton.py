@@ -21,6 +21,8 @@ TURN_SECONDS: Final = 0.010
 """Of a turn, as long as somebody waits; a holder whom nobody waits for goes on."""
 LIVE_SHARE: Final = 4
 """Turns of an engine that hears live audio are so many times as long: of two engines it has 80 %."""
+MOST_OWED: Final = 1.0
+"""Seconds to be paid back at most: what took longer was held up by something else."""
 
 _BATON: Final = 0
 """The byte that the holder has locked."""
@@ -122,7 +124,8 @@ class Baton:
 
     def _count(self) -> None:
         now = self._clock()
-        self._left[self._me] -= now - self._counted
+        left = self._left[self._me] - (now - self._counted)
+        self._left[self._me] = max(left, -MOST_OWED)
         self._counted = now
 
     def _awaited(self) -> bool:
