@@ -138,8 +138,9 @@ class _Run:
         return None
 
     def _print_phase(self, model: str, phase: str, seconds: float) -> None:
-        label = phase if len(self._models.names) == 1 else f"{model} {phase}"
-        print(f"  {label:<10} {seconds:6.2f} s", flush=True)
+        names = self._models.names
+        whose = f"{model:<{max(map(len, names))}} " if len(names) > 1 else ""
+        print(f"  {whose}{phase:<10} {seconds:6.2f} s", flush=True)
 
     async def _drain(self) -> int:
         """Let running requests finish; returns the exit code."""
