@@ -69,7 +69,8 @@ def main() -> int:
     load()
     import pytest
 
-    everything = [str(ROOT / "tests" / name) for name in ("native", "ops/test_ops_rows.py")]
+    names = ("native", "ops/test_ops_draws.py", "ops/test_ops_rows.py")
+    everything = [str(ROOT / "tests" / name) for name in names]
     # Ten times slower than it is otherwise, a test may take its time.
     return pytest.main(["-n", "0", "--timeout", "0", *(sys.argv[1:] or everything)])
 

@@ -294,7 +294,7 @@ class _Result:
 
     def feed(self, output: Output) -> Delta:
         self.first = self.first or output
-        self.timing = output.timing
+        self.timing = output.timing or self.timing
         self.error = output.error
         return self.stream.feed(output)
 

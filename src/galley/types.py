@@ -245,7 +245,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id: unique among live requests.
         prompt: token ids, at least one.
-        sampling: resolved; ``seed`` and ``max_tokens`` are set; ``stop`` strings are not the engine's.
+        sampling: resolved; ``seed`` and ``max_tokens`` are set; ``stop`` strings are for others to find.
         output: tokens already delivered, when a request is resubmitted to a new engine.
         priority: lower is sooner; see ``engine/scheduler.py`` for how waiting makes up for it.
         cache_salt: requests share cached prefixes only with the same salt (tenant).
@@ -287,7 +287,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``tokens`` are new since the last Output. A stop token is the last of ``tokens``.
     ``prompt_logprobs`` (one entry for each prompt token after the first) and ``no_speech_prob`` come once,
     with the first, ``alignment`` with the last. ``scores`` has one entry for each of ``tokens``. Each only
-    if it was asked for.
+    if it was asked for. ``timing`` comes with the first and the last, and with each that may be the last
+    because the request has stop strings.
     """
 
     request_id: str
@@ -300,7 +301,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
-    timing: Timing = Timing()
+    timing: Timing | None = None
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

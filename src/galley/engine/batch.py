@@ -19,7 +19,7 @@ def assemble(plan: Sequence[Work], kv: KVCache) -> Batch:
     tables = []
     for work in plan:
         sequence = work.sequence
-        if sequence.beams is not None and sequence.width > 1:
+        if sequence.beams is not None and sequence.generated:
             for fork, hypothesis in enumerate(sequence.beams.running):
                 wanted.append(len(tokens))
                 tokens.append(hypothesis.tokens[-1])
@@ -33,7 +33,7 @@ def assemble(plan: Sequence[Work], kv: KVCache) -> Batch:
         rows = len(tokens)
         starts.append(rows)
         wanted += range(rows - work.wanted, rows)
-        tables.append(kv.table(sequence.id))
+        tables.append(sequence.blocks)
     speech = bool(plan) and plan[0].sequence.window is not None
     return Batch(
         tokens=np.array(tokens, dtype=np.int64),

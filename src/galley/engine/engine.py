@@ -298,15 +298,20 @@ class Engine:
         error: str | None = None,
     ) -> Output:
         is_first = not sequence.first_token
+        if sequence.plain and not (is_first or finish_reason):
+            return Output(request_id=sequence.id, tokens=tokens, cached_tokens=sequence.cached)
         if is_first:
             sequence.first_token = now
         if finish_reason:
             del self._sequences[sequence.id]
             self._scheduler.remove(sequence)
-        output = Output(
+        return Output(
             request_id=sequence.id,
             tokens=tokens,
+            prompt_logprobs=sequence.scored if is_first and sequence.scores_prompt else None,
             scores=scores,
+            no_speech_prob=sequence.no_speech_prob if is_first else None,
+            alignment=sequence.alignment,
             cached_tokens=sequence.cached,
             finish_reason=finish_reason,
             error=error,
@@ -316,12 +321,4 @@ class Engine:
                 total=now - sequence.arrival,
                 preemptions=sequence.preemptions,
             ),
-        )
-        if sequence.plain:
-            return output
-        return msgspec.structs.replace(
-            output,
-            prompt_logprobs=sequence.scored if is_first and sequence.scores_prompt else None,
-            no_speech_prob=sequence.no_speech_prob if is_first else None,
-            alignment=sequence.alignment,
         )

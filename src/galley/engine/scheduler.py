@@ -83,17 +83,17 @@ class Scheduler:
         for sequence in sorted(self.running, key=Sequence.is_behind):
             if self.preemptions > preempted and sequence not in self.running:
                 continue  # the victim of an earlier turn of this loop
-            count = min(sequence.remaining, budget)
+            remaining = sequence.remaining
+            count = min(remaining, budget)
             end = sequence.computed + count
             if count and (end <= sequence.settled or self._make_room(sequence, end)):
-                plan.append(self._work(sequence, count))
+                plan.append(self._work(sequence, count, count == remaining))
                 budget = max(0, budget - count * sequence.width)
         if self.preemptions == preempted:
             self._admit(plan, budget)
         return plan
 
-    def _work(self, sequence: Sequence, count: int, encodes: bool = False) -> Work:
-        completes = count == sequence.remaining
+    def _work(self, sequence: Sequence, count: int, completes: bool, encodes: bool = False) -> Work:
         if sequence.plain:
             return Work(sequence, count, completes, int(completes), encodes)
         wanted = max(completes * sequence.width, sequence.rows_to_score(count))
@@ -126,6 +126,7 @@ class Scheduler:
             self._kv.commit(sequence.id, sequence.tokens, end)
         if sequence.plain:
             sequence.settled = self._kv.settled(sequence.id)
+        sequence.blocks = self._kv.table(sequence.id)
 
     def _preempt(self, victim: Sequence) -> None:
         self.running.remove(victim)
@@ -159,7 +160,7 @@ class Scheduler:
             insort(self.running, sequence)
             count = min(sequence.remaining, budget if exceeds else budget - rows)
             self._settle(sequence, computed + count)
-            plan.append(self._work(sequence, count, encodes=rows > 0))
+            plan.append(self._work(sequence, count, count == sequence.remaining, rows > 0))
             budget = 0 if exceeds else budget - rows - count
             encodes |= rows > 0
 

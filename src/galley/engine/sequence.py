@@ -1,5 +1,6 @@
 """One request inside the engine."""
 
+from array import array
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final, Self
@@ -50,8 +51,10 @@ class Sequence:
         id: the request's.
         tokens: prompt, then output; owned by this sequence.
         most: how many tokens it may ever have.
-        plain: it takes the logits as they are, and wants to know its next token alone.
+        plain: it takes the logits as they are, wants to know its next token alone, and the engine says when
+            it ends.
         how: it draws from them.
+        blocks: its table in the KV cache, which grows there; a beam search has more of them.
         settled: until so many are computed, neither :meth:`KVCache.grow` nor ``commit`` would do anything.
         adjuster: what it changes about them before; None if nothing.
         order: place in every queue; smaller is sooner (see ``scheduler.py``).
@@ -76,6 +79,7 @@ class Sequence:
     plain: bool = field(init=False)
     how: bytes = field(init=False)
     adjuster: Adjuster | None = field(init=False)
+    blocks: "array[int]" = field(init=False)
     number: int = 0
     computed: int = 0
     settled: int = 0
@@ -106,6 +110,7 @@ class Sequence:
             and params.logprobs is None
             and not params.scores
             and not params.alignment
+            and not params.stop
         )
         self.restart()
 

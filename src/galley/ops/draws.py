@@ -27,6 +27,10 @@ WEIGHT_BITS: Final = 30
 HOW: Final = np.dtype(
     [("seed", "<u8"), ("scale", "<f8"), ("top_k", "<i8"), ("reach", "<f8"), ("top_p", "<f8")]
 )
+"""A request's parameters: logits weigh by ``scale``, 0 of which is greedy; ``top_k`` of them may stay, 0 of
+which is all; none that is further than ``reach`` (not above 0) below the greatest; a share of ``top_p``."""
+
+_GREEDY: Final = bytes(HOW.itemsize)
 _STEEPEST: Final = 1e30
 """Bound of ``scale``, so that it times 0 is 0."""
 
@@ -61,7 +65,9 @@ class Draws(NamedTuple):
 
 def how(*, seed: int, temperature: float, top_k: int, top_p: float, min_p: float) -> bytes:
     """A request's parameters as executors want them; see :class:`galley.types.SamplingParams`."""
-    scale = np.float32(min(1 / (math.log(2) * temperature), _STEEPEST)) if temperature else 0.0
+    if not temperature:
+        return _GREEDY
+    scale = np.float32(min(1 / (math.log(2) * temperature), _STEEPEST))
     reach = temperature * math.log(min_p) if min_p else -math.inf
     record = (seed & (2**64 - 1), scale, max(top_k, 0), reach, top_p)
     return np.array(record, dtype=HOW).tobytes()

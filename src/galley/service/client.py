@@ -63,7 +63,7 @@ class _Live:
             self.answered, self.cached, self.first_token = True, output.cached_tokens, now
         if not self.resumed:
             return output
-        timing = Timing(
+        timing = output.timing and Timing(
             queued=output.timing.queued,
             first_token=self.first_token - self.submitted,
             total=now - self.submitted,

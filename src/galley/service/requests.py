@@ -64,7 +64,6 @@ def expand(
                 max_tokens=max_tokens,
                 seed=choice_seed(seed, choice),
                 n=1,
-                stop=(),
                 # Scored once; the other choices share the prompt's blocks instead.
                 prompt_logprobs=resolved.prompt_logprobs if choice == 0 else None,
             ),
