@@ -36,7 +36,8 @@ from galley.local import LocalEngine
 from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
 from galley.ops.executor import Batch, Cross, Executor, Windows, executor_factory
-from galley.ops.reference import ReferenceExecutor, Step
+from galley.ops.reference import ReferenceExecutor
+from galley.ops.reference_ops import Step
 from galley.ops.tiles import Tiles
 from galley.service.requests import expand
 from galley.types import EngineRequest, Output, blocks_for

@@ -19,7 +19,8 @@ from galley.graph.program import Op, Program
 from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
 from galley.ops.executor import Batch, Executor, ExecutorOptions
-from galley.ops.reference import ReferenceExecutor, Step
+from galley.ops.reference import ReferenceExecutor
+from galley.ops.reference_ops import Step
 from galley.ops.tiles import Tiles
 from galley.quant.rtn import quantise_int4, quantise_int8
 from galley.quant.weights import bf16_bits, dequantise, to_float32

@@ -1,0 +1,316 @@
+"""The ops of a program in torch, as ``ops/reference.py`` runs them: tiles in, tiles out."""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.nn.functional import embedding, gelu, layer_norm, linear, pad, silu
+
+from galley.graph.program import Op
+from galley.ops.executor import Batch, Ints, Table, Windows
+from galley.ops.tiles import (
+    TILE,
+    Chunk,
+    Layout,
+    Pair,
+    Tiles,
+    all_chunks,
+    attend,
+    attention_weights,
+    causal_chunks,
+    pairs_of,
+)
+from galley.types import BLOCK_TOKENS
+
+
+@dataclass(slots=True)
+class Step:
+    """A batch, or windows, on their way through a program.
+
+    Which rows there are changes at ``neighbours``, which places them anew; ``layout`` also does at
+    ``select_rows``.
+
+    Attributes:
+        source: what to compute.
+        tables: the blocks of each sequence or window.
+        angles: of rotations, shared by all layers.
+        starts: sequence or window s has rows ``starts[s]`` to ``starts[s + 1]``.
+        at: [rows] positions; ``positions`` has the same in tiles.
+        layout: where the rows sit in tiles.
+        kv_slots: [rows] where in the cache their keys and values go, once a layer has asked.
+        pairs: which sequences share rows with which tiles.
+        attention: [rows, heads, max rows] what an aligner finds.
+    """
+
+    source: Batch | Windows
+    tables: list[torch.Tensor]
+    angles: dict[tuple[tuple[float, ...], float], list[tuple[torch.Tensor, torch.Tensor]]]
+    starts: Ints = field(init=False)
+    at: Ints = field(init=False)
+    layout: Layout = field(init=False)
+    positions: Tiles = field(init=False)
+    kv_slots: torch.Tensor | None = field(init=False)
+    pairs: list[Pair] = field(init=False)
+    attention: torch.Tensor = field(init=False)
+
+    def place(self, starts: Ints, positions: Ints, device: torch.device) -> None:
+        """Rows ``starts[s]`` to ``starts[s + 1]`` belong to sequence or window s."""
+        self.starts = starts
+        self.at = positions
+        self.kv_slots = None
+        self.layout = Layout.of(positions, device)
+        self.positions = self.layout.scatter(torch.from_numpy(positions).to(device))
+        self.pairs = pairs_of(self.layout, starts, positions)
+
+
+class ReferenceOps:
+    """What each op does, over the weights and the cache."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._weights: Mapping[str, torch.Tensor] = {}
+        self._dtype = dtype
+        self._device = device
+        # Of each layer, [blocks, BLOCK_TOKENS, kv_heads, head_dim].
+        self._keys: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+        self._kernels: Mapping[str, Callable[[Op, Step, list[Tiles]], Tiles]] = {
+            "embed": self._embed,
+            "linear": self._linear,
+            "rms_norm": self._rms_norm,
+            "rope": self._rope,
+            "attention": self._attention,
+            "silu_mul": self._silu_mul,
+            "add": self._add,
+            "select_rows": self._select_rows,
+            "features": self._features,
+            "neighbours": self._neighbours,
+            "embed_positions": self._embed_positions,
+            "layer_norm": self._layer_norm,
+            "gelu": self._gelu,
+            "window_attention": self._window_attention,
+            "cross_kv": self._cross_kv,
+            "cross_attention": self._cross_attention,
+            "cross_weights": self._cross_weights,
+        }
+
+    def _begin(self, source: Batch | Windows, starts: Ints, positions: Ints) -> Step:
+        """``source`` before its first op; rows and positions as :meth:`Step.place` takes them."""
+        step = Step(source, [self._on_device(table) for table in source.tables], {})
+        step.place(starts, positions, self._device)
+        return step
+
+    def _run_op(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        """One op; no tiles if it has no output, or no row is wanted of it."""
+        return self._kernels[op.name](op, step, inputs)
+
+    def _on_device(self, table: Table) -> torch.Tensor:
+        return torch.from_numpy(np.array(table, dtype=np.int64)).to(self._device)
+
+    def _kv_slots(self, step: Step) -> torch.Tensor:
+        if step.kv_slots is None:
+            blocks = [
+                np.asarray(table)[step.at[begin:end] // BLOCK_TOKENS]
+                for table, begin, end in zip(
+                    step.source.tables, step.starts[:-1], step.starts[1:], strict=True
+                )
+            ]
+            slots = np.concatenate(blocks) * BLOCK_TOKENS + step.at % BLOCK_TOKENS
+            step.kv_slots = torch.from_numpy(slots).to(self._device)
+        return step.kv_slots
+
+    def _embed(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        assert isinstance(step.source, Batch)
+        ids = step.layout.scatter(torch.from_numpy(step.source.tokens).to(self._device))
+        return [embedding(tile, self._weights[op.tensor("weight")]) for tile in ids]
+
+    def _linear(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        weight = self._weights[op.tensor("weight")]
+        bias = self._weights[op.tensor("bias")] if "bias" in op.weights else None
+        return [linear(tile, weight, bias) for tile in inputs[0]]
+
+    def _rms_norm(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        weight, eps = self._weights[op.tensor("weight")], op.attrs["eps"]
+
+        def norm(tile: torch.Tensor) -> torch.Tensor:
+            x = tile.float().reshape(TILE, -1, op.attrs["head_dim"])
+            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+            return (weight * x.to(self._dtype)).reshape(TILE, -1)
+
+        return [norm(tile) for tile in inputs[0]]
+
+    def _rope(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        half = op.attrs["head_dim"] // 2
+
+        def rotate(tile: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+            heads = tile.reshape(TILE, -1, 2 * half)
+            a, b = heads[..., :half].float(), heads[..., half:].float()
+            turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+            return turned.to(self._dtype).reshape(TILE, -1)
+
+        angles = self._angles(step, op.attrs["inv_freq"], op.attrs["scale"])
+        return [rotate(x, *angle) for x, angle in zip(inputs[0], angles, strict=True)]
+
+    def _angles(
+        self, step: Step, inv_freq: tuple[float, ...], scale: float
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(cos, sin), each [TILE, 1, head_dim / 2], for each tile; shared by all layers."""
+        key = (inv_freq, scale)
+        if key not in step.angles:
+            frequencies = torch.tensor(inv_freq, dtype=torch.float32, device=self._device)
+            turns = [p.float()[:, None, None] * frequencies for p in step.positions]
+            step.angles[key] = [(t.cos() * scale, t.sin() * scale) for t in turns]
+        return step.angles[key]
+
+    def _attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        keys, values = self._write_kv(op, step, inputs[1], inputs[2])
+        window = op.attrs["window"]
+        return self._attend(
+            op,
+            step,
+            inputs[0],
+            lambda pair: causal_chunks(
+                keys,
+                values,
+                step.tables[pair.sequence],
+                step.positions[pair.tile],
+                pair,
+                window=window,
+            ),
+        )
+
+    def _write_kv(
+        self, op: Op, step: Step, k: Tiles, v: Tiles
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The layer's caches, in which the rows' keys and values are now."""
+        a = op.attrs
+        keys, values = self._keys[a["layer"]], self._values[a["layer"]]
+        shape = (-1, a["kv_heads"], a["head_dim"])
+        for cache, tiles in ((keys, k), (values, v)):
+            cache.view(shape)[self._kv_slots(step)] = step.layout.gather(tiles).view(shape)
+        return keys, values
+
+    def _attend(
+        self, op: Op, step: Step, q: Tiles, chunks: Callable[[Pair], Iterable[Chunk]]
+    ) -> Tiles:
+        a = op.attrs
+        out = [torch.zeros_like(tile) for tile in q]
+        for pair in step.pairs:
+            mixed = attend(
+                q[pair.tile],
+                chunks(pair),
+                heads=a["heads"],
+                kv_heads=a["kv_heads"],
+                scale=a["scale"],
+            )
+            out[pair.tile][pair.slots] = mixed[pair.slots]
+        return out
+
+    def _silu_mul(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        return [silu(a) * b for a, b in zip(*inputs, strict=True)]
+
+    def _add(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        return [a + b for a, b in zip(*inputs, strict=True)]
+
+    def _select_rows(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        assert isinstance(step.source, Batch)
+        wanted = step.source.wanted
+        if not len(wanted):
+            return []
+        rows = step.layout.gather(inputs[0])[torch.from_numpy(wanted).to(self._device)]
+        step.layout = Layout.of(step.source.positions[wanted], self._device)
+        return step.layout.scatter(rows)
+
+    def _features(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        assert isinstance(step.source, Windows)
+        frames = torch.from_numpy(step.source.features)
+        return step.layout.scatter(frames.to(self._device, self._dtype))
+
+    def _neighbours(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        size, stride = op.attrs["size"], op.attrs["stride"]
+        windows = torch.split(step.layout.gather(inputs[0]), np.diff(step.starts).tolist())
+        around = [
+            pad(window, (0, 0, size // 2, size // 2)).unfold(0, size, stride).flatten(1)
+            for window in windows
+        ]
+        lengths = np.array([len(rows) for rows in around])
+        starts = np.concatenate([[0], lengths.cumsum()])
+        step.place(starts, places_in(lengths), self._device)
+        return step.layout.scatter(torch.cat(around))
+
+    def _embed_positions(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        weight = self._weights[op.tensor("weight")]
+        return [embedding(tile, weight) for tile in step.positions]
+
+    def _layer_norm(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        weight, bias = (self._weights[op.tensor(role)].float() for role in ("weight", "bias"))
+        eps = op.attrs["eps"]
+        return [
+            layer_norm(tile.float(), weight.shape, weight, bias, eps).to(self._dtype)
+            for tile in inputs[0]
+        ]
+
+    def _gelu(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        return [gelu(tile.float()).to(self._dtype) for tile in inputs[0]]
+
+    def _window_attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        q, *kv = inputs
+        shape = (-1, BLOCK_TOKENS, op.attrs["kv_heads"], op.attrs["head_dim"])
+        lengths = np.diff(step.starts).tolist()
+        keys, values = (torch.split(step.layout.gather(tiles), lengths) for tiles in kv)
+
+        @functools.cache
+        def chunks(window: int) -> list[Chunk]:
+            rows = lengths[window]
+            k, v = (
+                pad(part[window], (0, 0, 0, -rows % BLOCK_TOKENS)).view(shape)
+                for part in (keys, values)
+            )
+            return list(all_chunks(k, v, torch.arange(len(k), device=self._device), rows))
+
+        return self._attend(op, step, q, lambda pair: chunks(pair.sequence))
+
+    def _cross_kv(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        self._write_kv(op, step, *inputs)
+        return []
+
+    def _cross_attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        assert isinstance(step.source, Batch)
+        cross = step.source.cross
+        assert cross is not None
+        layer = op.attrs["layer"]
+        keys, values = self._keys[layer], self._values[layer]
+
+        def chunks(pair: Pair) -> Iterable[Chunk]:
+            table = self._on_device(cross.tables[pair.sequence])
+            return all_chunks(keys, values, table, int(cross.rows[pair.sequence]))
+
+        return self._attend(op, step, inputs[0], chunks)
+
+    def _cross_weights(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        assert isinstance(step.source, Batch)
+        assert step.source.cross is not None
+        a, cross = op.attrs, step.source.cross
+        keys = self._keys[a["layer"]]
+        places = slice(a["first"], a["first"] + len(a["chosen"]))
+        rows_of_tiles = step.layout.rows()
+        for pair in step.pairs:
+            count = int(cross.rows[pair.sequence])
+            table = self._on_device(cross.tables[pair.sequence])
+            weights = attention_weights(
+                inputs[0][pair.tile],
+                all_chunks(keys, keys, table, count),
+                heads=a["heads"],
+                kv_heads=a["kv_heads"],
+                scale=a["scale"],
+            )
+            rows = rows_of_tiles[pair.tile][pair.slots]
+            chosen = weights[list(a["chosen"])][:, pair.slots, :count]
+            step.attention[rows, places, :count] = chosen.transpose(0, 1)
+        return []
+
+
+def places_in(lengths: Ints) -> Ints:
+    """0, 1, ... for the rows of each window."""
+    return np.concatenate([np.arange(length) for length in lengths])
