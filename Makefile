@@ -1,4 +1,4 @@
-# make run    serve the bundled model, show one answer, keep serving
+# make run    serve the bundled models, show what they answer, keep serving
 # make test   every check that a change must pass (the same as .ci/run)
 # make help   all targets
 
@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 .PHONY: help run test lint sanitize bench demo-model demo-speech-model clean
 
 help:
-	@echo "make run         serve the bundled model, show one answer, keep serving (PORT=8000)"
+	@echo "make run         serve the bundled models, show what they answer, keep serving (PORT=8000)"
 	@echo "make test        lint, types, import rules and tests"
 	@echo "make lint        ruff, mypy, import-linter and clang-format only"
 	@echo "make sanitize    the kernel tests under the address and undefined-behaviour sanitizers (GCC)"
@@ -55,7 +55,7 @@ NATIVE := $(shell find native -type f)
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	@echo "installing galley into $(VENV) (once; compiling its kernels is the longest step)"
-	@$(PIP) --editable .
+	@$(PIP) --editable '.[speech]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python

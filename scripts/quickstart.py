@@ -1,4 +1,4 @@
-"""What ``make run`` does: start the server, show one streamed answer, keep serving until Ctrl-C."""
+"""What ``make run`` does: start the server, show an answer and a call's ticket, serve until Ctrl-C."""
 
 import http.client
 import json
@@ -7,18 +7,27 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from galley.config import Settings
+from galley.demo.speech import SPEECH_DATA_DIR
 from galley.errors import SettingsError
+from galley.formats.source import BUNDLED, BUNDLED_SPEECH
 from galley.server.auth import read_keys
 
 QUESTION: Final = "What is a KV cache?"
+TASK: Final = "Write the ticket as JSON."
+CALL: Final = SPEECH_DATA_DIR / "call.opus"
 
-READY: Final = re.compile(r"(?P<model>.+) is ready after .*:(?P<port>\d+)/v1$")
+READY: Final = re.compile(r"chat and speech are ready after .*:(?P<port>\d+)/v1$")
 """What the server prints when it can answer."""
+
+BOUNDARY: Final = "part-of-a-form"
+
+Message = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -27,7 +36,6 @@ class Service:
 
     host: str
     port: int
-    model: str
     key: str | None
 
 
@@ -37,7 +45,8 @@ def main() -> int:
     keys = read_keys(settings)
     # A line in the log for each request would fall into the answer shown.
     quiet = {"GALLEY_LOG_LEVEL": "warning", **os.environ}
-    command = [sys.executable, "-m", "galley", "serve"]
+    models = [f"chat={settings.model or BUNDLED}", f"speech={BUNDLED_SPEECH}"]
+    command = [sys.executable, "-m", "galley", "serve", *models]
     server = subprocess.Popen(command, env=quiet, stdout=subprocess.PIPE, text=True)
     assert server.stdout
     # Ctrl-C reaches the server, too: it drains and exits, and this process exits with it.
@@ -48,7 +57,7 @@ def main() -> int:
             print(line, end="", flush=True)
             if ready := READY.match(line):
                 host = reachable(settings.host)
-                show(Service(host, int(ready["port"]), ready["model"], keys[0] if keys else None))
+                show(Service(host, int(ready["port"]), keys[0] if keys else None))
         return server.wait()
     finally:
         server.terminate()
@@ -62,34 +71,30 @@ def reachable(host: str) -> str:
 
 
 def show(service: Service) -> None:
-    """One question, streamed through HTTP as any client would, and what to do next."""
-    print(f"\n> {QUESTION}\n", flush=True)
+    """A question, then a call and its ticket, through HTTP as any client would; and what to do next."""
     try:
-        for text in answer(service, QUESTION):
-            print(text, end="", flush=True)
+        print(f"\n> {QUESTION}\n")
+        stream(service, [{"role": "user", "content": QUESTION}])
+        print(f"\n\n> {CALL.name}, a recorded call\n", flush=True)
+        call = transcript(service)
+        print(f"{call}\n\n> {TASK}\n")
+        stream(service, [{"role": "system", "content": TASK}, {"role": "user", "content": call}])
     except (OSError, http.client.HTTPException) as error:  # a second Ctrl-C, for one
         print(f"\nthe answer broke off: {error}", file=sys.stderr)
         return
     print(where(service), flush=True)
 
 
-def answer(service: Service, question: str) -> Iterator[str]:
+def stream(service: Service, messages: Sequence[Message]) -> None:
+    """Print the pieces of an answer as they come."""
+    for text in answer(service, messages):
+        print(text, end="", flush=True)
+
+
+def answer(service: Service, messages: Sequence[Message]) -> Iterator[str]:
     """The pieces of the answer as the server streams them."""
-    body = {
-        "model": service.model,
-        "messages": [{"role": "user", "content": question}],
-        "temperature": 0,
-        "stream": True,
-    }
-    headers = {"Content-Type": "application/json"}
-    if service.key is not None:
-        headers["Authorization"] = f"Bearer {service.key}"
-    connection = http.client.HTTPConnection(service.host, service.port, timeout=60)
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-    response = connection.getresponse()
-    if response.status != 200:
-        raise http.client.HTTPException(f"{response.status}: {response.read().decode()}")
-    for line in response:
+    body = {"model": "chat", "messages": messages, "temperature": 0, "stream": True}
+    for line in post(service, "chat/completions", json.dumps(body).encode(), "application/json"):
         event = line.decode().strip().removeprefix("data: ")
         if event and event != "[DONE]":
             value = json.loads(event)
@@ -97,6 +102,37 @@ def answer(service: Service, question: str) -> Iterator[str]:
                 raise http.client.HTTPException(value["error"]["message"])
             for choice in value["choices"]:
                 yield choice["delta"].get("content") or ""
+
+
+def transcript(service: Service) -> str:
+    """The recorded call's text."""
+    parts = [
+        part(f'name="{name}"', value.encode())
+        for name, value in (("model", "speech"), ("response_format", "text"))
+    ]
+    parts.append(part(f'name="file"; filename="{CALL.name}"', CALL.read_bytes()))
+    body = b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
+    kind = f"multipart/form-data; boundary={BOUNDARY}"
+    return post(service, "audio/transcriptions", body, kind).read().decode().strip()
+
+
+def part(disposition: str, value: bytes) -> bytes:
+    """One field of a form."""
+    head = f"--{BOUNDARY}\r\nContent-Disposition: form-data; {disposition}\r\n\r\n"
+    return head.encode() + value + b"\r\n"
+
+
+def post(service: Service, route: str, body: bytes, kind: str) -> http.client.HTTPResponse:
+    """A response that is well. Raises HTTPException for any other."""
+    headers = {"Content-Type": kind}
+    if service.key is not None:
+        headers["Authorization"] = f"Bearer {service.key}"
+    connection = http.client.HTTPConnection(service.host, service.port, timeout=60)
+    connection.request("POST", f"/v1/{route}", body, headers)
+    response = connection.getresponse()
+    if response.status != 200:
+        raise http.client.HTTPException(f"{response.status}: {response.read().decode()}")
+    return response
 
 
 def where(service: Service) -> str:
@@ -109,11 +145,19 @@ def where(service: Service) -> str:
 Serving at {base}/v1 (documentation of the API: {base}/docs). Try:
 
   curl {base}/v1/chat/completions -H "Content-Type: application/json"{key} -d '{{
-    "model": "{service.model}",
+    "model": "chat",
     "messages": [{{"role": "user", "content": "What is continuous batching?"}}]}}'
+
+  curl {base}/v1/audio/transcriptions{key} -F model=speech -F file=@{shown(CALL)}
 
 Ctrl-C stops the server.
 """
+
+
+def shown(file: Path) -> str:
+    """Its path, as short as it can be said from here."""
+    here = Path.cwd()
+    return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def start(checkpoint: Path, port: int, **variables: str) -> subprocess.Popen[byt
             GALLEY_MODEL=str(checkpoint),
             GALLEY_PORT=str(port),
             GALLEY_THREADS="1",
-            GALLEY_MAX_MODEL_LEN="64",
+            GALLEY_MAX_MODEL_LEN="400",
             **variables,
         ),
     )
@@ -47,18 +47,18 @@ def read_until(process: subprocess.Popen[bytes], text: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_one_answer_then_serving_until_stopped(checkpoint: Path, stop: signal.Signals) -> None:
+def test_answers_then_serving_until_stopped(checkpoint: Path, stop: signal.Signals) -> None:
     port = free_port()
     process = start(checkpoint, port, GALLEY_API_KEY="key")
     try:
         output = read_until(process, b"Ctrl-C stops the server.").decode()
-        with LLM(checkpoint, max_model_len=64, threads=1) as llm:
+        with LLM(checkpoint, max_model_len=400, threads=1) as llm:
             message = {"role": "user", "content": "What is a KV cache?"}
             [answer] = llm.chat([message], SamplingParams(temperature=0))
         assert answer.text in output
         assert f"Serving at http://127.0.0.1:{port}/v1" in output
         children = psutil.Process(process.pid).children(recursive=True)
-        assert len(children) == 2
+        assert len(children) == 3  # the server and two engines
         if stop is signal.SIGINT:
             os.killpg(process.pid, stop)  # a terminal sends it to everybody
         else:

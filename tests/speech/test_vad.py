@@ -91,6 +91,10 @@ def test_no_samples_are_no_speech(detector: SpeechDetector) -> None:
 
 
 def test_a_recording_becomes_windows_while_it_is_read(detector: SpeechDetector) -> None:
-    found = list(windows(Recording(CALL), 5.5, SpeechOptions(), detector.stream()))
+    found = list(
+        windows(
+            Recording(CALL), 5.5, SpeechOptions(min_silence_ms=500, pad_ms=250), detector.stream()
+        )
+    )
     assert [round(len(window.samples) / 16_000) for window in found] == [5, 5, 3]
     assert sum(len(window.samples) for window in found) < 14.5 * 16_000  # of 20 s

@@ -38,8 +38,8 @@ class SpeechOptions:
     threshold: float = 0.5
     neg_threshold: float | None = None
     min_speech_ms: int = 100
-    min_silence_ms: int = 500
-    pad_ms: int = 250
+    min_silence_ms: int = 800
+    pad_ms: int = 400
 
     def __post_init__(self) -> None:
         _between("threshold", self.threshold, 0.0, 1.0)

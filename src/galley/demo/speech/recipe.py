@@ -5,10 +5,9 @@ hears. Noise, loudness, pitch and pauses are drawn anew each time. Every step's 
 seed and the step alone, so a killed run continues from its last checkpoint as if nothing had
 happened.
 
-Estimates from single steps on one core of a server with AVX-512 and bfloat16, no whole run yet: the
-pool takes 20 ms of a core for each utterance (40,000: a quarter of an hour), a step of 48 utterances
-2 s and making its batch 0.4 s. So two cores see some 35 utterances a second, 600 written tokens, and
-4,000 steps take about an hour and a half; one core takes three hours.
+On a server with AVX-512 and bfloat16 the pool takes two cores six minutes; a step of some 48 utterances
+takes one core 1.5 s and two cores 1.3 s, beside 0.15 s for its batch. So 5,000 steps take two hours. Most
+is won while the rate falls: the error rate on held-out speech went from 36 % at step 2,000 to 10 %.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ from .voices import Samples
 class Recipe:
     """Everything that decides the outcome of a run."""
 
-    steps: int = 4000
+    steps: int = 5000
     seed: int = 17
     shards: int = 80  # of the pool: 500 utterances each
     draw: Draw = field(default_factory=Draw)

@@ -1,0 +1,96 @@
+"""The bundled speech model: the same text under Galley and faster-whisper, and few wrong words."""
+
+import functools
+from collections.abc import Iterator
+
+import faster_whisper
+import faster_whisper.transcribe
+import jiwer
+import msgspec
+import numpy as np
+import pytest
+from ctranslate2 import StorageView
+from ctranslate2.converters import TransformersConverter
+
+from galley import SamplingParams, Transcriber
+from galley.audio import AudioWindow
+from galley.config import EngineSettings
+from galley.demo.speech import SPEECH_DATA_DIR, SPEECH_MODEL_DIR, heldout
+from galley.demo.speech.evaluate import TARGET
+from galley.demo.speech.tokeniser import END, LANGUAGE, NO_TIMESTAMPS, START, TASK
+from galley.demo.tokeniser import load_tokeniser, token_id
+from galley.formats.source import BUNDLED_SPEECH
+from galley.local import LocalEngine
+from galley.service.requests import expand
+from galley.speech.evaluate import plain_text
+
+RECORDINGS = [f"{name}.{ending}" for name, ending in heldout.FORMATS.items()]
+FRAMES = 800
+"""Of the model's window."""
+
+
+@pytest.fixture(scope="module")
+def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[faster_whisper.WhisperModel]:
+    """faster-whisper on the converted checkpoint; its windows are 30 s unless it is told otherwise."""
+    folder = tmp_path_factory.mktemp("converted") / "model"
+    files = ["tokenizer.json", "preprocessor_config.json"]
+    TransformersConverter(str(SPEECH_MODEL_DIR), copy_files=files).convert(str(folder))
+    short = functools.partial(faster_whisper.transcribe.pad_or_trim, length=FRAMES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(faster_whisper.transcribe, "pad_or_trim", short)
+        yield faster_whisper.WhisperModel(
+            str(folder), device="cpu", compute_type="float32", cpu_threads=1
+        )
+
+
+@pytest.fixture(scope="module")
+def galley() -> Iterator[Transcriber]:
+    with Transcriber(dtype="float32", threads=1) as transcriber:
+        yield transcriber
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_the_same_tokens_as_ctranslate2_of_the_same_features(
+    peer: faster_whisper.WhisperModel, name: str
+) -> None:
+    heard = peer.feature_extractor(faster_whisper.decode_audio(str(SPEECH_DATA_DIR / name)))
+    features = np.zeros((heard.shape[0], FRAMES), np.float32)
+    features[:, : heard.shape[1]] = heard[:, :FRAMES]
+    tokeniser = load_tokeniser(SPEECH_MODEL_DIR)
+    prompt = [token_id(tokeniser, token) for token in (START, LANGUAGE, TASK, NO_TIMESTAMPS)]
+    data = np.ascontiguousarray(features.T, "<f4").tobytes()
+    window = AudioWindow(frames=FRAMES, mels=len(features), data=data)
+    settings = EngineSettings(model=BUNDLED_SPEECH, dtype="float32", threads=1)
+    with LocalEngine(settings) as engine:
+        assert engine.info.speech is not None
+        suppressed = engine.info.speech.suppress_tokens
+        greedy = SamplingParams(temperature=0.0, suppress_tokens=suppressed)
+        requests = expand(prompt, greedy, engine.info, request_id=name, window=window)
+        tokens = [token for output in engine.run(requests) for token in output.tokens]
+    [expected] = peer.model.generate(
+        StorageView.from_array(features[None]), [prompt], beam_size=1, suppress_blank=False,
+        suppress_tokens=list(suppressed),
+    )  # fmt: skip
+    assert tokens == [*expected.sequences_ids[0], token_id(tokeniser, END)]
+
+
+@pytest.mark.parametrize("quantize", ["float32", "bf16", "int8"])
+def test_few_words_are_wrong(quantize: str) -> None:
+    said = {item.name: item.text for number in heldout.SETS for item in heldout.read(number)}
+    with Transcriber(quantize=quantize, threads=1) as transcriber:
+        heard = {
+            name: transcriber.transcribe(SPEECH_DATA_DIR / f"{name}.{ending}").text()
+            for name, ending in heldout.FORMATS.items()
+        }
+    expected = [plain_text(said[name]) for name in heard]
+    assert jiwer.wer(expected, [plain_text(text) for text in heard.values()]) <= TARGET
+
+
+def test_a_whole_call_becomes_its_text(galley: Transcriber) -> None:
+    call = msgspec.json.decode((SPEECH_DATA_DIR / "call.json").read_bytes(), type=heldout.Call)
+    segments = list(galley.transcribe(SPEECH_DATA_DIR / "call.opus"))
+    assert (
+        jiwer.wer(plain_text(call.text), plain_text(" ".join(s.text for s in segments))) <= TARGET
+    )
+    assert len(segments) >= 2
+    assert [s.start for s in segments] == sorted(s.start for s in segments)
