@@ -32,7 +32,7 @@ from galley.speech.transcribe import Transcriber
 
 Samples = NDArray[np.float32]
 
-SILENCES: Final = (0.3, 6.0)
+SILENCES: Final = (1.0, 6.0)
 """Seconds between two recordings, drawn evenly; half of the silences are digital zeros."""
 NOISE: Final = 1e-4
 """Of the other half, as a standard deviation: -80 dB."""
@@ -74,7 +74,7 @@ def main() -> None:
         Transcriber(arguments.model, **settings) as transcriber,
     ):
         file = Path(folder) / "long.wav"
-        joined, spoken = _join(samples, file, 60 * arguments.minutes)
+        joined, order, spoken = _join(samples, file, 60 * arguments.minutes)
         console.print(f"{file.stat().st_size / 1e6:.0f} MB of {arguments.minutes:g} minutes")
         with Progress(console=console) as bars:
             bar = bars.add_task("recordings", total=len(samples))
@@ -83,16 +83,17 @@ def main() -> None:
             whole, memory = _transcribe(
                 transcriber, joined, options, lambda at: bars.update(bar, completed=at)
             )
-    result = _result(short, whole, spoken, memory)
+    heard = {one.sample.audio: one for one in short}
+    result = _result([heard[sample.audio] for sample in order], whole, spoken, memory)
     _print(result, console)
     if arguments.json:
         arguments.json.write_text(json.dumps(asdict(result), indent=2) + "\n")
 
 
-def _join(samples: list[Sample], file: Path, seconds: float) -> tuple[Sample, float]:
-    """Write the long recording; the seconds of it that are recordings."""
+def _join(samples: list[Sample], file: Path, seconds: float) -> tuple[Sample, list[Sample], float]:
+    """Write the long recording; what it is made of, and the seconds of it that are recordings."""
     rng, noise = random.Random(0), np.random.default_rng(0)
-    texts: list[str] = []
+    order: list[Sample] = []
     spoken = total = 0.0
     with wave.open(str(file), "wb") as out:
         out.setnchannels(1)
@@ -106,12 +107,12 @@ def _join(samples: list[Sample], file: Path, seconds: float) -> tuple[Sample, fl
                     silence += NOISE * noise.standard_normal(len(silence)).astype(np.float32)
                 for part in (said, silence):
                     out.writeframes(np.round(32767 * part.clip(-1, 1)).astype("<i2").tobytes())
-                texts.append(sample.text)
+                order.append(sample)
                 spoken += len(said) / SAMPLE_RATE
                 total += (len(said) + len(silence)) / SAMPLE_RATE
                 if total >= seconds:
                     break
-    return Sample(file, " ".join(texts)), spoken
+    return Sample(file, " ".join(sample.text for sample in order)), order, spoken
 
 
 def _transcribe(

@@ -46,13 +46,19 @@ def on_disk(files: Iterator[tuple[str, int]]) -> float:
 
 
 def test_the_core_is_a_small_install() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    needed = closure(project["dependencies"])
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = closure(settings["project"]["dependencies"])
     assert "torch" not in needed
     bytes_of = {name: on_disk(sizes(found)) for name, found in needed.items()}
     package = Path(galley.__file__).parent
+    excluded = {
+        ROOT / "src" / name for name in settings["tool"]["scikit-build"]["wheel"]["exclude"]
+    }
+    assert all(path.exists() for path in excluded)
     bytes_of["galley"] = on_disk(
-        (path.name, path.stat().st_size) for path in package.rglob("*") if path.is_file()
+        (path.name, path.stat().st_size)
+        for path in package.rglob("*")
+        if path.is_file() and path not in excluded
     )
     largest = sorted(bytes_of.items(), key=lambda item: -item[1])
     assert sum(bytes_of.values()) <= LIMIT, largest

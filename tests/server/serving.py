@@ -89,7 +89,8 @@ class Server:
 
     def engine(self, model: str) -> psutil.Process:
         """The engine process of one of several models."""
-        [engine] = [child for child in self.children() if model in child.cmdline()]
+        alive = [c for c in self.children() if c.status() != psutil.STATUS_ZOMBIE]
+        [engine] = [child for child in alive if model in child.cmdline()]
         return engine
 
     @property

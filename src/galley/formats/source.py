@@ -29,8 +29,9 @@ def resolve_model(model: str, *, revision: str = "main", show_progress: bool = T
         show_progress: draw progress bars on stderr while downloading.
 
     Raises:
-        ModelNotFound: no such folder; no such hub id or revision; no leave to read it; or it is not
-            in the cache and the hub cannot be reached.
+        ModelNotFound: the bundled speech model is no part of this installation; no such folder; no such
+            hub id or revision; no leave to read it; or it is not in the cache and the hub cannot be
+            reached.
     """
     if model in ("", BUNDLED):
         from galley.demo import MODEL_DIR
@@ -39,6 +40,11 @@ def resolve_model(model: str, *, revision: str = "main", show_progress: bool = T
     if model == BUNDLED_SPEECH:
         from galley.demo.speech import SPEECH_MODEL_DIR
 
+        if not (SPEECH_MODEL_DIR / "model.safetensors").exists():
+            raise ModelNotFound(
+                f"{BUNDLED_SPEECH} comes with Galley's source, not with its wheel, which is kept small: "
+                "run from a checkout (make run), or give another speech model"
+            )
         return SPEECH_MODEL_DIR
     path = _existing(model)
     if path is not None and path.is_dir():

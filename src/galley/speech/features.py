@@ -43,7 +43,7 @@ class LogMel:
         self.mels = mels
         self.window_seconds = window_seconds
         self.window_samples = round(window_seconds * SAMPLE_RATE)
-        self._pad = pad
+        self.pads = pad
         hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(FRAME) / FRAME)
         self._hann: NDArray[np.float32] = hann.astype(np.float32)
         self._bands = mel_bands(mels, FRAME // 2 + 1, SAMPLE_RATE)
@@ -92,7 +92,7 @@ class LogMel:
             raise ValueError(
                 f"a window of {len(samples)} samples is longer than {self.window_samples}"
             )
-        length = self.window_samples if self._pad else max(len(samples), FRAME)
+        length = self.window_samples if self.pads else max(len(samples), FRAME)
         features = np.empty((length // HOP, self.mels), np.float32)
         heard = min(len(features), -(-(len(samples) + FRAME // 2) // HOP))
         self._powers(self._framed(samples, length)[:heard], features)

@@ -36,7 +36,11 @@ class WindowSource:
         self._closed = False
         found = AllSpeech() if options.speech is None else detector.stream()
         self._windows: Iterator[Window] = windows(
-            self._blocks(), features.window_seconds, options.speech or SpeechOptions(), found
+            self._blocks(),
+            features.window_seconds,
+            options.speech or SpeechOptions(),
+            found,
+            pack=features.pads,
         )
 
     @property

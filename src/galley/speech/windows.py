@@ -1,7 +1,8 @@
 """Windows: speech packed into pieces of at most a model's length, with the silence between left out.
 
-Each window is one run of the encoder, so what matters is that there are few. Spans of speech go into one
-window until it is full; times in a window lead back to the recording.
+Each window is one run of the encoder. A model whose windows are padded to one length wants few of them:
+spans of speech go into one until it is full, and times in a window lead back to the recording. A model
+that takes windows of any length gets each span by itself.
 """
 
 from collections.abc import Iterable, Iterator
@@ -117,9 +118,11 @@ class Windower:
     Args:
         limit_seconds: how long a window may be.
         options: what counts as speech.
+        pack: fill each window with as many spans as it holds.
     """
 
-    def __init__(self, limit_seconds: float, options: SpeechOptions) -> None:
+    def __init__(self, limit_seconds: float, options: SpeechOptions, *, pack: bool = True) -> None:
+        self._packs = pack
         self._limit = int(limit_seconds * SAMPLE_RATE)
         overlap = int(min(_OVERLAP_SECONDS, limit_seconds / 6) * SAMPLE_RATE)
         self._finder = SpanFinder(options, self._limit, overlap)
@@ -144,7 +147,7 @@ class Windower:
     def _pack(self, spans: Iterable[Span]) -> Iterator[Window]:
         for span in spans:
             length = sum(map(len, self._pieces)) + span.end - span.start
-            if span.overlap or length > self._limit:
+            if span.overlap or length > self._limit or not self._packs:
                 yield from self._flush()
             self._spans.append(span)
             self._pieces.append(self._tape.cut(span.start, span.end))
@@ -160,6 +163,8 @@ def windows(
     limit_seconds: float,
     options: SpeechOptions,
     detector: Probabilities,
+    *,
+    pack: bool = True,
 ) -> Iterator[Window]:
     """The windows of a recording, as its blocks (mono float32, 16 kHz) come in.
 
@@ -168,8 +173,9 @@ def windows(
         limit_seconds: how long a window may be.
         options: what counts as speech.
         detector: a new stream of one.
+        pack: as :class:`Windower` takes it.
     """
-    windower = Windower(limit_seconds, options)
+    windower = Windower(limit_seconds, options, pack=pack)
     for block in blocks:
         yield from windower.feed(block, detector.feed(block))
     yield from windower.finish(detector.finish())
