@@ -120,6 +120,9 @@ struct Kernels {
     void (*gelu)(const float* x, int64_t width, float* y);
     void (*add)(const float* a, const float* b, int64_t width, float* y);
     void (*write_kv)(const Cache&, const float* k, const float* v, int64_t block, int64_t slot);
+    // The same for a block's 16 tokens, whose rows lie a stride apart.
+    void (*write_kv_block)(const Cache&, const float* k, int64_t k_stride, const float* v,
+                           int64_t v_stride, int64_t block);
     // The rows' results from all keys that they may see: chunk by chunk, merged in order.
     void (*attend)(const Attend&);
     // The same bits in two steps, for threads to share: what one chunk contributes,

@@ -114,8 +114,16 @@ void Program::write_kv(const Cache& cache, const Tables& tables, int64_t r, cons
 }
 
 void Program::write_all_kv(const Cache& cache, const Tables& tables, const Slot& k, const Slot& v) {
-    each_row(8 * cache.kv_heads * cache.head_dim,
-             [&](int64_t r, int) { write_kv(cache, tables, r, row(k, r), row(v, r)); });
+    each_row(8 * cache.kv_heads * cache.head_dim, [&](int64_t r, int) {
+        const int64_t s = sequence_of_[r], slot = step_.positions[r] % kBlockTokens;
+        const int64_t first = r - slot;
+        const bool whole = first >= step_.starts[s] && first + kBlockTokens <= step_.starts[s + 1];
+        if (!whole) return write_kv(cache, tables, r, row(k, r), row(v, r));
+        if (slot > 0) return;  // the block's first row brings all
+        const int64_t block = tables.of(s)[step_.positions[r] / kBlockTokens];
+        kernels_.write_kv_block(cache, row(k, r), row(k, r + 1) - row(k, r), row(v, r),
+                                row(v, r + 1) - row(v, r), block);
+    });
 }
 
 void Program::attend_own(const AttentionOp& op) {

@@ -85,9 +85,7 @@ struct Worker {
     void pack_query(int64_t row, int64_t r, int64_t count) const {
         positions[row] = a.keys ? last : a.first + row / a.group;
         const float* q = a.q + row / a.group * a.q_stride + row % a.group * cache.head_dim;
-        float* to = queries + (row - r) * depth() + r;
-        for (int64_t d = 0; d < depth() * kDepth; ++d)
-            Its::put(to + d / kDepth * count, d % kDepth, d < cache.head_dim ? q[d] : 0.0f);
+        Its::pack(q, cache.head_dim, queries + (row - r) * depth() + r, count);
     }
 
     int64_t depth() const { return (cache.head_dim + kDepth - 1) / kDepth; }
@@ -101,11 +99,12 @@ struct Worker {
         return piece(cache, a.table[key / kBlockTokens], a.kv_head);
     }
 
-    // What will be read one span after `key` is: then the next KV head's first.
+    // What will be read two spans after `key` is: beyond the last, the next KV head's first.
     const uint8_t* piece_after(int64_t key) const {
-        const int64_t next = key + kSpan;
-        return next <= last ? piece_of(next)
-                            : piece_of(first_span() + key % kSpan) + cache.head_bytes;
+        const int64_t next = key + 2 * kSpan;
+        if (next <= last) return piece_of(next);
+        const int64_t from = first_span() + (key - first_span()) % (2 * kSpan);
+        return piece_of(from <= last ? from : last) + cache.head_bytes;
     }
 
     // R rows against C blocks of keys from `at` on, which are columns `column` of the span.
@@ -175,14 +174,19 @@ struct Worker {
         float* s = scores + row * kSpan;
         Floats high = load(s);
         for (int64_t c = kLanes; c < columns; c += kLanes) high = max(high, load(s + c));
-        const float top = largest(high);
         float& best = sums.best[row];
-        const float now = top > best ? top : best;
-        const Floats fade = exp(splat(best - now));
-        best = now;
-        Floats total = load(sums.totals + row * kLanes) * fade;
+        Floats total = load(sums.totals + row * kLanes);
+        shrink[row] = 1.0f;
+        if (not_at_most(high, splat(best))) {  // seldom, after the first spans
+            const float top = largest(high);
+            const float now = top > best ? top : best;
+            const Floats fade = exp(splat(best - now));
+            best = now;
+            total = total * fade;
+            shrink[row] = fade.p[0][0];
+        }
         for (int64_t c = 0; c < columns; c += kLanes) {
-            const Floats p = exp(load(s + c) - splat(now));
+            const Floats p = weight_of(load(s + c), best);
             total = total + p;
             if constexpr (sizeof(T) == 1)
                 store(s + c, p * load(value_scales(cache, piece_of(span + c))));
@@ -192,7 +196,12 @@ struct Worker {
                 store(s + c, p);
         }
         store(sums.totals + row * kLanes, total);
-        shrink[row] = fade.p[0][0];
+    }
+
+    static Floats weight_of(Floats score, float best) {
+        if constexpr (kDepth == 1) return exp(score - splat(best));
+        constexpr float kLog2E = 1.44269504f;
+        return exp2_rough((score - splat(best)) * splat(kLog2E));
     }
 
     // R rows' weights times D registers of each value from `d` on.

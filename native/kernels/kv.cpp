@@ -1,4 +1,4 @@
-// One token's keys and values on their way into the cache.
+// Keys and values on their way into the cache, of one token or of a whole block.
 #include "kv.hpp"
 
 #include "rounding.hpp"
@@ -14,12 +14,16 @@ void write_head(const float* x, int64_t count, float* out, int64_t stride) {
 }
 
 void write_head(const float* x, int64_t count, uint16_t* out, int64_t stride) {
-    for (int64_t d = 0; d < count; ++d) out[d * stride] = to_bf16(x[d]);
+    for (int64_t d = 0; d < count; d += kLanes) {
+        uint16_t halves[kLanes];
+        store_bf16(halves, load_some(x + d, count - d));
+        const int64_t end = count - d < kLanes ? count - d : kLanes;
+        for (int64_t i = 0; i < end; ++i) out[(d + i) * stride] = halves[i];
+    }
 }
 
-void write_head(const float* x, int64_t count, int8_t* out, int64_t stride, float* scale) {
-    const Rounding rounding = rounding_of(x, count);
-    *scale = rounding.scale;
+void write_head(const float* x, int64_t count, int8_t* out, int64_t stride,
+                const Rounding& rounding) {
     for (int64_t d = 0; d < count; d += kLanes) {
         int8_t q[kLanes];
         store_bytes(q, round(rounding, load_some(x + d, count - d)));
@@ -36,8 +40,12 @@ void write(const Cache& c, const float* k, const float* v, int64_t block, int64_
         T* value = reinterpret_cast<T*>(to + c.values) + slot * c.padded_dim;
         const int64_t at = h * c.head_dim;
         if constexpr (sizeof(T) == 1) {
-            write_head(k + at, c.head_dim, key, kBlockTokens, key_scales(c, to) + slot);
-            write_head(v + at, c.head_dim, value, 1, value_scales(c, to) + slot);
+            const Rounding keys = rounding_of(k + at, c.head_dim);
+            const Rounding values = rounding_of(v + at, c.head_dim);
+            key_scales(c, to)[slot] = keys.scale;
+            value_scales(c, to)[slot] = values.scale;
+            write_head(k + at, c.head_dim, key, kBlockTokens, keys);
+            write_head(v + at, c.head_dim, value, 1, values);
         } else {
             write_head(k + at, c.head_dim, key, kBlockTokens);
             write_head(v + at, c.head_dim, value, 1);
@@ -49,15 +57,145 @@ void write(const Cache& c, const float* k, const float* v, int64_t block, int64_
 void write_pairs(const Cache& c, const float* k, const float* v, int64_t block, int64_t slot) {
     for (int64_t h = 0; h < c.kv_heads; ++h, k += c.head_dim, v += c.head_dim) {
         uint8_t* to = piece(c, block, h);
-        uint16_t* key = reinterpret_cast<uint16_t*>(to) + 2 * slot;
         uint16_t* value =
             reinterpret_cast<uint16_t*>(to + c.values) + slot / 2 * 2 * c.padded_dim + slot % 2;
-        for (int64_t d = 0; d < c.head_dim; ++d) {
-            key[d / 2 * 2 * kBlockTokens + d % 2] = to_bf16(k[d]);
-            value[2 * d] = to_bf16(v[d]);
-        }
-        if (c.head_dim % 2) key[c.head_dim / 2 * 2 * kBlockTokens + 1] = 0;
+        Operands<PairBF16>::pack(k, c.head_dim, reinterpret_cast<float*>(to) + slot, kBlockTokens);
+        write_head(v, c.head_dim, value, 2);
     }
+}
+
+// Rows become columns.
+GALLEY_INLINE void transpose(Floats (&a)[kLanes]) {
+#if defined(__AVX512F__)
+    __m512 pairs[kLanes], fours[kLanes];
+    GALLEY_UNROLL for (int i = 0; i < kLanes; i += 2) {
+        pairs[i] = _mm512_unpacklo_ps(a[i].p[0], a[i + 1].p[0]);
+        pairs[i + 1] = _mm512_unpackhi_ps(a[i].p[0], a[i + 1].p[0]);
+    }
+    GALLEY_UNROLL for (int i = 0; i < kLanes; i += 4) GALLEY_UNROLL for (int j = 0; j < 2; ++j) {
+        const __m512d x = (__m512d)pairs[i + j], y = (__m512d)pairs[i + j + 2];
+        fours[i + 2 * j] = (__m512)_mm512_unpacklo_pd(x, y);
+        fours[i + 2 * j + 1] = (__m512)_mm512_unpackhi_pd(x, y);
+    }
+    // Quarter q of fours[4 * i + j] holds column 4 * q + j of the rows from 4 * i on.
+    GALLEY_UNROLL for (int j = 0; j < 4; ++j) {
+        const __m512 low = _mm512_shuffle_f32x4(fours[j], fours[4 + j], 0x44);
+        const __m512 high = _mm512_shuffle_f32x4(fours[j], fours[4 + j], 0xee);
+        const __m512 later_low = _mm512_shuffle_f32x4(fours[8 + j], fours[12 + j], 0x44);
+        const __m512 later_high = _mm512_shuffle_f32x4(fours[8 + j], fours[12 + j], 0xee);
+        a[j].p[0] = (FloatPart)_mm512_shuffle_f32x4(low, later_low, 0x88);
+        a[4 + j].p[0] = (FloatPart)_mm512_shuffle_f32x4(low, later_low, 0xdd);
+        a[8 + j].p[0] = (FloatPart)_mm512_shuffle_f32x4(high, later_high, 0x88);
+        a[12 + j].p[0] = (FloatPart)_mm512_shuffle_f32x4(high, later_high, 0xdd);
+    }
+#else
+    float rows[kLanes][kLanes], columns[kLanes][kLanes];
+    for (int i = 0; i < kLanes; ++i) store(rows[i], a[i]);
+    for (int i = 0; i < kLanes; ++i)
+        for (int j = 0; j < kLanes; ++j) columns[j][i] = rows[i][j];
+    for (int i = 0; i < kLanes; ++i) a[i] = load(columns[i]);
+#endif
+}
+
+// How elements T pass a transposition: `take` fills 16 lanes with kTaken elements each, `put`
+// writes one such lane of 16 tokens.
+template <class T>
+struct Passage {
+    static constexpr int64_t kTaken = 1;
+    static Floats take(const float* x, int64_t count, const Rounding&) {
+        return load_some(x, count);
+    }
+    static void put(float* to, Floats v) { store(to, v); }
+    static void put(uint16_t* to, Floats v) { store_bf16(to, v); }
+};
+template <>
+struct Passage<int8_t> {
+    static constexpr int64_t kTaken = 1;
+    static Floats take(const float* x, int64_t count, const Rounding& rounding) {
+        const Ints q = round(rounding, load_some(x, count));
+        Floats r;
+        GALLEY_PARTS r.p[i] = (FloatPart)q.p[i];
+        return r;
+    }
+    static void put(int8_t* to, Floats v) {
+        Ints q;
+        GALLEY_PARTS q.p[i] = (IntPart)v.p[i];
+        store_bytes(to, q);
+    }
+};
+template <>
+struct Passage<PairBF16> {
+    static constexpr int64_t kTaken = 2;
+    static Floats take(const float* x, int64_t count, const Rounding&) {
+        uint16_t halves[2 * kLanes];
+        store_bf16(halves, load_some(x, count));
+        store_bf16(halves + kLanes, load_some(x + kLanes, count - kLanes));
+        return load_parts<Floats>(halves);
+    }
+    static void put(PairBF16* to, Floats v) { store(reinterpret_cast<float*>(to), v); }
+};
+
+struct Rows {  // of one head, of a block's 16 tokens
+    const float* first;
+    int64_t stride, count;
+    const float* operator[](int64_t token) const { return first + token * stride; }
+};
+
+template <class T>
+void write_keys(const Rows& k, T* out, const Rounding* roundings) {
+    using Its = Passage<T>;
+    for (int64_t d = 0; d < k.count; d += Its::kTaken * kLanes) {
+        Floats tile[kLanes];
+        GALLEY_UNROLL for (int t = 0; t < kLanes; ++t) tile[t] =
+            Its::take(k[t] + d, k.count - d, roundings[t]);
+        transpose(tile);
+        const int64_t left = (k.count - d + Its::kTaken - 1) / Its::kTaken;
+        for (int64_t i = 0; i < (left < kLanes ? left : kLanes); ++i)
+            Its::put(out + (d / Its::kTaken + i) * kBlockTokens, tile[i]);
+    }
+}
+
+void write_value(const float* x, int64_t count, float* out, const Rounding&) {
+    for (int64_t d = 0; d < count; d += kLanes)
+        store_some(out + d, load_some(x + d, count - d), count - d);
+}
+void write_value(const float* x, int64_t count, uint16_t* out, const Rounding&) {
+    for (int64_t d = 0; d < count; d += kLanes)
+        store_some_bf16(out + d, load_some(x + d, count - d), count - d);
+}
+void write_value(const float* x, int64_t count, int8_t* out, const Rounding& rounding) {
+    write_head(x, count, out, 1, rounding);
+}
+
+template <class T>
+void write_block(const Cache& c, const Rows& k, const Rows& v, uint8_t* to) {
+    Rounding keys[kBlockTokens] = {}, values[kBlockTokens] = {};
+    if constexpr (sizeof(T) == 1)
+        for (int64_t t = 0; t < kBlockTokens; ++t) {
+            keys[t] = rounding_of(k[t], k.count);
+            values[t] = rounding_of(v[t], v.count);
+            key_scales(c, to)[t] = keys[t].scale;
+            value_scales(c, to)[t] = values[t].scale;
+        }
+    write_keys(k, reinterpret_cast<T*>(to), keys);
+    T* out = reinterpret_cast<T*>(to + c.values);
+    for (int64_t t = 0; t < kBlockTokens; ++t)
+        write_value(v[t], v.count, out + t * c.padded_dim, values[t]);
+}
+
+template <>
+void write_block<PairBF16>(const Cache& c, const Rows& k, const Rows& v, uint8_t* to) {
+    const Rounding none[kBlockTokens] = {};
+    write_keys(k, reinterpret_cast<PairBF16*>(to), none);
+    PairBF16* out = reinterpret_cast<PairBF16*>(to + c.values);
+    for (int64_t t = 0; t < kBlockTokens; t += 2, out += c.padded_dim)
+        for (int64_t d = 0; d < v.count; d += kLanes) {
+            uint16_t first[kLanes], second[kLanes];
+            store_bf16(first, load_some(v[t] + d, v.count - d));
+            store_bf16(second, load_some(v[t + 1] + d, v.count - d));
+            const int64_t end = v.count - d < kLanes ? v.count - d : kLanes;
+            for (int64_t i = 0; i < end; ++i) out[d + i] = {first[i], second[i]};
+        }
 }
 
 }  // namespace
@@ -67,6 +205,23 @@ void write_kv(const Cache& c, const float* k, const float* v, int64_t block, int
     if (c.type == KvType::kBF16) return write<uint16_t>(c, k, v, block, slot);
     if (c.type == KvType::kPairs) return write_pairs(c, k, v, block, slot);
     write<float>(c, k, v, block, slot);
+}
+
+void write_kv_block(const Cache& c, const float* k, int64_t k_stride, const float* v,
+                    int64_t v_stride, int64_t block) {
+    for (int64_t h = 0; h < c.kv_heads; ++h) {
+        const Rows keys = {k + h * c.head_dim, k_stride, c.head_dim};
+        const Rows values = {v + h * c.head_dim, v_stride, c.head_dim};
+        uint8_t* to = piece(c, block, h);
+        if (c.type == KvType::kInt8)
+            write_block<int8_t>(c, keys, values, to);
+        else if (c.type == KvType::kBF16)
+            write_block<uint16_t>(c, keys, values, to);
+        else if (c.type == KvType::kPairs)
+            write_block<PairBF16>(c, keys, values, to);
+        else
+            write_block<float>(c, keys, values, to);
+    }
 }
 
 }  // namespace GALLEY_ISA

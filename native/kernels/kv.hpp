@@ -18,12 +18,14 @@ GALLEY_INLINE Pairs load_operands(const PairBF16* a) {
 }
 
 // What a product with 16 elements T takes: how many of a row it has at a time, and the other
-// operand, which fills a float's room whatever it is.
+// operand, which fills a float's room whatever it is. `pack` makes those of a row, `stride` apart.
 template <class T>
 struct Operands {
     using Lanes = Floats;
     static constexpr int64_t kDepth = 1;
-    static void put(float* to, int64_t, float value) { *to = value; }
+    static void pack(const float* x, int64_t count, float* to, int64_t stride) {
+        for (int64_t d = 0; d < count; ++d) to[d * stride] = x[d];
+    }
     static Lanes spread(const float* x) { return splat(*x); }
     static Floats dot(Floats acc, Lanes x, Lanes w) { return fma(x, w, acc); }
 };
@@ -31,8 +33,13 @@ template <>
 struct Operands<PairBF16> {
     using Lanes = Pairs;
     static constexpr int64_t kDepth = 2;
-    static void put(float* to, int64_t which, float value) {
-        reinterpret_cast<uint16_t*>(to)[which] = to_bf16(value);
+    static void pack(const float* x, int64_t count, float* to, int64_t stride) {
+        for (int64_t d = 0; d < count; d += kLanes) {
+            uint16_t halves[kLanes];
+            store_bf16(halves, load_some(x + d, count - d));
+            const int64_t end = count - d < kLanes ? count - d : kLanes;
+            for (int64_t i = 0; i < end; i += 2) memcpy(to + (d + i) / 2 * stride, halves + i, 4);
+        }
     }
     static Lanes spread(const float* x) { return splat_pair(reinterpret_cast<const uint16_t*>(x)); }
     static Floats dot(Floats acc, Lanes x, Lanes w) { return dot_pairs(acc, x, w); }

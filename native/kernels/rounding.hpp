@@ -12,14 +12,16 @@ struct Rounding {
 };
 
 GALLEY_INLINE Rounding rounding_of(const float* x, int64_t count) {
-    Floats high = splat(0.0f), bad = splat(0.0f);
+    const Floats greatest = splat(__FLT_MAX__);
+    Floats high = splat(0.0f);
+    uint32_t bad = 0;
     for (int64_t i = 0; i < count; i += kLanes) {
-        const Floats v = load_some(x + i, count - i);
-        high = max(high, abs(v));
-        bad = bad + v * splat(0.0f);  // NaN as soon as one element is not finite
+        const Floats v = abs(load_some(x + i, count - i));
+        high = max(high, v);
+        bad |= not_at_most(v, greatest);
     }
-    const float most = largest(high), poison = sum(bad);
-    if (poison != 0.0f) return {poison, 0.0f};
+    if (bad) return {__builtin_nanf(""), 0.0f};
+    const float most = largest(high);
     // Below 1e-30 the quotient would overflow; such a row is zero for every purpose.
     if (most <= 1e-30f) return {0.0f, 0.0f};
     return {most / 127.0f, 127.0f / most};

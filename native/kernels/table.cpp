@@ -30,6 +30,7 @@ const Kernels kKernels = {
     gelu,
     add,
     write_kv,
+    write_kv_block,
     attend,
     attend_chunk,
     merge_chunks,

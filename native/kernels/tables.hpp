@@ -21,6 +21,8 @@ void silu_mul(const float* a, const float* b, int64_t width, float* y);
 void gelu(const float* x, int64_t width, float* y);
 void add(const float* a, const float* b, int64_t width, float* y);
 void write_kv(const Cache&, const float* k, const float* v, int64_t block, int64_t slot);
+void write_kv_block(const Cache&, const float* k, int64_t k_stride, const float* v,
+                    int64_t v_stride, int64_t block);
 void attend(const Attend&);
 void attend_chunk(const Attend&, int64_t chunk, float* partial);
 void merge_chunks(const Attend&, float* partials, int64_t count);

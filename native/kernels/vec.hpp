@@ -211,32 +211,65 @@ GALLEY_INLINE Ints to_ints(Floats a) {
     return r;
 }
 
+// Between narrow elements and wide ones: where there is an instruction for it GCC 12 takes several.
+// Of integers that a byte holds.
 GALLEY_INLINE void store_bytes(int8_t* a, Ints v) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(a), _mm512_cvtepi32_epi8((__m512i)v.p[0]));
+#elif defined(__AVX2__)
+    const __m256i halves = _mm256_permute4x64_epi64(
+        _mm256_packs_epi32((__m256i)v.p[0], (__m256i)v.p[1]), _MM_SHUFFLE(3, 1, 2, 0));
+    _mm_storeu_si128(
+        reinterpret_cast<__m128i*>(a),
+        _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
+#else
     GALLEY_PARTS {
         const SignedBytePart part = __builtin_convertvector(v.p[i], SignedBytePart);
         memcpy(a + i * kWidth, &part, sizeof part);
     }
+#endif
 }
 GALLEY_INLINE Floats load_int8(const int8_t* a) {
-    Floats r;
+    Ints r;
+#if defined(__AVX512F__)
+    r.p[0] = (IntPart)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a)));
+#elif defined(__AVX2__)
+    GALLEY_PARTS r.p[i] = (IntPart)_mm256_cvtepi8_epi32(
+        _mm_loadl_epi64(reinterpret_cast<const __m128i*>(a + i * kWidth)));
+#else
     GALLEY_PARTS {
         SignedBytePart part;
         memcpy(&part, a + i * kWidth, sizeof part);
-        r.p[i] = __builtin_convertvector(__builtin_convertvector(part, IntPart), FloatPart);
+        r.p[i] = __builtin_convertvector(part, IntPart);
     }
-    return r;
+#endif
+    return to_floats(r);
 }
 GALLEY_INLINE Floats load_bf16(const uint16_t* a) {
     Floats r;
+#if defined(__AVX512F__)
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a));
+    r.p[0] = (FloatPart)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+#elif defined(__AVX2__)
+    GALLEY_PARTS {
+        const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a + i * kWidth));
+        r.p[i] = (FloatPart)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
+    }
+#else
     GALLEY_PARTS {
         HalfPart half;
         memcpy(&half, a + i * kWidth, sizeof half);
         r.p[i] = (FloatPart)(__builtin_convertvector(half, UintPart) << 16);
     }
+#endif
     return r;
 }
-// To the nearest, ties to even; NaN stays NaN.
+// To the nearest, ties to even; NaN stays NaN. Numbers below 2^-126 may become 0.
 GALLEY_INLINE void store_bf16(uint16_t* a, Floats v) {
+#if defined(__AVX512BF16__)
+    const __m256bh halves = _mm512_cvtneps_pbh(v.p[0]);
+    memcpy(a, &halves, sizeof halves);
+#else
     GALLEY_PARTS {
         UintPart bits = (UintPart)v.p[i];
         UintPart rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -244,6 +277,14 @@ GALLEY_INLINE void store_bf16(uint16_t* a, Floats v) {
         HalfPart half = __builtin_convertvector(rounded, HalfPart);
         memcpy(a + i * kWidth, &half, sizeof half);
     }
+#endif
+}
+// The first `count` of 16.
+GALLEY_INLINE void store_some_bf16(uint16_t* a, Floats v, int64_t count) {
+    if (count >= kLanes) return store_bf16(a, v);
+    uint16_t padded[kLanes];
+    store_bf16(padded, v);
+    memcpy(a, padded, count * sizeof *a);
 }
 GALLEY_INLINE uint16_t to_bf16(float v) {
     uint32_t bits;
@@ -303,6 +344,33 @@ GALLEY_INLINE Floats exp(Floats x) {
         result.p[i] = x.p[i] < low.p[i] ? FloatPart{} : y.p[i] * power;
     }
     return result;
+}
+
+// 2^x for what is rounded to bfloat16 after it: relative error below 1.1e-4, exactly 1 at 0, 0 far
+// below; NaN stays NaN. x at most 127.
+GALLEY_INLINE Floats exp2_rough(Floats x) {
+    const float lowest = kWidth == 16 ? -200.0f : -126.0f;
+    const Floats c = max(x, splat(lowest));
+#if defined(__AVX512F__)
+    const Floats n = {(FloatPart)_mm512_roundscale_ps(c.p[0], 0)};
+#else
+    const Ints whole = to_ints(c);
+    const Floats n = to_floats(whole);
+#endif
+    const Floats r = c - n;
+    Floats p = fma(splat(5.500887e-2f), r, splat(2.4221097e-1f));
+    p = fma(p, r, splat(6.9328294e-1f));
+    p = fma(p, r, splat(1.0f));
+#if defined(__AVX512F__)
+    return {(FloatPart)_mm512_scalef_ps(p.p[0], n.p[0])};
+#else
+    Floats result;
+    GALLEY_PARTS {
+        const FloatPart scaled = (FloatPart)((IntPart)p.p[i] + (whole.p[i] << 23));
+        result.p[i] = x.p[i] < lowest ? FloatPart{} : scaled;
+    }
+    return result;
+#endif
 }
 
 }  // namespace GALLEY_ISA
