@@ -54,6 +54,21 @@ def native(
     return executor
 
 
+Placed = Callable[[str, str], tuple[Path, Program]]
+
+
+@pytest.fixture
+def placed(checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch) -> Placed:
+    """(variant, instruction set) -> a checkpoint and its program; executors will use that set."""
+
+    def place(variant: str, isa: str) -> tuple[Path, Program]:
+        monkeypatch.setenv(ISA_VARIABLE, isa)
+        folder = checkpoint(variant)
+        return folder, program_of(folder)
+
+    return place
+
+
 class Pool:
     """Hands out blocks, in no order."""
 
@@ -125,6 +140,12 @@ def run(
     return [np.concatenate(parts) for parts in logits]
 
 
+def longest(program: Program) -> int:
+    """Frames of the longest window."""
+    assert program.encoder is not None
+    return program.encoder.max_positions
+
+
 def random_windows(program: Program, lengths: list[int], seed: int = 0) -> list[Floats]:
     assert program.encoder is not None
     rng = np.random.default_rng(seed)
@@ -138,15 +159,10 @@ def random_ids(count: int, seed: int) -> list[int]:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("variant", WHISPER_VARIANTS)
-def test_every_kind_agrees_with_torch(
-    variant: str, isa: str, checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_kind_agrees_with_torch(variant: str, isa: str, placed: Placed) -> None:
     """What is left is the rounding that a sum's last bit tips over. Windows of one frame and of all."""
-    monkeypatch.setenv(ISA_VARIABLE, isa)
-    folder = checkpoint(variant)
-    program = program_of(folder)
-    assert program.encoder is not None
-    windows = random_windows(program, [1, 17, program.encoder.max_positions])
+    folder, program = placed(variant, isa)
+    windows = random_windows(program, [1, 17, longest(program)])
     sequences = [(w, random_ids(40, w), [4, 3, *[1] * 33]) for w in (2, 0, 1, 2)]
     for (kind, activations), (worst, mean) in zip(
         LAYERS,
@@ -165,14 +181,9 @@ def test_every_kind_agrees_with_torch(
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("variant", WHISPER_VARIANTS)
-def test_float32_agrees_with_transformers(
-    variant: str, isa: str, checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(ISA_VARIABLE, isa)
-    folder = checkpoint(variant)
-    program = program_of(folder)
-    assert program.encoder is not None
-    (window,) = random_windows(program, [program.encoder.max_positions])
+def test_float32_agrees_with_transformers(variant: str, isa: str, placed: Placed) -> None:
+    folder, program = placed(variant, isa)
+    (window,) = random_windows(program, [longest(program)])
     ids = random_ids(40, 1)
     model = WhisperForConditionalGeneration.from_pretrained(folder)
     with torch.inference_mode():
@@ -189,16 +200,12 @@ def test_bits_do_not_depend_on_batches_chunks_or_threads(
     kind: Quantize,
     activations: Activations,
     isa: str,
-    checkpoint: CheckpointMaker,
-    monkeypatch: pytest.MonkeyPatch,
+    placed: Placed,
 ) -> None:
-    monkeypatch.setenv(ISA_VARIABLE, isa)
-    folder = checkpoint("whisper-odd-128")
-    program = program_of(folder)
-    assert program.encoder is not None
+    folder, program = placed("whisper-odd-128", isa)
     rng = np.random.default_rng(3)
-    lengths = [1, 2, program.encoder.max_positions]
-    lengths += rng.integers(1, program.encoder.max_positions, 5).tolist()
+    lengths = [1, 2, longest(program)]
+    lengths += rng.integers(1, longest(program), 5).tolist()
     windows = random_windows(program, lengths)
     ids = [random_ids(int(n), int(n)) for n in rng.integers(1, 48, len(windows))]
     one = native(folder, kind, activations)
@@ -221,15 +228,11 @@ def test_bits_do_not_depend_on_batches_chunks_or_threads(
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("variant", WHISPER_VARIANTS)
-def test_alignment_agrees_with_torch(
-    variant: str, isa: str, checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_alignment_agrees_with_torch(variant: str, isa: str, placed: Placed) -> None:
     """For every kind of weights and of keys; whole windows, one of one row, and more rows than a tile."""
-    monkeypatch.setenv(ISA_VARIABLE, isa)
-    folder = checkpoint(variant)
-    program = program_of(folder)
+    folder, program = placed(variant, isa)
     assert program.encoder is not None
-    windows = random_windows(program, [1, 17, program.encoder.max_positions])
+    windows = random_windows(program, [1, 17, longest(program)])
     sequences = [(w, random_ids(70, w), [4, 66]) for w in (2, 0, 1, 2)]
     rows = [program.encoder.rows_of(len(window)) for window in windows]
     for kind, activations, kv_dtype, worst in (
@@ -253,11 +256,9 @@ def test_alignment_agrees_with_torch(
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kv_dtype", KV_TYPES)
 def test_bits_of_an_alignment_depend_on_its_row_alone(
-    kv_dtype: KVType, isa: str, checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+    kv_dtype: KVType, isa: str, placed: Placed
 ) -> None:
-    monkeypatch.setenv(ISA_VARIABLE, isa)
-    folder = checkpoint("whisper")
-    program = program_of(folder)
+    folder, program = placed("whisper", isa)
     windows = random_windows(program, [150, 31])
     texts = [random_ids(80, 1), random_ids(33, 2)]
     one = native(folder, "int8", kv_dtype=kv_dtype)

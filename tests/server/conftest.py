@@ -7,6 +7,7 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.server.serving import Server
+from tests.speech import tiny
 
 CONTEXT = 16384
 
@@ -17,6 +18,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     folder.mkdir()
     return make_checkpoint(folder, max_position_embeddings=CONTEXT)
+
+
+@pytest.fixture(scope="session")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny speech model."""
+    folder = tmp_path_factory.mktemp("models") / "hearing"
+    folder.mkdir()
+    return tiny.make_whisper(folder)
 
 
 @pytest.fixture(scope="module")

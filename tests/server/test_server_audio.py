@@ -21,7 +21,6 @@ from galley.speech.audio import Recording
 from tests.missing import without
 from tests.server.serving import Server, until
 from tests.server.test_server_openapi import SPOKEN, check_answers
-from tests.speech import tiny
 from tests.speech.recordings import encode, tone
 
 pytestmark = pytest.mark.xdist_group("server_audio")
@@ -31,17 +30,10 @@ TRANSCRIPTIONS = "/v1/audio/transcriptions"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "hearing"
-    path.mkdir()
-    return tiny.make_whisper(path)
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(hearing: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log"
     with Server(
-        folder,
+        hearing,
         log,
         threads=1,
         max_audio_bytes=4_000_000,
@@ -62,9 +54,9 @@ def speech() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path, speech: bytes) -> str:
+def expected(hearing: Path, speech: bytes) -> str:
     """What the library makes of it."""
-    with Transcriber(folder, threads=1) as transcriber:
+    with Transcriber(hearing, threads=1) as transcriber:
         return transcriber.transcribe(speech, TranscribeOptions(language="en")).text()
 
 
@@ -318,11 +310,11 @@ def test_answers_are_as_documented(operation: Any, server: Server, speech: bytes
 
 
 def test_a_server_without_the_extra_says_how_to_get_it(
-    folder: Path, speech: bytes, tmp_path: Path
+    hearing: Path, speech: bytes, tmp_path: Path
 ) -> None:
     missing = without(tmp_path, "python_multipart")
     with (
-        Server(folder, tmp_path / "log", threads=1, environ=missing) as server,
+        Server(hearing, tmp_path / "log", threads=1, environ=missing) as server,
         server.client() as client,
     ):
         answer = client.post(TRANSCRIPTIONS, files={"file": ("a.wav", speech)})

@@ -25,7 +25,6 @@ from tests.conftest import CheckpointMaker
 from tests.missing import without
 from tests.server.live_client import TEXT, LiveClient
 from tests.server.serving import Server, until
-from tests.speech import tiny
 
 pytestmark = pytest.mark.xdist_group("server_realtime")
 
@@ -36,16 +35,9 @@ SILENCE = np.zeros(16_000, np.float32)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "hearing"
-    path.mkdir()
-    return tiny.make_whisper(path)
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(hearing: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log"
-    with Server(folder, log, threads=1, max_live_streams=3, max_body_bytes=1_000_000) as running:
+    with Server(hearing, log, threads=1, max_live_streams=3, max_body_bytes=1_000_000) as running:
         yield running
 
 
@@ -71,13 +63,13 @@ def configure(client: LiveClient, **source: Any) -> dict[str, Any]:
 
 
 def test_a_calls_turns_are_what_the_library_says(
-    client: LiveClient, folder: Path, call: NDArray[np.float32]
+    client: LiveClient, hearing: Path, call: NDArray[np.float32]
 ) -> None:
     configure(client, **AT_16_KHZ)
     client.append(call)
     transcripts = [client.until(f"{TEXT}completed")["transcript"] for _ in range(2)]
     heard = np.round(call * 32_767).astype("<i2").astype(np.float32) / np.float32(32_768)
-    with Transcriber(folder, threads=1) as transcriber:
+    with Transcriber(hearing, threads=1) as transcriber:
         live = transcriber.live(LiveOptions(language="en"))
         told = [
             event
@@ -429,8 +421,8 @@ def test_without_a_websocket_the_answer_says_so(server: Server) -> None:
     assert (answer.status_code, answer.headers["upgrade"]) == (426, "websocket")
 
 
-def test_a_key_is_needed_where_there_is_one(folder: Path, tmp_path: Path) -> None:
-    with Server(folder, tmp_path / "log", threads=1, api_key="secret") as server:
+def test_a_key_is_needed_where_there_is_one(hearing: Path, tmp_path: Path) -> None:
+    with Server(hearing, tmp_path / "log", threads=1, api_key="secret") as server:
         assert denied(server)[0] == 401
         assert denied(server, Authorization="Bearer wrong")[1]["code"] == "invalid_api_key"
         with LiveClient(server, Authorization="Bearer secret") as client:
@@ -445,9 +437,9 @@ def test_a_text_model_has_no_live_audio(checkpoint: CheckpointMaker, tmp_path: P
     assert "is a text model" in error["message"]
 
 
-def test_a_server_without_the_extra_says_how_to_get_it(folder: Path, tmp_path: Path) -> None:
+def test_a_server_without_the_extra_says_how_to_get_it(hearing: Path, tmp_path: Path) -> None:
     missing = without(tmp_path, "websockets")
-    with Server(folder, tmp_path / "log", threads=1, environ=missing) as server:
+    with Server(hearing, tmp_path / "log", threads=1, environ=missing) as server:
         with server.client() as client:
             answer = client.get(
                 ENDPOINT,
@@ -491,10 +483,10 @@ def test_what_was_heard_is_counted(server: Server, call: NDArray[np.float32]) ->
 
 
 def test_a_drain_lets_what_was_heard_come_to_its_end(
-    folder: Path, tmp_path: Path, call: NDArray[np.float32]
+    hearing: Path, tmp_path: Path, call: NDArray[np.float32]
 ) -> None:
     # Nobody is cut off by a busy machine.
-    server = Server(folder, tmp_path / "log", threads=1, drain_seconds=600)
+    server = Server(hearing, tmp_path / "log", threads=1, drain_seconds=600)
     with server, LiveClient(server) as client:
         client.until("session.created")
         configure(client, **AT_16_KHZ)
@@ -513,9 +505,9 @@ def test_a_drain_lets_what_was_heard_come_to_its_end(
 
 
 def test_a_stream_goes_on_when_its_engine_dies(
-    folder: Path, tmp_path: Path, call: NDArray[np.float32]
+    hearing: Path, tmp_path: Path, call: NDArray[np.float32]
 ) -> None:
-    with Server(folder, tmp_path / "log", threads=1) as server, LiveClient(server) as client:
+    with Server(hearing, tmp_path / "log", threads=1) as server, LiveClient(server) as client:
         client.until("session.created")
         configure(client, **AT_16_KHZ)
         client.append(call[: 5 * 16_000])
