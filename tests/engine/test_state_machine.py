@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 
 from galley.audio import AudioWindow
 from galley.engine.batch import assemble, assemble_windows
-from galley.engine.kv import KVCache
+from galley.engine.kv import KEPT_WINDOWS, KVCache
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence, Window
 from galley.types import (
@@ -45,7 +45,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kv = KVCache(BLOCKS, prefix_cache=True)
+        self.kv = KVCache(BLOCKS, prefix_cache=True, kept_windows=2)
         self.scheduler = Scheduler(self.kv, max_batch_tokens=BUDGET, max_running=MAX_RUNNING)
         self.live: dict[str, Sequence] = {}
         self.slots: dict[int, tuple[object, ...]] = {}
@@ -273,10 +273,31 @@ def test_requests_over_the_same_audio_encode_it_once() -> None:
     while machine.live:
         machine.step()
     assert machine.encoded_rows == 80
-    # What was heard stays as long as there is room: a second pass over it costs nothing.
+    # What was heard stays for a while: a second pass over it costs nothing.
     machine.add(family=1, length=4, output=3, priority=0, salt="", audio=40)
     machine.teardown()
     assert machine.encoded_rows == 80
+
+
+def test_windows_that_are_over_make_room_for_the_next() -> None:
+    machine = SpeechMachine()
+    machine.kv = KVCache(1000, prefix_cache=True)
+    machine.scheduler = Scheduler(machine.kv, max_batch_tokens=BUDGET, max_running=MAX_RUNNING)
+    cached = []
+    for audio in range(1, 3 * KEPT_WINDOWS):
+        machine.add(family=0, length=40, output=8, priority=0, salt="", audio=audio)
+        machine.teardown()
+        cached.append(machine.kv.cached)
+    blocks = blocks_for(3 * KEPT_WINDOWS) + blocks_for(48)  # the most that one leaves
+    assert max(cached) <= KEPT_WINDOWS * blocks
+    # The last one is known, the first is not.
+    encoded = machine.encoded_rows
+    machine.add(family=0, length=40, output=8, priority=0, salt="", audio=3 * KEPT_WINDOWS - 1)
+    machine.teardown()
+    assert machine.encoded_rows == encoded
+    machine.add(family=0, length=40, output=8, priority=0, salt="", audio=1)
+    machine.teardown()
+    assert machine.encoded_rows == encoded + 1
 
 
 def test_a_preempted_sequence_hears_its_window_again() -> None:

@@ -2,10 +2,10 @@
 
 import itertools
 from array import array
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Final, Self
 
 from galley.engine.blocks import BlockPool
 from galley.engine.prefix import (
@@ -17,6 +17,10 @@ from galley.engine.prefix import (
 )
 from galley.engine.sequence import Window
 from galley.types import BLOCK_TOKENS, blocks_for
+
+KEPT_WINDOWS: Final = 16
+"""Encoded windows that stay when their last request is over. It may come again, at another temperature or
+for the times of its words, but soon; and blocks that are used again cost no new memory."""
 
 
 @dataclass(slots=True)
@@ -61,17 +65,26 @@ class _Table:
 class KVCache:
     """Block tables by request id. Every change keeps ``free + cached + used == total``.
 
+    Args:
+        blocks: of the pool.
+        prefix_cache: whether full blocks, and encoded windows, are shared.
+        kept_windows: how many encoded windows stay when no request needs them.
+
     Attributes:
         queried_tokens, hit_tokens: looked up in, and supplied by, the prefix cache so far.
     """
 
-    def __init__(self, blocks: int, *, prefix_cache: bool) -> None:
+    def __init__(
+        self, blocks: int, *, prefix_cache: bool, kept_windows: int = KEPT_WINDOWS
+    ) -> None:
         self._pool = BlockPool(blocks)
         self._prefix = PrefixCache()
         self._sharing = prefix_cache
+        self._kept_windows = kept_windows
         self._tables: dict[str, _Table] = {}
         self._chains: dict[str, _Chain] = {}
         self._copies: list[tuple[int, int]] = []
+        self._over: OrderedDict[bytes, _Chain] = OrderedDict()  # of windows, the latest last
         self.queried_tokens = 0
         self.hit_tokens = 0
 
@@ -255,7 +268,21 @@ class KVCache:
     def forget(self, request_id: str) -> None:
         """The request is over; it holds no table any more."""
         assert request_id not in self._tables
-        self._chains.pop(request_id, None)
+        chain = self._chains.pop(request_id, None)
+        if chain is None or not chain.cross:
+            return
+        before = self._over.pop(chain.root, chain)
+        self._over[chain.root] = max(before, chain, key=lambda known: len(known.links))
+        if len(self._over) > self._kept_windows:
+            _, oldest = self._over.popitem(last=False)
+            self._drop([*oldest.cross, *oldest.links])
+
+    def _drop(self, links: Sequence[bytes]) -> None:
+        """Free the blocks with these hashes that nobody holds."""
+        for link in links:
+            for block in filter(self._prefix.is_parked, self._prefix.lookup([link])):
+                self._prefix.drop(block)
+                self._pool.give_back(block)
 
     def forget_prefixes(self) -> None:
         """A step failed, so blocks may be registered that were never computed: share none of them."""
