@@ -63,7 +63,8 @@ class EngineSettings:
     kv_dtype: KVType = _setting(
         "auto",
         "Model",
-        "type of keys and values in the cache (int8 for executor cpu); auto: as dtype says",
+        "type of keys and values in the cache (int8 for executor cpu); auto: as dtype says, but "
+        "bfloat16 where weights are rounded and nothing asks for float32 (executor cpu)",
     )
     executor: ExecutorName = _setting(
         "auto", "Model", "what runs the program; auto: cpu on device cpu, else reference"

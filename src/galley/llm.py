@@ -121,7 +121,8 @@ class LLM(Closable):
             model: a folder, a hub id, or nothing for the bundled model.
             dtype: what is computed in; "auto": as the checkpoint's matrices are.
             quantize: what the weights become; "auto": as ``dtype`` says.
-            kv_dtype: of keys and values in the cache (int8: executor "cpu" alone); "auto": ``dtype``.
+            kv_dtype: of keys and values in the cache (int8: executor "cpu" alone); "auto": ``dtype``, but
+                "bfloat16" where ``quantize`` rounds and nothing asks for float32 (executor "cpu").
             executor: what runs the program; "auto": "cpu" on device "cpu", else "reference".
             max_model_len: context limit in tokens; default: the model's own.
             kv_cache_tokens: size of the KV cache; default: from the memory available.

@@ -241,6 +241,7 @@ def test_activations_are_rounded_unless_told_otherwise(
             checkpoint("llama"), quantize=kind, activations=activations, executor=executor
         ) as llm:
             assert llm.info.activations == becomes
+            assert llm.info.kv_dtype == ("bfloat16" if becomes == "int8" else "float32")
             return np.array(llm.score([ids])[0])
 
     exact = scores("reference", "auto", "float32")

@@ -52,7 +52,7 @@ def load_engine(
     clock = _Phases(phases, on_phase)
     executor_name, factory = choose_executor(settings.executor, settings.device)
     clock.end("import")
-    checkpoint, program, weights, options, speech = read_model(settings, folder)
+    checkpoint, program, weights, options, speech = read_model(settings, folder, executor_name)
     executor = factory(program, weights, dataclasses.replace(options, pause=pause))
     clock.end("load")
     max_model_len = _max_model_len(settings, program)
@@ -103,8 +103,8 @@ class Model(NamedTuple):
     speech: SpeechInfo | None
 
 
-def read_model(settings: EngineSettings, folder: Path) -> Model:
-    """Trace the model in ``folder`` and map its weights.
+def read_model(settings: EngineSettings, folder: Path, executor: str = "cpu") -> Model:
+    """Trace the model in ``folder`` and map its weights, for the executor of that name.
 
     Raises:
         ModelError: the checkpoint cannot be used.
@@ -116,7 +116,7 @@ def read_model(settings: EngineSettings, folder: Path) -> Model:
     if speech is not None:
         program = with_aligner(program, checkpoint.config, speech)
     weights = program.take_weights(checkpoint.weights(), folder=str(folder))
-    options = _executor_options(settings, program, checkpoint, weights)
+    options = _executor_options(settings, executor, checkpoint, weights)
     return Model(checkpoint, program, weights, options, speech)
 
 
@@ -135,9 +135,12 @@ class _Phases:
 
 
 def _executor_options(
-    settings: EngineSettings, program: Program, checkpoint: Checkpoint, weights: Weights
+    settings: EngineSettings, executor: str, checkpoint: Checkpoint, weights: Weights
 ) -> ExecutorOptions:
-    """What is left to choose follows the checkpoint: dtype its matrices, quantize and kv_dtype dtype."""
+    """What is left to choose follows the checkpoint: dtype its matrices, quantize and kv_dtype dtype.
+
+    Where nothing asks for float32 and the weights are rounded, so are keys and values.
+    """
     dtype: str = settings.dtype
     if dtype == "auto":
         types = {weight.dtype for weight in weights.values() if len(weight.shape) == 2}
@@ -145,10 +148,14 @@ def _executor_options(
     quantize: str = settings.quantize
     if quantize == "auto":
         quantize = "bf16" if dtype == "bfloat16" else "float32"
+    kv_dtype: str = settings.kv_dtype
+    if kv_dtype == "auto":
+        exact = "float32" in (settings.dtype, settings.activations, quantize)
+        kv_dtype = "bfloat16" if executor == "cpu" and not exact else dtype
     return ExecutorOptions(
         dtype=dtype,
         quantize=quantize,
-        kv_dtype=dtype if settings.kv_dtype == "auto" else settings.kv_dtype,
+        kv_dtype=kv_dtype,
         device=settings.device,
         threads=settings.threads or available_cores(),
         activations=settings.activations,
