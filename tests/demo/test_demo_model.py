@@ -1,7 +1,10 @@
 """The bundled model and what it stands on: held-out sets, recipe, checkpoint."""
 
+import itertools
 import random
+import re
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +15,10 @@ from galley.demo import MODEL_DIR, heldout
 from galley.demo.evaluate import TARGETS, evaluate, score
 from galley.demo.generator import CALL_TASKS, example, examples
 from galley.demo.heldout import Item
-from galley.demo.recipe import Recipe, batches
+from galley.demo.model import DemoConfig, load_checkpoint
+from galley.demo.recipe import Recipe, batches, rate_factor, train
 from galley.demo.tokeniser import load_tokeniser
-from galley.demo.vocabulary import Source
+from galley.demo.vocabulary import Source, is_held_out
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=256)
 
@@ -66,6 +70,46 @@ def test_the_recipe_is_a_function_of_seed_and_step() -> None:
         for a, b in zip(first, other, strict=False)
     )
     assert example(random.Random(5)) == example(random.Random(5))
+
+
+def test_hard_names_have_marks_or_share_a_word_and_stay_on_their_side() -> None:
+    source = Source(random.Random(3), held_out=False, hard=0.3)
+    names = [source.name() for _ in range(2_000)]
+    words = [set(re.split("[ -]", name)) - {"van", "de", "von", "da"} for name in names]
+    assert not any(map(is_held_out, set().union(*words)))
+    shared = sum(bool(one & two) for one, two in itertools.pairwise(words)) / len(words)
+    marked = sum("'" in name or not name.isascii() for name in names) / len(names)
+    plain = Source(random.Random(3), held_out=False)
+    usual = [plain.name() for _ in range(2_000)]
+    assert (
+        shared
+        > 0.05
+        > sum(bool(set(one.split()) & set(two.split())) for one, two in itertools.pairwise(usual))
+        / len(usual)
+    )
+    assert marked > 0.25 + sum("'" in n or not n.isascii() for n in usual) / len(usual)
+
+
+def test_the_rate_falls_to_zero_three_times() -> None:
+    recipe = Recipe()
+    factors = [rate_factor(recipe, step) for step in range(recipe.steps)]
+    assert factors[recipe.warm_up] == 1.0
+    for share in recipe.ends:
+        assert 0 < factors[round(share * recipe.steps) - 1] < 0.001
+    assert factors[round(recipe.ends[0] * recipe.steps)] == recipe.polish_rate
+
+
+def test_processes_together_do_what_one_does(tmp_path: Path) -> None:
+    recipe = Recipe(steps=3, step_tokens=300, longest=200, tokeniser_conversations=50, copy_steps=1)
+    config = DemoConfig(vocab_size=400, hidden=32, intermediate=64, layers=1, head_dim=16)
+    weights = []
+    for processes in (1, 2):
+        output, work = tmp_path / f"model-{processes}", tmp_path / f"work-{processes}"
+        train(recipe, config, output, work, "cpu", processes)
+        weights.append(load_checkpoint(output).state_dict())
+        assert not (output / "meeting").exists()
+    for name, weight in weights[0].items():
+        assert torch.allclose(weight, weights[1][name], atol=2e-3), name
 
 
 def test_the_package_is_small() -> None:

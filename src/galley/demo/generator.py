@@ -437,9 +437,12 @@ _TASKS: tuple[Task, ...] = ("ticket", "queue", "redact", "glossary", "chat")
 _SHARES = (0.42, 0.05, 0.42, 0.09, 0.02)
 
 
-def example(rng: random.Random) -> Example:
-    """One training conversation; about one in eight has several turns."""
-    source = Source(rng, held_out=False)
+def example(rng: random.Random, hard: float = 0.0) -> Example:
+    """One training conversation; about one in eight has several turns.
+
+    `hard` is the share of names that are hard to copy.
+    """
+    source = Source(rng, held_out=False, hard=hard)
     task = rng.choices(_TASKS, _SHARES)[0]
     roll = rng.random()
     turns = 1 if roll < 0.87 else rng.randint(2, 4) if roll < 0.98 else rng.randint(5, 9)

@@ -7,6 +7,8 @@ so a killed run continues from its last checkpoint as if nothing had happened.
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, distributed, multiprocessing
 from torch.nn import functional
 
 from . import MODEL_DIR
@@ -46,7 +48,7 @@ from .training import Optimisers, save_state
 class Recipe:
     """Everything that decides the outcome of a run."""
 
-    steps: int = 7200
+    steps: int = 10_800
     seed: int = 17
     step_tokens: int = 3500  # a step's batch, without padding
     group_tokens: int = 2048  # padded tokens computed at once; bounds memory, not the result
@@ -55,9 +57,14 @@ class Recipe:
     muon_rate: float = 5e-3
     adam_rate: float = 4e-3
     warm_up: int = 100
-    decay_share: float = 0.5  # the part before the polish in which the rate falls to zero
-    polish_share: float = 1 / 6  # the end of the run: a lower rate falls to zero once more
-    polish_rate: float = 0.4
+    ends: tuple[float, ...] = (
+        5 / 9,
+        2 / 3,
+        1.0,
+    )  # shares of the run at which the rate reaches zero
+    decay_share: float = 0.5  # the part before the first end in which it falls
+    polish_rate: float = 0.4  # of the peak: what it falls from after the first end
+    hard_names: float = 0.15  # the share of names that are hard to copy, after the last end but one
     tokeniser_conversations: int = 20_000
     copy_steps: int = 600  # the share of conversations that only copy falls to its floor here
     copy_floor: float = 0.15
@@ -85,6 +92,8 @@ def build_tokeniser(recipe: Recipe, config: DemoConfig) -> Tokenizer:
     return train_tokeniser(texts(), config.vocab_size)
 
 
+CHECKPOINT = "checkpoint.pt"
+
 Row = tuple[list[int], list[float]]
 """A conversation's token ids, and the loss weight of each."""
 
@@ -93,12 +102,13 @@ def batches(recipe: Recipe, tokeniser: Tokenizer, step: int) -> list[Batch]:
     """The batches of a step: its conversations by length, in groups padded alike."""
     rng = random.Random(f"{recipe.seed}:{step}")
     copying = 1.5 * (1 - step / recipe.copy_steps)
+    hard = recipe.hard_names if step >= round(recipe.steps * recipe.ends[-2]) else 0.0
     rows: list[Row] = []
     while sum(len(ids) for ids, _ in rows) < recipe.step_tokens:
         if rng.random() < min(0.95, max(recipe.copy_floor, copying)):
             rows.append(_copying(tokeniser, rng, longest=min(30, 12 + step // 15)))
             continue
-        row = _encode(tokeniser, example(rng), recipe.prompt_weight)
+        row = _encode(tokeniser, example(rng, hard), recipe.prompt_weight)
         if len(row[0]) <= recipe.longest:
             rows.append(row)
     groups: list[list[Row]] = [[]]
@@ -149,20 +159,32 @@ def _padded(group: list[Row], pad: int) -> Batch:
 
 
 def rate_factor(recipe: Recipe, step: int) -> float:
-    """Share of the peak learning rate at a step: warm-up, plateau, linear fall to zero, and a polish."""
-    polish = round(recipe.steps * (1 - recipe.polish_share))
-    if step >= polish:
-        return recipe.polish_rate * (recipe.steps - step) / (recipe.steps - polish)
-    decay = max(1, round(polish * recipe.decay_share))
-    return min(1.0, (step + 1) / recipe.warm_up, (polish - step) / decay)
+    """Share of the peak learning rate at a step: warm-up, plateau, fall to zero, then lower falls."""
+    ends = [round(recipe.steps * share) for share in recipe.ends]
+    if step < ends[0]:
+        decay = max(1, round(ends[0] * recipe.decay_share))
+        return min(1.0, (step + 1) / recipe.warm_up, (ends[0] - step) / decay)
+    last, end = next(pair for pair in itertools.pairwise(ends) if step < pair[1])
+    return recipe.polish_rate * (end - step) / (end - last)
 
 
 class Trainer:
-    """The model, its two optimisers and the step they have reached."""
+    """The model, its two optimisers and the step they have reached.
 
-    def __init__(self, recipe: Recipe, config: DemoConfig, device: torch.device) -> None:
+    One of `processes` that all hold the same weights: each computes its share of a batch's rows.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        config: DemoConfig,
+        device: torch.device,
+        process: int = 0,
+        processes: int = 1,
+    ) -> None:
         torch.manual_seed(recipe.seed)
         self.recipe, self.device, self.step = recipe, device, 0
+        self._process, self._processes = process, processes
         self.model = DemoModel(config).to(device)
         self._optimisers = Optimisers(
             self.model.named_parameters(), recipe.muon_rate, recipe.adam_rate
@@ -173,14 +195,32 @@ class Trainer:
         factor = rate_factor(self.recipe, self.step)
         total = sum(float(group.weights[:, 1:].sum()) for group in groups)
         written = sum(int((group.weights[:, 1:] >= 1).sum()) for group in groups)
-        shown = 0.0
-        for group in groups:
-            losses, weights = self._losses(group)
+        shown = torch.zeros(1)
+        for number, group in enumerate(groups):
+            rows = slice((self._process + number) % self._processes, None, self._processes)
+            if len(group.ids[rows]) == 0:
+                continue
+            losses, weights = self._losses(Batch(group.ids[rows], group.weights[rows]))
             ((losses * weights).sum() / total).backward()  # type: ignore[no-untyped-call]
             shown += float(losses.detach()[weights >= 1].sum()) / written
+        if self._processes > 1:
+            self._add_up(shown)
         self._optimisers.step(factor)
         self.step += 1
-        return shown
+        return float(shown)
+
+    def _add_up(self, shown: Tensor) -> None:
+        """Sum gradients and the shown loss over all processes."""
+        parts = [shown]
+        for parameter in self.model.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            parts.append(parameter.grad)
+        flat = torch.cat([part.flatten() for part in parts])
+        distributed.all_reduce(flat)
+        sums = torch.split(flat, [part.numel() for part in parts])
+        for part, summed in zip(parts, sums, strict=True):
+            part.copy_(summed.view_as(part))
 
     def _losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
         ids, weights = batch.ids.to(self.device), batch.weights.to(self.device)[:, 1:]
@@ -208,7 +248,9 @@ class Trainer:
         self._optimisers.load(state["optimisers"])
 
 
-def train(recipe: Recipe, config: DemoConfig, output: Path, work: Path, device: str) -> None:
+def train(
+    recipe: Recipe, config: DemoConfig, output: Path, work: Path, device: str, processes: int
+) -> None:
     """Train, or continue the run whose checkpoint lies in `work`, and export to `output`."""
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     console = Console()
@@ -216,20 +258,40 @@ def train(recipe: Recipe, config: DemoConfig, output: Path, work: Path, device: 
     if not (work / "tokenizer.json").exists():
         console.print("training the tokeniser")
         save_tokeniser(build_tokeniser(recipe, config), work, config.max_positions)
+    if processes == 1:
+        _process(0, 1, recipe, config, work, chosen)
+    else:
+        (work / "meeting").unlink(missing_ok=True)
+        run = (processes, recipe, config, work, "cpu")
+        multiprocessing.spawn(_process, run, processes)  # type: ignore[attr-defined,no-untyped-call]
     tokeniser = load_tokeniser(work)
-    trainer = Trainer(recipe, config, torch.device(chosen))
-    checkpoint = work / "checkpoint.pt"
-    if checkpoint.exists():
-        trainer.load(checkpoint)
-        console.print(f"continuing at step {trainer.step}")
-    _run(trainer, tokeniser, checkpoint, console)
+    model = DemoModel(config)
+    model.load_state_dict(torch.load(work / CHECKPOINT, "cpu", weights_only=True)["model"])
     save_tokeniser(tokeniser, output, config.max_positions)
     bos, eos, pad = (token_id(tokeniser, token) for token in (BOS, END, PAD))
-    save_checkpoint(trainer.model, output, bos, eos, pad)
+    save_checkpoint(model, output, bos, eos, pad)
     console.print(f"wrote {output}")
 
 
-def _run(trainer: Trainer, tokeniser: Tokenizer, checkpoint: Path, console: Console) -> None:
+def _process(
+    process: int, processes: int, recipe: Recipe, config: DemoConfig, work: Path, device: str
+) -> None:
+    """One of the processes of a run; the first shows its progress and saves it."""
+    if processes > 1:
+        # Layers this small keep one core busy, but not two: another process uses it better.
+        torch.set_num_threads(1)
+        meeting = f"file://{(work / 'meeting').absolute()}"
+        distributed.init_process_group("gloo", meeting, rank=process, world_size=processes)
+    trainer = Trainer(recipe, config, torch.device(device), process, processes)
+    console = Console(quiet=process > 0)
+    checkpoint = work / CHECKPOINT
+    if checkpoint.exists():
+        trainer.load(checkpoint)
+        console.print(f"continuing at step {trainer.step}")
+    _run(trainer, load_tokeniser(work), checkpoint if process == 0 else None, console)
+
+
+def _run(trainer: Trainer, tokeniser: Tokenizer, checkpoint: Path | None, console: Console) -> None:
     recipe = trainer.recipe
     columns = (
         TextColumn("step {task.completed}/{task.total}"),
@@ -250,7 +312,9 @@ def _run(trainer: Trainer, tokeniser: Tokenizer, checkpoint: Path, console: Cons
             smooth = loss if smooth == 0.0 else 0.98 * smooth + 0.02 * loss
             speed = now if speed == 0.0 else 0.95 * speed + 0.05 * now
             progress.update(bar, completed=trainer.step, loss=smooth, speed=speed)
-            if trainer.step % recipe.save_every == 0 or trainer.step == recipe.steps:
+            if checkpoint and (
+                trainer.step % recipe.save_every == 0 or trainer.step == recipe.steps
+            ):
                 trainer.save(checkpoint)
                 console.print(f"step {trainer.step}  loss {smooth:.4f}  {speed:.0f} tokens/s")
 
@@ -294,18 +358,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=default.steps)
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--threads", type=int, help="CPU threads; 1 is best on a busy machine")
+    parser.add_argument(
+        "--processes", type=int, help="that share each step, on a CPU; default: one for each core"
+    )
     parser.add_argument("--evaluate", type=Path, metavar="DIR", help="only evaluate a checkpoint")
     options = parser.parse_args(arguments)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
     if options.evaluate is not None:
         model, tokeniser = load_checkpoint(options.evaluate), load_tokeniser(options.evaluate)
         result = evaluate(answerer(model, tokeniser))
         _report(result, Console())
         return 0 if result.passed else 1
     recipe = replace(default, steps=options.steps, seed=options.seed)
-    train(recipe, DemoConfig(), options.output, options.work, options.device)
+    cuda = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
+    processes = 1 if cuda else options.processes or len(os.sched_getaffinity(0))
+    train(recipe, DemoConfig(), options.output, options.work, options.device, processes)
     return 0
 
 

@@ -10,7 +10,7 @@ import random
 import re
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # The words a caller may use for a product, by the product's name on the ticket.
 PRODUCTS: dict[str, tuple[str, ...]] = {
@@ -113,12 +113,21 @@ def is_held_out(text: str) -> bool:
     return zlib.crc32(key.encode()) % 6 == 0
 
 
+_ACCENTS = dict(zip("aeioucn", ("áàâäãå", "éèêë", "íìîï", "óòôöõø", "úùûü", "ç", "ñ"), strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Draws names and numbers from one side of the hold-out line only."""
+    """Draws names and numbers from one side of the hold-out line only.
+
+    `hard` is the share of names that are hard to copy: with a mark few names have (`O'`, `é`), or
+    with a word of a name drawn shortly before, so that two people are easily mixed up.
+    """
 
     rng: random.Random
     held_out: bool
+    hard: float = 0.0
+    _drawn: list[str] = field(default_factory=list)  # words of the last names
 
     def pick(self, make: Callable[[], str]) -> str:
         """Draw until the text lies on this source's side."""
@@ -146,10 +155,35 @@ class Source:
             return self.pick(lambda: self.rng.choice(LAST_NAMES))
         return self.pick(lambda: self._made_word(_LAST_ENDS if roll < 0.8 else None))
 
+    def _marked(self, word: str) -> str:
+        """The word after `O'` or `D'`, or with an accent on one of its letters."""
+        if self.rng.random() < 0.4:
+            return self.rng.choice(("O'", "O'", "D'")) + word
+        bare = [place for place, letter in enumerate(word) if letter in _ACCENTS]
+        if not bare:
+            return word
+        place = self.rng.choice(bare)
+        return word[:place] + self.rng.choice(_ACCENTS[word[place]]) + word[place + 1 :]
+
+    def _words(self) -> tuple[str, str]:
+        """A first and a last name."""
+        first, last = self._first(), self._last()
+        if not self.hard:
+            return first, last
+        if self.rng.random() < self.hard:
+            last = self.pick(lambda: self._marked(self._last()))
+        if self.rng.random() < self.hard / 2:
+            first = self.pick(lambda: self._marked(self._first()))
+        if self._drawn and self.rng.random() < self.hard:
+            shared = self.rng.choice(self._drawn)
+            first, last = (shared, last) if self.rng.random() < 0.5 else (first, shared)
+        self._drawn[:] = [*self._drawn[-4:], first, last]
+        return first, last
+
     def name(self) -> str:
         """A caller's name: a first and a last name, now and then a second or a double one."""
         roll = self.rng.random()
-        first, last = self._first(), self._last()
+        first, last = self._words()
         if roll < 0.05:
             return f"{first}-{self._first()} {last}"
         if roll < 0.10:
