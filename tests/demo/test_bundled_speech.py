@@ -49,9 +49,10 @@ def galley() -> Iterator[Transcriber]:
         yield transcriber
 
 
+@pytest.mark.parametrize("beams", [1, 5])
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_the_same_tokens_as_ctranslate2_of_the_same_features(
-    peer: faster_whisper.WhisperModel, name: str
+    peer: faster_whisper.WhisperModel, name: str, beams: int
 ) -> None:
     heard = peer.feature_extractor(faster_whisper.decode_audio(str(SPEECH_DATA_DIR / name)))
     features = np.zeros((heard.shape[0], FRAMES), np.float32)
@@ -64,11 +65,11 @@ def test_the_same_tokens_as_ctranslate2_of_the_same_features(
     with LocalEngine(settings) as engine:
         assert engine.info.speech is not None
         suppressed = engine.info.speech.suppress_tokens
-        greedy = SamplingParams(temperature=0.0, suppress_tokens=suppressed)
-        requests = expand(prompt, greedy, engine.info, request_id=name, window=window)
+        params = SamplingParams(temperature=0.0, num_beams=beams, suppress_tokens=suppressed)
+        requests = expand(prompt, params, engine.info, request_id=name, window=window)
         tokens = [token for output in engine.run(requests) for token in output.tokens]
     [expected] = peer.model.generate(
-        StorageView.from_array(features[None]), [prompt], beam_size=1, suppress_blank=False,
+        StorageView.from_array(features[None]), [prompt], beam_size=beams, suppress_blank=False,
         suppress_tokens=list(suppressed),
     )  # fmt: skip
     assert tokens == [*expected.sequences_ids[0], token_id(tokeniser, END)]
