@@ -1,8 +1,9 @@
 """A live stream's samples go through an engine that says what it is told, and come out as final text."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from galley.errors import RequestError
+from galley.local import LocalEngine
 from galley.speech.features import LogMel
 from galley.speech.live import LiveSession
 from galley.speech.live_events import (
@@ -27,6 +29,7 @@ from galley.speech.live_events import (
 from galley.speech.options import LiveOptions, QualityRules
 from galley.speech.spans import FRAME
 from galley.speech.tokens import SpeechTokens
+from galley.speech.transcribe import LiveTranscription
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineRequest, Output
 from tests.speech import tiny
@@ -70,7 +73,7 @@ class Said:
 
     def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         frames = []
-        end = int(samples[-1]) + 1
+        end = int(samples[-1]) + 1 if len(samples) else self.position
         while self.position + FRAME <= end:
             first, beyond = self.position, self.position + FRAME
             heard = any(word.start < beyond and first < word.end for word in self.words)
@@ -279,6 +282,42 @@ def test_a_window_whose_text_leaves_no_room_is_cut(tokenizer: Tokenizer) -> None
     assert driver.texts() == [" ".join(counted)]
 
 
+def test_what_was_cut_is_interim_no_more(tokenizer: Tokenizer) -> None:
+    driver = Driver(tokenizer, speech(" ".join(f"w{n}" for n in range(40)), length=0.2), context=64)
+    for _ in range(110):
+        driver.play(0.1)
+        final = "".join(event.text for event in driver.events if isinstance(event, Delta))
+        guesses = [event.text for event in driver.events if isinstance(event, Interim)]
+        assert not set(final.split()) & set("".join(guesses[-1:]).split())
+
+
+def test_further_temperatures_hear_the_same_window(tokenizer: Tokenizer) -> None:
+    counted = [f"w{n}" for n in range(40)]
+    # Each pause is longer than those before, so more audio has a better place to cut.
+    parts = [part for n, word in enumerate(counted) for part in (word, 0.03 + 0.007 * n)]
+    words = speech(*parts, length=0.2)
+    listener = Listener(tokenizer, words)
+    tried: list[tuple[float, tuple[int, int]]] = []
+
+    def answer(request: EngineRequest) -> Output:
+        tried.append((request.sampling.temperature or 0.0, window_of(request)))
+        output = listener(request)
+        start, end = tried[-1][1]
+        is_head = end - start > 2 * RATE and not given_text(request, tokenizer)
+        if tried[-1][0] or not is_head:
+            return output
+        return msgspec.structs.replace(output, scores=[-3.0] * len(output.tokens))
+
+    # What is final leaves no room for more, and the window grows while its head is tried.
+    driver = Driver(tokenizer, words, answer, delay=8, context=64)
+    driver.play(18)
+    driver.drain()
+    assert driver.texts() == [" ".join(counted)]
+    again = [number for number, (temperature, _) in enumerate(tried) if temperature]
+    assert again
+    assert all(tried[number][1] == tried[number - 1][1] for number in again)
+
+
 def test_what_is_given_to_the_decoder_is_what_is_final(tokenizer: Tokenizer) -> None:
     driver = Driver(tokenizer, speech("one two three four five six"))
     driver.play(5)
@@ -374,9 +413,13 @@ def test_the_language_is_detected_once(tokenizer: Tokenizer) -> None:
         return listener(request)
 
     driver = Driver(tokenizer, words, answer, LiveOptions())
-    driver.play(5)
-    assert driver.texts() == ["ja nein doch vielleicht", "gut"]
+    driver.play(2)
+    driver.session.configure(LiveOptions(interval_ms=300))  # other settings leave it alone
     assert driver.session.language == "de"
+    driver.play(3)
+    assert driver.texts() == ["ja nein doch vielleicht", "gut"]
+    driver.session.configure(LiveOptions(language="en"))
+    assert driver.session.language == "en"
 
 
 def test_a_turn_that_is_committed_by_hand_has_all_its_stretches(tokenizer: Tokenizer) -> None:
@@ -391,8 +434,10 @@ def test_a_turn_that_is_committed_by_hand_has_all_its_stretches(tokenizer: Token
     [completed] = driver.of(Completed)
     assert isinstance(completed, Completed)
     assert completed.seconds == pytest.approx(3.5)
-    with pytest.raises(RequestError, match="0 ms of audio"):
-        driver.session.commit()
+    for _ in range(3):  # nothing is kept of what brings nothing
+        driver.session.feed(np.empty(0, np.float32))
+        with pytest.raises(RequestError, match="0 ms of audio"):
+            driver.session.commit()
     driver.play(1)
     driver.session.commit()
     driver.drain()
@@ -519,3 +564,31 @@ def test_memory_does_not_grow_with_hours(tokenizer: Tokenizer) -> None:
     driver.play(20 * period / RATE)
     assert len(driver.texts()) == 100
     assert driver.most_held < WINDOW + RATE
+
+
+def test_an_interrupt_costs_its_turn_alone(tokenizer: Tokenizer) -> None:
+    words = speech("one two three", 0.9, "four five")
+    listener = Listener(tokenizer, words)
+
+    class Engine:
+        interrupted = False
+
+        def run(self, requests: Sequence[EngineRequest]) -> Iterator[Output]:
+            if not self.interrupted:
+                self.interrupted = True
+                raise KeyboardInterrupt
+            yield from map(listener, requests)
+
+    session = Driver(tokenizer, words).session
+    live = LiveTranscription(cast(LocalEngine, Engine()), session)
+    events: list[LiveEvent] = []
+    interrupts = 0
+    for block in range(50):
+        samples = np.arange(block * BLOCK, (block + 1) * BLOCK, dtype=np.float32)
+        try:
+            events += live.feed(samples)
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert interrupts == 1
+    assert [event.turn for event in events if isinstance(event, Failed)] == [0]
+    assert [e.text for e in events if isinstance(e, Completed)] == ["four five"]

@@ -270,6 +270,19 @@ def test_overlapping_windows_are_joined(tokenizer: Tokenizer) -> None:
         assert 0 <= segment.start < segment.end <= 7
 
 
+def test_what_is_translated_is_joined_at_words_of_english(tokenizer: Tokenizer) -> None:
+    texts = {
+        0.0: says(tokenizer, 0.0, " the quick brown fox", 4.0),
+        3.0: says(tokenizer, 0.0, " brown fox jumps over", 4.0),
+    }
+    options = TranscribeOptions(language="zh", task="translate")
+    driver = Driver(tokenizer, options, lambda r: to(r, texts[place(r)]))
+    segments = driver.run([window(0, 4), window(3, 7, overlap=1.0)])
+    written = "".join(segment.text for segment in segments).split()
+    assert set(written) <= {"the", "quick", "brown", "fox", "jumps", "over"}
+    assert {"the", "quick", "jumps", "over"} <= set(written)
+
+
 def test_text_conditions_what_comes_after_if_asked_for(tokenizer: Tokenizer) -> None:
     def answer(request: EngineRequest) -> Output:
         return to(request, says(tokenizer, 0.0, f" at {place(request):.0f}", 1.0))

@@ -21,7 +21,7 @@ from galley.text.tokenizer import replace_surrogates
 
 MAX_DEPTH: Final = 64
 
-_LARGE: Final = 256 * 1024
+LARGE: Final = 256 * 1024
 """Bytes from which on a body takes so long that it is read in a thread."""
 
 _CHARSET = re.compile(r"""charset=["']?([\w-]*)""", re.IGNORECASE)
@@ -41,7 +41,7 @@ async def read(request: Request, model: type[Model], *, max_bytes: int) -> Model
     """
     _check_content_type(request.headers.get("content-type", ""))
     data = await _read_bytes(request, max_bytes)
-    if len(data) > _LARGE:
+    if len(data) > LARGE:
         return await asyncio.to_thread(_parse, model, data)
     return _parse(model, data)
 

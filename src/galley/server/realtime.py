@@ -15,7 +15,7 @@ from starlette.websockets import WebSocket
 from galley.errors import EngineError, GalleyError, QueueFull, RequestError, Unavailable
 from galley.server.audio import require_extra
 from galley.server.auth import cache_salt
-from galley.server.body import validate
+from galley.server.body import LARGE, validate
 from galley.server.errors import ClientGone, HTTPError, envelope, error_response, to_http
 from galley.server.generate import Origin
 from galley.server.lifecycle import Lifecycle
@@ -164,6 +164,8 @@ class _Connection:
             patience=_PATIENCE_SECONDS,
         )
         self._numbers = itertools.count(1)
+        self._handling = asyncio.Lock()
+        """Held while an event of the client's is handled."""
         self._event_id: str | None = None
         """Of the client's event that is being handled."""
         self._last_item: str | None = None
@@ -207,7 +209,8 @@ class _Connection:
         try:
             await asyncio.wait({working, listening, draining}, return_when=_FIRST)
             if draining.done() and not working.done() and not listening.done():
-                listening.cancel()
+                async with self._handling:  # a thread that has audio cannot be cancelled
+                    listening.cancel()
                 await asyncio.wait({listening})
                 await self._drain(working)
                 return GOING_AWAY, "the server is shutting down"
@@ -237,7 +240,8 @@ class _Connection:
                 event = await self._socket.receive(_IDLE_SECONDS)
                 if event is None:
                     return ""
-                await self._handle(event)
+                async with self._handling:
+                    await self._handle(event)
             except TimeoutError:
                 return f"nothing came for {_IDLE_SECONDS:g} s"
             except RequestError as error:
@@ -254,7 +258,10 @@ class _Connection:
         asked = validate(EVENTS[kind], event)
         match asked:
             case Append():
-                await self._stream.append(_decoded(asked.audio))
+                audio = asked.audio
+                large = len(audio) > LARGE
+                data = await asyncio.to_thread(_decoded, audio) if large else _decoded(audio)
+                await self._stream.append(data)
             case SessionUpdate() | FlatSessionUpdate():
                 settings = self._settings.updated(asked)
                 await self._configure(settings)

@@ -9,7 +9,7 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from galley.errors import RequestError
-from galley.server.body import parse_json
+from galley.server.body import LARGE, parse_json
 from galley.server.errors import ClientGone
 
 _SEND_SECONDS: Final = 10.0
@@ -66,7 +66,10 @@ class EventSocket:
         text = message.get("text")
         if text is None:
             raise RequestError("Events are JSON in text frames; this was a binary frame")
-        return parse_json(text.encode(), what="The event")
+        data = text.encode()
+        if len(data) > LARGE:
+            return await asyncio.to_thread(parse_json, data, what="The event")
+        return parse_json(data, what="The event")
 
     async def send(self, event: Mapping[str, Any]) -> None:
         """Send an object; waits while the client reads slowly.

@@ -85,6 +85,9 @@ class LiveSession:
         self._context: list[int] = []
         self._guessed = ""
         self._events: list[LiveEvent] = []
+        self._options = options
+        self.language = self._known(options.language)
+        """A code; None until it is detected."""
         self.configure(options)
 
     def configure(self, options: LiveOptions) -> None:
@@ -94,14 +97,15 @@ class LiveSession:
             RequestError: the model does not know the language.
         """
         self._tokens.check(options.language, "transcribe")
+        if options.language != self._options.language:
+            self.language = self._known(options.language)
         self._options = options
         self._finder.options = options.turns
         prompt = options.prompt.strip()
         self._prompt = self._looks.spelled(" " + prompt if prompt else "")
-        self.language = options.language
-        """A code; None until it is detected."""
-        if self.language is None and not self._tokens.detects_language:
-            self.language = "en"
+
+    def _known(self, language: str | None) -> str | None:
+        return language if language or self._tokens.detects_language else "en"
 
     @property
     def has_room(self) -> bool:
@@ -269,7 +273,8 @@ class LiveSession:
                 return None
             return Look(stretch, start, min(end, start + self._features.window_samples), "language")
         if end - start > self._features.window_samples or self._is_long(given):
-            return Look(stretch, start, self._cut_place(start, end), "head")
+            stretch.cut = stretch.cut or self._cut_place(start, end)
+            return Look(stretch, start, stretch.cut, "head")
         if stretch.end is not None:
             return Look(stretch, start, end, "final", given)
         return Look(stretch, start, end, "grow", given) if self._is_due(stretch, end) else None
@@ -349,7 +354,8 @@ class LiveSession:
             rest = ""
         stretch.agreement = Agreement(rest if head.startswith(" ") else rest.lstrip())
         stretch.start = stretch.seen = at
-        stretch.last = None
+        stretch.cut = stretch.last = None
+        self._guess(stretch.turn, "")
 
     def _say(self, stretch: Stretch, text: str, *, fresh: bool) -> None:
         text = self._joined(stretch, text, fresh)

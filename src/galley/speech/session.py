@@ -295,7 +295,7 @@ class Session:
         start = right.window.spans[0].start / 16_000
         overlap = (start, start + right.window.overlap)
         before, after = (
-            [words_of(segment, self._spoken) for segment in job.segments or []]
+            [words_of(segment, self._written) for segment in job.segments or []]
             for job in (left, right)
         )
         where = join(list(itertools.chain(*before)), list(itertools.chain(*after)), overlap)

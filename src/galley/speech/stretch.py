@@ -42,6 +42,7 @@ class Stretch:
         agreement: the window's text so far.
         last: the whole window's text in the last look, if that was good.
         attempts: at its last look, at one temperature after another.
+        cut: where its window is cut, while that is being tried.
     """
 
     turn: Turn
@@ -52,6 +53,7 @@ class Stretch:
     agreement: Agreement = field(default_factory=Agreement)
     last: str | None = None
     attempts: list[Attempt] = field(default_factory=list)
+    cut: int | None = None
 
     @property
     def settled(self) -> bool:

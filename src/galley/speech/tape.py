@@ -19,8 +19,9 @@ class Tape:
 
     def append(self, samples: NDArray[np.float32]) -> None:
         """The next block."""
-        self._blocks.append((self.end, samples))
-        self.end += len(samples)
+        if len(samples):
+            self._blocks.append((self.end, samples))
+            self.end += len(samples)
 
     def forget(self, before: int) -> None:
         """Drops the blocks that hold nothing at or after sample ``before``."""

@@ -19,7 +19,7 @@ from galley.speech.results import Info, Segment
 from galley.speech.session import Session
 from galley.speech.source import WindowSource
 from galley.text.tokenizer import Tokenizer
-from galley.types import ModelInfo
+from galley.types import ModelInfo, Output
 
 WINDOWS_AT_ONCE: Final = 8
 """Of one recording. More fill the batch better and hold more memory."""
@@ -170,7 +170,12 @@ class LiveTranscription:
 
     def _advance(self) -> list[LiveEvent]:
         while (request := self._session.request()) is not None:
-            with closing(self._engine.run([request])) as run:
-                for output in run:
-                    self._session.take(output)
+            try:
+                with closing(self._engine.run([request])) as run:
+                    for output in run:
+                        self._session.take(output)
+            except BaseException:
+                # An interrupt in a notebook costs its turn, not the stream.
+                self._session.take(Output(request_id=request.id, finish_reason="abort"))
+                raise
         return self._session.events()
