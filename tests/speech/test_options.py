@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galley.errors import RequestError
+from galley.speech.attempts import Attempt
 from galley.speech.options import QualityRules, TranscribeOptions
 
 
@@ -52,13 +53,10 @@ def test_judgement_is_faster_whispers(
     rules = QualityRules(
         compression_ratio_threshold=most, log_prob_threshold=least, no_speech_threshold=limit
     )
-    silence = rules.is_silence(avg_logprob=avg_logprob, no_speech_prob=no_speech_prob)
-    assert silence == should_skip
-    good = rules.is_good(
-        avg_logprob=avg_logprob, compression_ratio=compression_ratio, no_speech_prob=no_speech_prob
-    )
+    attempt = Attempt((), (avg_logprob,), 0.0, compression_ratio, no_speech_prob)
+    assert attempt.is_silence(rules) == should_skip
     # What will be skipped is not tried again, where theirs may be.
-    assert good == (should_skip or not needs_fallback)
+    assert attempt.is_good(rules) == (should_skip or not needs_fallback)
 
 
 @pytest.mark.parametrize(

@@ -24,15 +24,17 @@ class Attempt:
 
     def is_good(self, rules: QualityRules) -> bool:
         """Whether no other temperature need be tried."""
-        return rules.is_good(
-            avg_logprob=self.avg_logprob,
-            compression_ratio=self.compression_ratio,
-            no_speech_prob=self.no_speech_prob,
-        )
+        if self.is_silence(rules):
+            return True
+        most, least = rules.compression_ratio_threshold, rules.log_prob_threshold
+        repeats = most is not None and self.compression_ratio > most
+        return not repeats and (least is None or self.avg_logprob >= least)
 
     def is_silence(self, rules: QualityRules) -> bool:
         """Whether what was transcribed is no speech at all."""
-        return rules.is_silence(avg_logprob=self.avg_logprob, no_speech_prob=self.no_speech_prob)
+        limit, least = rules.no_speech_threshold, rules.log_prob_threshold
+        sure = least is not None and self.avg_logprob > least
+        return limit is not None and self.no_speech_prob > limit and not sure
 
 
 def chosen(attempts: Sequence[Attempt], rules: QualityRules) -> Attempt | None:

@@ -23,6 +23,7 @@ from av.container import InputContainer
 from numpy.typing import NDArray
 
 from galley.errors import AudioError, AudioTooLong
+from galley.speech.features import SAMPLE_RATE as SAMPLE_RATE
 from galley.speech.headers import check_riff, states_length
 from galley.speech.loudness import normalized
 
@@ -32,8 +33,6 @@ Samples: TypeAlias = NDArray[np.float32]
 Source: TypeAlias = str | Path | bytes | BinaryIO
 """A path (never an address on the network), the file's bytes, or an open file that can seek."""
 
-SAMPLE_RATE: Final = 16_000
-"""Hz, of Whisper's features and of Silero's detector."""
 
 MIN_RATE: Final = 4_000
 MAX_RATE: Final = 768_000

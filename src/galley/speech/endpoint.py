@@ -5,8 +5,6 @@ from typing import Final, NamedTuple, TypeAlias
 from galley.speech.options import TurnOptions
 from galley.speech.spans import FRAME, SAMPLES_PER_MS
 
-_HYSTERESIS: Final = 0.15
-"""Speech ends below its threshold by this much, so that it does not flicker (Silero's default)."""
 _MIN_SPEECH: Final = 100 * SAMPLES_PER_MS
 """Samples; what is shorter is a click."""
 
@@ -50,11 +48,6 @@ class TurnFinder:
         known = self.position if self._speech is None or self._announced else self._speech
         return max(self._last_end, known - self.options.prefix_padding_ms * SAMPLES_PER_MS)
 
-    @property
-    def silence_below(self) -> float:
-        """What a frame of silence has."""
-        return max(self.options.threshold - _HYSTERESIS, 0.01)
-
     def feed(self, probability: float) -> Change | None:
         """The next frame, and what it changes."""
         if self._speech is None:
@@ -62,7 +55,7 @@ class TurnFinder:
                 self._speech = self.position
         elif probability >= self.options.threshold:
             self.silence = None
-        elif probability < self.silence_below and self.silence is None:
+        elif probability < self.options.silence_below and self.silence is None:
             self.silence = self.position
         self.position += FRAME
         return self._change()

@@ -298,7 +298,7 @@ class LiveSession:
         frames = list(itertools.islice(self._heard, first - oldest, end // FRAME - oldest))
         if not frames:
             return end
-        pause = longest_pause(frames, self._finder.silence_below)
+        pause = longest_pause(frames, self._options.turns.silence_below)
         if pause is None:
             pause = frames.index(min(frames)) * FRAME + FRAME // 2
         return first * FRAME + pause

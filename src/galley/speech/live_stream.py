@@ -7,6 +7,7 @@ from typing import Final
 from galley.errors import QueueFull, Unavailable
 from galley.service.client import EngineClient, OutputStream
 from galley.speech.audio import Samples
+from galley.speech.features import SAMPLE_RATE
 from galley.speech.live import LiveSession
 from galley.speech.live_events import LiveEvent
 from galley.speech.options import LiveOptions
@@ -144,7 +145,7 @@ class LiveStream:
                 await asyncio.sleep(min(_LONGEST_WAIT, full.retry_after))
 
     async def _feed(self, block: Samples) -> None:
-        self.seconds += len(block) / 16_000
+        self.seconds += len(block) / SAMPLE_RATE
         async with self._turn:
             await asyncio.to_thread(self._session.feed, block)
             await self._tell(self._session.events())

@@ -20,6 +20,11 @@ def _between(name: str, value: float, low: float, high: float) -> None:
         )
 
 
+def _silence_below(threshold: float) -> float:
+    """Silero's: speech ends a little below where it begins, so that it does not flicker."""
+    return max(threshold - 0.15, 0.01)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpeechOptions:
     """Where speech begins and ends, by the detector's probability of each 32 ms.
@@ -59,7 +64,7 @@ class SpeechOptions:
         """``neg_threshold``, or its default."""
         if self.neg_threshold is not None:
             return self.neg_threshold
-        return max(self.threshold - 0.15, 0.01)
+        return _silence_below(self.threshold)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,22 +109,6 @@ class QualityRules:
         ):
             if (value := getattr(self, name)) is not None:
                 _between(name, value, low, high)
-
-    def is_silence(self, *, avg_logprob: float, no_speech_prob: float) -> bool:
-        """Whether what was transcribed is no speech at all."""
-        limit, least = self.no_speech_threshold, self.log_prob_threshold
-        sure = least is not None and avg_logprob > least
-        return limit is not None and no_speech_prob > limit and not sure
-
-    def is_good(
-        self, *, avg_logprob: float, compression_ratio: float, no_speech_prob: float
-    ) -> bool:
-        """Whether no other temperature need be tried."""
-        if self.is_silence(avg_logprob=avg_logprob, no_speech_prob=no_speech_prob):
-            return True
-        most, least = self.compression_ratio_threshold, self.log_prob_threshold
-        repeats = most is not None and compression_ratio > most
-        return not repeats and (least is None or avg_logprob >= least)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +166,11 @@ class TurnOptions:
         _between("threshold", self.threshold, 0.0, 1.0)
         _between("prefix_padding_ms", self.prefix_padding_ms, 0, 5_000)
         _between("silence_duration_ms", self.silence_duration_ms, 100, 10_000)
+
+    @property
+    def silence_below(self) -> float:
+        """What a frame of silence has."""
+        return _silence_below(self.threshold)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from galley.errors import EngineError
 from galley.service.requests import expand
 from galley.speech.alignment import token_times
 from galley.speech.attempts import Attempt, chosen, compression_ratio
+from galley.speech.features import SAMPLE_RATE
 from galley.speech.languages import UNSPACED
 from galley.speech.merge import join
 from galley.speech.options import TranscribeOptions
@@ -292,7 +293,7 @@ class Session:
         """Takes from both what the other says better; False if ``right`` is not there yet."""
         if left.segments is None or right.segments is None:
             return False
-        start = right.window.spans[0].start / 16_000
+        start = right.window.spans[0].start / SAMPLE_RATE
         overlap = (start, start + right.window.overlap)
         before, after = (
             [words_of(segment, self._written) for segment in job.segments or []]

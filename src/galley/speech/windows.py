@@ -12,11 +12,11 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from galley.speech.features import SAMPLE_RATE
 from galley.speech.options import SpeechOptions
 from galley.speech.spans import FRAME, Span, SpanFinder
 from galley.speech.tape import Tape
 
-SAMPLE_RATE: Final = 16_000
 _OVERLAP_SECONDS: Final = 3.0
 """Of windows that no pause parts: some words, so that the two transcripts can be joined at one."""
 
