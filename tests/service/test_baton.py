@@ -79,6 +79,19 @@ def test_long_pieces_get_no_more_than_short_ones(start: Start, tmp_path: Path) -
     assert 0.5 < share["long"] / share["short"] < 2
 
 
+@pytest.mark.parametrize("third", ["idle", "busy"])
+def test_long_pieces_get_no_more_beside_two(start: Start, tmp_path: Path, third: str) -> None:
+    if third == "idle":
+        assert start("third", 0.001, 1).wait(120) == 0
+        (tmp_path / "log").unlink()
+    else:
+        start("third", 0.003)
+    start("short", 0.003)
+    assert start("long", 0.040, 25).wait(120) == 0
+    share = shares(tmp_path)
+    assert all(0.5 < share["long"] / share[name] < 2 for name in share)
+
+
 def test_who_was_held_up_owes_little(start: Start, tmp_path: Path) -> None:
     """A minute in an op is no computing: the process was stopped, or the machine."""
     start("short", 0.003)

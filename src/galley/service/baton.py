@@ -28,8 +28,10 @@ _BATON: Final = 0
 """The byte that the holder has locked."""
 _NEXT: Final = 1
 """The byte that the first of those who wait has locked: who gave the baton away comes after it."""
-_BYTES: Final = 16
-"""Of an engine's account: the length of its turns, and how much of one it has left."""
+_BYTES: Final = 24
+"""Of an engine's account: the length of its turns, how much of one it has left, and whether it waits."""
+_STEP_ASIDE_SECONDS: Final = 0.0002
+"""For one that waits to take what is free."""
 
 
 def baton_file(engines: int) -> int:
@@ -53,13 +55,15 @@ class Baton:
         self._me = place
         self._clock = clock
         accounts = memoryview(mmap.mmap(file, 0)).cast("d")
-        engines = len(accounts) // 2
-        # Both in seconds; below 0 is what an engine took too much.
-        self._turn, self._left = accounts[:engines], accounts[engines:]
+        engines = len(accounts) // 3
+        # The first two in seconds; below 0 is what an engine took too much.
+        self._turn, self._left = accounts[:engines], accounts[engines : 2 * engines]
+        self._waits = accounts[2 * engines :]  # 1 or 0
         self._others = [engine for engine in range(engines) if engine != place]
         self._held = False
         self._counted = clock()  # up to when what was used is counted
         self._turn[place] = self._left[place] = TURN_SECONDS
+        self._waits[place] = 0
 
     def take(self, *, live: bool) -> None:
         """Before a step: wait for the baton, if it is not here. ``live``: with audio that is spoken now."""
@@ -85,8 +89,9 @@ class Baton:
             return
         awaited = self._awaited()
         while self._left[self._me] <= 0:
-            due = [self._credit(other) for other in self._others]
-            if awaited and any(due):
+            for other in self._others:
+                self._credit(other)
+            if awaited and self._is_due():
                 self._unlock(_BATON)
                 self._wait()
                 return
@@ -102,11 +107,26 @@ class Baton:
 
     def _wait(self) -> None:
         self._held = False
+        self._waits[self._me] = 1
+        self._stand_in_line()
+        for _ in self._others:  # not for ever: who is dead may seem to wait
+            if self._left[self._me] > 0 or not self._is_due():
+                break
+            self._unlock(_BATON)
+            time.sleep(_STEP_ASIDE_SECONDS)
+            self._stand_in_line()
+        self._waits[self._me] = 0
+        self._held = True
+        self._counted = self._clock()
+
+    def _stand_in_line(self) -> None:
         self._lock(_NEXT)
         self._lock(_BATON)
         self._unlock(_NEXT)
-        self._held = True
-        self._counted = self._clock()
+
+    def _is_due(self) -> bool:
+        """Whether another one waits that has some of its turn left."""
+        return any(self._waits[other] and self._left[other] > 0 for other in self._others)
 
     def _gives_way(self) -> bool:
         """Whether live audio waits that has not used up its turn; the rest of this one is for later."""
@@ -116,11 +136,10 @@ class Baton:
             and self._awaited()
         )
 
-    def _credit(self, engine: int) -> bool:
-        """Another turn, not to be saved up; whether that leaves it any time."""
+    def _credit(self, engine: int) -> None:
+        """Another turn, not to be saved up."""
         turn = self._turn[engine]
         self._left[engine] = min(self._left[engine] + turn, turn)
-        return self._left[engine] > 0
 
     def _count(self) -> None:
         now = self._clock()
