@@ -96,7 +96,7 @@ class _Model:
 
 PEER = Peer(
     name="galley_speech",
-    variants={8: ("int8", "int8 kv bfloat16", "int8 kv int8"), 16: ("bf16",), 32: ("float32",)},
+    variants={8: ("int8", "int8 kv bfloat16", "int8 kv float32"), 16: ("bf16",), 32: ("float32",)},
     load=_Model,
     answer=answer,
 )

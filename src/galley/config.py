@@ -64,7 +64,8 @@ class EngineSettings:
         "auto",
         "Model",
         "type of keys and values in the cache (int8 for executor cpu); auto: as dtype says, but "
-        "bfloat16 where weights are rounded and nothing asks for float32 (executor cpu)",
+        "bfloat16 where weights are rounded and nothing asks for float32, and int8 where they are "
+        "integers of a speech model (executor cpu)",
     )
     executor: ExecutorName = _setting(
         "auto", "Model", "what runs the program; auto: cpu on device cpu, else reference"

@@ -116,7 +116,7 @@ def read_model(settings: EngineSettings, folder: Path, executor: str = "cpu") ->
     if speech is not None:
         program = with_aligner(program, checkpoint.config, speech)
     weights = program.take_weights(checkpoint.weights(), folder=str(folder))
-    options = _executor_options(settings, executor, checkpoint, weights)
+    options = _executor_options(settings, executor, checkpoint, weights, hears=speech is not None)
     return Model(checkpoint, program, weights, options, speech)
 
 
@@ -135,11 +135,17 @@ class _Phases:
 
 
 def _executor_options(
-    settings: EngineSettings, executor: str, checkpoint: Checkpoint, weights: Weights
+    settings: EngineSettings,
+    executor: str,
+    checkpoint: Checkpoint,
+    weights: Weights,
+    *,
+    hears: bool,
 ) -> ExecutorOptions:
     """What is left to choose follows the checkpoint: dtype its matrices, quantize and kv_dtype dtype.
 
-    Where nothing asks for float32 and the weights are rounded, so are keys and values.
+    Where nothing asks for float32 and the weights are rounded, so are keys and values. Those of audio are
+    integers beside integers: each token of a transcript reads them from end to end.
     """
     dtype: str = settings.dtype
     if dtype == "auto":
@@ -151,7 +157,8 @@ def _executor_options(
     kv_dtype: str = settings.kv_dtype
     if kv_dtype == "auto":
         exact = "float32" in (settings.dtype, settings.activations, quantize)
-        kv_dtype = "bfloat16" if executor == "cpu" and not exact else dtype
+        rounded = "int8" if hears and quantize in ("int8", "int4") else "bfloat16"
+        kv_dtype = rounded if executor == "cpu" and not exact else dtype
     return ExecutorOptions(
         dtype=dtype,
         quantize=quantize,
