@@ -49,14 +49,14 @@ def truth(kind: Quantize) -> Floats:
     return logits_of(rounding_executor(MODEL_DIR, kind, round_activations=False))
 
 
-LIMITS: Mapping[tuple[Quantize, Activations], float] = {
-    ("float32", "auto"): 1e-4,
-    ("bf16", "auto"): 1e-2,
-    ("int8", "float32"): 1e-4,
-    ("int4", "float32"): 1e-4,
+LIMITS: Mapping[tuple[Quantize, Activations], tuple[float, float]] = {
+    ("float32", "auto"): (1e-4, 1e-4),
+    ("bf16", "auto"): (1e-2, 2e-2),
+    ("int8", "float32"): (1e-4, 1e-4),
+    ("int4", "float32"): (1e-4, 1e-4),
 }
-"""Of the largest logit, by weights and activations: for all rows but one in a thousand, which may be twice
-as far, because what bfloat16 rounds away adds up there."""
+"""Of the largest logit, by weights and activations: for all rows but one in a thousand, and for all. What
+bfloat16 rounds away of a layer's inputs adds up in some row: in torch to 0.7 %."""
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -67,8 +67,9 @@ def test_floats_keep_the_logits(
     monkeypatch.setenv(ISA_VARIABLE, isa)
     got = logits_of(cpu_executor(MODEL_DIR, kind, activations=activations))
     errors = np.abs(got - truth(kind)).max(axis=1) / np.abs(truth(kind)).max()
-    assert np.quantile(errors, 0.999) <= LIMITS[kind, activations]
-    assert errors.max() <= 2 * LIMITS[kind, activations]
+    most, worst = LIMITS[kind, activations]
+    assert np.quantile(errors, 0.999) <= most
+    assert errors.max() <= worst
 
 
 @pytest.mark.parametrize("isa", ISAS)
