@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from galley.errors import EngineFailed, QueueFull, Unavailable
+from galley.service.client import EngineClient
 from galley.speech.live import LiveSession
 from galley.speech.live_events import Completed, LiveEvent
 from galley.speech.live_stream import LiveStream
@@ -50,12 +51,15 @@ class Engine:
         self._answers = answers
         self.asked = self.cancelled = 0
 
-    def submit(self, request: EngineRequest) -> "Answer":
+    submit_patiently = EngineClient.submit_patiently
+
+    def submit_all(self, requests: Sequence[EngineRequest]) -> list["Answer"]:
         if self._full:
             self._full -= 1
             raise QueueFull("full", retry_after=0.001)
-        self.asked += 1
-        return Answer(self, to(request, says(self._tokenizer, " one")) if self._answers else None)
+        self.asked += len(requests)
+        word = says(self._tokenizer, " one")
+        return [Answer(self, to(r, word) if self._answers else None) for r in requests]
 
 
 class Answer:
@@ -132,7 +136,9 @@ def test_a_full_queue_is_asked_again(tokenizer: Tokenizer) -> None:
 
 def test_an_engine_that_is_gone_for_good_ends_the_stream(tokenizer: Tokenizer) -> None:
     class Gone:
-        def submit(self, request: EngineRequest) -> Answer:
+        submit_patiently = EngineClient.submit_patiently
+
+        def submit_all(self, requests: Sequence[EngineRequest]) -> list[Answer]:
             raise EngineFailed("the engine is down")
 
     stream, _ = stream_of(Gone(), tokenizer)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from galley.cli.batch_files import result_id
 from galley.errors import EngineFailed, RequestError, Unavailable
@@ -13,11 +13,9 @@ from galley.server.errors import envelope, to_http
 from galley.server.generate import Origin
 from galley.server.registry import Registry
 from galley.server.schemas import ChatRequest, CompletionRequest, Strict
+from galley.service.client import LONGEST_WAIT
 
 log = logging.getLogger("galley.batch")
-
-_LONGEST_WAIT: Final = 1.0
-"""Seconds between two tries of a line that the engine's queue had no room for."""
 
 
 class BatchLine(Strict):
@@ -83,7 +81,7 @@ async def _complete(models: Registry, line: BatchLine, origin: Origin) -> dict[s
             served = models.find(prompt.model, "text")
             return dict(await completions.complete(served, prompt, origin))
         except Unavailable as error:
-            await asyncio.sleep(min(error.retry_after, _LONGEST_WAIT))
+            await asyncio.sleep(min(error.retry_after, LONGEST_WAIT))
 
 
 def _refuse_stream(stream: bool | None) -> None:

@@ -18,7 +18,7 @@ from galley.server.auth import cache_salt
 from galley.server.body import LARGE, validate
 from galley.server.errors import ClientGone, HTTPError, envelope, error_response, to_http
 from galley.server.generate import Origin
-from galley.server.lifecycle import Lifecycle
+from galley.server.lifecycle import RETRY_SECONDS, Lifecycle
 from galley.server.realtime_schemas import (
     EVENTS,
     MAX_EVENT_ID,
@@ -42,7 +42,6 @@ ENDPOINT: Final = "/v1/realtime"
 _IDLE_SECONDS: Final = 300.0
 """A client that sends nothing for so long is taken for gone."""
 _PATIENCE_SECONDS: Final = 30.0
-_RETRY_SECONDS: Final = 5.0
 _QUERY: Final = frozenset({"model", "intent"})
 _BUFFER: Final = "input_audio_buffer."
 _TEXT: Final = "conversation.item.input_audio_transcription."
@@ -96,7 +95,7 @@ class _Places:
             raise QueueFull(
                 f"{self._taken} live streams are open, at most {self._most} may "
                 "(--max-live-streams)",
-                retry_after=_RETRY_SECONDS,
+                retry_after=RETRY_SECONDS,
             )
         self._taken += 1
 

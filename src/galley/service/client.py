@@ -32,6 +32,9 @@ EngineState = Literal["starting", "ready", "recovering", "failed", "closed"]
 MAX_FAILED_STARTS: Final = 5
 """Engines in a row that may fail to become ready again, before nobody tries any more."""
 
+LONGEST_WAIT: Final = 1.0
+"""Seconds until who does not give up asks a full queue again."""
+
 FIRST_RETRY_SECONDS: Final = 0.5
 """Before the second attempt; doubles with each further one."""
 
@@ -217,6 +220,14 @@ class EngineClient:
             streams.append(OutputStream(live, self._abort))
         self._send(self._trials.add([request.id for request in requests]))
         return streams
+
+    async def submit_patiently(self, requests: Sequence[EngineRequest]) -> list[OutputStream]:
+        """As :meth:`submit_all`, for what has begun: it waits while the queue is full."""
+        while True:
+            try:
+                return self.submit_all(requests)
+            except QueueFull as full:
+                await asyncio.sleep(min(LONGEST_WAIT, full.retry_after))
 
     async def close(self) -> None:
         """Stop the engine; unfinished streams end with ``finish_reason`` "abort"."""

@@ -2,10 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
 
-from galley.errors import QueueFull, Unavailable
-from galley.service.client import EngineClient, OutputStream
+from galley.errors import Unavailable
+from galley.service.client import EngineClient
 from galley.speech.audio import Samples
 from galley.speech.features import SAMPLE_RATE
 from galley.speech.live import LiveSession
@@ -13,9 +12,6 @@ from galley.speech.live_events import LiveEvent
 from galley.speech.options import LiveOptions
 from galley.speech.pcm import Coding, PcmStream
 from galley.types import EngineRequest, Output
-
-_LONGEST_WAIT: Final = 1.0
-"""Seconds until a full queue is asked again."""
 
 Tell = Callable[[Sequence[LiveEvent]], Awaitable[None]]
 
@@ -127,7 +123,7 @@ class LiveStream:
             self._answered.set()
 
     async def _ask(self, request: EngineRequest) -> None:
-        stream = await self._submitted(request)
+        [stream] = await self._engine.submit_patiently([request])
         try:
             async for output in stream:
                 self._seen(output)
@@ -136,13 +132,6 @@ class LiveStream:
                     await self._tell(self._session.events())
         finally:
             stream.cancel()
-
-    async def _submitted(self, request: EngineRequest) -> OutputStream:
-        while True:
-            try:
-                return self._engine.submit(request)
-            except QueueFull as full:
-                await asyncio.sleep(min(_LONGEST_WAIT, full.retry_after))
 
     async def _feed(self, block: Samples) -> None:
         self.seconds += len(block) / SAMPLE_RATE

@@ -2,17 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Final
 
-from galley.errors import QueueFull
 from galley.service.client import EngineClient, OutputStream
 from galley.speech.results import Segment
 from galley.speech.session import Session
 from galley.speech.source import WindowSource
 from galley.types import EngineRequest, Output
-
-_LONGEST_WAIT: Final = 1.0
-"""Seconds until a recording that has begun asks a full queue again."""
 
 
 async def segments_of(
@@ -41,7 +36,9 @@ async def segments_of(
             outputs.put_nowait(output)
 
     async def submit(requests: Sequence[EngineRequest]) -> None:
-        for stream in await _submitted(engine, requests, patient=bool(readers)):
+        begun = bool(readers)
+        streams = await engine.submit_patiently(requests) if begun else engine.submit_all(requests)
+        for stream in streams:
             readers[asyncio.create_task(read(stream))] = stream
 
     try:
@@ -68,15 +65,3 @@ async def segments_of(
             reader.cancel()
         # A thread may be reading still; it ends within a block.
         await asyncio.shield(asyncio.to_thread(windows.close))
-
-
-async def _submitted(
-    engine: EngineClient, requests: Sequence[EngineRequest], *, patient: bool
-) -> list[OutputStream]:
-    while True:
-        try:
-            return engine.submit_all(requests)
-        except QueueFull as full:
-            if not patient:
-                raise
-            await asyncio.sleep(min(_LONGEST_WAIT, full.retry_after))
