@@ -163,6 +163,8 @@ class _Connection:
             patience=_PATIENCE_SECONDS,
         )
         self._numbers = itertools.count(1)
+        self._handling = asyncio.Lock()
+        """Held while an event of the client's is handled."""
         self._event_id: str | None = None
         """Of the client's event that is being handled."""
         self._last_item: str | None = None
@@ -206,7 +208,8 @@ class _Connection:
         try:
             await asyncio.wait({working, listening, draining}, return_when=_FIRST)
             if draining.done() and not working.done() and not listening.done():
-                listening.cancel()
+                async with self._handling:  # a thread that has audio cannot be cancelled
+                    listening.cancel()
                 await asyncio.wait({listening})
                 await self._drain(working)
                 return GOING_AWAY, "the server is shutting down"
@@ -236,7 +239,8 @@ class _Connection:
                 event = await self._socket.receive(_IDLE_SECONDS)
                 if event is None:
                     return ""
-                await self._handle(event)
+                async with self._handling:
+                    await self._handle(event)
             except TimeoutError:
                 return f"nothing came for {_IDLE_SECONDS:g} s"
             except RequestError as error:

@@ -58,7 +58,9 @@ class EventSocket:
             TimeoutError: nothing came for so long.
             ClientGone: the connection is lost.
         """
-        message = await asyncio.wait_for(self._socket.receive(), seconds)
+        # wait_for would swallow a cancellation that comes together with a message (Python 3.11).
+        async with asyncio.timeout(seconds):
+            message = await self._socket.receive()
         if message["type"] == "websocket.disconnect":
             if message["code"] in _CLOSED:
                 return None

@@ -76,7 +76,8 @@ class LiveStream:
             while not self._session.has_room:
                 self._answered.clear()
                 try:
-                    await asyncio.wait_for(self._answered.wait(), self._patience)
+                    async with asyncio.timeout(self._patience):
+                        await self._answered.wait()
                 except TimeoutError:
                     raise Unavailable(
                         f"transcription is behind and took no audio for {self._patience:g} s",
