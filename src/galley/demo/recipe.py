@@ -57,11 +57,7 @@ class Recipe:
     muon_rate: float = 5e-3
     adam_rate: float = 4e-3
     warm_up: int = 100
-    ends: tuple[float, ...] = (
-        5 / 9,
-        2 / 3,
-        1.0,
-    )  # shares of the run at which the rate reaches zero
+    ends: tuple[float, ...] = (5 / 9, 2 / 3, 1.0)  # shares of the run: the rate is zero there
     decay_share: float = 0.5  # the part before the first end in which it falls
     polish_rate: float = 0.4  # of the peak: what it falls from after the first end
     hard_names: float = 0.15  # the share of names that are hard to copy, after the last end but one

@@ -165,7 +165,7 @@ class Source:
         place = self.rng.choice(bare)
         return word[:place] + self.rng.choice(_ACCENTS[word[place]]) + word[place + 1 :]
 
-    def _words(self) -> tuple[str, str]:
+    def _pair(self) -> tuple[str, str]:
         """A first and a last name."""
         first, last = self._first(), self._last()
         if not self.hard:
@@ -183,7 +183,7 @@ class Source:
     def name(self) -> str:
         """A caller's name: a first and a last name, now and then a second or a double one."""
         roll = self.rng.random()
-        first, last = self._words()
+        first, last = self._pair()
         if roll < 0.05:
             return f"{first}-{self._first()} {last}"
         if roll < 0.10:

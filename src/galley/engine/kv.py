@@ -171,9 +171,7 @@ class KVCache:
         blocks = self._prefix.lookup(chain.cross) if self._sharing else []
         if len(blocks) == len(chain.cross):
             return blocks
-        for block in blocks:
-            self._prefix.drop(block)
-            self._pool.give_back(block)
+        self._drop(chain.cross)
         return []
 
     def _take(self) -> int:

@@ -62,7 +62,8 @@ class EventSocket:
         async with asyncio.timeout(seconds):
             message = await self._socket.receive()
         if message["type"] == "websocket.disconnect":
-            if message["code"] in _CLOSED:
+            # A connection that is lost has a code, too, but no reason, not even an empty one.
+            if message["code"] in _CLOSED and "reason" in message:
                 return None
             raise ClientGone("client hung up")
         text = message.get("text")
