@@ -188,7 +188,9 @@ int64_t draw(const Kernels& kernels, const float* x, int64_t n, int64_t position
     const bool has_min_p = !std::isinf(how.reach), has_top_p = how.top_p < 1.0;
     if (!has_top_k && !has_min_p && !has_top_p) return row.from_all(drawn);
 
-    const auto bar = static_cast<float>(x[at] + how.reach);
+    // Never as low as a token that is ruled out: `reach` sorts by differences of logits.
+    const float bar =
+        std::max(static_cast<float>(x[at] + how.reach), std::numeric_limits<float>::lowest());
     int64_t sum;
     Candidates all;
     if (has_top_k || has_min_p) {

@@ -111,6 +111,18 @@ def test_one_far_above_many_equals() -> None:
         assert native(isa, row[None], draws) == expected, isa
 
 
+def test_more_may_stay_than_are_not_ruled_out() -> None:
+    row = np.full(500, -np.inf, dtype=np.float32)
+    row[100:190] = np.random.default_rng(1).normal(0, 2, 90)
+    record = how(seed=5, temperature=1.0, top_k=300, top_p=0.97, min_p=0.0)
+    draws = Draws([0] * 50, range(50), record * 50)
+    expected = draw_all(row[None], draws)
+    assert len(set(expected)) > 10
+    assert np.isfinite(row[expected]).all()
+    for isa in ISAS:
+        assert native(isa, row[None], draws) == expected, isa
+
+
 @settings(max_examples=200)
 @given(
     seed=st.integers(0, 2**32),
