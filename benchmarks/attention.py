@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from galley import _native
-from galley.ops.cpu import choose_isa
+from galley.ops.isa import choose_isa
 from galley.types import BLOCK_TOKENS
 
 COLD_BYTES = 400 << 20

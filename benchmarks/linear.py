@@ -14,7 +14,7 @@ import numpy as np
 
 from galley import _native
 from galley.formats.weights import Weight
-from galley.ops.cpu import choose_isa
+from galley.ops.isa import choose_isa
 from galley.ops.packing import pack
 
 COLD_BYTES = 400 << 20

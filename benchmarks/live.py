@@ -16,11 +16,8 @@ import json
 import os
 import re
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +26,7 @@ import numpy as np
 import psutil
 from websockets.asyncio.client import ClientConnection, connect
 
+from benchmarks.serving import started
 from benchmarks.spoken import Utterance, Word, say
 from galley.demo.speech.heldout import SETS, read
 from galley.speech.merge import plain
@@ -69,8 +67,9 @@ def main() -> None:
     """Prepare, play, report."""
     arguments = _arguments()
     streams = _streams(arguments.streams, 60 * arguments.minutes)
-    with _server(arguments.model, arguments.threads, arguments.quantize) as (port, process):
-        heard, memory = asyncio.run(_play(port, streams, arguments.interim, process))
+    options = ("--threads", str(arguments.threads), "--quantize", arguments.quantize)
+    with started(arguments.model, *options) as (url, pid):
+        heard, memory = asyncio.run(_play(url, streams, arguments.interim, pid))
     delays = [
         delay
         for (_, words), one in zip(streams, heard, strict=True)
@@ -127,51 +126,32 @@ def _joined(
     return np.concatenate(parts), words
 
 
-@contextmanager
-def _server(model: str, threads: int, quantize: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    command = [sys.executable, "-m", "galley", "serve", model, "--port", "0"]
-    command += ["--threads", str(threads), "--quantize", quantize]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        port = 0
-        for line in process.stdout:
-            if found := re.search(r"listens on \S+:(\d+)", line):
-                port = int(found[1])
-            if "ready after" in line:
-                break
-        yield port, process
-    finally:
-        process.terminate()
-        process.wait()
-
-
 async def _play(
-    port: int,
+    url: str,
     streams: Sequence[tuple[np.ndarray[Any, Any], list[Word]]],
     interim: bool,
-    process: "subprocess.Popen[str]",
+    pid: int,
 ) -> tuple[list[Heard], list[int]]:
     """All streams at once; what each heard, and bytes of memory now and then."""
     memory: list[int] = []
 
     async def sample() -> None:
         while True:
-            family = [psutil.Process(process.pid)]
+            family = [psutil.Process(pid)]
             family += family[0].children(recursive=True)
             memory.append(sum(one.memory_info().rss for one in family))
             await asyncio.sleep(max(1.0, len(streams[0][0]) / RATE / 10))
 
     sampling = asyncio.create_task(sample())
     try:
-        heard = await asyncio.gather(*(_stream(port, samples, interim) for samples, _ in streams))
+        heard = await asyncio.gather(*(_stream(url, samples, interim) for samples, _ in streams))
     finally:
         sampling.cancel()
     return heard, memory
 
 
-async def _stream(port: int, samples: np.ndarray[Any, Any], interim: bool) -> Heard:
-    url = f"ws://127.0.0.1:{port}/v1/realtime?intent=transcription"
+async def _stream(server: str, samples: np.ndarray[Any, Any], interim: bool) -> Heard:
+    url = server.replace("http", "ws", 1) + "/v1/realtime?intent=transcription"
     async with connect(url, max_size=None) as socket:
         source = {
             "format": {"type": "audio/pcm", "rate": RATE},

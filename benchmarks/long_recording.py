@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
@@ -128,15 +129,10 @@ def _transcribe(
     memory = []
     for segment in transcription:
         texts.append(segment.text)
-        memory.append((segment.end, _resident()))
+        memory.append((segment.end, psutil.Process().memory_info().rss))
         moved(segment.end)
     seconds = time.monotonic() - began
     return Heard(sample, " ".join(texts), transcription.info.duration, seconds), memory
-
-
-def _resident() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
 
 
 def _result(

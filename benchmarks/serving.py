@@ -39,17 +39,28 @@ class Server:
 
     url: str
     model: str
-    vocab_size: int
+    id_limit: int
+    """Ids below it are tokens, by which prompts can be drawn; a vocabulary has more."""
     ready_seconds: float
     pid: int
 
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[Server]:
-    """Start ``galley serve`` with ``arguments`` on a free port; wait until it is ready."""
+    """Start ``galley serve`` of a language model with ``arguments``, as :func:`started`."""
+    began = time.perf_counter()
+    with started(*arguments) as (url, pid):
+        ready = time.perf_counter() - began
+        name = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+        ids = httpx.post(f"{url}/tokenize", json={"model": name, "prompt": "a"}).json()["tokens"]
+        yield Server(url, name, max(ids) + 1, ready, pid)
+
+
+@contextmanager
+def started(*arguments: str) -> Iterator[tuple[str, int]]:
+    """Start ``galley serve`` with ``arguments`` on a free port; its URL and process id once it is ready."""
     command = [sys.executable, "-m", "galley", "serve", *arguments]
     command += ["--port", "0", "--log-level", "warning"]
-    began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -59,10 +70,9 @@ def serving(*arguments: str) -> Iterator[Server]:
                 url = match[1]
             if " ready after " in line:
                 break
-        ready = time.perf_counter() - began
-        name = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
-        ids = httpx.post(f"{url}/tokenize", json={"model": name, "prompt": "a"}).json()["tokens"]
-        yield Server(url, name, max(ids) + 1, ready, process.pid)
+        else:
+            raise RuntimeError(f"{' '.join(command)} ended before it was ready")
+        yield url, process.pid
     finally:
         process.terminate()
         process.wait()
@@ -111,7 +121,7 @@ async def prefix_cache(server: Server, rounds: int = 5) -> dict[str, float]:
     cold, warm = [], []
 
     def ids(count: int) -> list[int]:
-        return [random_ids.randrange(server.vocab_size) for _ in range(count)]
+        return [random_ids.randrange(server.id_limit) for _ in range(count)]
 
     async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
         for _ in track(range(rounds), "prefix cache"):
@@ -130,7 +140,7 @@ async def load(server: Server, concurrency: int) -> dict[str, float]:
 
     async def lane(client: httpx.AsyncClient) -> None:
         for _ in range(REQUESTS_PER_LANE):
-            prompt = [random_ids.randrange(server.vocab_size) for _ in range(PROMPT_TOKENS)]
+            prompt = [random_ids.randrange(server.id_limit) for _ in range(PROMPT_TOKENS)]
             times = await completion(client, server, prompt, OUTPUT_TOKENS)
             ttft.append(times[0])
             tpot.append((times[-1] - times[0]) / (len(times) - 1))

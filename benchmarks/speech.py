@@ -62,7 +62,9 @@ def main() -> None:
     comparison = Comparison(_requests(arguments))
     with ExitStack() as stack:
         children = _children(arguments, comparison, stack, console)
-        for number in range(arguments.hour, arguments.rounds + 1):  # an hour needs no warm-up
+        for number in range(
+            1 if arguments.hour else 0, arguments.rounds + 1
+        ):  # an hour needs no warm-up
             _round(children, comparison, warm_up=number == 0)
             console.print(f"round {number} of {arguments.rounds}")
     _print(comparison, console)

@@ -21,6 +21,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -88,7 +89,7 @@ class Phase:
 
 async def chat(client: httpx.AsyncClient, server: Server, load: Load, phase: Phase) -> None:
     """One request of random token ids, so that no prefix is ever cached."""
-    prompt = [random.randrange(server.vocab_size) for _ in range(load.prompt)]
+    prompt = [random.randrange(server.id_limit) for _ in range(load.prompt)]
     times = await completion(client, server, prompt, load.output)
     phase.first.append(times[0])
     phase.between.append((times[-1] - times[0]) / max(1, len(times) - 1))
@@ -108,10 +109,16 @@ async def transcribe(client: httpx.AsyncClient, server: Server, load: Load, phas
     phase.heard += duration
 
 
+@cache
+def spoken(audio: Path) -> bytes:
+    """A live client's part of a recording: 16-bit samples."""
+    samples = np.concatenate(list(Recording(audio)))[: int(SPOKEN_SECONDS * SAMPLE_RATE)]
+    return np.round(samples * 32_767).astype("<i2").tobytes()
+
+
 async def speak(client: httpx.AsyncClient, server: Server, load: Load, phase: Phase) -> None:
     """A part of the recording, live; its end is said by the client."""
-    samples = np.concatenate(list(Recording(load.audio)))[: int(SPOKEN_SECONDS * SAMPLE_RATE)]
-    pcm = np.round(samples * 32_767).astype("<i2").tobytes()
+    pcm = spoken(load.audio)
     source = {
         "format": {"type": "audio/pcm", "rate": SAMPLE_RATE},
         "transcription": {"language": "en"},

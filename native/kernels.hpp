@@ -1,6 +1,7 @@
 // What the kernels are given, and the table of them that each instruction set fills.
 //
-// Only plain data: this header is compiled under the flags of every instruction set.
+// This header is compiled under the flags of every instruction set, so its functions are static:
+// the linker must not take one set's for another's.
 #pragma once
 
 #include <stdint.h>
@@ -13,7 +14,7 @@ constexpr int64_t kRowBlock = 1024;  // logits that are added up by themselves
 constexpr int kWeightBits = 30;      // the greatest logit weighs 2 ** kWeightBits
 
 enum class Kind : int32_t { kF32, kBF16, kInt8, kInt4 };
-enum class ScaleType : int32_t { kF32, kBF16, kF16 };
+enum class FloatType : int32_t { kF32, kBF16, kF16 };
 
 // A weight matrix [outputs, depth] in tiles of 16 outputs; `blocks` = outputs / 16, rounded up.
 //
@@ -27,7 +28,7 @@ enum class ScaleType : int32_t { kF32, kBF16, kF16 };
 // (block, group of `group` k, output). The last group may be shorter; padding holds zeros.
 struct Matrix {
     Kind kind;
-    ScaleType scale_type;
+    FloatType scale_type;
     int64_t outputs;
     int64_t depth;
     int64_t padded_depth;
@@ -154,17 +155,17 @@ constexpr int64_t kChunk = 512;
 constexpr int64_t kSpan = 64;  // of these share one update of the running maximum
 
 // Chunks [first, last] of the keys that the tokens from position `first` to `last` may see.
-inline int64_t first_chunk(int64_t first, int64_t window) {
+static inline int64_t first_chunk(int64_t first, int64_t window) {
     return window && first >= window ? (first - window + 1) / kChunk : 0;
 }
-inline int64_t last_chunk(int64_t last) { return last / kChunk; }
+static inline int64_t last_chunk(int64_t last) { return last / kChunk; }
 
 // For each row of a chunk: the weighted sum of values, a sum of weights for each lane, and the
 // greatest score; whole cache lines.
-inline int64_t partial_floats(int64_t rows, int64_t padded_dim) {
+static inline int64_t partial_floats(int64_t rows, int64_t padded_dim) {
     return (rows * (padded_dim + kLanes + 1) + kLanes - 1) / kLanes * kLanes;
 }
-inline int64_t attend_scratch(int64_t rows, int64_t padded_dim) {
+static inline int64_t attend_scratch(int64_t rows, int64_t padded_dim) {
     const int64_t floats = rows * (padded_dim + kSpan + 3) + 2 * partial_floats(rows, padded_dim);
     return floats * static_cast<int64_t>(sizeof(float));
 }

@@ -1,4 +1,4 @@
-// galley._native: the Python face of the executor. galley/ops/cpu.py is its only caller.
+// galley._native: the Python face of the executor.
 #include "module.hpp"
 
 #include <nanobind/stl/function.h>
@@ -17,6 +17,7 @@
 #include "machine.hpp"
 #include "packed.hpp"
 #include "program.hpp"
+#include "rounding.hpp"
 
 using namespace nanobind::literals;
 
@@ -39,14 +40,12 @@ KvType kv_type_named(const std::string& name) {
 }
 
 // Tags as in galley.formats.weights.
-ScaleType type_tagged(const std::string& tag) {
-    if (tag == "F32") return ScaleType::kF32;
-    if (tag == "BF16") return ScaleType::kBF16;
-    if (tag == "F16") return ScaleType::kF16;
+FloatType type_tagged(const std::string& tag) {
+    if (tag == "F32") return FloatType::kF32;
+    if (tag == "BF16") return FloatType::kBF16;
+    if (tag == "F16") return FloatType::kF16;
     throw std::invalid_argument("unknown element type '" + tag + "'");
 }
-
-int64_t type_bytes(ScaleType type) { return type == ScaleType::kF32 ? 4 : 2; }
 
 void require_size(const RawBytes& array, int64_t bytes, const char* what) {
     if (static_cast<int64_t>(array.size()) != bytes)
@@ -64,8 +63,8 @@ Packed::Shape shape_of(const std::string& kind, int64_t outputs, int64_t depth, 
 int64_t fill(Packed& packed, const Tensors& tensors, int threads) {
     std::vector<Source> parts;
     for (const auto& [bytes, tag] : tensors) {
-        const ScaleType type = type_tagged(tag);
-        const int64_t row = packed.matrix().depth * type_bytes(type);
+        const FloatType type = type_tagged(tag);
+        const int64_t row = packed.matrix().depth * bytes_of(type);
         const auto size = static_cast<int64_t>(bytes.size());
         if (size % row) throw std::invalid_argument("a part is no whole number of rows");
         parts.push_back({bytes.data(), type, size / row});
@@ -78,7 +77,7 @@ void fill_integer(Packed& packed, const RawBytes& q, const RawBytes& scales,
                   const std::optional<RawBytes>& zeros, int threads) {
     const Matrix& m = packed.matrix();
     require_size(q, m.outputs * m.depth, "q");
-    require_size(scales, m.outputs * m.groups * type_bytes(m.scale_type), "scales");
+    require_size(scales, m.outputs * m.groups * bytes_of(m.scale_type), "scales");
     if (zeros) require_size(*zeros, m.outputs * m.groups, "zeros");
     nb::gil_scoped_release release;
     packed.fill_integer(q.data(), scales.data(), zeros ? zeros->data() : nullptr, threads);

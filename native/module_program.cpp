@@ -4,6 +4,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <tuple>
@@ -25,15 +26,15 @@ Slot slot(const SlotFields& fields) {
     return {std::get<0>(fields), std::get<1>(fields), std::get<2>(fields)};
 }
 
-std::vector<float> to_vector(const Floats& values, int64_t padded) {
-    std::vector<float> v(padded, 0.0f);
-    for (size_t i = 0; i < values.size(); ++i) v[i] = values(i);
-    return v;
+std::vector<float> to_vector(const Floats& values) {
+    return {values.data(), values.data() + values.size()};
 }
 
-bool are_tables(const Ids& blocks, const Ids& starts, int64_t count) {
-    return static_cast<int64_t>(starts.size()) == count + 1 &&
-           starts(count) == static_cast<int64_t>(blocks.size());
+// Whether they split `total` things among `count` owners, each of which has one after another.
+bool are_starts(const Ids& starts, int64_t count, size_t total) {
+    if (count < 1 || static_cast<int64_t>(starts.size()) != count + 1) return false;
+    return starts(0) == 0 && std::is_sorted(starts.data(), starts.data() + starts.size()) &&
+           starts(count) == static_cast<int64_t>(total);
 }
 
 // Blocks, where each sequence's begin, and how many rows each sequence's window has.
@@ -43,8 +44,8 @@ using CrossArrays = std::tuple<Ids, Ids, Ids>;
 Step step_of(const Ids& tokens, const Ids& positions, const Ids& starts, const Ids& tables,
              const Ids& table_starts, const std::optional<CrossArrays>& cross) {
     const auto sequences = static_cast<int64_t>(starts.size()) - 1;
-    if (positions.size() != tokens.size() || sequences < 1 ||
-        !are_tables(tables, table_starts, sequences))
+    if (positions.size() != tokens.size() || !are_starts(starts, sequences, tokens.size()) ||
+        !are_starts(table_starts, sequences, tables.size()))
         throw std::invalid_argument("the arrays of a step do not fit together");
     Step step{};
     step.tokens = tokens.data();
@@ -55,7 +56,7 @@ Step step_of(const Ids& tokens, const Ids& positions, const Ids& starts, const I
     step.tables = {tables.data(), table_starts.data()};
     if (cross) {
         const auto& [blocks, block_starts, cross_rows] = *cross;
-        if (!are_tables(blocks, block_starts, sequences) ||
+        if (!are_starts(block_starts, sequences, blocks.size()) ||
             static_cast<int64_t>(cross_rows.size()) != sequences)
             throw std::invalid_argument("the arrays of a step's windows do not fit together");
         step.cross_tables = {blocks.data(), block_starts.data()};
@@ -94,9 +95,9 @@ void align(Program& program, const Ids& tokens, const Ids& positions, const Ids&
 void encode(Program& program, const FloatTable& frames, const Ids& starts, const Ids& tables,
             const Ids& table_starts) {
     const auto windows = static_cast<int64_t>(starts.size()) - 1;
-    if (windows < 1 || starts(windows) != static_cast<int64_t>(frames.shape(0)) ||
+    if (!are_starts(starts, windows, frames.shape(0)) ||
         static_cast<int64_t>(frames.shape(1)) != program.mels() ||
-        !are_tables(tables, table_starts, windows))
+        !are_starts(table_starts, windows, tables.size()))
         throw std::invalid_argument("the arrays of windows do not fit together");
     const Windows all = {
         frames.data(), starts.data(), windows, {tables.data(), table_starts.data()}};
@@ -105,8 +106,6 @@ void encode(Program& program, const FloatTable& frames, const Ids& starts, const
 }
 
 using SharedPacked = std::shared_ptr<Packed>;
-
-std::vector<float> to_vector(const Floats& values) { return to_vector(values, values.size()); }
 
 NormOp rms_norm(const Floats& weight, float eps, int64_t width, SharedPacked layout, SlotFields x,
                 SlotFields y) {
@@ -132,8 +131,14 @@ void bind_ops(nb::class_<Program>& cls) {
         "linear",
         [](Program& p, SharedPacked weight, std::optional<Floats> bias, bool prepared, SlotFields x,
            SlotFields y) {
+            const int64_t outputs = weight->matrix().outputs;
             std::vector<float> padded;
-            if (bias) padded = to_vector(*bias, round_up(weight->matrix().outputs, kLanes));
+            if (bias) {
+                if (static_cast<int64_t>(bias->size()) != outputs)
+                    throw std::invalid_argument("bias has the wrong size");
+                padded = to_vector(*bias);
+                padded.resize(round_up(outputs, kLanes));
+            }
             p.append(LinearOp{std::move(weight), std::move(padded), prepared, slot(x), slot(y)});
         },
         "weight"_a, "bias"_a.none(), "prepared"_a, "x"_a, "y"_a);

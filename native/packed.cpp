@@ -46,8 +46,6 @@ int64_t weight_bytes(Kind kind, int64_t elements) {
     throw std::invalid_argument("unknown weight kind");
 }
 
-int64_t element_bytes(ScaleType type) { return type == ScaleType::kF32 ? 4 : 2; }
-
 // The 16 outputs of each block, on all threads.
 template <class Body>
 void for_each_block(int64_t blocks, int threads, const Body& body) {
@@ -78,7 +76,7 @@ class Packed::Rows {
         const int64_t part = part_of(row);
         const Source& source = parts_[part];
         const int64_t first = (row - (ends_[part] - source.rows)) * depth_ + begin;
-        widen(source.data + first * element_bytes(source.type), source.type, count, values);
+        widen(source.data + first * bytes_of(source.type), source.type, count, values);
     }
 
   private:
@@ -117,7 +115,7 @@ void Packed::lay_out(const Shape& shape) {
         throw std::invalid_argument("a group must be a multiple of 16, at most 65536 long");
     matrix_.groups = round_up(depth, matrix_.group) / matrix_.group;
     const int64_t scales = blocks() * kLanes * matrix_.groups;
-    zeros_at_ += round_up(scales * element_bytes(scale_type), 64);
+    zeros_at_ += round_up(scales * bytes_of(scale_type), 64);
     bytes_ = zeros_at_ + (zeros ? round_up(scales, 64) : 0);
 }
 
@@ -138,7 +136,7 @@ int64_t Packed::fill(const std::vector<Source>& parts, int threads) {
     const Rows rows(parts, matrix_.depth);
     if (rows.count() != matrix_.outputs)
         throw std::invalid_argument("the parts have not as many rows as the matrix has outputs");
-    const ScaleType rounded = matrix_.kind == Kind::kInt8 ? ScaleType::kF32 : ScaleType::kBF16;
+    const FloatType rounded = matrix_.kind == Kind::kInt8 ? FloatType::kF32 : FloatType::kBF16;
     if (integer() && matrix_.scale_type != rounded)
         throw std::invalid_argument("rounding makes scales of another type");
     require_own_memory();
@@ -214,7 +212,7 @@ void Packed::fill_integer(const uint8_t* q, const uint8_t* scales, const uint8_t
     if ((zeros != nullptr) != (m.zeros != nullptr))
         throw std::invalid_argument("zero points do not match what the matrix was made for");
     require_own_memory();
-    const int64_t size = element_bytes(m.scale_type);
+    const int64_t size = bytes_of(m.scale_type);
     for_each_block(blocks(), threads, [&](int64_t block) {
         std::vector<uint8_t> stored(m.padded_depth);
         const int64_t end = std::min((block + 1) * kLanes, m.outputs);

@@ -16,7 +16,7 @@ constexpr int kLayoutVersion = 1;
 // Rows of a checkpoint's tensor, row-major, as they are on disk.
 struct Source {
     const uint8_t* data;
-    ScaleType type;
+    FloatType type;
     int64_t rows;
 };
 
@@ -27,7 +27,7 @@ class Packed {
         int64_t outputs;
         int64_t depth;
         int64_t group;  // counts only for integer kinds; 0: the whole depth
-        ScaleType scale_type;
+        FloatType scale_type;
         bool zeros;
     };
 

@@ -157,20 +157,22 @@ Attend Program::attend(const Attention& a, const AttentionItem& item, int thread
     const int64_t group = a.heads / a.cache.kv_heads;
     const int64_t column = item.kv_head * group * a.cache.head_dim;
     const AttentionRows& rows = item.rows;
-    return {a.cache,
-            item.kv_head,
-            row(a.q, rows.begin) + column,
-            row(a.y, rows.begin) + column,
-            a.q.stride / static_cast<int64_t>(sizeof(float)),
-            a.y.stride / static_cast<int64_t>(sizeof(float)),
-            a.tables.of(rows.table),
-            rows.keys,
-            rows.first,
-            rows.end - rows.begin,
-            group,
-            a.window,
-            a.scale,
-            runtime_->scratch(thread)};
+    Attend attend{};
+    attend.cache = a.cache;
+    attend.kv_head = item.kv_head;
+    attend.q = row(a.q, rows.begin) + column;
+    attend.q_stride = a.q.stride / static_cast<int64_t>(sizeof(float));
+    attend.out = row(a.y, rows.begin) + column;
+    attend.out_stride = a.y.stride / static_cast<int64_t>(sizeof(float));
+    attend.table = a.tables.of(rows.table);
+    attend.keys = rows.keys;
+    attend.first = rows.first;
+    attend.tokens = rows.end - rows.begin;
+    attend.group = group;
+    attend.window = a.window;
+    attend.scale = a.scale;
+    attend.scratch = runtime_->scratch(thread);
+    return attend;
 }
 
 void Program::run(const SiluMulOp& op) {
@@ -277,20 +279,20 @@ Attend Program::attend_head(const CrossWeightsOp& op, int64_t place, int64_t seq
     const Cache& cache = runtime_->cache(op.layer);
     const int64_t head = op.chosen[place], begin = step_.starts[sequence] + first_row;
     const int64_t stride = aligned_heads_ * step_.attention_rows;
-    return {cache,
-            head / (op.heads / cache.kv_heads),
-            row(op.q, begin) + head * cache.head_dim,
-            step_.attention + begin * stride + (op.first + place) * step_.attention_rows,
-            op.q.stride / static_cast<int64_t>(sizeof(float)),
-            stride,
-            step_.cross_tables.of(sequence),
-            step_.cross_rows[sequence],
-            0,
-            std::min(kAttendRows, step_.starts[sequence + 1] - begin),
-            1,
-            0,
-            op.scale,
-            runtime_->scratch(thread)};
+    Attend attend{};
+    attend.cache = cache;
+    attend.kv_head = head / (op.heads / cache.kv_heads);
+    attend.q = row(op.q, begin) + head * cache.head_dim;
+    attend.q_stride = op.q.stride / static_cast<int64_t>(sizeof(float));
+    attend.out = step_.attention + begin * stride + (op.first + place) * step_.attention_rows;
+    attend.out_stride = stride;
+    attend.table = step_.cross_tables.of(sequence);
+    attend.keys = step_.cross_rows[sequence];
+    attend.tokens = std::min(kAttendRows, step_.starts[sequence + 1] - begin);
+    attend.group = 1;
+    attend.scale = op.scale;
+    attend.scratch = runtime_->scratch(thread);
+    return attend;
 }
 
 }  // namespace galley

@@ -58,15 +58,15 @@ void round_all(const float* values, int64_t count, float scale, int32_t zero, in
 
 }  // namespace
 
-void widen(const uint8_t* source, ScaleType type, int64_t count, float* values) {
-    if (type == ScaleType::kF32) {
+void widen(const uint8_t* source, FloatType type, int64_t count, float* values) {
+    if (type == FloatType::kF32) {
         std::memcpy(values, source, 4 * count);
         return;
     }
     for (int64_t k = 0; k < count; ++k) {
         uint16_t half;
         std::memcpy(&half, source + 2 * k, sizeof half);
-        values[k] = type == ScaleType::kF16 ? half_to_float(half) : bf16_to_float(half);
+        values[k] = type == FloatType::kF16 ? half_to_float(half) : bf16_to_float(half);
     }
 }
 

@@ -7,8 +7,10 @@
 
 namespace galley {
 
+inline int64_t bytes_of(FloatType type) { return type == FloatType::kF32 ? 4 : 2; }
+
 // `count` elements of a checkpoint as floats.
-void widen(const uint8_t* source, ScaleType type, int64_t count, float* values);
+void widen(const uint8_t* source, FloatType type, int64_t count, float* values);
 
 uint16_t to_bf16(float value);
 

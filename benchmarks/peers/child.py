@@ -58,7 +58,8 @@ class Child:
         """Seconds, as the peer's ``answer`` says.
 
         Raises:
-            PeerFailed: it died or did not answer in time.
+            PeerFailed: it died or did not answer in time. It is closed: what came late would pass for
+                the next answer.
         """
         self._signal(signal.SIGCONT)
         time.sleep(_SETTLE_SECONDS)
@@ -66,9 +67,13 @@ class Child:
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
+            seconds: list[float] = self._read(_ANSWER_SECONDS)["seconds"]
         except BrokenPipeError:
+            self.close()
             raise PeerFailed(f"{self.name} is gone; see {self._log}") from None
-        seconds: list[float] = self._read(_ANSWER_SECONDS)["seconds"]
+        except PeerFailed:
+            self.close()
+            raise
         self._signal(signal.SIGSTOP)
         return seconds
 

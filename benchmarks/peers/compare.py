@@ -91,7 +91,6 @@ def compare(
             except PeerFailed as error:
                 comparison.failures[name] = f"{work.name}: {error}"
                 del alive[name], comparison.rates[name]
-                child.close()
                 continue
             if number:
                 comparison.rates[name][work.name].append(work.tokens_per_s(seconds))

@@ -79,18 +79,17 @@ def converted(peer: Peer, variant: str, checkpoint: Path, home: Path) -> Path:
     """
     if peer.convert is None:
         return checkpoint
-    suffix = ".gguf" if peer.name == "llama_cpp" else ""
-    target = home / "converted" / checkpoint.name / peer.name / (variant + suffix)
+    folder = home / "converted" / checkpoint.name / peer.name
+    target = folder / (variant + peer.suffix)
     if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
+        # Half a conversion must not pass for a whole one in the next run.
+        half = folder / f"{variant}.half{peer.suffix}"
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(half) if half.is_dir() else half.unlink(missing_ok=True)
         module = f"benchmarks.peers.{peer.name}"
         command: list[str | Path] = [python_of(peer, home), "-m", module, "convert", variant]
-        try:
-            _run(peer, home, [*command, checkpoint, "--target", target])
-        except PeerFailed:
-            # Half a conversion must not pass for a whole one in the next run.
-            shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
-            raise
+        _run(peer, home, [*command, checkpoint, "--target", half])
+        half.rename(target)
     return target
 
 

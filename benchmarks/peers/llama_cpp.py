@@ -104,13 +104,14 @@ def convert(checkpoint: Path, target: Path, variant: str) -> None:
 
     from benchmarks.peers.gguf_file import write_gguf
 
+    if variant == "BF16":
+        write_gguf(checkpoint, target)
+        return
     whole = target.with_name("BF16.gguf")
     if not whole.exists():
         part = whole.with_suffix(".part")
         write_gguf(checkpoint, part)
         part.rename(whole)
-    if target == whole:
-        return
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = _FILE_TYPES[variant]
     if llama_cpp.llama_model_quantize(str(whole).encode(), str(target).encode(), params):
@@ -122,6 +123,7 @@ PEER = Peer(
     variants={4: ("Q4_0", "Q4_K_M"), 8: ("Q8_0",), 16: ("BF16",)},
     load=_Model,
     convert=convert,
+    suffix=".gguf",
     pip_environment={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},
 )
 

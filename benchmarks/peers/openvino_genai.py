@@ -12,7 +12,7 @@ from benchmarks.peers.protocol import Peer, main
 _FORMATS: Final = {
     "int4": ("--weight-format", "int4", "--group-size", "128", "--sym"),
     "int8": ("--weight-format", "int8"),
-    "bf16": ("--weight-format", "bf16"),
+    "fp16": ("--weight-format", "fp16"),
 }
 
 
@@ -94,7 +94,7 @@ def convert(checkpoint: Path, target: Path, variant: str) -> None:
 
 PEER = Peer(
     name="openvino_genai",
-    variants={4: ("int4",), 8: ("int8",), 16: ("bf16",)},
+    variants={4: ("int4",), 8: ("int8",), 16: ("fp16",)},
     load=_Model,
     convert=convert,
     # Of another torch's build; transformers fails when it tries to import it.

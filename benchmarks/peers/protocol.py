@@ -42,6 +42,7 @@ class Peer:
         variants: bits of a weight -> the formats that compete.
         convert: (checkpoint, target, variant): writes ``target`` with the peer's own tools; None if it
             reads the checkpoint itself.
+        suffix: of what ``convert`` writes.
         load: (model, variant, threads).
         answer: what was loaded and a request -> seconds.
         pip_environment: variables for pip.
@@ -54,6 +55,7 @@ class Peer:
     load: Callable[[Path, str, int], Any]
     answer: Callable[[Any, Mapping[str, Any]], list[float]] = answer_text
     convert: Callable[[Path, Path, str], None] | None = None
+    suffix: str = ""
     pip_environment: Mapping[str, str] = field(default_factory=dict)
     unwanted: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)

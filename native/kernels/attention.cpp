@@ -338,18 +338,12 @@ void finish(const Attend& a, const Softmax& s) {
 }  // namespace
 
 void attend(const Attend& a) {
-    if (a.cache.type == KvType::kInt8) return finish(a, Worker<int8_t>(a).take_all());
-    if (a.cache.type == KvType::kBF16) return finish(a, Worker<uint16_t>(a).take_all());
-    if (a.cache.type == KvType::kPairs) return finish(a, Worker<PairBF16>(a).take_all());
-    finish(a, Worker<float>(a).take_all());
+    with_element(a.cache.type, [&](auto e) { finish(a, Worker<decltype(e)>(a).take_all()); });
 }
 
 void attend_chunk(const Attend& a, int64_t chunk, float* partial) {
     const Softmax sums(a.tokens * a.group, a.cache.padded_dim, partial);
-    if (a.cache.type == KvType::kInt8) return Worker<int8_t>(a).take_chunk(chunk, sums);
-    if (a.cache.type == KvType::kBF16) return Worker<uint16_t>(a).take_chunk(chunk, sums);
-    if (a.cache.type == KvType::kPairs) return Worker<PairBF16>(a).take_chunk(chunk, sums);
-    Worker<float>(a).take_chunk(chunk, sums);
+    with_element(a.cache.type, [&](auto e) { Worker<decltype(e)>(a).take_chunk(chunk, sums); });
 }
 
 void merge_chunks(const Attend& a, float* partials, int64_t count) {
@@ -361,9 +355,7 @@ void merge_chunks(const Attend& a, float* partials, int64_t count) {
 }
 
 void weigh(const Attend& a) {
-    if (a.cache.type == KvType::kInt8) return Worker<int8_t>(a).weigh();
-    if (a.cache.type == KvType::kBF16) return Worker<uint16_t>(a).weigh();
-    Worker<float>(a).weigh();
+    with_element(a.cache.type, [&](auto e) { Worker<decltype(e)>(a).weigh(); });
 }
 
 }  // namespace GALLEY_ISA

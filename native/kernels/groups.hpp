@@ -7,9 +7,9 @@ namespace galley {
 namespace GALLEY_ISA {
 
 GALLEY_INLINE Floats load_scales(const Matrix& m, int64_t at) {
-    if (m.scale_type == ScaleType::kBF16)
+    if (m.scale_type == FloatType::kBF16)
         return load_bf16(reinterpret_cast<const uint16_t*>(m.scales) + at);
-    if (m.scale_type == ScaleType::kF16)
+    if (m.scale_type == FloatType::kF16)
         return load_f16(reinterpret_cast<const uint16_t*>(m.scales) + at);
     return load(reinterpret_cast<const float*>(m.scales) + at);
 }

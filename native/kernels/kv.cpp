@@ -8,12 +8,12 @@ namespace galley {
 namespace GALLEY_ISA {
 namespace {
 
-// One head's key or value: element d goes to out[d * stride].
-void write_head(const float* x, int64_t count, float* out, int64_t stride) {
+// One head of a token: element d goes to out[d * stride].
+void write_head(const float* x, int64_t count, float* out, int64_t stride, const Rounding&) {
     for (int64_t d = 0; d < count; ++d) out[d * stride] = x[d];
 }
 
-void write_head(const float* x, int64_t count, uint16_t* out, int64_t stride) {
+void write_head(const float* x, int64_t count, uint16_t* out, int64_t stride, const Rounding&) {
     for (int64_t d = 0; d < count; d += kLanes) {
         uint16_t halves[kLanes];
         store_bf16(halves, load_some(x + d, count - d));
@@ -32,35 +32,44 @@ void write_head(const float* x, int64_t count, int8_t* out, int64_t stride,
     }
 }
 
+void write_value(const float* x, int64_t count, float* out, const Rounding&) {
+    for (int64_t d = 0; d < count; d += kLanes)
+        store_some(out + d, load_some(x + d, count - d), count - d);
+}
+void write_value(const float* x, int64_t count, uint16_t* out, const Rounding&) {
+    for (int64_t d = 0; d < count; d += kLanes)
+        store_some_bf16(out + d, load_some(x + d, count - d), count - d);
+}
+void write_value(const float* x, int64_t count, int8_t* out, const Rounding& rounding) {
+    write_head(x, count, out, 1, rounding);
+}
+
 template <class T>
 void write(const Cache& c, const float* k, const float* v, int64_t block, int64_t slot) {
-    for (int64_t h = 0; h < c.kv_heads; ++h) {
+    for (int64_t h = 0; h < c.kv_heads; ++h, k += c.head_dim, v += c.head_dim) {
         uint8_t* to = piece(c, block, h);
-        T* key = reinterpret_cast<T*>(to) + slot;
-        T* value = reinterpret_cast<T*>(to + c.values) + slot * c.padded_dim;
-        const int64_t at = h * c.head_dim;
+        Rounding keys{}, values{};
         if constexpr (sizeof(T) == 1) {
-            const Rounding keys = rounding_of(k + at, c.head_dim);
-            const Rounding values = rounding_of(v + at, c.head_dim);
+            keys = rounding_of(k, c.head_dim);
+            values = rounding_of(v, c.head_dim);
             key_scales(c, to)[slot] = keys.scale;
             value_scales(c, to)[slot] = values.scale;
-            write_head(k + at, c.head_dim, key, kBlockTokens, keys);
-            write_head(v + at, c.head_dim, value, 1, values);
-        } else {
-            write_head(k + at, c.head_dim, key, kBlockTokens);
-            write_head(v + at, c.head_dim, value, 1);
         }
+        T* out = reinterpret_cast<T*>(to + c.values) + slot * c.padded_dim;
+        write_head(k, c.head_dim, reinterpret_cast<T*>(to) + slot, kBlockTokens, keys);
+        write_value(v, c.head_dim, out, values);
     }
 }
 
 // Of a token with an even number the neighbour's values are left as they are.
-void write_pairs(const Cache& c, const float* k, const float* v, int64_t block, int64_t slot) {
+template <>
+void write<PairBF16>(const Cache& c, const float* k, const float* v, int64_t block, int64_t slot) {
     for (int64_t h = 0; h < c.kv_heads; ++h, k += c.head_dim, v += c.head_dim) {
         uint8_t* to = piece(c, block, h);
-        uint16_t* value =
+        uint16_t* out =
             reinterpret_cast<uint16_t*>(to + c.values) + slot / 2 * 2 * c.padded_dim + slot % 2;
         Operands<PairBF16>::pack(k, c.head_dim, reinterpret_cast<float*>(to) + slot, kBlockTokens);
-        write_head(v, c.head_dim, value, 2);
+        write_head(v, c.head_dim, out, 2, {});
     }
 }
 
@@ -155,18 +164,6 @@ void write_keys(const Rows& k, T* out, const Rounding* roundings) {
     }
 }
 
-void write_value(const float* x, int64_t count, float* out, const Rounding&) {
-    for (int64_t d = 0; d < count; d += kLanes)
-        store_some(out + d, load_some(x + d, count - d), count - d);
-}
-void write_value(const float* x, int64_t count, uint16_t* out, const Rounding&) {
-    for (int64_t d = 0; d < count; d += kLanes)
-        store_some_bf16(out + d, load_some(x + d, count - d), count - d);
-}
-void write_value(const float* x, int64_t count, int8_t* out, const Rounding& rounding) {
-    write_head(x, count, out, 1, rounding);
-}
-
 template <class T>
 void write_block(const Cache& c, const Rows& k, const Rows& v, uint8_t* to) {
     Rounding keys[kBlockTokens] = {}, values[kBlockTokens] = {};
@@ -201,10 +198,7 @@ void write_block<PairBF16>(const Cache& c, const Rows& k, const Rows& v, uint8_t
 }  // namespace
 
 void write_kv(const Cache& c, const float* k, const float* v, int64_t block, int64_t slot) {
-    if (c.type == KvType::kInt8) return write<int8_t>(c, k, v, block, slot);
-    if (c.type == KvType::kBF16) return write<uint16_t>(c, k, v, block, slot);
-    if (c.type == KvType::kPairs) return write_pairs(c, k, v, block, slot);
-    write<float>(c, k, v, block, slot);
+    with_element(c.type, [&](auto e) { write<decltype(e)>(c, k, v, block, slot); });
 }
 
 void write_kv_block(const Cache& c, const float* k, int64_t k_stride, const float* v,
@@ -212,15 +206,8 @@ void write_kv_block(const Cache& c, const float* k, int64_t k_stride, const floa
     for (int64_t h = 0; h < c.kv_heads; ++h) {
         const Rows keys = {k + h * c.head_dim, k_stride, c.head_dim};
         const Rows values = {v + h * c.head_dim, v_stride, c.head_dim};
-        uint8_t* to = piece(c, block, h);
-        if (c.type == KvType::kInt8)
-            write_block<int8_t>(c, keys, values, to);
-        else if (c.type == KvType::kBF16)
-            write_block<uint16_t>(c, keys, values, to);
-        else if (c.type == KvType::kPairs)
-            write_block<PairBF16>(c, keys, values, to);
-        else
-            write_block<float>(c, keys, values, to);
+        with_element(
+            c.type, [&](auto e) { write_block<decltype(e)>(c, keys, values, piece(c, block, h)); });
     }
 }
 

@@ -45,6 +45,15 @@ struct Operands<PairBF16> {
     static Floats dot(Floats acc, Lanes x, Lanes w) { return dot_pairs(acc, x, w); }
 };
 
+// Calls `f` with an element of the type.
+template <class F>
+GALLEY_INLINE void with_element(KvType type, const F& f) {
+    if (type == KvType::kInt8) return f(int8_t{});
+    if (type == KvType::kBF16) return f(uint16_t{});
+    if (type == KvType::kPairs) return f(PairBF16{});
+    f(float{});
+}
+
 GALLEY_INLINE uint8_t* piece(const Cache& c, int64_t block, int64_t kv_head) {
     return c.data + (block * c.kv_heads + kv_head) * c.head_bytes;
 }

@@ -32,9 +32,9 @@ void prepare_integer(const Matrix& m, const float* x, uint8_t* row, int64_t sums
 }
 
 float scale_at(const Matrix& m, int64_t at) {
-    if (m.scale_type == ScaleType::kF32) return reinterpret_cast<const float*>(m.scales)[at];
+    if (m.scale_type == FloatType::kF32) return reinterpret_cast<const float*>(m.scales)[at];
     const uint16_t half = reinterpret_cast<const uint16_t*>(m.scales)[at];
-    return m.scale_type == ScaleType::kBF16 ? from_bf16(half) : from_f16(half);
+    return m.scale_type == FloatType::kBF16 ? from_bf16(half) : from_f16(half);
 }
 
 void embed_integer(const Matrix& m, int64_t block, int64_t lane, float* y) {

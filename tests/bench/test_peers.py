@@ -22,7 +22,6 @@ class Scripted:
 
     def __init__(self, seconds: float, dies_at: int = 1000) -> None:
         self.asked: list[tuple[int, int, int]] = []
-        self.closed = False
         self._seconds, self._dies_at = seconds, dies_at
 
     def measure(self, prompts: Sequence[list[int]], steps: int) -> list[float]:
@@ -31,9 +30,6 @@ class Scripted:
             raise PeerFailed("gone")
         # The first step of a decode is the warm-up, and slow.
         return [self._seconds * (9 if steps and i == 0 else 1) for i in range(steps or 1)]
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def run(contenders: Any, rounds: int = 3) -> tuple[Comparison, list[tuple[str, str]]]:
@@ -80,7 +76,6 @@ def test_a_contender_that_fails_is_named_and_left_out() -> None:
     broken = Scripted(0.1, dies_at=5)
     comparison, _ = run({"galley int4": Scripted(1.0), "peer a": broken, "peer b": Scripted(2.0)})
     assert comparison.failures == {"peer a": "decode x 1: gone"}
-    assert broken.closed
     assert len(broken.asked) == 5
     assert comparison.best_peer(comparison.works[0]) == "peer b"
 

@@ -13,7 +13,7 @@ import torch
 from galley import LLM, SamplingParams, _native
 from galley.config import KVType
 from galley.errors import SettingsError
-from galley.ops.cpu import ISA_VARIABLE
+from galley.ops.isa import ISA_VARIABLE
 from galley.types import BLOCK_TOKENS
 from tests.checkpoints import VARIANTS, make_checkpoint
 from tests.conftest import CheckpointMaker

@@ -10,8 +10,8 @@ import pytest
 from galley.config import Activations, Quantize
 from galley.demo import MODEL_DIR, heldout
 from galley.demo.tokeniser import encode_turns, load_tokeniser
-from galley.ops.cpu import ISA_VARIABLE
 from galley.ops.executor import Executor
+from galley.ops.isa import ISA_VARIABLE
 from tests.native.harness import ISAS, Floats, cpu_executor, ragged, rounding_executor, softmax
 
 ITEMS_APART = 20

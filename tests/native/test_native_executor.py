@@ -9,8 +9,9 @@ import pytest
 from galley import _native
 from galley.config import Activations, DType, ExecutorName, Quantize
 from galley.errors import SettingsError
-from galley.ops.cpu import ISA_VARIABLE, CpuExecutor, choose_isa
+from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Executor
+from galley.ops.isa import ISA_VARIABLE, choose_isa
 from tests.checkpoints import VARIANTS, make_checkpoint
 from tests.conftest import CheckpointMaker
 from tests.models.test_against_transformers import executor_of, random_ids, run_chunks

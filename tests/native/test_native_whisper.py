@@ -17,8 +17,9 @@ from galley.graph.passes import PASSES, run_passes
 from galley.graph.plan import least_arena, plan_arena
 from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
-from galley.ops.cpu import ISA_VARIABLE, CpuExecutor, choose_activations
+from galley.ops.cpu import CpuExecutor, choose_activations
 from galley.ops.executor import Batch, Cross, Executor, ExecutorOptions, Ints, Windows
+from galley.ops.isa import ISA_VARIABLE
 from galley.ops.lowering import lower
 from galley.ops.packing import Matrices
 from galley.types import BLOCK_TOKENS

@@ -12,7 +12,7 @@ from galley import _native
 from galley.bench.report import Cache, Machine, Spread
 from galley.engine.machine import available_cores, available_memory
 from galley.errors import SettingsError
-from galley.ops.cpu import choose_isa, cpus_to_pin
+from galley.ops.isa import choose_isa, cpus_to_pin
 
 KINDS: Final = ("int8", "bf16", "float32")
 PHASES: Final = 2 + len(KINDS)

@@ -97,7 +97,7 @@ def _step_seconds(executor: Executor, model: Model, repeats: int) -> float:
     """Median over ``repeats`` decoding steps behind the same context, and the longest window if any."""
     context = min(CONTEXT, model.program.max_positions - 1)
     blocks, encoder = context // BLOCK_TOKENS + 1, model.program.encoder
-    rows = 0 if encoder is None else encoder.rows_of(encoder.max_positions)
+    rows = 0 if encoder is None else encoder.max_rows
     executor.allocate_kv(blocks + blocks_for(rows))
     cross = None
     if encoder is not None:

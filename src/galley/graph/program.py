@@ -150,6 +150,11 @@ class Program:
         return frames
 
     @property
+    def max_rows(self) -> int:
+        """Of an encoder: the same of the longest window."""
+        return self.rows_of(self.max_positions)
+
+    @property
     def mels(self) -> int:
         """Of an encoder: values in a frame."""
         return self.ops[0].width

@@ -36,7 +36,7 @@ def read_speech(
     info = SpeechInfo(
         mels=encoder.mels,
         max_frames=encoder.max_positions,
-        stride=encoder.max_positions // encoder.rows_of(encoder.max_positions),
+        stride=encoder.max_positions // encoder.max_rows,
         start_token=given.whole(start, before.whole(start, 50257)),
         previous_token=_optional(given, "prev_sot_token_id"),
         no_timestamps_token=_optional(given, "no_timestamps_token_id"),

@@ -16,12 +16,12 @@ from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
 from galley.ops.draws import Draws
 from galley.ops.executor import Attention, Batch, ExecutorOptions, Logits, Table, Windows
+from galley.ops.isa import choose_isa, cpus_to_pin
 from galley.ops.lowering import Cost, lower
 from galley.ops.packing import Matrices
 from galley.ops.weight_cache import WeightCache
 from galley.types import BLOCK_TOKENS, StepCosts
 
-ISA_VARIABLE: Final = "GALLEY_CPU_ISA"
 _ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "float32": ("float32",),
     "bf16": ("bfloat16",),
@@ -82,7 +82,7 @@ class CpuExecutor:
         )
         self._attention_shape = (0, 0)
         if program.encoder is not None and program.aligner is not None:
-            rows = program.encoder.rows_of(program.encoder.max_positions)
+            rows = program.encoder.max_rows
             self._attention_shape = (program.aligner.aligned_heads, rows)
 
     @property
@@ -190,25 +190,3 @@ def choose_activations(quantize: str, wanted: str) -> str:
             f"with {' or '.join(choices)} alone: leave it out, or set quantize to int8 or int4"
         )
     return wanted
-
-
-def choose_isa(environ: Mapping[str, str]) -> str:
-    """The best instruction set of this CPU, or the one that GALLEY_CPU_ISA names.
-
-    Raises:
-        SettingsError: the named one is unknown, or this CPU lacks it.
-    """
-    supported = _native.supported_isas()
-    wanted = environ.get(ISA_VARIABLE) or supported[0]
-    if wanted not in supported:
-        raise SettingsError(
-            f"{ISA_VARIABLE}: {wanted!r} is unknown or missing from this CPU, "
-            f"which supports {', '.join(supported)}"
-        )
-    return wanted
-
-
-def cpus_to_pin(threads: int) -> list[int]:
-    """Where to pin the threads: nowhere if there are more cores, which another process may want."""
-    cpus = sorted(os.sched_getaffinity(0))
-    return cpus if len(cpus) == threads else []

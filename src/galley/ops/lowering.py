@@ -122,7 +122,7 @@ class Lowered:
     @cached_property
     def slots(self) -> "tuple[list[_native.Slot], int]":
         """The slot of each buffer, and the bytes of the arena for one row."""
-        lifetimes, places = self.lifetimes(), self._places()
+        lifetimes, places = self.lifetimes(), self._places
         plan = plan_arena(lifetimes)
         slots = [
             (plan.offsets[place.root], _aligned(self.row_bytes[place.root]), place.column)
@@ -134,7 +134,7 @@ class Lowered:
 
     def lifetimes(self) -> list[Lifetime]:
         """Of each buffer's row, in steps; what lies in another's room or with the caller has no size."""
-        last_use, places = self._last_use(), self._places()
+        last_use, places = self._last_use, self._places
         written = {b: i for i, step in enumerate(self.steps) for b in step.writes}
         last = dict(written)
         for b, place in enumerate(places):
@@ -144,12 +144,14 @@ class Lowered:
             own[b] = 0
         return [Lifetime(size, written[b], last[b]) for b, size in enumerate(own)]
 
+    @cached_property
     def _last_use(self) -> dict[int, int]:
         return {b: i for i, step in enumerate(self.steps) for b in step.reads}
 
+    @cached_property
     def _places(self) -> list[Place]:
         """Views lie in what they show; a result in the room of an input that is not needed again."""
-        last_use = self._last_use()
+        last_use = self._last_use
         places = [Place(b, 0) for b in range(len(self.row_bytes))]
         rooms: dict[int, list[int]] = {b: [] for b in range(len(places))}
 
@@ -168,7 +170,7 @@ class Lowered:
                 if step.name == _VIEW:
                     parent = places[step.reads[0]]
                     places[b] = Place(parent.root, parent.column + step.arguments[0])
-                elif step.name in _IN_PLACE and i + 1 < len(self.steps):
+                elif step.name in _IN_PLACE:
                     same = (x for x in step.reads if self.row_bytes[x] == self.row_bytes[b])
                     places[b] = next((places[x] for x in same if is_free(x, i)), places[b])
                 rooms[places[b].root].append(b)

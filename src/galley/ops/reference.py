@@ -141,7 +141,10 @@ class ReferenceExecutor(ReferenceOps):
 
     def choose(self, logits: Logits, draws: Draws) -> list[int]:
         """See :meth:`galley.ops.executor.Executor.choose`."""
-        return draw_all(logits, draws)
+        began = time.perf_counter()
+        tokens = draw_all(logits, draws)
+        self.forward_seconds += time.perf_counter() - began
+        return tokens
 
     @torch.inference_mode()
     def align(self, batch: Batch) -> Attention:
@@ -150,7 +153,7 @@ class ReferenceExecutor(ReferenceOps):
         assert self._program.encoder is not None
         began = time.perf_counter()
         encoder, heads = self._program.encoder, self._program.aligner.aligned_heads
-        most = encoder.rows_of(encoder.max_positions)
+        most = encoder.max_rows
         step = self._begin(batch, batch.starts, batch.positions)
         step.attention = torch.zeros((len(batch.tokens), heads, most), device=self._device)
         self._run(self._program.aligner, step)

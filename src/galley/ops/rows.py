@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 try:
     from galley import _native
+    from galley.ops.isa import choose_isa
 except ImportError:  # the reference executor serves, and said so when it started
     _native = None  # type: ignore[assignment]
 
@@ -39,6 +40,4 @@ def log_sum(row: Row) -> float:
 
 @functools.cache
 def _isa() -> str:
-    from galley.ops.cpu import choose_isa
-
     return choose_isa(os.environ)

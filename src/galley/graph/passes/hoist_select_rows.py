@@ -18,7 +18,7 @@ def hoist_select_rows(program: Program) -> Program:
     """
     ops = program.ops
     at = next((i for i, op in enumerate(ops) if op.name == "select_rows"), None)
-    if at is None or at + 1 == len(ops):
+    if at is None:
         return program
     begin = at
     while begin > 0 and ops[begin - 1].name in PER_ROW:

@@ -1,0 +1,32 @@
+"""Which kernels the native code runs, and on which cores."""
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from galley import _native
+from galley.errors import SettingsError
+
+ISA_VARIABLE: Final = "GALLEY_CPU_ISA"
+
+
+def choose_isa(environ: Mapping[str, str]) -> str:
+    """The best instruction set of this CPU, or the one that GALLEY_CPU_ISA names.
+
+    Raises:
+        SettingsError: the named one is unknown, or this CPU lacks it.
+    """
+    supported = _native.supported_isas()
+    wanted = environ.get(ISA_VARIABLE) or supported[0]
+    if wanted not in supported:
+        raise SettingsError(
+            f"{ISA_VARIABLE}: {wanted!r} is unknown or missing from this CPU, "
+            f"which supports {', '.join(supported)}"
+        )
+    return wanted
+
+
+def cpus_to_pin(threads: int) -> list[int]:
+    """Where to pin the threads: nowhere if there are more cores, which another process may want."""
+    cpus = sorted(os.sched_getaffinity(0))
+    return cpus if len(cpus) == threads else []
