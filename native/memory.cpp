@@ -2,6 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <cstdlib>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -11,6 +13,18 @@ namespace {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 }
 
+#if defined(GALLEY_SANITIZE)
+// From the heap, whose bounds the address sanitizer knows.
+Memory::Memory(std::size_t bytes) : size_(bytes) {
+    if (bytes == 0) return;
+    mapped_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!mapped_) throw std::bad_alloc();
+    data_ = static_cast<uint8_t*>(mapped_);
+    std::memset(data_, 0, bytes);
+}
+
+Memory::~Memory() { std::free(mapped_); }
+#else
 Memory::Memory(std::size_t bytes) : size_(bytes) {
     if (bytes == 0) return;
     const bool huge = bytes >= kHugePage;
@@ -31,6 +45,7 @@ Memory::Memory(std::size_t bytes) : size_(bytes) {
 Memory::~Memory() {
     if (mapped_) munmap(mapped_, mapped_size_);
 }
+#endif
 
 Memory::Memory(Memory&& other) noexcept { *this = std::move(other); }
 

@@ -107,6 +107,7 @@ NB_MODULE(_native, m) {
     using namespace galley;
     m.def("supported_isas", &supported_isas);
     m.attr("LOGITS") = Slot::kLogits;
+    m.attr("LONGEST_GROUP") = Packed::kLongestGroup;
     m.attr("LAYOUT_VERSION") = kLayoutVersion;
     bind_sampling(m);
     m.def("read_rates", &bind_read_rates, "isa"_a, "threads"_a, "cpus"_a, "bytes"_a, "huge"_a,

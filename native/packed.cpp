@@ -13,8 +13,6 @@ namespace galley {
 
 namespace {
 
-// Longer groups could overflow the 32-bit sums: 65536 * 255 * 127 < 2^31.
-constexpr int64_t kLongestGroup = 65536;
 // Columns of a block that are interleaved at a time, so that they stay in the nearest cache.
 constexpr int64_t kColumns = 256;
 

@@ -22,6 +22,9 @@ struct Source {
 
 class Packed {
   public:
+    // Longer groups could overflow the 32-bit sums: 65536 * 255 * 127 < 2^31.
+    static constexpr int64_t kLongestGroup = 65536;
+
     struct Shape {
         Kind kind;
         int64_t outputs;

@@ -2,9 +2,13 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
+#include <string>
+#include <system_error>
 
 namespace galley {
 
@@ -30,21 +34,36 @@ void pin(std::thread& thread, int cpu) {
 
 }  // namespace
 
-Pool::Pool(int threads, const std::vector<int>& cpus) : shares_(threads > 1 ? threads : 1) {
-    workers_.reserve(threads > 1 ? threads - 1 : 0);
+Pool::Pool(int threads, const std::vector<int>& cpus)
+    : shares_(threads > 1 ? threads : 1), home_(getpid()) {
+    std::vector<std::thread>& workers = workers_->threads;
+    workers.reserve(shares_.size() - 1);
     for (int i = 1; i < threads; ++i) {
-        workers_.emplace_back([this, i] { work(i); });
-        if (!cpus.empty()) pin(workers_.back(), cpus[i]);
+        try {
+            workers.emplace_back([this, i] { work(i); });
+        } catch (const std::system_error& error) {
+            stop();
+            throw std::runtime_error("only " + std::to_string(i) + " can be started (" +
+                                     error.code().message() + ")");
+        }
+        if (!cpus.empty()) pin(workers.back(), cpus[i]);
     }
 }
 
 Pool::~Pool() {
+    if (getpid() == home_)
+        stop();
+    else
+        (void)workers_.release();
+}
+
+void Pool::stop() {
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        std::lock_guard<std::mutex> lock(workers_->mutex);
         stop_.store(true);
     }
-    wake_.notify_all();
-    for (std::thread& worker : workers_) worker.join();
+    workers_->wake.notify_all();
+    for (std::thread& worker : workers_->threads) worker.join();
 }
 
 void Pool::share(const Job& job) {
@@ -60,9 +79,9 @@ void Pool::share(const Job& job) {
         // Taken and given back: a worker between its last look and its sleep must not miss the
         // call.
         {
-            std::lock_guard<std::mutex> lock(mutex_);
+            std::lock_guard<std::mutex> lock(workers_->mutex);
         }
-        wake_.notify_all();
+        workers_->wake.notify_all();
     }
     take_items(0);
     state_.fetch_and(~kOpen);
@@ -72,7 +91,7 @@ void Pool::share(const Job& job) {
     }
 }
 
-void Pool::take_items(int thread) {
+void Pool::take_items(int thread) noexcept {
     const Job& job = job_;
     for (int i = 0; i < threads(); ++i) {
         Share& share = shares_[(thread + i) % threads()];
@@ -108,9 +127,9 @@ uint64_t Pool::wait_for_change(uint64_t seen) {
             relax();
         }
     } while (std::chrono::steady_clock::now() < until);
-    std::unique_lock<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(workers_->mutex);
     sleeping_.fetch_add(1);
-    wake_.wait(lock, changed);
+    workers_->wake.wait(lock, changed);
     sleeping_.fetch_sub(1);
     return state_.load();
 }

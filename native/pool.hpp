@@ -1,9 +1,12 @@
 // Threads that share the items of a job with the thread that asks for it.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -13,20 +16,21 @@ namespace galley {
 class Pool {
   public:
     // `threads` in all, the caller's included. With `cpus` (one for each thread, the first is the
-    // caller's and not used) the others are pinned.
+    // caller's and not used) the others are pinned. Throws std::runtime_error if the system has not
+    // so many.
     Pool(int threads, const std::vector<int>& cpus);
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
-    int threads() const { return static_cast<int>(workers_.size()) + 1; }
+    int threads() const { return static_cast<int>(shares_.size()); }
 
     // body(begin, end, thread) over [0, items) in pieces of `grain`; returns when all are done.
     // Each thread begins with a run of its own. One caller at a time.
     template <class Body>
     void run(int64_t items, int64_t grain, const Body& body) {
         if (items <= 0) return;
-        if (items <= grain || workers_.empty()) return body(int64_t{0}, items, 0);
+        if (items <= grain || threads() == 1) return body(int64_t{0}, items, 0);
         Job job{[](const void* b, int64_t begin, int64_t end, int thread) {
                     (*static_cast<const Body*>(b))(begin, end, thread);
                 },
@@ -43,8 +47,10 @@ class Pool {
     };
 
     void share(const Job& job);
-    void take_items(int thread);
+    // A body that throws ends the process: what other threads still work on would be gone.
+    void take_items(int thread) noexcept;
     void work(int thread);
+    void stop();
     uint64_t wait_for_change(uint64_t seen);
 
     // A job is open while there are items to take; workers join an open job by counting themselves
@@ -63,9 +69,15 @@ class Pool {
     alignas(64) std::atomic<uint64_t> state_{0};
     std::atomic<int> sleeping_{0};
     std::atomic<bool> stop_{false};
-    std::mutex mutex_;
-    std::condition_variable wake_;
-    std::vector<std::thread> workers_;
+    struct Workers {
+        std::mutex mutex;
+        std::condition_variable wake;
+        std::vector<std::thread> threads;
+    };
+    // A forked child has none of the threads and can neither join them nor destroy what they wait
+    // for.
+    std::unique_ptr<Workers> workers_ = std::make_unique<Workers>();
+    pid_t home_;
 };
 
 }  // namespace galley

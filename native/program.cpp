@@ -31,7 +31,6 @@ void Program::append(Op op) {
     if (auto* linear = std::get_if<LinearOp>(&op)) {
         const Kind kind = linear->weight->matrix().kind;
         require(kind != Kind::kF32 || !linear->prepared, "float32 weights take floats");
-        require(kind != Kind::kBF16 || linear->prepared, "bf16 weights take prepared rows");
     }
     if (auto* embed = std::get_if<EmbedOp>(&op))
         token_limit_ = std::min(token_limit_, embed->weight->matrix().outputs);

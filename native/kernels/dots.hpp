@@ -92,6 +92,15 @@ GALLEY_INLINE Floats widen(Bytes w, int at) {
     return to_floats(moved);
 }
 
+// 16 pairs of bfloat16 as floats: the first of each, and the second.
+GALLEY_INLINE void widen_pairs(const uint16_t* w, Floats& first, Floats& second) {
+    const Bytes both = load_parts<Bytes>(w);
+    GALLEY_PARTS {
+        first.p[i] = (FloatPart)(both.p[i] << 16);
+        second.p[i] = (FloatPart)(both.p[i] & 0xffff0000u);
+    }
+}
+
 #if defined(__AVX512BF16__)
 struct Pairs {
     __m512bh v;
@@ -112,11 +121,7 @@ struct Pairs {
 };
 GALLEY_INLINE Pairs load_pairs(const uint16_t* w) {
     Pairs r;
-    const Bytes both = load_parts<Bytes>(w);
-    GALLEY_PARTS {
-        r.even.p[i] = (FloatPart)(both.p[i] << 16);
-        r.odd.p[i] = (FloatPart)(both.p[i] & 0xffff0000u);
-    }
+    widen_pairs(w, r.even, r.odd);
     return r;
 }
 GALLEY_INLINE Pairs splat_pair(const uint16_t* x) {

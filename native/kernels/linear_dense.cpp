@@ -1,4 +1,5 @@
-// Linear layers with float and bfloat16 weights.
+// Linear layers with float weights, and with bfloat16 weights and inputs that are rounded to it or
+// not.
 #include "dots.hpp"
 #include "tile.hpp"
 
@@ -65,11 +66,48 @@ struct TileBF16 {
     }
 };
 
+// bfloat16 weights, inputs as they are.
+template <int R, int B>
+struct TileWide {
+    static void run(const Linear& l, int64_t row, int64_t block, const Ahead& ahead) {
+        const int64_t depth = l.matrix->depth, padded = l.matrix->padded_depth;
+        const uint16_t* w =
+            reinterpret_cast<const uint16_t*>(l.matrix->weights) + block * padded * kLanes;
+        const float* x[R];
+        const int64_t block_bytes = padded * kLanes * static_cast<int64_t>(sizeof(uint16_t));
+        const uint8_t* next = ahead.from(reinterpret_cast<const uint8_t*>(w), block_bytes);
+        Floats acc[R][B];
+        GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+            x[r] = reinterpret_cast<const float*>(l.x.data + (row + r) * l.x.stride);
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = splat(0.0f);
+        }
+        for (int64_t k = 0; k < depth; k += 2, next += ahead.pace) {
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) fetch(next + b * block_bytes);
+            Floats first[B], second[B];
+            GALLEY_UNROLL for (int b = 0; b < B; ++b)
+                widen_pairs(w + (b * padded + k) * kLanes, first[b], second[b]);
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                const Floats a = splat(x[r][k]);
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = fma(a, first[b], acc[r][b]);
+            }
+            if (k + 1 == depth) break;
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                const Floats a = splat(x[r][k + 1]);
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = fma(a, second[b], acc[r][b]);
+            }
+        }
+        GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int b = 0; b < B; ++b)
+            finish(l, row + r, block + b, acc[r][b]);
+    }
+};
+
 }  // namespace
 
 void linear_dense(const Linear& l, int64_t begin, int64_t end) {
     if (l.matrix->kind == Kind::kF32)
         Tiler<TileF32, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
+    else if (!l.x.prepared)
+        Tiler<TileWide, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
     else
         Tiler<TileBF16, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
 }

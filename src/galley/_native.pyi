@@ -21,6 +21,9 @@ def supported_isas() -> list[str]:
 LAYOUT_VERSION: int
 """Goes up when the packed layout changes, or how weights are rounded."""
 
+LONGEST_GROUP: int
+"""Weights that can share a scale: an int8 matrix is no wider."""
+
 def best(row: npt.NDArray[np.float32], isa: str, ids: npt.NDArray[np.int64]) -> None:
     """Fill ``ids`` with those of the greatest, greatest first, equals by id."""
 

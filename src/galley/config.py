@@ -23,11 +23,13 @@ T = TypeVar("T")
 DType = Literal["auto", "float32", "bfloat16"]
 ExecutorName = Literal["auto", "cpu", "reference"]
 Quantize = Literal["auto", "float32", "bf16", "int8", "int4"]
-Activations = Literal["auto", "float32", "int8"]
+Activations = Literal["auto", "float32", "bfloat16", "int8"]
 KVType = Literal["auto", "float32", "bfloat16", "int8"]
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 """Of the server and its engine, who write to the same place."""
+
+MOST_THREADS = 1024
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -52,13 +54,17 @@ class EngineSettings:
     )
     revision: str = _setting("main", "Model", "branch, tag or commit of a hub id")
     dtype: DType = _setting(
-        "auto", "Model", "what is computed in; auto: as the checkpoint's matrices are"
+        "auto",
+        "Model",
+        "type that quantize, kv_dtype and activations follow where they are auto; auto: as the "
+        "checkpoint's matrices are",
     )
     quantize: Quantize = _setting("auto", "Model", "what the weights become; auto: as dtype says")
     activations: Activations = _setting(
         "auto",
         "Model",
-        "what int8 and int4 weights are multiplied with; auto: int8 (executor cpu), else as dtype says",
+        "what goes into a linear layer; auto: int8 beside integers and bfloat16 beside bf16 (executor "
+        "cpu), else as dtype says",
     )
     kv_dtype: KVType = _setting(
         "auto",
@@ -104,6 +110,8 @@ class EngineSettings:
         _one_of(self)
         _positive(self, "max_batch_tokens", "max_running", "priority_steps")
         _positive(self, "max_model_len", "kv_cache_tokens", "threads")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise SettingsError(f"threads must be at most {MOST_THREADS}, got {self.threads}")
         if not 0.0 < self.kv_memory_fraction <= 0.95:
             raise SettingsError(
                 f"kv_memory_fraction must be in (0, 0.95], got {self.kv_memory_fraction}"

@@ -42,6 +42,8 @@ def greedy(llm: LLM, *turns: str, max_tokens: int = 12) -> str:
     [
         ((None, None), (None, None)),
         (("org/name", None), ("org/name", None)),
+        (("galley-demo", None), ("galley-demo", None)),
+        (("galley-demo", "hi"), ("galley-demo", "hi")),
         (("./folder", None), ("./folder", None)),
         (("~/folder", "hi"), ("~/folder", "hi")),
         (("/", None), ("/", None)),
@@ -59,7 +61,7 @@ def test_one_argument_is_a_model_or_a_prompt(
 
 
 def test_two_words_are_no_model_and_prompt() -> None:
-    with pytest.raises(click.BadParameter, match="'hello' is neither a folder nor a hub id"):
+    with pytest.raises(click.BadParameter, match="'hello' is neither a folder, a hub id"):
         _model_and_prompt("hello", "world")
 
 

@@ -64,6 +64,12 @@ def test_no_limit_means_the_machine(tmp_path: Path) -> None:
 def test_cores_are_bounded_by_the_quota(tmp_path: Path) -> None:
     half = write(tmp_path / "v2", {"cpu.max": "50000 100000"})
     assert cores(half) == 1
+    # Of a quota whole cores.
+    if cores(tmp_path / "nothing") > 1:
+        more = write(tmp_path / "more", {"cpu.max": "199999 100000"})
+        assert cores(more) == 1
+        two = write(tmp_path / "two", {"cpu.max": "200000 100000"})
+        assert cores(two) == 2
     many = write(tmp_path / "many", {"cpu.max": "99900000 100000"})
     assert cores(many) == cores(tmp_path / "nothing")
     v1 = write(

@@ -31,6 +31,7 @@ ISAS: Final = _native.supported_isas()
 KINDS: Final[tuple[Quantize, ...]] = ("float32", "bf16", "int8", "int4")
 LAYERS: Final[tuple[tuple[Quantize, Activations], ...]] = (
     *((kind, "auto") for kind in KINDS),
+    ("bf16", "float32"),
     ("int8", "float32"),
     ("int4", "float32"),
 )

@@ -43,7 +43,7 @@ def test_every_kind_agrees_with_torch(
     folder, ids = checkpoint(variant), random_ids(1, LENGTH)
     for (kind, activations), (worst, mean) in zip(
         LAYERS,
-        ((1e-4, 1e-5), (5e-2, 2e-3), (1e-1, 4e-3), (1e-1, 4e-3), (1e-4, 1e-5), (1e-4, 1e-5)),
+        ((1e-4, 1e-5), (5e-2, 2e-3), (1e-1, 4e-3), (1e-1, 4e-3), *[(1e-4, 1e-5)] * 3),
         strict=True,
     ):
         executor = cpu_executor(folder, kind, activations=activations)
@@ -219,37 +219,44 @@ def test_what_an_executor_cannot_do_is_refused(checkpoint: CheckpointMaker) -> N
         LLM(folder, device="cuda", executor="cpu")
     with pytest.raises(SettingsError, match=r"quantize: 'int3' is not one of"):
         LLM(folder, quantize="int3", executor="cpu")  # type: ignore[arg-type]
-    for kind, choices in (("float32", "float32"), ("bf16", "bfloat16")):
-        message = rf"activations is 'int8', .* weights that are '{kind}' with {choices} alone: "
+    for kind, activations, choices, others in (
+        ("float32", "int8", "float32", "int8 or int4"),
+        ("bf16", "int8", "bfloat16 or float32", "int8 or int4"),
+        ("int4", "bfloat16", "int8 or float32", "bf16"),
+    ):
+        message = (
+            rf"activations is '{activations}', .* weights that are '{kind}' with {choices} alone: "
+            rf"leave it out, or set quantize to {others}$"
+        )
         with pytest.raises(SettingsError, match=message):
-            LLM(folder, quantize=kind, activations="int8", executor="cpu")  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match=r"activations is 'float32', .*'bf16' with bfloat16"):
-        LLM(folder, quantize="bf16", activations="float32", executor="cpu")
+            LLM(folder, quantize=kind, activations=activations, executor="cpu")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="threads must be at most 1024, got 2000"):
+        LLM(folder, threads=2000)
     with pytest.raises(SettingsError, match=r"activations is 'int8', .*'float32'.*executor 'cpu'"):
         LLM(folder, quantize="int8", activations="int8", executor="reference")
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize(
+    ("kind", "activations"), [("bf16", "bfloat16"), ("int8", "int8"), ("int4", "int8")]
+)
 def test_activations_are_rounded_unless_told_otherwise(
-    kind: Quantize, checkpoint: CheckpointMaker
+    kind: Quantize, activations: Activations, checkpoint: CheckpointMaker
 ) -> None:
     from galley import LLM
 
     ids = random_ids(5, 60)
 
-    def scores(executor: ExecutorName, activations: Activations, becomes: str) -> Floats:
-        with LLM(
-            checkpoint("llama"), quantize=kind, activations=activations, executor=executor
-        ) as llm:
+    def scores(executor: ExecutorName, wanted: Activations, becomes: str) -> Floats:
+        with LLM(checkpoint("llama"), quantize=kind, activations=wanted, executor=executor) as llm:
             assert llm.info.activations == becomes
-            assert llm.info.kv_dtype == ("bfloat16" if becomes == "int8" else "float32")
+            assert llm.info.kv_dtype == ("float32" if becomes == "float32" else "bfloat16")
             return np.array(llm.score([ids])[0])
 
     exact = scores("reference", "auto", "float32")
     assert np.array_equal(scores("reference", "float32", "float32"), exact)
     assert np.abs(scores("cpu", "float32", "float32") - exact).max() <= 1e-3
-    rounded = scores("cpu", "auto", "int8")
-    assert np.array_equal(scores("cpu", "int8", "int8"), rounded)
+    rounded = scores("cpu", "auto", activations)
+    assert np.array_equal(scores("cpu", activations, activations), rounded)
     assert np.abs(rounded - exact).max() > 1e-2
 
 

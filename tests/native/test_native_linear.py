@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from galley import _native
+from galley.errors import UnsupportedModel
 from galley.ops.packing import pack, pack_integers
 from galley.quant.rtn import quantise_int4, quantise_int8
 from galley.quant.weights import IntWeight, bf16_bits, dequantise
@@ -232,11 +233,20 @@ def test_half_precision_sources(kind: str, tag: str) -> None:
 
 
 def test_rows_that_a_layer_cannot_read_are_refused() -> None:
-    for kind, prepare, message in (("float32", True, "floats"), ("bf16", False, "prepared rows")):
-        packed = pack([as_weight(random_matrix(2, 16, 64))], kind)
-        program = _native.Program(_native.Runtime("portable", 1, []), 512, 16)
-        with pytest.raises(ValueError, match=message):
-            program.linear(packed, None, prepare, (0, 256, 0), (256, 256, 0))
+    packed = pack([as_weight(random_matrix(2, 16, 64))], "float32")
+    program = _native.Program(_native.Runtime("portable", 1, []), 512, 16)
+    with pytest.raises(ValueError, match="floats"):
+        program.linear(packed, None, True, (0, 256, 0), (256, 256, 0))
+    with pytest.raises(ValueError, match="bias has the wrong size"):
+        program.linear(packed, np.zeros(17, np.float32), False, (0, 256, 0), (256, 256, 0))
+
+
+def test_int8_matrices_that_are_too_wide_are_named() -> None:
+    wide = as_weight(np.zeros((1, 65_552), np.float32))
+    for kind in ("bf16", "int4"):
+        assert pack([wide], kind).memory.size
+    with pytest.raises(UnsupportedModel, match=r"tensor w is 65552 wide.*65536.*int4 or bf16"):
+        pack([wide], "int8")
 
 
 def test_impossible_matrices_are_refused() -> None:

@@ -13,7 +13,7 @@ import click
 from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
 from galley.config import EngineSettings
 from galley.errors import RequestError
-from galley.formats.source import HUB_ID
+from galley.formats.source import BUNDLED, BUNDLED_SPEECH, HUB_ID
 from galley.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
 def run(flags: Flags, first: str | None, second: str | None, system: str) -> None:
     """Chat with a model in the terminal, or answer one PROMPT.
 
-    With a single argument: an existing folder, a path or a hub id (org/name) is the MODEL; anything
-    else is the PROMPT for the bundled model. Text piped into the command is a PROMPT, too.
+    With a single argument: an existing folder, a path, a hub id (org/name) or the name of a bundled model
+    is the MODEL; anything else is the PROMPT for the bundled model. Text piped into the command is a
+    PROMPT, too.
     """
     model, prompt = _model_and_prompt(first, second)
     settings = flags.settings(model=model)
@@ -66,11 +67,14 @@ def _model_and_prompt(first: str | None, second: str | None) -> tuple[str | None
     if second is None:
         return None, first
     raise click.BadParameter(
-        f"{first!r} is neither a folder nor a hub id (org/name); quote a prompt of several words"
+        f"{first!r} is neither a folder, a hub id (org/name) nor a bundled model; "
+        "quote a prompt of several words"
     )
 
 
 def _names_model(text: str) -> bool:
+    if text in (BUNDLED, BUNDLED_SPEECH):
+        return True
     path_like = text.startswith(("/", "./", "../", "~"))
     # os.path, because pathlib raises for what can be no path, and any prompt may come by here.
     return path_like or HUB_ID.fullmatch(text) is not None or os.path.isdir(text)

@@ -27,6 +27,7 @@ from galley.ops.executor import (
     Windows,
     choose_executor,
 )
+from galley.ops.rows import check_isa
 from galley.types import BLOCK_TOKENS, ModelInfo, OnPhase, blocks_for
 
 
@@ -51,6 +52,7 @@ def load_engine(
     phases: dict[str, float] = {}
     clock = _Phases(phases, on_phase)
     executor_name, factory = choose_executor(settings.executor, settings.device)
+    check_isa()
     clock.end("import")
     checkpoint, program, weights, options, speech = read_model(settings, folder, executor_name)
     executor = factory(program, weights, dataclasses.replace(options, pause=pause))

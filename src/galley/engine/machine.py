@@ -9,7 +9,10 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def available_cores(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
-    """CPU affinity, or the cgroup's quota (v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``) if less."""
+    """CPU affinity, or the cgroup's quota (v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``) if less.
+
+    Of a quota whole cores: a thread beyond it would have the kernel stop all of them again and again.
+    """
     cores = len(os.sched_getaffinity(0))
     for folder in _folders(cgroup, membership, "cpu"):
         v2 = _read(folder / "cpu.max").split()
@@ -17,7 +20,7 @@ def available_cores(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int
         for limit in (v2, v1):
             if len(limit) == 2 and all(number.isdigit() for number in limit):
                 quota, period = map(int, limit)
-                cores = min(cores, max(1, round(quota / period)))
+                cores = min(cores, max(1, quota // period))
     return cores
 
 

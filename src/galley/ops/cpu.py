@@ -24,7 +24,7 @@ from galley.types import BLOCK_TOKENS, StepCosts
 
 _ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "float32": ("float32",),
-    "bf16": ("bfloat16",),
+    "bf16": ("bfloat16", "float32"),
     "int8": ("int8", "float32"),
     "int4": ("int8", "float32"),
 }
@@ -34,8 +34,8 @@ _ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
 class CpuExecutor:
     """See :class:`galley.ops.executor.Executor`.
 
-    Between ops, rows are float32. A linear layer rounds its input to ``activations``: bfloat16 for ``bf16``
-    weights, int8 with one scale a row for ``int8`` and ``int4`` unless float32 is asked for. Keys and
+    Between ops, rows are float32. A linear layer rounds its input to ``activations``: unless float32 is
+    asked for, bfloat16 for ``bf16`` weights, int8 with one scale a row for ``int8`` and ``int4``. Keys and
     values are kept in ``kv_dtype``, int8 ones with one scale for each token and head.
     """
 
@@ -68,9 +68,12 @@ class CpuExecutor:
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
         self._operations = runs.operations()
         self.forward_seconds = 0.0
-        self._runtime = _native.Runtime(
-            choose_isa(os.environ), options.threads, cpus_to_pin(options.threads)
-        )
+        try:
+            self._runtime = _native.Runtime(
+                choose_isa(os.environ), options.threads, cpus_to_pin(options.threads)
+            )
+        except RuntimeError as error:
+            raise SettingsError(f"threads is {options.threads}, but {error}") from None
         if options.pause is not None:
             self._runtime.set_pause(options.pause)
         for kv in program.kv:
@@ -175,6 +178,10 @@ def _joined(tables: Sequence[Table]) -> "tuple[array[int], array[int]]":
     return blocks, starts
 
 
+def _takers(activations: str) -> str:
+    return " or ".join(kind for kind, choices in _ACTIVATIONS.items() if activations in choices)
+
+
 def choose_activations(quantize: str, wanted: str) -> str:
     """What the inputs of linear layers become: as ``wanted``, or with "auto" what is fastest.
 
@@ -187,6 +194,6 @@ def choose_activations(quantize: str, wanted: str) -> str:
     if wanted not in choices:
         raise SettingsError(
             f"activations is {wanted!r}, but executor 'cpu' multiplies weights that are {quantize!r} "
-            f"with {' or '.join(choices)} alone: leave it out, or set quantize to int8 or int4"
+            f"with {' or '.join(choices)} alone: leave it out, or set quantize to {_takers(wanted)}"
         )
     return wanted

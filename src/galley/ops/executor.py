@@ -154,13 +154,13 @@ class ExecutorOptions:
     """How to run a program.
 
     Attributes:
-        dtype: what is computed in: "float32" or "bfloat16".
+        dtype: "float32" or "bfloat16"; the reference executor computes in it.
         quantize: what matrices become: "float32", "bf16", "int8" or "int4".
         kv_dtype: of keys and values in the cache: "float32", "bfloat16" or "int8".
         device: where to run.
         threads: to compute with.
-        activations: what the inputs of linear layers become: "float32", "int8", or "auto" for what is
-            fastest with such weights.
+        activations: what the inputs of linear layers become: "float32", "bfloat16", "int8", or "auto" for
+            what is fastest with such weights.
         disable_pass: names of passes over the program (``graph/passes/``) that are left out.
         weight_cache: whose weights these are, to keep them on disk as the executor packs them; None keeps
             nothing.

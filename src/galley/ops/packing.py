@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from galley import _native
+from galley.errors import UnsupportedModel
 from galley.formats.weights import Weight, Weights
 from galley.ops.packed_files import Bytes, Names
 from galley.ops.weight_cache import WeightCache
@@ -61,7 +62,7 @@ def pack(parts: Sequence[Weight], kind: str, *, threads: int = 1) -> _native.Pac
         threads: to work with.
 
     Raises:
-        UnsupportedModel: integers cannot stand for a value.
+        UnsupportedModel: integers cannot stand for a value, or 32 bits cannot hold their sums.
     """
     packed = _matrix(parts, kind, None)
     unusable = packed.fill([(part.data, part.dtype) for part in parts], threads)
@@ -73,6 +74,11 @@ def pack(parts: Sequence[Weight], kind: str, *, threads: int = 1) -> _native.Pac
 def _matrix(parts: Sequence[Weight], kind: str, memory: Bytes | None) -> _native.Packed:
     """Empty, or a view of packed ``memory``."""
     outputs, depth = sum(part.shape[0] for part in parts), parts[0].shape[1]
+    if kind == "int8" and depth > _native.LONGEST_GROUP:
+        raise UnsupportedModel(
+            f"tensor {parts[0].name} is {depth} wide, but int8 weights {_native.LONGEST_GROUP} at most; "
+            "set quantize to int4 or bf16"
+        )
     if kind != "int4":
         return _native.Packed(kind, outputs, depth, memory=memory)
     group = default_group(depth)

@@ -41,3 +41,9 @@ def log_sum(row: Row) -> float:
 @functools.cache
 def _isa() -> str:
     return choose_isa(os.environ)
+
+
+def check_isa() -> None:
+    """Raises SettingsError if GALLEY_CPU_ISA names what cannot run here."""
+    if _native is not None:
+        _isa()

@@ -1,0 +1,137 @@
+"""The threads of a runtime: where they run, what they cost while there is nothing to do, and their end."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from galley import _native
+from tests.native.harness import ISAS, as_weight, run_linear
+
+
+def tasks() -> set[int]:
+    return {int(task.name) for task in Path("/proc/self/task").iterdir()}
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no second thread")
+def test_each_thread_but_the_callers_is_pinned_to_its_core() -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    before = tasks()
+    runtime = _native.Runtime(ISAS[0], len(cpus), cpus)
+    workers = tasks() - before
+    assert sorted(os.sched_getaffinity(task) for task in workers) == [{cpu} for cpu in cpus[1:]]
+    del runtime
+    assert not tasks() & workers
+
+
+def test_without_cores_to_pin_to_threads_go_where_they_like() -> None:
+    before = tasks()
+    runtime = _native.Runtime(ISAS[0], 3, [])
+    workers = tasks() - before
+    assert len(workers) == 2
+    assert all(os.sched_getaffinity(task) == os.sched_getaffinity(0) for task in workers)
+    del runtime
+
+
+def test_threads_sleep_when_there_is_nothing_to_do() -> None:
+    runtime = _native.Runtime(ISAS[0], 4, [])
+    logits = np.zeros((64, 5000), dtype=np.float32)
+    before = time.process_time()
+    runtime.choose(logits, range(64), range(64), bytes(40 * 64))
+    assert time.process_time() > before
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.1
+
+
+def test_threads_that_cannot_be_started_are_an_error_and_leave_none_behind() -> None:
+    done = run_python(
+        "import resource, threading\n"
+        "from galley import _native\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "limit = pages * resource.getpagesize() + (100 << 20)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+        "try:\n"
+        "    _native.Runtime('portable', 1000, [])\n"
+        "except RuntimeError as error:\n"
+        "    print(error)\n"
+        "import os\n"
+        "print(len(os.listdir('/proc/self/task')))\n"
+    )
+    assert done.returncode == 0, done.stderr
+    message, left = done.stdout.splitlines()
+    assert message.startswith("only ")
+    assert "can be started (" in message
+    assert left == "1"
+
+
+def test_too_many_threads_are_named_to_the_user() -> None:
+    done = run_python(
+        "import resource\n"
+        "from galley import LLM\n"
+        "from galley.errors import SettingsError\n"
+        "LLM(kv_cache_tokens=512, threads=1).close()\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "limit = pages * resource.getpagesize() + (300 << 20)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+        "try:\n"
+        "    LLM(kv_cache_tokens=512, threads=1000)\n"
+        "except SettingsError as error:\n"
+        "    print(error)\n"
+    )
+    assert done.stdout.startswith("threads is 1000, but only "), done.stderr
+
+
+def test_a_forked_child_can_use_and_drop_what_its_parent_made() -> None:
+    done = run_python(
+        "import os\n"
+        "import numpy as np\n"
+        "from galley import _native\n"
+        "runtime = _native.Runtime('portable', 3, [])\n"
+        "logits = np.zeros((4, 5000), dtype=np.float32)\n"
+        "draw = lambda: runtime.choose(logits, range(4), range(4), bytes(160))\n"
+        "draw()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    draw()\n"
+        "    del runtime, draw\n"
+        "    os._exit(7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "draw()\n"
+    )
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
+
+
+def test_many_runtimes_work_at_the_same_time() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(9, 96)).astype(np.float32)
+    weight = as_weight(rng.normal(size=(80, 96)).astype(np.float32))
+    packed = _native.Packed("int8", 80, 96)
+    packed.fill([(weight.data, "F32")], threads=1)
+    expected = run_linear(x, packed, 80, isa=ISAS[0], prepare=True)
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for threads in (1, 2, 3, 4) * 5:
+            got = run_linear(x, packed, 80, isa=ISAS[0], prepare=True, threads=threads)
+            if not np.array_equal(got, expected):
+                wrong.append(number)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
