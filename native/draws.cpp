@@ -18,6 +18,13 @@ struct Candidate {
 };
 using Candidates = std::vector<Candidate>;
 
+// A thread's, so that draws after the largest one allocate nothing.
+struct Scratch {
+    Candidates all, near;
+    std::vector<int64_t> ids, sums;
+};
+thread_local Scratch scratch;
+
 bool is_better(const Candidate& a, const Candidate& b) {
     return a.x > b.x || (a.x == b.x && a.id < b.id);
 }
@@ -58,7 +65,9 @@ Reached walk(const Candidates& all, int64_t before, int64_t mass) {
 
 // The same in the order from the best on. Candidates are sorted only once few are left, among
 // which it must be: bins in the order of the logits tell.
-Reached reach(Candidates all, int64_t mass) {
+Reached reach(const Candidates& from, int64_t mass) {
+    Candidates& all = scratch.near;
+    all = from;
     constexpr int64_t kFew = 64, kBins = 1024;
     int64_t before = 0;
     while (static_cast<int64_t>(all.size()) > kFew) {
@@ -92,7 +101,8 @@ class Row {
 
     // Of all, in the order of their ids: first the block that it is in, then its place there.
     int64_t from_all(uint64_t drawn) const {
-        std::vector<int64_t> sums((n_ + kRowBlock - 1) / kRowBlock);
+        std::vector<int64_t>& sums = scratch.sums;
+        sums.resize((n_ + kRowBlock - 1) / kRowBlock);
         int32_t weights[kRowBlock];
         for (size_t b = 0; b < sums.size(); ++b) sums[b] = weigh_block(b * kRowBlock, weights);
         const int64_t total = std::accumulate(sums.begin(), sums.end(), int64_t{0});
@@ -116,8 +126,9 @@ class Row {
     }
 
     // In the order of their ids.
-    Candidates at_least(float bar) const {
-        Candidates all;
+    Candidates& at_least(float bar) const {
+        Candidates& all = scratch.all;
+        all.clear();
         const float below = std::nextafter(bar, -std::numeric_limits<float>::infinity());
         int64_t ids[kRowBlock];
         for (int64_t i = 0; i < n_; i += kRowBlock) {
@@ -129,11 +140,13 @@ class Row {
     }
 
     // Best first.
-    Candidates best(int64_t count, float bar) const {
-        std::vector<int64_t> ids(count);
+    Candidates& best(int64_t count, float bar) const {
+        std::vector<int64_t>& ids = scratch.ids;
+        ids.resize(count);
         galley::best(kernels_, x_, n_, count, ids.data());
         while (x_[ids[count - 1]] < bar) --count;
-        Candidates all;
+        Candidates& all = scratch.all;
+        all.clear();
         for (int64_t i = 0; i < count; i += kRowBlock)
             append(ids.data() + i, std::min(kRowBlock, count - i), all);
         return all;
@@ -191,15 +204,12 @@ int64_t draw(const Kernels& kernels, const float* x, int64_t n, int64_t position
     // Never as low as a token that is ruled out: `reach` sorts by differences of logits.
     const float bar =
         std::max(static_cast<float>(x[at] + how.reach), std::numeric_limits<float>::lowest());
-    int64_t sum;
-    Candidates all;
-    if (has_top_k || has_min_p) {
-        all = has_top_k ? row.best(how.top_k, bar) : row.at_least(bar);
-        sum = sum_of(all);
-    } else {
-        sum = row.sum();
-        all = row.at_least(row.nucleus_bar(sum - share(how.top_p, sum)));
-    }
+    const bool nucleus_alone = !has_top_k && !has_min_p;
+    const int64_t whole = nucleus_alone ? row.sum() : 0;
+    Candidates& all = has_top_k   ? row.best(how.top_k, bar)
+                      : has_min_p ? row.at_least(bar)
+                                  : row.at_least(row.nucleus_bar(whole - share(how.top_p, whole)));
+    const int64_t sum = nucleus_alone ? whole : sum_of(all);
     if (has_top_p) {
         const Reached last = reach(all, share(how.top_p, sum));
         const auto is_out = [&](const Candidate& c) { return is_better(last.candidate, c); };

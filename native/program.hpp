@@ -135,7 +135,7 @@ class Program {
     void write_kv(const Cache& cache, const Tables& tables, int64_t r, const float* k,
                   const float* v) const;
     void write_all_kv(const Cache& cache, const Tables& tables, const Slot& k, const Slot& v);
-    void fill_pairs(const Cache& cache, const Tables& tables) const;
+    void fill_pairs(const Cache& cache, const Tables& tables);
     void attend_own(const AttentionOp& op);
     void attend_all(const Attention& attention);
     Attend attend(const Attention& attention, const AttentionItem& item, int thread) const;
@@ -159,7 +159,7 @@ class Program {
     // positions of the buffers in use.
     Step step_{};
     const float* frames_ = nullptr;
-    std::vector<int64_t> window_starts_, window_positions_;
+    std::vector<int64_t> window_starts_, finer_starts_, window_positions_;
     uint8_t* arena_ = nullptr;
     int64_t arena_rows_ = 0;
     int64_t rows_ = 0;  // of the buffers in use; changes at select_rows and neighbours
@@ -167,6 +167,7 @@ class Program {
     AttentionPlan plan_, cross_plan_;
     // WindowAttentionOp's tables: all windows' blocks one after another.
     std::vector<int64_t> window_blocks_, window_block_starts_;
+    std::vector<float> zeros_;
 };
 
 }  // namespace galley

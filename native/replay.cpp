@@ -205,7 +205,7 @@ void Program::run(const FeaturesOp& op) {
 }
 
 void Program::run(const NeighboursOp& op) {
-    const std::vector<int64_t> starts = window_starts_;
+    const std::vector<int64_t>& starts = finer_starts_ = window_starts_;
     for (int64_t w = 0; w < step_.sequences; ++w) {
         const int64_t rows = (starts[w + 1] - starts[w] + op.stride - 1) / op.stride;
         window_starts_[w + 1] = window_starts_[w] + rows;
@@ -242,13 +242,13 @@ void Program::run(const WindowAttentionOp& op) {
 
 // A window's last value may have no neighbour; what lies there has no weight, but might be
 // infinite.
-void Program::fill_pairs(const Cache& cache, const Tables& tables) const {
-    const std::vector<float> zeros(cache.kv_heads * cache.head_dim);
+void Program::fill_pairs(const Cache& cache, const Tables& tables) {
+    zeros_.resize(cache.kv_heads * cache.head_dim);
     for (int64_t w = 0; w < step_.sequences; ++w) {
         const int64_t rows = step_.starts[w + 1] - step_.starts[w];
         if (rows % 2)
-            kernels_.write_kv(cache, zeros.data(), zeros.data(), tables.of(w)[rows / kBlockTokens],
-                              rows % kBlockTokens);
+            kernels_.write_kv(cache, zeros_.data(), zeros_.data(),
+                              tables.of(w)[rows / kBlockTokens], rows % kBlockTokens);
     }
 }
 

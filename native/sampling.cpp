@@ -32,7 +32,8 @@ void best(const Kernels& kernels, const float* x, int64_t n, int64_t count, int6
     if (count == 0) return;
     const auto better = [x](int64_t a, int64_t b) { return is_better(x, a, b); };
     const int64_t limit = 2 * count + kRowBlock;
-    std::vector<int64_t> pool(limit);
+    thread_local std::vector<int64_t> pool;
+    if (static_cast<int64_t>(pool.size()) < limit) pool.resize(limit);
     int64_t size = 0;
     // The least of the best so far, once there are enough: later ids must be greater to get in.
     float bar = std::numeric_limits<float>::quiet_NaN();

@@ -94,6 +94,18 @@ def test_prune_by_age_size_or_all(environ: dict[str, str], model: Path) -> None:
     assert not cached_files(packed_folder())
 
 
+def test_what_cannot_be_removed_is_named_and_the_rest_goes(
+    environ: dict[str, str], model: Path
+) -> None:
+    start(model, "int4")
+    (packed_folder() / "odd.packed").mkdir()
+    assert "cannot be read" in cache("list", environ=environ)
+    done = galley("cache", "prune", "--all", environ=environ)
+    assert done.returncode == 0
+    assert "odd.packed cannot be removed" in done.stderr
+    assert [path.name for path in packed_folder().iterdir()] == ["odd.packed"]
+
+
 def test_what_is_no_size_is_refused(environ: dict[str, str]) -> None:
     done = galley("cache", "prune", "--max-size", "lots", environ=environ)
     assert done.returncode == 2

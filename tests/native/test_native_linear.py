@@ -51,11 +51,11 @@ def test_float32(isa: str, rows: int, outputs: int, depth: int, seed: int, biase
 
 
 @settings(max_examples=60)
-@given(isa=isas, rows=many, outputs=odd, depth=odd, seed=seeds)
-def test_bf16(isa: str, rows: int, outputs: int, depth: int, seed: int) -> None:
+@given(isa=isas, rows=many, outputs=odd, depth=odd, seed=seeds, rounded=st.booleans())
+def test_bf16(isa: str, rows: int, outputs: int, depth: int, seed: int, rounded: bool) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
-    got = run_linear(x, pack([as_weight(w)], "bf16"), outputs, isa=isa, prepare=True)
-    expected = round_bf16(x).astype(np.float64) @ round_bf16(w).T
+    got = run_linear(x, pack([as_weight(w)], "bf16"), outputs, isa=isa, prepare=rounded)
+    expected = (round_bf16(x) if rounded else x).astype(np.float64) @ round_bf16(w).T
     assert close(got, expected, np.abs(x) @ np.abs(w).T)
 
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from galley import _native
 from galley.config import EngineSettings, Quantize
 from galley.engine.load import load_engine
+from galley.formats.checkpoint import Checkpoint
 from galley.ops import background, packed_files, packing, weight_cache
 from galley.ops.packed_files import CachedFile, Header, cached_files, map_file, packed_folder
 from tests.conftest import CheckpointMaker
@@ -52,8 +53,10 @@ def logits(model: Path, kind: Quantize = "int4", **changes: Any) -> npt.NDArray[
 
 
 def only_file(cache: Path) -> CachedFile:
+    """Uses of it lie beside it, and nothing else."""
     (file,) = cached_files(cache)
-    assert [path.name for path in cache.iterdir()] == [file.path.name]
+    others = {path.suffix for path in cache.iterdir() if path != file.path}
+    assert others <= {".use"}
     return file
 
 
@@ -143,7 +146,12 @@ def test_weights_that_were_overwritten_are_packed_anew(cache: Path, model: Path)
     expected = logits(model, weight_cache=False)
     assert not np.array_equal(expected, before)
     assert np.array_equal(logits(model), expected)
-    only_file(cache)  # the old weights are gone
+    new, old = cached_files(cache)  # another machine may still start with the old weights
+    os.utime(old.path, (0, 0))
+    data[-1000:] = bytes(range(250)) * 4
+    file.write_bytes(data)
+    logits(model)
+    assert [kept.path for kept in cached_files(cache)][1:] == [new.path]
 
 
 def test_a_shard_that_was_overwritten_counts(cache: Path, tmp_path: Path) -> None:
@@ -155,12 +163,50 @@ def test_a_shard_that_was_overwritten_counts(cache: Path, tmp_path: Path) -> Non
         assert np.array_equal(logits(model), logits(model, weight_cache=False))
 
 
-def test_checkpoints_in_other_folders_keep_their_files(
-    cache: Path, model: Path, tmp_path: Path
+def test_equal_weights_share_a_file_wherever_they_lie(
+    cache: Path, model: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    expected = logits(model)
+    request.getfixturevalue("packing_fails")
+    copy = Path(shutil.copytree(model, tmp_path / "copy"))
+    (model / "model.safetensors").chmod(0o600)  # another state, the same content
+    for folder in (copy, model):
+        assert np.array_equal(logits(folder), expected)
+    only_file(cache)
+    assert {use.folder for use in packed_files.uses(cache)} == {str(model), str(copy)}
+
+
+def test_what_is_known_of_a_state_is_not_read_again(
+    cache: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits(model)
-    logits(Path(shutil.copytree(model, tmp_path / "copy")))
-    assert len(cached_files(cache)) == 2
+    monkeypatch.setattr("galley.formats.checkpoint.Checkpoint.content_hash", None)
+    logits(model)
+
+
+def test_weights_that_change_while_they_are_packed_are_not_kept(
+    cache: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content_hash = Checkpoint.content_hash
+
+    def slow(checkpoint: Checkpoint) -> str:
+        os.utime(checkpoint.folder / "model.safetensors")
+        return content_hash(checkpoint)
+
+    monkeypatch.setattr(Checkpoint, "content_hash", slow)
+    logits(model)
+    assert not cached_files(cache)
+
+
+def test_what_cannot_be_read_is_in_nobodys_way(cache: Path, model: Path) -> None:
+    (cache / "folder.packed").mkdir(parents=True)
+    (cache / "torn.use").write_text("{")
+    expected = logits(model)
+    assert np.array_equal(logits(model), expected)
+    good, odd = sorted(cached_files(cache), key=lambda file: file.header is None)
+    assert good.header is not None
+    assert odd.flaw.startswith("cannot be read: ")
+    assert not (cache / "torn.use").exists()
 
 
 def test_a_file_that_lacks_a_matrix_is_written_again(
@@ -180,8 +226,9 @@ def test_a_file_that_lacks_a_matrix_is_written_again(
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(-1, 7))
-def test_any_damage_is_mended(cache: Path, model: Path, share: float, bit: int) -> None:
-    """Cut anywhere, or a bit of the beginning flipped."""
+def test_a_torn_file_is_mended(cache: Path, model: Path, share: float, bit: int) -> None:
+    """Cut anywhere, or a bit of the header flipped. The matrices are mapped and not read: they are the
+    disk's to keep."""
     expected = logits(model)
     file = only_file(cache)
     data = bytearray(file.path.read_bytes())
@@ -324,7 +371,7 @@ def test_more_matrices_than_fit_one_write(tmp_path: Path) -> None:
         offset += matrix.nbytes
     version = _native.LAYOUT_VERSION
     path = tmp_path / "many.packed"
-    packed_files.write_file(path, Header(version, "/m", "f", "int4", tuple(entries)), matrices)
+    packed_files.write_file(path, Header(version, "/m", "o", "c", "int4", tuple(entries)), matrices)
     header, data = map_file(path)
     for entry, matrix in zip(header.entries, matrices, strict=True):
         assert np.array_equal(data[entry.offset : entry.offset + entry.size], matrix)

@@ -1,5 +1,6 @@
 """``galley cache``: what packed weights are kept on disk, and away with them."""
 
+import contextlib
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -9,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from galley.cli.terminal import table
-from galley.errors import GalleyError, ModelError, SettingsError
+from galley.errors import ModelError, SettingsError
 
 if TYPE_CHECKING:
-    from galley.ops.packed_files import CachedFile, Header
+    from galley.ops.packed_files import CachedFile
 
 _DAY: Final = 86400.0
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -76,11 +77,15 @@ def prune(everything: bool, older_than: float | None, max_size: int | None) -> N
         try:
             file.path.unlink(missing_ok=True)
         except OSError as error:
-            raise GalleyError(f"{file.path} cannot be removed: {error.strerror}") from error
+            click.echo(f"{file.path} cannot be removed: {error.strerror}", err=True)
+            continue
         name = file.header.model if file.header else file.path.name
         kind = f" {file.header.kind}" if file.header else ""
         click.echo(f"removed {name}{kind} ({_size(file.size)}): {reason}")
         freed += file.size
+    from galley.ops.packed_files import tidy
+
+    tidy(folder)  # what led to them
     left = sum(file.size for file in files) - freed
     click.echo(f"freed {_size(freed)}; {_size(left)} left in {folder}")
 
@@ -89,11 +94,11 @@ def _files() -> "tuple[Path, list[CachedFile]]":
     from galley.ops.executor import executor_factory
 
     executor_factory("cpu")  # whose files these are; says what is amiss where it is missing
-    from galley.ops.packed_files import cached_files, packed_folder, remove_partial_files
+    from galley.ops.packed_files import cached_files, packed_folder, tidy
 
     try:
         folder = packed_folder()
-        remove_partial_files(folder)
+        tidy(folder)
         return folder, cached_files(folder)
     except OSError as error:
         raise SettingsError(f"the folder of packed weights cannot be read: {error}") from error
@@ -107,13 +112,14 @@ def _unwanted(
 ) -> "Iterator[tuple[CachedFile, str]]":
     """What is to go and why. ``files``: last used first; ``older_than`` in days."""
     kept = 0
+    current = _current(files)
     for file in files:
         days = (time.time() - file.used) / _DAY
         if file.header is None:
             yield file, file.flaw
         elif everything:
             yield file, "all were to go"
-        elif not _is_current(file.header):
+        elif file.path.name not in current:
             yield file, "the checkpoint has changed or gone"
         elif older_than is not None and days > older_than:
             yield file, f"last used {_age(days * _DAY)}"
@@ -123,13 +129,17 @@ def _unwanted(
             kept += file.size
 
 
-def _is_current(header: "Header") -> bool:
+def _current(files: "Sequence[CachedFile]") -> set[str]:
+    """The names of those that a folder's checkpoint, as it is now, starts from."""
     from galley.formats.checkpoint import Checkpoint
+    from galley.ops.packed_files import uses
 
-    try:
-        return Checkpoint.open(Path(header.folder)).fingerprint() == header.fingerprint
-    except ModelError:
-        return False
+    current = set()
+    for use in uses(files[0].path.parent) if files else []:
+        with contextlib.suppress(ModelError):
+            if Checkpoint.open(Path(use.folder)).state() == use.state:
+                current.add(use.file)
+    return current
 
 
 def _size(size: int) -> str:

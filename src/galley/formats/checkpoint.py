@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,22 +85,53 @@ class Checkpoint:
                 raise CheckpointError(f"is not in {shard}", file=file, field=tensor)
         return {tensor: shards[shard][tensor] for tensor, shard in shard_of.items()}
 
-    def fingerprint(self) -> str:
+    def content_hash(self) -> str:
+        """Of the weight files' names and all their bytes: the same wherever a copy lies. Reads them.
+
+        Raises:
+            CheckpointError: a weight file is missing.
+        """
+        digest = hashlib.sha256()
+        for path in self._weight_files():
+            try:
+                with path.open("rb") as file:
+                    content = hashlib.file_digest(file, "sha256")
+            except OSError as error:
+                raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from error
+            digest.update(f"{path.name}\0".encode() + content.digest())
+        return digest.hexdigest()
+
+    def outline(self) -> str:
+        """Of the weight files' names, sizes and headers: differs only if :meth:`content_hash` does.
+
+        Raises:
+            CheckpointError: a weight file is missing or damaged.
+        """
+        return self._digest(lambda path: ())
+
+    def state(self) -> str:
         """Another one whenever a weight file was written, replaced or moved here; reads headers alone.
 
-        It takes names, sizes, headers and times. The time of a file's last change of any kind (ctime) is
+        It takes the :meth:`outline` and times. The time of a file's last change of any kind (ctime) is
         among them because no program sets it: tools that preserve or fix modification times would
         otherwise pass new weights of the same shape for the old ones.
 
         Raises:
             CheckpointError: a weight file is missing or damaged.
         """
+
+        def times(path: Path) -> tuple[int, ...]:
+            status = path.stat()
+            return status.st_mtime_ns, status.st_ctime_ns
+
+        return self._digest(times)
+
+    def _digest(self, more: Callable[[Path], tuple[int, ...]]) -> str:
         digest = hashlib.sha256()
         for path in self._weight_files():
             header = read_header(path)
-            status = path.stat()
-            state = (path.name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, len(header))
-            digest.update(json.dumps(state).encode() + header)
+            known = (path.name, path.stat().st_size, len(header), *more(path))
+            digest.update(json.dumps(known).encode() + header)
         return digest.hexdigest()
 
     def _weight_files(self) -> list[Path]:

@@ -1,8 +1,9 @@
 """Files of packed matrices in the cache folder: their format, and keeping house among them.
 
-A file is a magic number, the length and the SHA-256 of a JSON header, the header, and the matrices, one
+A packed file is a magic number, the length and the SHA-256 of a JSON header, the header, and the matrices, one
 after another. It is written beside its place and renamed, so what has the name is whole. To open one reads
-its header alone; the matrices are mapped.
+its header alone; the matrices are mapped. A checkpoint as it lies in its folder is known by a use, a small
+file beside it that says which packed file holds its weights.
 """
 
 import hashlib
@@ -32,6 +33,7 @@ ALIGNMENT: Final = 64
 """Bytes; the kernels want matrices on such a boundary."""
 _SUFFIX: Final = ".packed"
 _PARTIAL_SUFFIX: Final = ".partial"
+_USE_SUFFIX: Final = ".use"
 _PARTIAL_SECONDS: Final = 3600.0
 """Nobody is still writing a file that old."""
 _MAGIC: Final = b"galleypk"
@@ -55,15 +57,16 @@ class Header(msgspec.Struct, frozen=True):
 
     Attributes:
         layout_version: the writer's ``_native.LAYOUT_VERSION``.
-        folder: of the checkpoint.
-        fingerprint: of its weight files.
+        folder: of the checkpoint that the writer packed.
+        outline, content: of its weight files; see :class:`galley.formats.checkpoint.Checkpoint`.
         kind: float32, bf16, int8 or int4.
         entries: one after another, without gaps.
     """
 
     layout_version: int
     folder: str
-    fingerprint: str
+    outline: str
+    content: str
     kind: str
     entries: tuple[Entry, ...]
 
@@ -74,8 +77,17 @@ class Header(msgspec.Struct, frozen=True):
         return f"{hub[1].replace('--', '/')}@{hub[2]}" if hub else self.folder
 
 
+class Use(msgspec.Struct, frozen=True):
+    """That the packed file of this name holds, as ``kind``, the weights in ``folder`` in this ``state``."""
+
+    folder: str
+    state: str
+    kind: str
+    file: str
+
+
 class UnusablePackedFile(Exception):
-    """It is damaged, or another version wrote it; the message says which."""
+    """It is damaged, cannot be read, or another version wrote it; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +126,37 @@ def packed_folder() -> Path:
 
 
 def file_path(folder: Path, header: Header) -> Path:
-    """One path for each checkpoint and kind, readable to people."""
-    key = hashlib.sha256(f"{header.fingerprint} {header.kind}".encode()).hexdigest()[:16]
+    """One path for each content and kind, readable to people."""
     model = re.sub(r"[^A-Za-z0-9.]+", "-", Path(header.model).name)[:80].strip("-.") or "model"
-    return folder / f"{model}-{header.kind}-{key}{_SUFFIX}"
+    return folder / f"{model}-{header.kind}-{header.content[:16]}{_SUFFIX}"
+
+
+def read_use(folder: Path, state: str, kind: str) -> Use | None:
+    """What was remembered of a checkpoint in this state; None if nothing is, or the file is gone."""
+    with suppress(OSError, msgspec.DecodeError):
+        use = msgspec.json.decode(_use_path(folder, state, kind).read_bytes(), type=Use)
+        if (use.state, use.kind) == (state, kind) and (folder / use.file).exists():
+            return use
+    return None
+
+
+def write_use(folder: Path, use: Use) -> None:
+    """Raises OSError: no room, no leave; nothing is left behind."""
+    _write(_use_path(folder, use.state, use.kind), [memoryview(msgspec.json.encode(use))])
+
+
+def uses(folder: Path) -> list[Use]:
+    """All that lead to a file."""
+    found = []
+    for path in folder.glob(f"*{_USE_SUFFIX}"):
+        with suppress(OSError, msgspec.DecodeError):
+            found.append(msgspec.json.decode(path.read_bytes(), type=Use))
+    return [use for use in found if (folder / use.file).exists()]
+
+
+def _use_path(folder: Path, state: str, kind: str) -> Path:
+    key = hashlib.sha256(f"{state} {kind}".encode()).hexdigest()[:32]
+    return folder / f"{key}{_USE_SUFFIX}"
 
 
 def cached_files(folder: Path) -> list[CachedFile]:
@@ -135,14 +174,26 @@ def _look_at(path: Path) -> Iterator[CachedFile]:
                 header, _ = _read_header(file)
         except UnusablePackedFile as error:
             flaw = str(error)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            flaw = f"cannot be read: {error.strerror}"
         yield CachedFile(path, header, flaw, status.st_size, status.st_mtime)
 
 
-def remove_partial_files(folder: Path) -> None:
-    """What killed processes left behind."""
+def tidy(folder: Path) -> None:
+    """Remove what killed processes left behind, and uses that lead nowhere."""
     for path in folder.glob(f"*{_PARTIAL_SUFFIX}"):
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             if time.time() - path.stat().st_mtime > _PARTIAL_SECONDS:
+                path.unlink()
+    for path in folder.glob(f"*{_USE_SUFFIX}"):
+        with suppress(OSError):
+            try:
+                use = msgspec.json.decode(path.read_bytes(), type=Use)
+            except msgspec.DecodeError:
+                use = None
+            if use is None or not (folder / use.file).exists():
                 path.unlink()
 
 
@@ -201,12 +252,16 @@ def write_file(path: Path, header: Header, matrices: Sequence[Bytes]) -> None:
     start = _MAGIC + len(text).to_bytes(_LENGTH_BYTES, "little") + hashlib.sha256(text).digest()
     start += text
     start += bytes(-len(start) % ALIGNMENT)
+    _write(path, [memoryview(start), *(m.data for m in matrices)])
+
+
+def _write(path: Path, parts: list[memoryview]) -> None:
     partial = path.with_name(f".{secrets.token_hex(8)}{_PARTIAL_SUFFIX}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         # A full disk is known at once, before it is filled.
-        os.posix_fallocate(descriptor, 0, len(start) + sum(m.nbytes for m in matrices))
-        _write_all(descriptor, [memoryview(start), *(m.data for m in matrices)])
+        os.posix_fallocate(descriptor, 0, sum(part.nbytes for part in parts))
+        _write_all(descriptor, parts)
         os.fsync(descriptor)
         os.replace(partial, path)
     except BaseException:

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -15,42 +16,45 @@ from galley.ops import background
 from galley.ops.packed_files import (
     FOLDER_VARIABLE,
     Bytes,
+    CachedFile,
     Entry,
     Header,
     Names,
     UnusablePackedFile,
+    Use,
     cached_files,
     file_path,
     map_file,
     packed_folder,
-    remove_partial_files,
+    read_use,
+    tidy,
     write_file,
+    write_use,
 )
 
 log: Final = logging.getLogger("galley.weights")
 
+_SUPERSEDED_SECONDS: Final = 86_400.0
+"""Older weights of the same folder are kept so long: another machine may still start with them."""
+
 
 class WeightCache:
-    """The file of one checkpoint and weight kind; see ``ops/packed_files.py`` for where and how.
+    """The packed file of one checkpoint and weight kind; see ``ops/packed_files.py`` for where and how.
 
-    A checkpoint is known by its :meth:`~galley.formats.checkpoint.Checkpoint.fingerprint`, so weights that
-    were overwritten are packed anew.
+    A file belongs to weights by their content, so copies share one. To know the content a checkpoint must be
+    read as a whole: that is done where it may save packing, and remembered for its state, which changes
+    whenever a weight file does.
     """
 
     def __init__(self, checkpoint: Checkpoint, kind: str) -> None:
         self._checkpoint = checkpoint
-        self._header = Header(
-            layout_version=_native.LAYOUT_VERSION,
-            folder=str(checkpoint.folder.resolve()),
-            fingerprint=checkpoint.fingerprint(),
-            kind=kind,
-            entries=(),
-        )
-        self._path: Path | None = None
+        self._kind = kind
+        self._state = checkpoint.state()
+        self._folder: Path | None = None
         self._found: Mapping[Names, Bytes] = {}
         try:
-            self._path = file_path(packed_folder(), self._header)
-            self._found = _open(self._path)
+            self._folder = packed_folder()
+            self._found = self._look_up(self._folder)
         except OSError as error:
             self._give_up(error)
 
@@ -59,56 +63,108 @@ class WeightCache:
         return self._found.get(names)
 
     def keep(self, matrices: Mapping[Names, Bytes]) -> None:
-        """Write the file with these matrices in it, in the background.
+        """Write a file with these matrices in it, unless there is one; in the background.
 
-        What was kept of the folder's earlier weights goes. If it cannot be written, one warning says why
-        and how to help it.
+        What was kept of the folder's earlier weights goes, a day after its last use. If it cannot be written,
+        one warning says why and how to help it.
         """
-        if self._path is not None:
-            background.start(functools.partial(self._write, self._path, matrices))
+        if self._folder is not None:
+            background.start(functools.partial(self._keep, self._folder, matrices))
 
-    def _write(self, path: Path, matrices: Mapping[Names, Bytes]) -> None:
-        if not self._same_checkpoint():
-            return
-        entries, offset = [], 0
-        for names, matrix in matrices.items():
-            entries.append(Entry(names, offset, matrix.nbytes))
-            offset += matrix.nbytes
-        header = msgspec.structs.replace(self._header, entries=tuple(entries))
+    def _look_up(self, folder: Path) -> Mapping[Names, Bytes]:
+        use = read_use(folder, self._state, self._kind)
+        if use is not None:
+            return _open(folder / use.file)
+        outline = self._checkpoint.outline()
+        alike = [
+            file
+            for file in cached_files(folder)
+            if file.header is not None and (file.header.outline, file.header.kind) == (outline, self._kind)
+        ]
+        if not alike:
+            return {}
+        log.info("reading the weights in %s, which may be packed already", self._checkpoint.folder)
+        path = _with_content(alike, self._checkpoint.content_hash(), self._kind)
+        if path is None:
+            return {}
+        found = _open(path)
+        background.start(functools.partial(self._remember, path))
+        return found
+
+    def _keep(self, folder: Path, matrices: Mapping[Names, Bytes]) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._remove_superseded(path.parent)
-            write_file(path, header, list(matrices.values()))
+            header = Header(
+                layout_version=_native.LAYOUT_VERSION,
+                folder=str(self._checkpoint.folder.resolve()),
+                outline=self._checkpoint.outline(),
+                content=self._checkpoint.content_hash(),
+                kind=self._kind,
+                entries=tuple(_entries(matrices)),
+            )
+            if self._checkpoint.state() != self._state:
+                return  # what was packed may be of neither state
+        except CheckpointError:
+            return
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tidy(folder)
+            files = cached_files(folder)
+            _remove_superseded(files, header)
+            path = _with_content(files, header.content, self._kind, set(matrices))
+            if path is None:
+                path = file_path(folder, header)
+                write_file(path, header, list(matrices.values()))
         except OSError as error:
             self._give_up(error)
+        else:
+            self._remember(path)
 
-    def _same_checkpoint(self) -> bool:
-        """Read while it was being replaced, the weights may be of neither state."""
+    def _remember(self, path: Path) -> None:
+        folder = str(self._checkpoint.folder.resolve())
         try:
-            return self._checkpoint.fingerprint() == self._header.fingerprint
-        except CheckpointError:
-            return False
-
-    def _remove_superseded(self, folder: Path) -> None:
-        remove_partial_files(folder)
-        mine = self._header
-        for file in cached_files(folder):
-            if (
-                file.header is not None
-                and (file.header.folder, file.header.kind) == (mine.folder, mine.kind)
-                and file.header.fingerprint != mine.fingerprint
-            ):
-                file.path.unlink(missing_ok=True)
+            write_use(path.parent, Use(folder, self._state, self._kind, path.name))
+        except OSError as error:
+            log.info("%s cannot be written to (%s): each start reads the weights", path.parent, error)
 
     def _give_up(self, error: OSError) -> None:
         log.warning(
             "packed weights cannot be kept in %s (%s), so every start packs them again; "
             "set %s to a folder with room, or turn weight_cache off",
-            self._path or "a cache folder",
+            self._folder or "a cache folder",
             error.strerror or error,
             FOLDER_VARIABLE,
         )
-        self._path = None
+        self._folder = None
+
+
+def _entries(matrices: Mapping[Names, Bytes]) -> list[Entry]:
+    entries, offset = [], 0
+    for names, matrix in matrices.items():
+        entries.append(Entry(names, offset, matrix.nbytes))
+        offset += matrix.nbytes
+    return entries
+
+
+def _with_content(
+    files: list[CachedFile], content: str, kind: str, wanted: set[Names] | None = None
+) -> Path | None:
+    """The file with these weights, and all of the ``wanted`` matrices."""
+    for file in files:
+        if file.header is not None and (file.header.content, file.header.kind) == (content, kind):
+            if (wanted or set()) <= {entry.names for entry in file.header.entries}:
+                return file.path
+    return None
+
+
+def _remove_superseded(files: list[CachedFile], mine: Header) -> None:
+    for file in files:
+        if (
+            file.header is not None
+            and (file.header.folder, file.header.kind) == (mine.folder, mine.kind)
+            and file.header.content != mine.content
+            and time.time() - file.used > _SUPERSEDED_SECONDS
+        ):
+            file.path.unlink(missing_ok=True)
 
 
 def _open(path: Path) -> Mapping[Names, Bytes]:
