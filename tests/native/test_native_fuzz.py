@@ -36,7 +36,9 @@ class Sequence:
 
 @st.composite
 def configs(draw: st.DrawFn) -> dict[str, Any]:
-    """Shapes that are multiples of nothing."""
+    """Shapes that are multiples of nothing. Where a residual stream has hardly any columns they may nearly
+    cancel, all at once, and a norm then makes last bits into large differences.
+    """
     kv_heads = draw(st.integers(1, 4))
     window = draw(st.none() | st.integers(1, 600))
     return {
@@ -49,7 +51,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "num_key_value_heads": kv_heads,
         "num_attention_heads": kv_heads * draw(st.integers(1, 5)),
         "head_dim": 2 * draw(st.integers(1, 40)),
-        "hidden_size": draw(st.integers(1, 150)),
+        "hidden_size": draw(st.integers(8, 150)),
         "intermediate_size": draw(st.integers(1, 300)),
         "vocab_size": draw(st.integers(2, 400)),
         "tie_word_embeddings": draw(st.booleans()),
@@ -99,7 +101,9 @@ def steps(sequences: list[Sequence]) -> Iterator[tuple[Batch, list[tuple[int, in
     """Batches that bring each sequence's next chunk, and (sequence, position) of the wanted rows."""
     done = [0] * len(sequences)
     for number in range(max(len(one.chunks) for one in sequences)):
-        tokens, positions, starts, tables, places = [], [], [0], [], []
+        tokens: list[int] = []
+        positions: list[int] = []
+        starts, tables, places = [0], [], []
         for i, one in enumerate(sequences):
             if number >= len(one.chunks):
                 continue
@@ -143,7 +147,8 @@ def test_logits_are_the_references(
         got = run(executor(CpuExecutor, program, weights, "float32"), sequences)
     expected = run(executor(ReferenceExecutor, program, weights, "float32"), sequences)
     assert got.keys() == expected.keys()
-    most = max((np.abs(row).max() for row in expected.values()), default=0.0)
+    # Logits are about 1 by the weights' size; of a vocabulary of two both may happen to be small.
+    most = max([1.0, *(np.abs(row).max() for row in expected.values())])
     for place, row in got.items():
         assert np.abs(row - expected[place]).max() <= 1e-4 * most, place
 

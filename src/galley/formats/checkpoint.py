@@ -97,7 +97,9 @@ class Checkpoint:
                 with path.open("rb") as file:
                     content = hashlib.file_digest(file, "sha256")
             except OSError as error:
-                raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from error
+                raise CheckpointError(
+                    f"cannot be read: {error.strerror}", file=str(path)
+                ) from error
             digest.update(f"{path.name}\0".encode() + content.digest())
         return digest.hexdigest()
 

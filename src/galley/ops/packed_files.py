@@ -1,9 +1,9 @@
 """Files of packed matrices in the cache folder: their format, and keeping house among them.
 
-A packed file is a magic number, the length and the SHA-256 of a JSON header, the header, and the matrices, one
-after another. It is written beside its place and renamed, so what has the name is whole. To open one reads
-its header alone; the matrices are mapped. A checkpoint as it lies in its folder is known by a use, a small
-file beside it that says which packed file holds its weights.
+A packed file is a magic number, the length and the SHA-256 of a JSON header, the header, and the matrices,
+one after another. It is written beside its place and renamed, so what has the name is whole. To open one
+reads its header alone; the matrices are mapped. A checkpoint as it lies in its folder is known by a use, a
+small file that says which packed file holds its weights.
 """
 
 import hashlib

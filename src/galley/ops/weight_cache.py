@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from galley import _native
 from galley.errors import CheckpointError
 from galley.formats.checkpoint import Checkpoint
@@ -41,8 +39,8 @@ _SUPERSEDED_SECONDS: Final = 86_400.0
 class WeightCache:
     """The packed file of one checkpoint and weight kind; see ``ops/packed_files.py`` for where and how.
 
-    A file belongs to weights by their content, so copies share one. To know the content a checkpoint must be
-    read as a whole: that is done where it may save packing, and remembered for its state, which changes
+    A file belongs to weights by their content, so copies share one. To know the content a checkpoint must
+    be read as a whole: that is done where it may save packing, and remembered for its state, which changes
     whenever a weight file does.
     """
 
@@ -65,8 +63,8 @@ class WeightCache:
     def keep(self, matrices: Mapping[Names, Bytes]) -> None:
         """Write a file with these matrices in it, unless there is one; in the background.
 
-        What was kept of the folder's earlier weights goes, a day after its last use. If it cannot be written,
-        one warning says why and how to help it.
+        What was kept of the folder's earlier weights goes, a day after its last use. If the file cannot be
+        written, one warning says why and how to help it.
         """
         if self._folder is not None:
             background.start(functools.partial(self._keep, self._folder, matrices))
@@ -79,7 +77,8 @@ class WeightCache:
         alike = [
             file
             for file in cached_files(folder)
-            if file.header is not None and (file.header.outline, file.header.kind) == (outline, self._kind)
+            if file.header is not None
+            and (file.header.outline, file.header.kind) == (outline, self._kind)
         ]
         if not alike:
             return {}
@@ -124,7 +123,9 @@ class WeightCache:
         try:
             write_use(path.parent, Use(folder, self._state, self._kind, path.name))
         except OSError as error:
-            log.info("%s cannot be written to (%s): each start reads the weights", path.parent, error)
+            log.info(
+                "%s cannot be written to (%s): each start reads the weights", path.parent, error
+            )
 
     def _give_up(self, error: OSError) -> None:
         log.warning(
@@ -150,9 +151,13 @@ def _with_content(
 ) -> Path | None:
     """The file with these weights, and all of the ``wanted`` matrices."""
     for file in files:
-        if file.header is not None and (file.header.content, file.header.kind) == (content, kind):
-            if (wanted or set()) <= {entry.names for entry in file.header.entries}:
-                return file.path
+        header = file.header
+        if (
+            header is not None
+            and (header.content, header.kind) == (content, kind)
+            and (wanted or set()) <= {entry.names for entry in header.entries}
+        ):
+            return file.path
     return None
 
 
