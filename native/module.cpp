@@ -106,6 +106,7 @@ std::vector<double> bind_multiply_rates(const std::string& isa, int threads,
 NB_MODULE(_native, m) {
     using namespace galley;
     m.def("supported_isas", &supported_isas);
+    nb::exception<TooFewThreads>(m, "TooFewThreads", PyExc_RuntimeError);
     m.attr("LOGITS") = Slot::kLogits;
     m.attr("LONGEST_GROUP") = Packed::kLongestGroup;
     m.attr("LAYOUT_VERSION") = kLayoutVersion;

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <stdexcept>
 #include <string>
 #include <system_error>
 
@@ -43,8 +42,8 @@ Pool::Pool(int threads, const std::vector<int>& cpus)
             workers.emplace_back([this, i] { work(i); });
         } catch (const std::system_error& error) {
             stop();
-            throw std::runtime_error("only " + std::to_string(i) + " can be started (" +
-                                     error.code().message() + ")");
+            throw TooFewThreads("only " + std::to_string(i) + " can be started (" +
+                                error.code().message() + ")");
         }
         if (!cpus.empty()) pin(workers.back(), cpus[i]);
     }

@@ -8,16 +8,21 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
 namespace galley {
 
+struct TooFewThreads : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
 class Pool {
   public:
     // `threads` in all, the caller's included. With `cpus` (one for each thread, the first is the
-    // caller's and not used) the others are pinned. Throws std::runtime_error if the system has not
-    // so many.
+    // caller's and not used) the others are pinned. Throws TooFewThreads if the system
+    // does not start so many.
     Pool(int threads, const std::vector<int>& cpus);
     ~Pool();
     Pool(const Pool&) = delete;

@@ -21,6 +21,9 @@ def supported_isas() -> list[str]:
 LAYOUT_VERSION: int
 """Goes up when the packed layout changes, or how weights are rounded."""
 
+class TooFewThreads(RuntimeError):
+    """The system does not start as many threads as were asked for."""
+
 LONGEST_GROUP: int
 """Weights that can share a scale: an int8 matrix is no wider."""
 

@@ -65,7 +65,7 @@ def test_threads_that_cannot_be_started_are_an_error_and_leave_none_behind() -> 
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
         "try:\n"
         "    _native.Runtime('portable', 1000, [])\n"
-        "except RuntimeError as error:\n"
+        "except _native.TooFewThreads as error:\n"
         "    print(error)\n"
         "import os\n"
         "print(len(os.listdir('/proc/self/task')))\n"
@@ -77,17 +77,19 @@ def test_threads_that_cannot_be_started_are_an_error_and_leave_none_behind() -> 
     assert left == "1"
 
 
-def test_too_many_threads_are_named_to_the_user() -> None:
+@pytest.mark.parametrize("weight_cache", [True, False])
+def test_too_many_threads_are_named_to_the_user(weight_cache: bool) -> None:
     done = run_python(
         "import resource\n"
         "from galley import LLM\n"
         "from galley.errors import SettingsError\n"
-        "LLM(kv_cache_tokens=512, threads=1).close()\n"
+        f"options = {{'kv_cache_tokens': 512, 'weight_cache': {weight_cache}}}\n"
+        "LLM(threads=1, **options).close()\n"
         "pages = int(open('/proc/self/statm').read().split()[0])\n"
         "limit = pages * resource.getpagesize() + (300 << 20)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
         "try:\n"
-        "    LLM(kv_cache_tokens=512, threads=1000)\n"
+        "    LLM(threads=1000, **options)\n"
         "except SettingsError as error:\n"
         "    print(error)\n"
     )

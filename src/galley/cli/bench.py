@@ -143,8 +143,9 @@ def _measure(threads: int | None, memory_mib: int, repeats: int) -> "Machine":
 
     executor_factory("cpu")  # says what to do where there is no native module
     from galley.bench.machine import PHASES, measure_machine
+    from galley.ops.isa import naming
 
-    with progress("machine", PHASES) as bar:
+    with progress("machine", PHASES) as bar, naming(threads):
         return measure_machine(
             threads=threads,
             memory_bytes=memory_mib << 20,

@@ -16,7 +16,7 @@ from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
 from galley.ops.draws import Draws
 from galley.ops.executor import Attention, Batch, ExecutorOptions, Logits, Table, Windows
-from galley.ops.isa import choose_isa, cpus_to_pin
+from galley.ops.isa import choose_isa, cpus_to_pin, naming
 from galley.ops.lowering import Cost, lower
 from galley.ops.packing import Matrices
 from galley.ops.weight_cache import WeightCache
@@ -57,23 +57,21 @@ class CpuExecutor:
             return run_passes(prepare_inputs(traced, self.activations), options.disable_pass)
 
         runs = rewritten(program)
-        decoder = lower(runs, weights, matrices)
-        encoder, aligner = (
-            None if traced is None else lower(rewritten(traced), weights, matrices)
-            for traced in (program.encoder, program.aligner)
-        )
+        with naming(options.threads):
+            decoder = lower(runs, weights, matrices)
+            encoder, aligner = (
+                None if traced is None else lower(rewritten(traced), weights, matrices)
+                for traced in (program.encoder, program.aligner)
+            )
+            self._runtime = _native.Runtime(
+                choose_isa(os.environ), options.threads, cpus_to_pin(options.threads)
+            )
         matrices.keep()
         self.cost = decoder.cost()
         self._vocab_size = program.vocab_size
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
         self._operations = runs.operations()
         self.forward_seconds = 0.0
-        try:
-            self._runtime = _native.Runtime(
-                choose_isa(os.environ), options.threads, cpus_to_pin(options.threads)
-            )
-        except RuntimeError as error:
-            raise SettingsError(f"threads is {options.threads}, but {error}") from None
         if options.pause is not None:
             self._runtime.set_pause(options.pause)
         for kv in program.kv:

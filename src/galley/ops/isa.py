@@ -1,7 +1,8 @@
 """Which kernels the native code runs, and on which cores."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 from galley import _native
@@ -30,3 +31,16 @@ def cpus_to_pin(threads: int) -> list[int]:
     """Where to pin the threads: nowhere if there are more cores, which another process may want."""
     cpus = sorted(os.sched_getaffinity(0))
     return cpus if len(cpus) == threads else []
+
+
+@contextmanager
+def naming(threads: int | None) -> Iterator[None]:
+    """An error that names the setting, where the system does not start so many threads.
+
+    Raises:
+        SettingsError: see there.
+    """
+    try:
+        yield
+    except _native.TooFewThreads as error:
+        raise SettingsError(f"threads is {threads}, but {error}") from None
