@@ -82,6 +82,8 @@ def test_integer_activations_keep_the_distribution(
     expected, got = truth(kind), logits_of(cpu_executor(MODEL_DIR, kind))
     p, q = softmax(expected.astype(np.float64)), softmax(got.astype(np.float64))
     divergence = (p * (np.log(p + 1e-30) - np.log(q + 1e-30))).sum(axis=1).mean()
-    agreement = (expected.argmax(axis=1) == got.argmax(axis=1))[before_answers()].mean()
+    same = expected.argmax(axis=1) == got.argmax(axis=1)
+    best, second = np.sort(expected, axis=1)[:, :-3:-1].T
     assert divergence <= 2e-3
-    assert agreement >= 0.99
+    assert same[before_answers()].mean() >= 0.99
+    assert same[best - second > 0.5].mean() >= 0.99
