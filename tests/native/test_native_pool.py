@@ -1,6 +1,7 @@
 """The threads of a runtime: where they run, what they cost while there is nothing to do, and their end."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,6 +13,8 @@ import pytest
 
 from galley import _native
 from tests.native.harness import ISAS, as_weight, run_linear
+
+ROOT = Path(__file__).parents[2]
 
 
 def tasks() -> set[int]:
@@ -114,6 +117,21 @@ def test_a_forked_child_can_use_and_drop_what_its_parent_made() -> None:
         "draw()\n"
     )
     assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
+
+
+def test_the_thread_sanitizer_finds_no_race(tmp_path: Path) -> None:
+    compiler, setarch = shutil.which("g++"), shutil.which("setarch")
+    if compiler is None or setarch is None:
+        pytest.skip("needs g++ and setarch")
+    program, native = tmp_path / "race", ROOT / "native"
+    flags = ("-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread", f"-I{native}")
+    sources = (ROOT / "tests/native/pool_race.cpp", native / "pool.cpp")
+    subprocess.run([compiler, *flags, *sources, "-o", program], check=True, timeout=120)
+    # The sanitizer's own memory has fixed addresses, which random ones of the system's may meet.
+    done = subprocess.run(
+        [setarch, "-R", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "all done\n", "")
 
 
 def test_many_runtimes_work_at_the_same_time() -> None:
