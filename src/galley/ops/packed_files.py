@@ -87,7 +87,7 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class UnusablePackedFile(Exception):
-    """It is damaged, cannot be read, or another version wrote it; the message says which."""
+    """It is damaged, or another version wrote it; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
