@@ -109,9 +109,8 @@ def candidates(row: Row, record: Any) -> tuple[Ids, Ids]:
     top_k = int(record["top_k"]) if record["top_k"] < len(row) else 0
     with np.errstate(over="ignore"):
         bar = np.float32(float(most) + float(record["reach"]))
-    bar = max(
-        bar, np.finfo(np.float32).min
-    )  # a token that is ruled out is none, however many may stay
+    # A token that is ruled out is none, however many may stay.
+    bar = max(bar, np.finfo(np.float32).min)
     ids = np.argsort(-row, kind="stable")
     ids = ids[row[ids] >= bar]
     if top_k:

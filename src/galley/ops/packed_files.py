@@ -133,11 +133,8 @@ def file_path(folder: Path, header: Header) -> Path:
 
 def read_use(folder: Path, state: str, kind: str) -> Use | None:
     """What was remembered of a checkpoint in this state; None if nothing is, or the file is gone."""
-    with suppress(OSError, msgspec.DecodeError):
-        use = msgspec.json.decode(_use_path(folder, state, kind).read_bytes(), type=Use)
-        if (use.state, use.kind) == (state, kind) and (folder / use.file).exists():
-            return use
-    return None
+    use = _read_use(_use_path(folder, state, kind))
+    return use if use is not None and (use.state, use.kind) == (state, kind) else None
 
 
 def write_use(folder: Path, use: Use) -> None:
@@ -147,11 +144,17 @@ def write_use(folder: Path, use: Use) -> None:
 
 def uses(folder: Path) -> list[Use]:
     """All that lead to a file."""
-    found = []
-    for path in folder.glob(f"*{_USE_SUFFIX}"):
-        with suppress(OSError, msgspec.DecodeError):
-            found.append(msgspec.json.decode(path.read_bytes(), type=Use))
-    return [use for use in found if (folder / use.file).exists()]
+    found = (_read_use(path) for path in folder.glob(f"*{_USE_SUFFIX}"))
+    return [use for use in found if use is not None]
+
+
+def _read_use(path: Path) -> Use | None:
+    """None if it cannot be read or leads nowhere."""
+    with suppress(OSError, msgspec.DecodeError):
+        use = msgspec.json.decode(path.read_bytes(), type=Use)
+        if (path.parent / use.file).exists():
+            return use
+    return None
 
 
 def _use_path(folder: Path, state: str, kind: str) -> Path:
@@ -189,11 +192,7 @@ def tidy(folder: Path) -> None:
                 path.unlink()
     for path in folder.glob(f"*{_USE_SUFFIX}"):
         with suppress(OSError):
-            try:
-                use = msgspec.json.decode(path.read_bytes(), type=Use)
-            except msgspec.DecodeError:
-                use = None
-            if use is None or not (folder / use.file).exists():
+            if _read_use(path) is None:
                 path.unlink()
 
 
