@@ -146,7 +146,7 @@ def events(response: httpx.Response) -> Iterator[str]:
     """The data of each server-sent event."""
     for line in response.iter_lines():
         if line:
-            assert line.startswith("data: ")
+            assert line.startswith("data: "), line
             yield line.removeprefix("data: ")
 
 

@@ -1,5 +1,6 @@
 """Plain completions: every form of prompt, echo and the legacy log-probabilities."""
 
+import json
 from typing import Any
 
 import httpx
@@ -8,7 +9,7 @@ import pytest
 from openai import OpenAI
 from openai.types import Completion
 
-from tests.server.serving import Server
+from tests.server.serving import Server, events
 
 pytestmark = pytest.mark.xdist_group("server_completions")
 
@@ -126,6 +127,15 @@ def test_a_stream_is_the_answer_in_pieces(client: OpenAI, echo: bool) -> None:
         offsets = [o for c in mine if c.logprobs for o in c.logprobs.text_offset or []]
         assert expected.logprobs is not None
         assert offsets == expected.logprobs.text_offset
+
+
+def test_what_unicode_calls_a_line_end_does_not_break_an_event(server: Server) -> None:
+    prompt = "".join(map(chr, [*range(1, 0x300), *range(0x2000, 0x2100)]))
+    asked = {"model": "tiny", "prompt": prompt, "echo": True, "max_tokens": 0, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=asked) as answer:
+        *chunks, done = events(answer)
+    assert done == "[DONE]"
+    assert "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks) == prompt
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Server-sent events as OpenAI's clients read them, and work that ends when its client hangs up."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
@@ -16,6 +17,8 @@ from galley.server.errors import CLIENT_GONE, ClientGone, envelope, to_http
 log = logging.getLogger("galley.server")
 
 DONE: Final = b"data: [DONE]\n\n"
+
+_LINE_ENDS: Final = tuple((c.encode(), json.dumps(c)[1:-1].encode()) for c in "\x85\u2028\u2029")
 
 T = TypeVar("T")
 
@@ -83,7 +86,12 @@ class EventStream(Response):
 
 
 def _event(value: Mapping[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+    data = msgspec.json.encode(value)
+    # No line ends in an event stream, but Python clients that split text with str.splitlines (httpx's
+    # iter_lines is one) would see half an event. JSON has them only within strings.
+    for character, escaped in _LINE_ENDS:
+        data = data.replace(character, escaped)
+    return b"data: " + data + b"\n\n"
 
 
 async def _send_body(send: Send, body: bytes) -> None:
