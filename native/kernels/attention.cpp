@@ -198,7 +198,7 @@ struct Worker {
         store(sums.totals + row * kLanes, total);
     }
 
-    static Floats weight_of(Floats score, float best) {
+    GALLEY_INLINE Floats weight_of(Floats score, float best) {
         if constexpr (kDepth == 1) return exp(score - splat(best));
         constexpr float kLog2E = 1.44269504f;
         return exp2_rough((score - splat(best)) * splat(kLog2E));

@@ -55,22 +55,26 @@ GALLEY_INLINE Ints dot_bytes(Ints acc, Bytes w, int32_t x) {
 }
 #endif
 
-// acc += low * first and more += high * second in the same way, all weights below 16; acc and more
-// may be one. Two of AVX2's sums of two such products, of 3810 at most, fit into 16 bits.
-GALLEY_INLINE void dot_nibbles(Ints& acc, Ints& more, Bytes low, int32_t first, Bytes high,
-                               int32_t second) {
+// Sums of products of weights below 16 and signed bytes. Two such products are 3810 at most, so
+// AVX2 adds eight times two in 16 bits and widens them once.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#define GALLEY_SHORT_SUMS 1
+constexpr int kShortSums = 8;
+struct Shorts {
+    HalvesPart p[kParts];
+};
+GALLEY_INLINE void dot_nibbles(Shorts& acc, Bytes w, int32_t x) {
     GALLEY_PARTS {
-        const __m256i pairs =
-            _mm256_add_epi16(_mm256_maddubs_epi16((__m256i)low.p[i], _mm256_set1_epi32(first)),
-                             _mm256_maddubs_epi16((__m256i)high.p[i], _mm256_set1_epi32(second)));
-        acc.p[i] += (IntPart)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+        acc.p[i] += (HalvesPart)_mm256_maddubs_epi16((__m256i)w.p[i], _mm256_set1_epi32(x));
+        // GCC 12 adds in another order otherwise, and spills what waits for its turn.
+        asm("" : "+x"(acc.p[i]));
     }
-#else
-    acc = dot_bytes(acc, low, first);
-    more = dot_bytes(more, high, second);
-#endif
 }
+GALLEY_INLINE Ints widen(Ints acc, Shorts sums) {
+    GALLEY_PARTS acc.p[i] += (IntPart)_mm256_madd_epi16((__m256i)sums.p[i], _mm256_set1_epi16(1));
+    return acc;
+}
+#endif
 
 // Byte `at` of each lane's four, signed, as a float that is kWidened times as large: it is moved to
 // the lane's upper end, with zeros below. Products with floats up to 1e28 stay finite.
@@ -119,13 +123,29 @@ GALLEY_INLINE Floats dot_pairs(Floats acc, Pairs x, Pairs w) {
 struct Pairs {
     Floats even, odd;
 };
+// Both of a pair in each lane. AVX2's load is named, as GCC 12 takes the two apart before it else.
+GALLEY_INLINE UintPart splat_both(const uint16_t* x) {
+#if defined(__AVX2__)
+    return (UintPart)_mm256_broadcast_ss(reinterpret_cast<const float*>(x));
+#else
+    uint32_t pair;
+    memcpy(&pair, x, sizeof pair);
+    return pair - UintPart{};
+#endif
+}
 GALLEY_INLINE Pairs load_pairs(const uint16_t* w) {
     Pairs r;
     widen_pairs(w, r.even, r.odd);
     return r;
 }
 GALLEY_INLINE Pairs splat_pair(const uint16_t* x) {
-    return {splat(from_bf16(x[0])), splat(from_bf16(x[1]))};
+    const UintPart both = splat_both(x);
+    Pairs r;
+    GALLEY_PARTS {
+        r.even.p[i] = (FloatPart)(both << 16);
+        r.odd.p[i] = (FloatPart)(both & 0xffff0000u);
+    }
+    return r;
 }
 GALLEY_INLINE Floats dot_pairs(Floats acc, Pairs x, Pairs w) {
     return fma(x.odd, w.odd, fma(x.even, w.even, acc));

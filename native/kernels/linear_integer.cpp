@@ -10,6 +10,17 @@ namespace {
 constexpr int kMaxRows = kWidth == 16 ? 8 : 4;
 constexpr int kBlocks = kWidth == 16 ? 2 : 1;
 
+// What comes next in memory, asked for while a tile computes.
+struct Next {
+    const uint8_t* at;
+    int64_t pace;
+};
+template <int B>
+GALLEY_INLINE void fetch_next(Next& next, int64_t block_bytes) {
+    GALLEY_UNROLL for (int b = 0; b < B; ++b) fetch(next.at + b * block_bytes);
+    next.at += next.pace;
+}
+
 struct Int8 {
     static constexpr int64_t kStep = 4;  // k a register of weights holds
     static constexpr int32_t kOffset = kInt8Offset;
@@ -19,14 +30,17 @@ struct Int8 {
 
     template <int R, int B>
     GALLEY_INLINE void dot(Ints (&acc)[1][R][B], const uint8_t* w, int64_t block_bytes,
-                           const uint8_t* const (&x)[R], int64_t k) {
-        Bytes v[B];
-        GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] =
-            load_bytes(w + b * block_bytes + k * kLanes);
-        GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-            const int32_t four = load_four(x[r] + k);
-            GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[0][r][b] =
-                dot_bytes(acc[0][r][b], v[b], four);
+                           const uint8_t* const (&x)[R], int64_t k, int64_t end, Next& next) {
+        for (; k < end; k += kStep) {
+            fetch_next<B>(next, block_bytes);
+            Bytes v[B];
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] =
+                load_bytes(w + b * block_bytes + k * kLanes);
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                const int32_t four = load_four(x[r] + k);
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[0][r][b] =
+                    dot_bytes(acc[0][r][b], v[b], four);
+            }
         }
     }
 };
@@ -39,23 +53,68 @@ struct Int4 {
     template <int R, int B>
     static constexpr int kChains = kWidth == 16 && R * B <= 8 ? 2 : 1;
 
-    template <int R, int B>
-    GALLEY_INLINE void dot(Ints (&acc)[kChains<R, B>][R][B], const uint8_t* w, int64_t block_bytes,
-                           const uint8_t* const (&x)[R], int64_t k) {
-        Bytes low[B], high[B];
-        GALLEY_UNROLL for (int b = 0; b < B; ++b) {
-            const Bytes both = load_bytes(w + b * block_bytes + k * (kLanes / 2));
-            GALLEY_PARTS {
-                low[b].p[i] = both.p[i] & 0x0f0f0f0f;
-                high[b].p[i] = (both.p[i] >> 4) & 0x0f0f0f0f;
+    template <int B>
+    struct Nibbles {
+        Bytes low[B], high[B];  // k = 0 to 3 of each lane, and 4 to 7
+
+        GALLEY_INLINE Nibbles load(const uint8_t* w, int64_t block_bytes) {
+            Nibbles n;
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) {
+                const Bytes both = load_bytes(w + b * block_bytes);
+                GALLEY_PARTS {
+                    n.low[b].p[i] = both.p[i] & 0x0f0f0f0f;
+                    n.high[b].p[i] = (both.p[i] >> 4) & 0x0f0f0f0f;
+                }
+            }
+            return n;
+        }
+    };
+
+#if defined(GALLEY_SHORT_SUMS)
+    template <int kSteps, int R, int B>
+    GALLEY_INLINE void dot_short(Ints (&acc)[R][B], const uint8_t* w, int64_t block_bytes,
+                                 const uint8_t* const (&x)[R], int64_t k, Next& next) {
+        Shorts sums[R][B] = {};
+        // Out of the registers, which the short sums fill.
+        asm("" : "+m"(acc));
+        GALLEY_UNROLL for (int s = 0; s < kSteps; ++s, k += kStep) {
+            fetch_next<B>(next, block_bytes);
+            const auto n = Nibbles<B>::load(w + k * (kLanes / 2), block_bytes);
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                const int32_t first = load_four(x[r] + k), second = load_four(x[r] + k + 4);
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) {
+                    dot_nibbles(sums[r][b], n.low[b], first);
+                    dot_nibbles(sums[r][b], n.high[b], second);
+                }
             }
         }
-        GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-            const int32_t first = load_four(x[r] + k), second = load_four(x[r] + k + 4);
-            constexpr int kLast = kChains<R, B> - 1;
-            GALLEY_UNROLL for (int b = 0; b < B; ++b)
-                dot_nibbles(acc[0][r][b], acc[kLast][r][b], low[b], first, high[b], second);
+        GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int b = 0; b < B; ++b)
+            acc[r][b] = widen(acc[r][b], sums[r][b]);
+    }
+#endif
+
+    template <int R, int B>
+    GALLEY_INLINE void dot(Ints (&acc)[kChains<R, B>][R][B], const uint8_t* w, int64_t block_bytes,
+                           const uint8_t* const (&x)[R], int64_t k, int64_t end, Next& next) {
+#if defined(GALLEY_SHORT_SUMS)
+        constexpr int kSteps = kShortSums / 2;
+        for (; k + kSteps * kStep <= end; k += kSteps * kStep)
+            dot_short<kSteps>(acc[0], w, block_bytes, x, k, next);
+        for (; k < end; k += kStep) dot_short<1>(acc[0], w, block_bytes, x, k, next);
+#else
+        for (; k < end; k += kStep) {
+            fetch_next<B>(next, block_bytes);
+            const auto n = Nibbles<B>::load(w + k * (kLanes / 2), block_bytes);
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                const int32_t first = load_four(x[r] + k), second = load_four(x[r] + k + 4);
+                constexpr int kLast = kChains<R, B> - 1;
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) {
+                    acc[0][r][b] = dot_bytes(acc[0][r][b], n.low[b], first);
+                    acc[kLast][r][b] = dot_bytes(acc[kLast][r][b], n.high[b], second);
+                }
+            }
         }
+#endif
     }
 };
 
@@ -68,7 +127,7 @@ struct Integer {
             const int64_t block_bytes = m.padded_depth * 4 * kLanes / Weights::kStep;
             const uint8_t* w = m.weights + block * block_bytes;
             const uint8_t* x[R];
-            const uint8_t* next = ahead.from(w, block_bytes);
+            Next next{ahead.from(w, block_bytes), ahead.pace};
             Floats acc[R][B];
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {
                 x[r] = l.x.data + (row + r) * l.x.stride;
@@ -76,16 +135,13 @@ struct Integer {
             }
             for (int64_t g = 0; g < m.groups; ++g) {
                 constexpr int kChains = Weights::template kChains<R, B>;
-                Ints dots[kChains][R][B] = {};
-                start(l, x, block, g, dots[0]);
+                Ints dots[kChains][R][B];
+                start(l, x, block, g, dots);
                 // Out of the registers during the loop below, whose own values GCC 12 spills else.
                 if constexpr (R * B > 8) asm("" : "+m"(acc));
                 const int64_t begin = g * m.group;
                 const int64_t end = g + 1 < m.groups ? begin + m.group : m.padded_depth;
-                for (int64_t k = begin; k < end; k += Weights::kStep, next += ahead.pace) {
-                    GALLEY_UNROLL for (int b = 0; b < B; ++b) fetch(next + b * block_bytes);
-                    Weights::dot(dots, w, block_bytes, x, k);
-                }
+                Weights::dot(dots, w, block_bytes, x, begin, end, next);
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) {
                     const Floats s = load_scales(m, ((block + b) * m.groups + g) * kLanes);
                     GALLEY_UNROLL for (int r = 0; r < R; ++r) {
@@ -103,18 +159,20 @@ struct Integer {
         }
 
         // The weights are stored with an offset; -offset * sum(x) takes its share out again.
+        template <int kChains>
         GALLEY_INLINE void start(const Linear& l, const uint8_t* const (&x)[R], int64_t block,
-                                 int64_t g, Ints (&dots)[R][B]) {
+                                 int64_t g, Ints (&dots)[kChains][R][B]) {
             const Matrix& m = *l.matrix;
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-                int32_t sum;
-                memcpy(&sum, x[r] + l.x.sums + 4 * g, sizeof sum);
+                const Ints sum = splat_int(load_four(x[r] + l.x.sums + 4 * g));
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) {
                     if (m.zeros)
-                        dots[r][b] = load_zeros(m.zeros + ((block + b) * m.groups + g) * kLanes) *
-                                     splat_int(-sum);
+                        dots[0][r][b] =
+                            load_zeros(m.zeros + ((block + b) * m.groups + g) * kLanes) *
+                            (splat_int(0) - sum);
                     else
-                        dots[r][b] = splat_int(-Weights::kOffset * sum);
+                        dots[0][r][b] = splat_int(-Weights::kOffset) * sum;
+                    if constexpr (kChains == 2) dots[1][r][b] = splat_int(0);
                 }
             }
         }

@@ -100,6 +100,11 @@ GALLEY_INLINE Ints operator+(Ints a, Ints b) {
     GALLEY_PARTS r.p[i] = a.p[i] + b.p[i];
     return r;
 }
+GALLEY_INLINE Ints operator-(Ints a, Ints b) {
+    Ints r;
+    GALLEY_PARTS r.p[i] = a.p[i] - b.p[i];
+    return r;
+}
 GALLEY_INLINE Ints operator*(Ints a, Ints b) {
     Ints r;
     GALLEY_PARTS r.p[i] = a.p[i] * b.p[i];

@@ -135,9 +135,10 @@ def test_the_largest_integers_do_not_overflow(isa: str, prepare: bool) -> None:
     q4 = np.full((17, depth), 15, np.uint8)
     zeros = np.zeros((17, depth // 128), np.uint8)
     weight = IntWeight("w", 4, q4, 128, np.ones((17, depth // 128), np.float32), zeros, "F32")
-    x = np.full((3, depth), -127, np.float32)
-    got = run_linear(x, pack_integers(weight), 17, isa=isa, prepare=prepare)
-    assert (got == np.float32(-127 * 15 * depth)).all()
+    for sign in (-1, 1):
+        x = np.full((3, depth), sign * 127, np.float32)
+        got = run_linear(x, pack_integers(weight), 17, isa=isa, prepare=prepare)
+        assert (got == np.float32(sign * 127 * 15 * depth)).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)
