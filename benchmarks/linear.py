@@ -18,7 +18,7 @@ from galley.ops.isa import choose_isa
 from galley.ops.packing import pack
 
 COLD_BYTES = 400 << 20
-KINDS = ("int4", "int8", "bf16", "float32", "int4/float32", "int8/float32")
+KINDS = ("int4", "int8", "bf16", "float32", "int4/float32", "int8/float32", "bf16/float32")
 """Weights, and after the slash what they are multiplied with, if that is not their own choice."""
 
 

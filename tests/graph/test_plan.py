@@ -11,7 +11,6 @@ from galley.graph.passes import PASSES, run_passes
 from galley.graph.plan import Lifetime, least_arena, plan_arena
 from galley.graph.prepare import prepare_inputs
 from galley.models.registry import build_program
-from galley.ops.cpu import choose_activations
 from galley.ops.lowering import lower
 from galley.ops.packing import Matrices
 from tests.checkpoints import VARIANTS
@@ -50,10 +49,9 @@ def test_models_are_planned_as_tightly_as_liveness_allows(
     activations: Activations,
     checkpoint: CheckpointMaker,
 ) -> None:
-    inputs = choose_activations(kind, activations)
     for variant in VARIANTS:
         opened = Checkpoint.open(checkpoint(variant))
         weights = opened.weights()
-        program = run_passes(prepare_inputs(build_program(opened.config), inputs), disabled)
+        program = run_passes(prepare_inputs(build_program(opened.config), activations), disabled)
         lifetimes = lower(program, weights, Matrices(weights, kind)).lifetimes()
         assert plan_arena(lifetimes).size == least_arena(lifetimes), variant

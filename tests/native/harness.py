@@ -30,7 +30,10 @@ Floats = npt.NDArray[np.float32]
 ISAS: Final = _native.supported_isas()
 KINDS: Final[tuple[Quantize, ...]] = ("float32", "bf16", "int8", "int4")
 LAYERS: Final[tuple[tuple[Quantize, Activations], ...]] = (
-    *((kind, "auto") for kind in KINDS),
+    ("float32", "float32"),
+    ("bf16", "bfloat16"),
+    ("int8", "int8"),
+    ("int4", "int8"),
     ("bf16", "float32"),
     ("int8", "float32"),
     ("int4", "float32"),

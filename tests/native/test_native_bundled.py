@@ -51,7 +51,7 @@ def truth(kind: Quantize) -> Floats:
 
 LIMITS: Mapping[tuple[Quantize, Activations], tuple[float, float]] = {
     ("float32", "auto"): (1e-4, 1e-4),
-    ("bf16", "auto"): (1e-2, 2e-2),
+    ("bf16", "bfloat16"): (1e-2, 2e-2),
     ("bf16", "float32"): (1e-4, 1e-4),
     ("int8", "float32"): (1e-4, 1e-4),
     ("int4", "float32"): (1e-4, 1e-4),

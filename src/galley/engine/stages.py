@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
 from galley.ops.cpu import CpuExecutor, choose_activations
 from galley.ops.executor import Batch, Cross, Executor, Ints, Windows, executor_factory
+from galley.ops.isa import choose_isa
 from galley.ops.lowering import Cost
 from galley.types import BLOCK_TOKENS, blocks_for
 
@@ -58,7 +60,9 @@ def measure_stages(model: Model, *, repeats: int) -> Iterator[Stage]:
     weights is left alone: stages merge other layers than are served. Raises as :func:`stage_names`.
     """
     disabled, names = model.options.disable_pass, stage_names(model)
-    activations = choose_activations(model.options.quantize, model.options.activations)
+    activations = choose_activations(
+        model.options.quantize, model.options.activations, choose_isa(os.environ)
+    )
     program = prepare_inputs(model.program, activations)
     stage: Stage | None = None
     for i, name in enumerate(names):

@@ -28,15 +28,15 @@ _ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "int8": ("int8", "float32"),
     "int4": ("int8", "float32"),
 }
-"""Kind of the weights -> what they are multiplied with, the fastest first."""
+"""Kind of the weights -> what they are multiplied with, first what some instruction set is fastest with."""
 
 
 class CpuExecutor:
     """See :class:`galley.ops.executor.Executor`.
 
     Between ops, rows are float32. A linear layer rounds its input to ``activations``: unless float32 is
-    asked for, bfloat16 for ``bf16`` weights, int8 with one scale a row for ``int8`` and ``int4``. Keys and
-    values are kept in ``kv_dtype``, int8 ones with one scale for each token and head.
+    asked for, bfloat16 for ``bf16`` weights (on AVX-512), int8 with one scale a row for ``int8`` and
+    ``int4``. Keys and values are kept in ``kv_dtype``, int8 ones with one scale for each token and head.
     """
 
     cost: Cost
@@ -47,7 +47,8 @@ class CpuExecutor:
             raise SettingsError(
                 f"device is {options.device!r}, but executor 'cpu' runs on 'cpu' alone"
             )
-        self.activations = choose_activations(options.quantize, options.activations)
+        isa = choose_isa(os.environ)
+        self.activations = choose_activations(options.quantize, options.activations, isa)
         cache = None
         if options.weight_cache is not None:
             cache = WeightCache(options.weight_cache, options.quantize)
@@ -63,9 +64,7 @@ class CpuExecutor:
                 None if traced is None else lower(rewritten(traced), weights, matrices)
                 for traced in (program.encoder, program.aligner)
             )
-            self._runtime = _native.Runtime(
-                choose_isa(os.environ), options.threads, cpus_to_pin(options.threads)
-            )
+            self._runtime = _native.Runtime(isa, options.threads, cpus_to_pin(options.threads))
         matrices.keep()
         self.cost = decoder.cost()
         self._vocab_size = program.vocab_size
@@ -180,15 +179,17 @@ def _takers(activations: str) -> str:
     return " or ".join(kind for kind, choices in _ACTIVATIONS.items() if activations in choices)
 
 
-def choose_activations(quantize: str, wanted: str) -> str:
-    """What the inputs of linear layers become: as ``wanted``, or with "auto" what is fastest.
+def choose_activations(quantize: str, wanted: str, isa: str) -> str:
+    """What the inputs of linear layers become: as ``wanted``, or with "auto" what ``isa`` is fastest with.
 
     Raises:
         SettingsError: there is no product of these with weights that are ``quantize``.
     """
     choices = _ACTIVATIONS[quantize]
     if wanted == "auto":
-        return choices[0]
+        # Where no instruction multiplies bfloat16, it is widened first, and rounding to it wasted.
+        widens = choices[0] == "bfloat16" and isa != "avx512"
+        return "float32" if widens else choices[0]
     if wanted not in choices:
         raise SettingsError(
             f"activations is {wanted!r}, but executor 'cpu' multiplies weights that are {quantize!r} "
