@@ -15,8 +15,8 @@ from galley.demo import MODEL_DIR, heldout
 from galley.demo.evaluate import TARGETS, evaluate, score
 from galley.demo.generator import CALL_TASKS, example, examples
 from galley.demo.heldout import Item
-from galley.demo.model import DemoConfig, load_checkpoint
-from galley.demo.recipe import Recipe, batches, rate_factor, train
+from galley.demo.model import DemoConfig, DemoModel, load_checkpoint
+from galley.demo.recipe import CHECKPOINT, Recipe, batches, rate_factor, train
 from galley.demo.tokeniser import load_tokeniser
 from galley.demo.vocabulary import Source, is_held_out
 
@@ -99,17 +99,22 @@ def test_the_rate_falls_to_zero_three_times() -> None:
     assert factors[round(recipe.ends[0] * recipe.steps)] == recipe.polish_rate
 
 
-def test_processes_together_do_what_one_does(tmp_path: Path) -> None:
+def test_processes_together_move_the_weights_as_one_does(tmp_path: Path) -> None:
     recipe = Recipe(steps=3, step_tokens=300, longest=200, tokeniser_conversations=50, copy_steps=1)
     config = DemoConfig(vocab_size=400, hidden=32, intermediate=64, layers=1, head_dim=16)
-    weights = []
+    torch.manual_seed(recipe.seed)
+    start = DemoModel(config).state_dict()
+    moved = []
     for processes in (1, 2):
         output, work = tmp_path / f"model-{processes}", tmp_path / f"work-{processes}"
         train(recipe, config, output, work, "cpu", processes)
-        weights.append(load_checkpoint(output).state_dict())
+        assert load_checkpoint(output).state_dict().keys() == start.keys()
         assert not (output / "meeting").exists()
-    for name, weight in weights[0].items():
-        assert torch.allclose(weight, weights[1][name], atol=2e-3), name
+        weights = torch.load(work / CHECKPOINT, weights_only=True)["model"]
+        moved.append({name: weights[name] - start[name] for name in start})
+    for name, one in moved[0].items():
+        # Products of bfloat16 differ by batch, to 3 %; a process that learnt alone, by 55 % and more.
+        assert (moved[1][name] - one).norm() <= 0.1 * one.norm(), name
 
 
 def test_the_package_is_small() -> None:
