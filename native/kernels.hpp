@@ -42,7 +42,7 @@ struct Matrix {
 // Activations as a Matrix kind wants them; rows are `stride` bytes apart.
 //
 //   kF32   floats, as they are
-//   kBF16  [padded_depth] bfloat16
+//   kBF16  [padded_depth] bfloat16, then zeros up to a multiple of 64 bytes
 //   kInt8, kInt4   [padded_depth] int8, then at `sums` [groups] int32: the sum of each group,
 //                  then one float: what an integer stands for; or, if not `prepared`, floats
 struct Activations {
@@ -105,7 +105,8 @@ struct Attend {
 struct Kernels {
     const char* name;
     // Blocks [begin, end) of the outputs for all rows. A row's bits depend on nothing but the row.
-    void (*linear)(const Linear&, int64_t begin, int64_t end);
+    // `scratch`: kLinearScratch bytes, 64-byte aligned.
+    void (*linear)(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
     // One row of floats -> one row of Activations for `matrix`.
     void (*prepare)(const Matrix& matrix, const float* x, uint8_t* row, int64_t sums);
     // Row `index` of the matrix as floats.
@@ -146,8 +147,10 @@ struct Kernels {
     void (*read)(const uint8_t* data, int64_t bytes);
 };
 
-// How many blocks of outputs one unit of work of `linear` has.
+// How many blocks of outputs one unit of work of `linear` has: at least, and at most.
 constexpr int64_t kBlocksPerItem = 4;
+constexpr int64_t kMostBlocks = 16;
+constexpr int64_t kLinearScratch = 1152 << 10;
 // Most rows (tokens * group) of one Attend, unless the group alone is larger.
 constexpr int64_t kAttendRows = 64;
 // Keys, counted from the start of a context, that have a softmax of their own.

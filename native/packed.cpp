@@ -126,7 +126,8 @@ void Packed::place(const uint8_t* data) {
 int64_t Packed::sums_offset() const { return round_up(matrix_.padded_depth, 64); }
 
 int64_t Packed::activation_bytes() const {
-    if (!integer()) return round_up(weight_bytes(matrix_.kind, matrix_.padded_depth), 64);
+    // An odd number of lines: rows a power of two apart share few places of the nearest cache.
+    if (!integer()) return round_up(weight_bytes(matrix_.kind, matrix_.padded_depth), 64) | 64;
     return round_up(sums_offset() + 4 * matrix_.groups + 4, 64);
 }
 

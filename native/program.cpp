@@ -29,8 +29,9 @@ void Program::append(Op op) {
     if (auto* rope = std::get_if<RopeOp>(&op))
         rope->angles = angles_for(rope->inv_freq, rope->scale);
     if (auto* linear = std::get_if<LinearOp>(&op)) {
-        const Kind kind = linear->weight->matrix().kind;
-        require(kind != Kind::kF32 || !linear->prepared, "float32 weights take floats");
+        const Matrix& m = linear->weight->matrix();
+        require(m.kind != Kind::kF32 || !linear->prepared, "float32 weights take floats");
+        if (linear->prepared) runtime_->need_scratch(kLinearScratch);
     }
     if (auto* embed = std::get_if<EmbedOp>(&op))
         token_limit_ = std::min(token_limit_, embed->weight->matrix().outputs);

@@ -6,6 +6,12 @@
 
 namespace galley {
 
+namespace {
+
+constexpr int64_t kCoreCache = 512 << 10;
+
+}  // namespace
+
 uint8_t* Program::at(const Slot& slot) const {
     if (slot.offset == Slot::kLogits) return reinterpret_cast<uint8_t*>(step_.logits);
     return arena_ + slot.offset * arena_rows_ + slot.column;
@@ -50,8 +56,13 @@ void Program::run(const LinearOp& op) {
                            op.y.stride / static_cast<int64_t>(sizeof(float)),
                            rows_};
     const int64_t blocks = round_up(m.outputs, kLanes) / kLanes;
-    pool_.run(blocks, kBlocksPerItem,
-              [&](int64_t begin, int64_t end, int) { kernels_.linear(linear, begin, end); });
+    // Each item reads all rows: those that no cache of a core holds are read by fewer.
+    const bool few = rows_ * op.x.stride <= kCoreCache;
+    const int64_t even = blocks / (4 * pool_.threads()) / kBlocksPerItem * kBlocksPerItem;
+    const int64_t grain = few ? kBlocksPerItem : std::clamp(even, kBlocksPerItem, kMostBlocks);
+    pool_.run(blocks, grain, [&](int64_t begin, int64_t end, int thread) {
+        kernels_.linear(linear, begin, end, runtime_->scratch(thread));
+    });
 }
 
 void Program::normalise(const NormOp& op, const float* x, float* y) const {

@@ -1,6 +1,9 @@
 // Loops that only multiply or only read: the most that the other kernels could reach here.
 #include "dots.hpp"
 #include "tables.hpp"
+#if defined(__AMX_TILE__)
+#include "amx.hpp"
+#endif
 
 namespace galley {
 namespace GALLEY_ISA {
@@ -46,6 +49,34 @@ struct alignas(64) FloatOperand {
 
 }  // namespace
 
+#if defined(__AMX_TILE__)
+// Four tiles of sums, each of them [16][16] of products 64 bytes deep.
+constexpr int64_t kTileProducts = 4 * kLanes * kLanes * 64;
+
+int64_t multiply_int8(int64_t steps) {
+    configure_tiles(kLanes);
+    for (int64_t s = 0; s < steps; ++s) {
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbssd(1, 4, 7);
+        _tile_dpbssd(2, 5, 6);
+        _tile_dpbssd(3, 5, 7);
+    }
+    _tile_release();
+    return steps * kTileProducts * 2;
+}
+
+int64_t multiply_bf16(int64_t steps) {
+    configure_tiles(kLanes);
+    for (int64_t s = 0; s < steps; ++s) {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_release();
+    return steps * kTileProducts;
+}
+#else
 // Of weights below 16 with bytes, the fastest of integers. Each sum has pairs of its own: equal
 // ones would be computed once.
 #if defined(GALLEY_SHORT_SUMS)
@@ -77,6 +108,8 @@ int64_t multiply_bf16(int64_t steps) {
     });
     return steps * kSums * kLanes * 2 * 2;
 }
+
+#endif
 
 int64_t multiply_f32(int64_t steps) {
     multiply<kSums>(steps, FloatOperand{}, splat(0.0f),

@@ -5,7 +5,11 @@ namespace galley {
 namespace GALLEY_ISA {
 namespace {
 
-void linear(const Linear& l, int64_t begin, int64_t end) {
+void linear(const Linear& l, int64_t begin, int64_t end, uint8_t* scratch) {
+#if defined(__AMX_TILE__)
+    if (fit_for_amx(l)) return linear_amx(l, begin, end, scratch);
+#endif
+    (void)scratch;
     const bool integer = l.matrix->kind == Kind::kInt8 || l.matrix->kind == Kind::kInt4;
     if (!integer)
         linear_dense(l, begin, end);

@@ -64,7 +64,7 @@ class EngineSettings:
         "auto",
         "Model",
         "what goes into a linear layer; auto: int8 beside integers and bfloat16 beside bf16, the latter "
-        "with AVX-512 (executor cpu), else float32, or as dtype says (reference)",
+        "with AMX or AVX-512 (executor cpu), else float32, or as dtype says (reference)",
     )
     kv_dtype: KVType = _setting(
         "auto",

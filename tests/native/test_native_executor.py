@@ -243,7 +243,7 @@ def test_bf16_weights_meet_what_the_instruction_set_is_fastest_with(
 ) -> None:
     monkeypatch.setenv(ISA_VARIABLE, isa)
     ids = random_ids(2, 40)
-    fastest: Activations = "bfloat16" if isa == "avx512" else "float32"
+    fastest: Activations = "bfloat16" if isa in ("amx", "avx512") else "float32"
     automatic = cpu_executor(calm, "bf16", kv_dtype="float32")
     assert automatic.activations == fastest
     named = cpu_executor(calm, "bf16", kv_dtype="float32", activations=fastest)

@@ -1,5 +1,6 @@
 """Linear layers and embeddings of every kind, shape and instruction set against numpy."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ from tests.native.harness import (
 )
 
 odd = st.integers(1, 100)
-many = st.one_of(st.integers(1, 30), st.sampled_from([33, 64]))
+deep = st.one_of(st.integers(1, 300), st.sampled_from([577, 1100]))
+many = st.one_of(st.integers(1, 30), st.sampled_from([33, 64, 130]))
 seeds = st.integers(0, 2**32 - 1)
 isas = st.sampled_from(ISAS)
 
@@ -51,7 +53,7 @@ def test_float32(isa: str, rows: int, outputs: int, depth: int, seed: int, biase
 
 
 @settings(max_examples=60)
-@given(isa=isas, rows=many, outputs=odd, depth=odd, seed=seeds, rounded=st.booleans())
+@given(isa=isas, rows=many, outputs=odd, depth=deep, seed=seeds, rounded=st.booleans())
 def test_bf16(isa: str, rows: int, outputs: int, depth: int, seed: int, rounded: bool) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
     got = run_linear(x, pack([as_weight(w)], "bf16"), outputs, isa=isa, prepare=rounded)
@@ -92,7 +94,7 @@ def test_int8(isa: str, rows: int, outputs: int, depth: int, prepare: bool, seed
     isa=isas,
     rows=many,
     outputs=odd,
-    depth=st.integers(1, 300),
+    depth=deep,
     group=st.sampled_from([0, 32, 64, 128]),
     symmetric=st.booleans(),
     scale_type=st.sampled_from(["F32", "F16", "BF16"]),
@@ -120,23 +122,24 @@ def test_int4(
     assert close(got, *expected_integer(x, weight, prepare=prepare))
 
 
+@pytest.mark.parametrize("rows", [3, 20])
 @pytest.mark.parametrize("prepare", [True, False])
 @pytest.mark.parametrize("isa", ISAS)
-def test_the_largest_integers_do_not_overflow(isa: str, prepare: bool) -> None:
+def test_the_largest_integers_do_not_overflow(isa: str, prepare: bool, rows: int) -> None:
     depth = 4096
     for value in (-128, 127):
         q = np.full((17, depth), value, np.int8)
         scales = np.ones((17, 1), np.float32)
         weight = IntWeight("w", 8, q, depth, scales, None, "F32")
         for sign in (-1, 1):
-            x = np.full((3, depth), sign * 127, np.float32)
+            x = np.full((rows, depth), sign * 127, np.float32)
             got = run_linear(x, pack_integers(weight), 17, isa=isa, prepare=prepare)
             assert (got == np.float32(sign * 127 * value * depth)).all()
     q4 = np.full((17, depth), 15, np.uint8)
     zeros = np.zeros((17, depth // 128), np.uint8)
     weight = IntWeight("w", 4, q4, 128, np.ones((17, depth // 128), np.float32), zeros, "F32")
     for sign in (-1, 1):
-        x = np.full((3, depth), sign * 127, np.float32)
+        x = np.full((rows, depth), sign * 127, np.float32)
         got = run_linear(x, pack_integers(weight), 17, isa=isa, prepare=prepare)
         assert (got == np.float32(sign * 127 * 15 * depth)).all()
 
@@ -163,10 +166,35 @@ def test_a_row_has_the_same_bits_alone_and_among_any_number(
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("kind", "activations"), LAYERS)
+def test_rows_of_a_long_prompt_have_the_bits_that_they_have_alone(
+    kind: str, activations: str, isa: str
+) -> None:
+    """More rows, columns and outputs than any tile, chunk or unit of work has at a time."""
+    rows, outputs, depth = 600, 1100, 1100
+    x = random_matrix(1, rows, depth)
+    prepare = "float32" not in (kind, activations)
+    made = [pack([as_weight(random_matrix(2, outputs, depth))], kind)]
+    if kind == "int4":
+        weight = as_weight(random_matrix(3, outputs, depth))
+        made += [
+            pack_integers(quantise_int4(weight, group=group, symmetric=group == 32))
+            for group in (0, 32, 64)
+        ]
+    for packed in made:
+        run = functools.partial(
+            run_linear, weight=packed, outputs=outputs, isa=isa, prepare=prepare
+        )
+        together = run(x)
+        for row in (0, 17, 299, 511, 512, rows - 1):
+            assert np.array_equal(run(x[row : row + 1])[0], together[row]), row
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("kind", "activations"), LAYERS)
 def test_nan_and_infinity_show_in_their_row_alone(kind: str, activations: str, isa: str) -> None:
     outputs, depth = 20, 70
     prepare = "float32" not in (kind, activations)
-    x = random_matrix(1, 5, depth)
+    x = random_matrix(1, 20, depth)
     packed = pack([as_weight(random_matrix(2, outputs, depth))], kind)
 
     def run(rows: Floats) -> Floats:
@@ -187,8 +215,8 @@ def test_what_lies_behind_a_row_is_not_read(kind: str, activations: str, isa: st
     for depth in (69, 3):
         packed = pack([as_weight(random_matrix(2, 20, depth))], kind)
         prepare = "float32" not in (kind, activations)
-        x = random_matrix(1, 5, depth)
-        beside = np.full((5, 9), np.nan, np.float32)
+        x = random_matrix(1, 20, depth)
+        beside = np.full((20, 9), np.nan, np.float32)
         expected = run_linear(x, packed, 20, isa=isa, prepare=prepare)
         got = run_linear(np.concatenate([x, beside], 1), packed, 20, isa=isa, prepare=prepare)
         assert np.isfinite(got).all()
@@ -199,8 +227,8 @@ def test_what_lies_behind_a_row_is_not_read(kind: str, activations: str, isa: st
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_zero_and_denormal_rows_give_zeros(kind: str, isa: str) -> None:
     packed = pack([as_weight(random_matrix(2, 20, 70))], kind)
-    x = np.zeros((2, 70), np.float32)
-    x[1] = 1e-40
+    x = np.zeros((20, 70), np.float32)
+    x[1::2] = 1e-40
     assert not run_linear(x, packed, 20, isa=isa, prepare=True).any()
 
 

@@ -30,12 +30,14 @@ _ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Kind of the weights -> what they are multiplied with, first what some instruction set is fastest with."""
 
+_MULTIPLY_BF16: Final = frozenset({"amx", "avx512"})
+
 
 class CpuExecutor:
     """See :class:`galley.ops.executor.Executor`.
 
     Between ops, rows are float32. A linear layer rounds its input to ``activations``: unless float32 is
-    asked for, bfloat16 for ``bf16`` weights (on AVX-512), int8 with one scale a row for ``int8`` and
+    asked for, bfloat16 for ``bf16`` weights (AMX, AVX-512), int8 with one scale a row for ``int8`` and
     ``int4``. Keys and values are kept in ``kv_dtype``, int8 ones with one scale for each token and head.
     """
 
@@ -188,7 +190,7 @@ def choose_activations(quantize: str, wanted: str, isa: str) -> str:
     choices = _ACTIVATIONS[quantize]
     if wanted == "auto":
         # Where no instruction multiplies bfloat16, it is widened first, and rounding to it wasted.
-        widens = choices[0] == "bfloat16" and isa != "avx512"
+        widens = choices[0] == "bfloat16" and isa not in _MULTIPLY_BF16
         return "float32" if widens else choices[0]
     if wanted not in choices:
         raise SettingsError(

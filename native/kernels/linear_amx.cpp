@@ -1,0 +1,379 @@
+// Linear layers on AMX: a tile register holds sixteen rows of 64 bytes, and one instruction
+// multiplies sixteen rows of activations by sixteen outputs of weights, 64 bytes deep.
+//
+// Integers are summed exactly and scaled in the order of linear_integer.cpp: the bits are the same,
+// so few rows, which memory bounds, are left to it. bfloat16 adds in an order of its own, for all
+// rows.
+#include "tables.hpp"
+
+#if defined(__AMX_TILE__)
+#include "amx.hpp"
+#include "dots.hpp"
+#include "groups.hpp"
+#include "tile.hpp"
+
+namespace galley {
+namespace GALLEY_ISA {
+namespace {
+
+// Of a row of activations, in bytes: so much of 32 rows and of two blocks of weights stays in the
+// nearest cache, so much of all weights of an item in the second.
+constexpr int64_t kReach = 512;
+constexpr int64_t kReachTiles = kReach / kTileRowBytes;
+// Groups whose sums wait in the nearest cache to be scaled together.
+constexpr int64_t kMostParts = kReachTiles;
+// Of weights that are taken once: how far ahead they are fetched.
+constexpr int64_t kAhead = 16 << 10;
+constexpr int64_t kItemBytes = 1 << 20;
+constexpr int64_t kRowsAtOnce = 8;  // whose sums are in registers
+// Row tiles whose sums wait in the second cache.
+constexpr int64_t kBandTiles = 32;
+
+// What linear_amx() has in its scratch memory, for blocks of an item.
+struct Scratch {
+    uint8_t panel[kMostBlocks][kReachTiles][kTileBytes];  // weights
+    uint8_t sums[kBandTiles][kMostBlocks][kTileBytes];    // of a group that takes several parts
+    float scaled[kBandTiles][kMostBlocks][kTileRows * kLanes];  // of all groups so far
+};
+static_assert(sizeof(Scratch) == kLinearScratch, "see kernels.hpp");
+
+struct Int4 {
+    using Sum = int32_t;
+    static constexpr bool kIntegers = true;
+    static constexpr int64_t kDepth = 64;  // of a tile, in elements
+    static constexpr int64_t kStep = 8;    // k a register of weights holds
+    static constexpr bool kUnpacked = true;
+    static constexpr int32_t kOffset = 0;  // that the tiles' weights still have
+};
+struct Int8 {
+    using Sum = int32_t;
+    static constexpr bool kIntegers = true;
+    static constexpr int64_t kDepth = 64;
+    static constexpr int64_t kStep = 4;
+    static constexpr bool kUnpacked = false;
+    static constexpr int32_t kOffset = 128;
+};
+struct BFloat16 {
+    using Sum = float;
+    static constexpr bool kIntegers = false;
+    static constexpr int64_t kDepth = 32;
+    static constexpr int64_t kStep = 2;
+    static constexpr bool kUnpacked = false;
+};
+
+int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t groups_of(const Matrix& m) { return m.groups ? m.groups : 1; }
+
+// The numbers are part of the instruction.
+#define GALLEY_TILE_DOT(sums, x, w)        \
+    if constexpr (!Weights::kIntegers)     \
+        _tile_dpbf16ps(sums, x, w);        \
+    else if constexpr (Weights::kUnpacked) \
+        _tile_dpbssd(sums, x, w);          \
+    else                                   \
+        _tile_dpbsud(sums, x, w)
+
+// Columns [begin, end) of one group.
+struct Part {
+    int64_t group, begin, end;
+    bool first, last;  // of its group
+};
+
+template <class Weights>
+class Layer {
+    using Sum = typename Weights::Sum;
+    using Tile = Sum[kTileRows * kLanes];
+    static constexpr bool kIntegers = Weights::kIntegers;
+
+  public:
+    Layer(const Linear& l, uint8_t* scratch)
+        : l_(l),
+          m_(*l.matrix),
+          scratch_(*reinterpret_cast<Scratch*>(scratch)),
+          groups_(groups_of(m_)),
+          block_bytes_(m_.padded_depth * kTileRowBytes / Weights::kStep),
+          row_tiles_(quotient_up(l.rows, kTileRows)),
+          height_(quotient_up(l.rows, row_tiles_)),
+          copies_(must_copy()) {
+        const int64_t reach = kReachTiles * Weights::kDepth;
+        part_ = copies_ ? least(m_.group, reach) : m_.group;
+        group_parts_ = quotient_up(m_.group, part_);
+        const int64_t last = m_.padded_depth - (groups_ - 1) * m_.group;
+        parts_ = (groups_ - 1) * group_parts_ + quotient_up(last, part_);
+        chunk_ = part_ < m_.group || part_ > reach ? 1 : kReachTiles / tiles_of(part_);
+    }
+
+    // Row tiles are of one height. They overlap where that does not divide the rows, and what two
+    // of them write is the same.
+    void run(int64_t begin, int64_t end) {
+        configure_tiles(height_);
+        for (begin_ = begin; begin_ < end; begin_ = end_) {
+            end_ = least(begin_ + kMostBlocks, end);
+            for (band_ = 0; band_ < row_tiles_; band_ += kBandTiles) {
+                const int64_t stop = least(band_ + kBandTiles, row_tiles_);
+                for (int64_t part = 0; part < parts_; part += chunk_)
+                    for (int64_t tile = band_; tile < stop; tile += 2)
+                        tile + 1 < stop ? rows<2>(tile, part) : rows<1>(tile, part);
+            }
+        }
+        _tile_release();
+    }
+
+  private:
+    // Weights are taken from where they are if few rows take them, and the second cache holds them
+    // between the first of these and the last.
+    bool must_copy() const {
+        if (Weights::kUnpacked || groups_ > 1) return true;
+        return row_tiles_ > 8 || (row_tiles_ > 2 && kMostBlocks * block_bytes_ > kItemBytes);
+    }
+
+    // R tiles of rows from number `tile` on, by all blocks of a chunk of parts.
+    template <int R>
+    void rows(int64_t tile, int64_t part) const {
+        const int64_t stop = least(part + chunk_, parts_);
+        int64_t block = begin_;
+        // Memory is read fastest as one stream of addresses.
+        const bool stream = !Weights::kUnpacked && row_tiles_ == 1;
+        for (; !stream && block + 2 <= end_; block += 2) tiles<R, 2>(tile, block, part, stop);
+        for (; block < end_; ++block) tiles<R, 1>(tile, block, part, stop);
+    }
+
+    // The band's first rows unpack what the others use, too.
+    template <int R, int B>
+    void tiles(int64_t tile, int64_t block, int64_t part, int64_t stop) const {
+        alignas(64) Tile whole[kMostParts][R][B];
+        int64_t rows[R];
+        for (int r = 0; r < R; ++r) rows[r] = l_.rows * (tile + r) / row_tiles_;
+        Part p;
+        for (int64_t i = part; i < stop; ++i) {
+            p = part_at(i);
+            const int64_t place = (i - part) * tiles_of(part_);
+            if (tile == band_) unpack<B>(block, p, place);
+            Sum* sums[R][B];
+            for (int r = 0; r < R; ++r)
+                for (int b = 0; b < B; ++b)
+                    sums[r][b] =
+                        p.first && p.last ? whole[i - part][r][b] : sums_at(tile + r, block + b);
+            multiply<R, B>(rows, block, p, place, sums, tile);
+        }
+        if (copies_) fetch_next(tile, block, B, p);
+        if (!p.last) return;
+        const int64_t group = p.group + 1 - (p.first ? stop - part : 1);
+        for (int r = 0; r < R; ++r)
+            for (int b = 0; b < B; ++b) {
+                const Sum* from = p.first ? whole[0][r][b] : sums_at(tile + r, block + b);
+                float* scaled = scratch_.scaled[tile + r - band_][block + b - begin_];
+                for (int64_t i = 0; i < height_; i += kRowsAtOnce)
+                    take<R * B>(rows[r] + i, least(kRowsAtOnce, height_ - i), block + b, group,
+                                p.group + 1, from + i * kLanes, scaled + i * kLanes);
+            }
+    }
+
+    // What the band's first rows will copy next: all its rows fetch a share of it.
+    void fetch_next(int64_t tile, int64_t block, int64_t blocks, const Part& done) const {
+        const int64_t stop = least(band_ + kBandTiles, row_tiles_);
+        const int64_t share = (tile - band_) / 2, shares = quotient_up(stop - band_, 2);
+        const bool more = done.end < m_.padded_depth;
+        const int64_t depth =
+            least(kReachTiles * Weights::kDepth, m_.padded_depth - (more ? done.end : 0));
+        const int64_t lines = depth / Weights::kStep;
+        for (int64_t b = block; b < block + blocks; ++b) {
+            const uint8_t* next = more ? weights_at(b, done.end) : weights_at(b + end_ - begin_, 0);
+            for (int64_t i = lines * share / shares; i < lines * (share + 1) / shares; ++i)
+                fetch(next + i * kTileRowBytes);
+        }
+    }
+
+    Sum* sums_at(int64_t tile, int64_t block) const {
+        return reinterpret_cast<Sum*>(scratch_.sums[tile - band_][block - begin_]);
+    }
+    static int64_t tiles_of(int64_t depth) { return quotient_up(depth, Weights::kDepth); }
+
+    Part part_at(int64_t index) const {
+        const int64_t group = index / group_parts_, number = index % group_parts_;
+        const int64_t end = group + 1 < groups_ ? (group + 1) * m_.group : m_.padded_depth;
+        const int64_t begin = group * m_.group + number * part_;
+        const bool last = begin + part_ >= end;
+        return {group, begin, last ? end : begin + part_, number == 0, last};
+    }
+    const uint8_t* weights_at(int64_t block, int64_t k) const {
+        return m_.weights + block * block_bytes_ + k * kTileRowBytes / Weights::kStep;
+    }
+
+    template <int B>
+    void unpack(int64_t block, const Part& p, int64_t place) const {
+        GALLEY_UNROLL for (int b = 0; b < B; ++b) {
+            uint8_t* to = scratch_.panel[block + b - begin_][copies_ ? place : 0];
+            if constexpr (Weights::kUnpacked)
+                widen(block + b, p, to);
+            else
+                copy(block + b, p, to);
+        }
+        // The intrinsics for tiles do not say that they read memory.
+        asm volatile("" ::: "memory");
+    }
+
+    // All tiles, or the one that is cut short, filled up with zeros.
+    void copy(int64_t block, const Part& p, uint8_t* to) const {
+        const int64_t begin = copies_ ? p.begin : p.end - (p.end - p.begin) % Weights::kDepth;
+        const int64_t bytes = (p.end - begin) * kTileRowBytes / Weights::kStep;
+        memcpy(to, weights_at(block, begin), bytes);
+        memset(to + bytes, 0, tiles_of(p.end - begin) * kTileBytes - bytes);
+    }
+
+    // Signed bytes, zero points taken off.
+    void widen(int64_t block, const Part& p, uint8_t* to) const {
+        const Ints zeros =
+            m_.zeros ? load_zeros(m_.zeros + (block * groups_ + p.group) * kLanes) : splat_int(8);
+        const Bytes offset = {(UintPart)zeros.p[0] * 0x01010101u};
+        const uint8_t* from = weights_at(block, p.begin);
+        const auto put = [](uint8_t* at, Bytes v) { memcpy(at, &v.p[0], sizeof v.p[0]); };
+        int64_t k = p.begin;
+        for (; k < p.end; k += Weights::kStep, from += kTileRowBytes, to += 2 * kTileRowBytes) {
+            const Bytes both = load_bytes(from);
+            const Bytes low = {both.p[0] & 0x0f0f0f0f}, high = {(both.p[0] >> 4) & 0x0f0f0f0f};
+            put(to, low - offset);
+            put(to + kTileRowBytes, high - offset);
+        }
+        for (; (k - p.begin) % Weights::kDepth; k += Weights::kStep, to += 2 * kTileRowBytes)
+            memset(to, 0, 2 * kTileRowBytes);
+    }
+
+    template <int R, int B>
+    void multiply(const int64_t (&rows)[R], int64_t block, const Part& p, int64_t place,
+                  Sum* const (&sums)[R][B], int64_t tile) const {
+        constexpr int64_t kRow = kLanes * sizeof(Sum);
+        if (p.first) {
+            _tile_zero(0);
+            if constexpr (B == 2) _tile_zero(1);
+            if constexpr (R == 2) _tile_zero(2);
+            if constexpr (R == 2 && B == 2) _tile_zero(3);
+        } else {
+            _tile_loadd(0, sums[0][0], kRow);
+            if constexpr (B == 2) _tile_loadd(1, sums[0][1], kRow);
+            if constexpr (R == 2) _tile_loadd(2, sums[1][0], kRow);
+            if constexpr (R == 2 && B == 2) _tile_loadd(3, sums[1][1], kRow);
+        }
+        const int64_t depth = p.end - p.begin, stride = l_.x.stride;
+        const uint8_t* x[2];
+        for (int r = 0; r < R; ++r)
+            x[r] = l_.x.data + rows[r] * stride + p.begin * kTileRowBytes / Weights::kDepth;
+        const auto step = [&](const uint8_t* const(&w)[2]) __attribute__((always_inline)) {
+            _tile_loadd(4, x[0], stride);
+            _tile_loadd(6, w[0], kTileRowBytes);
+            GALLEY_TILE_DOT(0, 4, 6);
+            if constexpr (R == 2) {
+                _tile_loadd(5, x[1], stride);
+                GALLEY_TILE_DOT(2, 5, 6);
+            }
+            if constexpr (B == 2) {
+                _tile_loadd(7, w[1], kTileRowBytes);
+                GALLEY_TILE_DOT(1, 4, 7);
+            }
+            if constexpr (R == 2 && B == 2) {
+                GALLEY_TILE_DOT(3, 5, 7);
+            }
+            for (int r = 0; r < R; ++r) x[r] += kTileRowBytes;
+        };
+        const uint8_t* w[2];
+        const uint8_t* short_ones[2];
+        for (int b = 0; b < B; ++b) {
+            auto& its = scratch_.panel[block + b - begin_];
+            w[b] = copies_ ? its[place] : weights_at(block + b, p.begin);
+            short_ones[b] = its[0];
+        }
+        const int64_t whole = copies_ ? tiles_of(depth) : depth / Weights::kDepth;
+        const int64_t shares = quotient_up(least(row_tiles_ - band_, kBandTiles), 2),
+                      share = (tile - band_) / 2;
+        const int64_t from_line = kTileRows * share / shares,
+                      to_line = kTileRows * (share + 1) / shares;
+        // What lies ahead in a block and in the one after; with more rows to come, in the next
+        // item.
+        const int64_t whole_bytes = whole * kTileBytes, jump = (B - 1) * block_bytes_;
+        for (int64_t t = 0; t < whole; ++t) {
+            const int64_t ahead = shares > 1 ? (end_ - begin_) * block_bytes_
+                                  : whole_bytes - t * kTileBytes > kAhead ? kAhead
+                                                                          : kAhead + jump;
+            if (!copies_)
+                for (int b = 0; b < B; ++b)
+                    for (int64_t i = from_line; i < to_line; ++i)
+                        fetch(w[b] + ahead + i * kTileRowBytes);
+            step(w);
+            for (int b = 0; b < B; ++b) w[b] += kTileBytes;
+        }
+        if (!copies_ && depth % Weights::kDepth) step(short_ones);
+        _tile_stored(0, sums[0][0], kRow);
+        if constexpr (B == 2) _tile_stored(1, sums[0][1], kRow);
+        if constexpr (R == 2) _tile_stored(2, sums[1][0], kRow);
+        if constexpr (R == 2 && B == 2) _tile_stored(3, sums[1][1], kRow);
+    }
+
+    // The sums of groups [group, end) of a few rows by a block, kTiles tiles apart, scaled and
+    // added to those before them; when there are no more they are written.
+    template <int kTiles>
+    void take(int64_t row, int64_t count, int64_t block, int64_t group, int64_t end,
+              const Sum* sums, float* scaled) const {
+        Floats acc[kRowsAtOnce];
+        const uint8_t* x = l_.x.data + row * l_.x.stride;
+        if constexpr (kIntegers) {
+            GALLEY_UNROLL for (int i = 0; i < kRowsAtOnce; ++i) acc[i] =
+                group ? load(scaled + i * kLanes) : splat(0.0f);
+            for (; group < end; ++group, sums += kTiles * kTileRows * kLanes) {
+                const Floats scales = load_scales(m_, (block * groups_ + group) * kLanes);
+                GALLEY_UNROLL for (int i = 0; i < kRowsAtOnce; ++i) {
+                    Ints exact = load_parts<Ints>(sums + i * kLanes);
+                    if constexpr (Weights::kOffset != 0)
+                        if (i < count)
+                            exact = exact -
+                                    splat_int(Weights::kOffset * load_four(x + i * l_.x.stride +
+                                                                           l_.x.sums + 4 * group));
+                    acc[i] = fma(to_floats(exact), scales, acc[i]);
+                }
+            }
+            if (end < groups_) {
+                GALLEY_UNROLL for (int i = 0; i < kRowsAtOnce; ++i)
+                    store(scaled + i * kLanes, acc[i]);
+                return;
+            }
+            x += l_.x.sums + 4 * groups_;
+            for (int i = 0; i < count; ++i) {
+                float unit;
+                memcpy(&unit, x + i * l_.x.stride, sizeof unit);
+                finish(l_, row + i, block, acc[i] * splat(unit));
+            }
+        } else {
+            for (int i = 0; i < count; ++i) finish(l_, row + i, block, load(sums + i * kLanes));
+        }
+    }
+
+    const Linear& l_;
+    const Matrix& m_;
+    Scratch& scratch_;
+    int64_t groups_, block_bytes_, row_tiles_, height_;
+    bool copies_;  // weights that many rows take, or that need unpacking
+    int64_t part_, group_parts_, parts_, chunk_;  // columns, parts of a group, all, at a time
+    int64_t begin_ = 0, end_ = 0;                 // blocks at a time
+    int64_t band_ = 0;                            // row tiles at a time: the first
+};
+
+}  // namespace
+
+bool fit_for_amx(const Linear& l) {
+    if (!l.x.prepared) return false;
+    if (l.matrix->kind == Kind::kBF16) return true;
+    return l.rows > (l.matrix->kind == Kind::kInt4 ? 8 : 4);
+}
+
+void linear_amx(const Linear& l, int64_t begin, int64_t end, uint8_t* scratch) {
+    if (l.matrix->kind == Kind::kInt4)
+        Layer<Int4>(l, scratch).run(begin, end);
+    else if (l.matrix->kind == Kind::kInt8)
+        Layer<Int8>(l, scratch).run(begin, end);
+    else
+        Layer<BFloat16>(l, scratch).run(begin, end);
+}
+
+}  // namespace GALLEY_ISA
+}  // namespace galley
+#endif
