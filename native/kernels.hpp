@@ -104,6 +104,8 @@ struct Attend {
 
 struct Kernels {
     const char* name;
+    // Whether attention over kPairs is faster than over kF32.
+    bool fast_pairs;
     // Blocks [begin, end) of the outputs for all rows. A row's bits depend on nothing but the row.
     // `scratch`: kLinearScratch bytes, 64-byte aligned.
     void (*linear)(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);

@@ -62,6 +62,7 @@ class Program {
     // Of a program that begins with FeaturesOp.
     void encode(const Windows& windows);
 
+    const Kernels& kernels() const { return kernels_; }
     int64_t vocab_size() const { return vocab_size_; }
     int64_t aligned_heads() const { return aligned_heads_; }
     int64_t mels() const { return mels_; }

@@ -157,7 +157,6 @@ class Layer {
                         p.first && p.last ? whole[i - part][r][b] : sums_at(tile + r, block + b);
             multiply<R, B>(rows, block, p, place, sums, tile);
         }
-        if (copies_) fetch_next(tile, block, B, p);
         if (!p.last) return;
         const int64_t group = p.group + 1 - (p.first ? stop - part : 1);
         for (int r = 0; r < R; ++r)
@@ -170,21 +169,19 @@ class Layer {
             }
     }
 
-    // What the band's first rows will copy next: all its rows fetch a share of it.
-    void fetch_next(int64_t tile, int64_t block, int64_t blocks, const Part& done) const {
-        const int64_t stop = least(band_ + kBandTiles, row_tiles_);
-        const int64_t share = (tile - band_) / 2, shares = quotient_up(stop - band_, 2);
-        const bool more = done.end < m_.padded_depth;
-        const int64_t depth =
-            least(kReachTiles * Weights::kDepth, m_.padded_depth - (more ? done.end : 0));
-        const int64_t lines = depth / Weights::kStep;
-        for (int64_t b = block; b < block + blocks; ++b) {
-            const uint8_t* next = more ? weights_at(b, done.end) : weights_at(b + end_ - begin_, 0);
-            for (int64_t i = lines * share / shares; i < lines * (share + 1) / shares; ++i)
-                fetch(next + i * kTileRowBytes);
-        }
-    }
+    // All rows of a band fetch a share of what its first rows will be the first to read.
+    struct Lines {
+        int64_t begin, end;
 
+        void fetch_from(const uint8_t* first) const {
+            for (int64_t i = begin; i < end; ++i) fetch(first + i * kTileRowBytes);
+        }
+    };
+    Lines share_of(int64_t lines, int64_t tile) const {
+        const int64_t shares = quotient_up(least(row_tiles_ - band_, kBandTiles), 2);
+        const int64_t number = (tile - band_) / 2;
+        return {lines * number / shares, lines * (number + 1) / shares};
+    }
     Sum* sums_at(int64_t tile, int64_t block) const {
         return reinterpret_cast<Sum*>(scratch_.sums[tile - band_][block - begin_]);
     }
@@ -228,9 +225,14 @@ class Layer {
             m_.zeros ? load_zeros(m_.zeros + (block * groups_ + p.group) * kLanes) : splat_int(8);
         const Bytes offset = {(UintPart)zeros.p[0] * 0x01010101u};
         const uint8_t* from = weights_at(block, p.begin);
+        // The columns after this chunk, or those that the next item begins with.
+        const int64_t chunk = kReach / Weights::kStep * kTileRowBytes;
+        const int64_t last = from + chunk - weights_at(block, m_.padded_depth);
+        const int64_t ahead = last < 0 ? chunk : (end_ - begin_ - 1) * block_bytes_ + chunk;
         const auto put = [](uint8_t* at, Bytes v) { memcpy(at, &v.p[0], sizeof v.p[0]); };
         int64_t k = p.begin;
         for (; k < p.end; k += Weights::kStep, from += kTileRowBytes, to += 2 * kTileRowBytes) {
+            fetch(from + ahead);
             const Bytes both = load_bytes(from);
             const Bytes low = {both.p[0] & 0x0f0f0f0f}, high = {(both.p[0] >> 4) & 0x0f0f0f0f};
             put(to, low - offset);
@@ -241,72 +243,75 @@ class Layer {
     }
 
     template <int R, int B>
-    void multiply(const int64_t (&rows)[R], int64_t block, const Part& p, int64_t place,
-                  Sum* const (&sums)[R][B], int64_t tile) const {
-        constexpr int64_t kRow = kLanes * sizeof(Sum);
-        if (p.first) {
+    static void begin_sums(bool first, Sum* const (&sums)[R][B]) {
+        if (first) {
             _tile_zero(0);
             if constexpr (B == 2) _tile_zero(1);
             if constexpr (R == 2) _tile_zero(2);
             if constexpr (R == 2 && B == 2) _tile_zero(3);
         } else {
-            _tile_loadd(0, sums[0][0], kRow);
-            if constexpr (B == 2) _tile_loadd(1, sums[0][1], kRow);
-            if constexpr (R == 2) _tile_loadd(2, sums[1][0], kRow);
-            if constexpr (R == 2 && B == 2) _tile_loadd(3, sums[1][1], kRow);
+            _tile_loadd(0, sums[0][0], kTileRowBytes);
+            if constexpr (B == 2) _tile_loadd(1, sums[0][1], kTileRowBytes);
+            if constexpr (R == 2) _tile_loadd(2, sums[1][0], kTileRowBytes);
+            if constexpr (R == 2 && B == 2) _tile_loadd(3, sums[1][1], kTileRowBytes);
         }
+    }
+    template <int R, int B>
+    static void end_sums(Sum* const (&sums)[R][B]) {
+        _tile_stored(0, sums[0][0], kTileRowBytes);
+        if constexpr (B == 2) _tile_stored(1, sums[0][1], kTileRowBytes);
+        if constexpr (R == 2) _tile_stored(2, sums[1][0], kTileRowBytes);
+        if constexpr (R == 2 && B == 2) _tile_stored(3, sums[1][1], kTileRowBytes);
+    }
+    template <int R, int B>
+    GALLEY_INLINE void step(const uint8_t* (&x)[R], int64_t stride, const uint8_t* (&w)[B]) {
+        _tile_loadd(4, x[0], stride);
+        _tile_loadd(6, w[0], kTileRowBytes);
+        GALLEY_TILE_DOT(0, 4, 6);
+        if constexpr (R == 2) {
+            _tile_loadd(5, x[R - 1], stride);
+            GALLEY_TILE_DOT(2, 5, 6);
+        }
+        if constexpr (B == 2) {
+            _tile_loadd(7, w[B - 1], kTileRowBytes);
+            GALLEY_TILE_DOT(1, 4, 7);
+        }
+        if constexpr (R == 2 && B == 2) {
+            GALLEY_TILE_DOT(3, 5, 7);
+        }
+        for (int r = 0; r < R; ++r) x[r] += kTileRowBytes;
+        for (int b = 0; b < B; ++b) w[b] += kTileBytes;
+    }
+
+    // Products of a part, whose tiles begin at number `place` of the panel.
+    template <int R, int B>
+    void multiply(const int64_t (&rows)[R], int64_t block, const Part& p, int64_t place,
+                  Sum* const (&sums)[R][B], int64_t tile) const {
         const int64_t depth = p.end - p.begin, stride = l_.x.stride;
-        const uint8_t* x[2];
+        const uint8_t* x[R];
+        const uint8_t* w[B];
         for (int r = 0; r < R; ++r)
             x[r] = l_.x.data + rows[r] * stride + p.begin * kTileRowBytes / Weights::kDepth;
-        const auto step = [&](const uint8_t* const(&w)[2]) __attribute__((always_inline)) {
-            _tile_loadd(4, x[0], stride);
-            _tile_loadd(6, w[0], kTileRowBytes);
-            GALLEY_TILE_DOT(0, 4, 6);
-            if constexpr (R == 2) {
-                _tile_loadd(5, x[1], stride);
-                GALLEY_TILE_DOT(2, 5, 6);
+        for (int b = 0; b < B; ++b)
+            w[b] = copies_ ? scratch_.panel[block + b - begin_][place]
+                           : weights_at(block + b, p.begin);
+        begin_sums<R, B>(p.first, sums);
+        if (copies_) {
+            for (int64_t left = tiles_of(depth); left > 0; --left) step<R, B>(x, stride, w);
+        } else {
+            const Lines share = share_of(kTileRows, tile);
+            const int64_t next_item = (end_ - begin_) * block_bytes_;
+            for (int64_t left = depth / Weights::kDepth; left > 0; --left) {
+                // Of this block and then the next; what all rows share is of the next item.
+                const int64_t jump = left * kTileBytes > kAhead ? 0 : (B - 1) * block_bytes_;
+                const int64_t ahead = row_tiles_ > 2 ? next_item : kAhead + jump;
+                for (int b = 0; b < B; ++b) share.fetch_from(w[b] + ahead);
+                step<R, B>(x, stride, w);
             }
-            if constexpr (B == 2) {
-                _tile_loadd(7, w[1], kTileRowBytes);
-                GALLEY_TILE_DOT(1, 4, 7);
-            }
-            if constexpr (R == 2 && B == 2) {
-                GALLEY_TILE_DOT(3, 5, 7);
-            }
-            for (int r = 0; r < R; ++r) x[r] += kTileRowBytes;
-        };
-        const uint8_t* w[2];
-        const uint8_t* short_ones[2];
-        for (int b = 0; b < B; ++b) {
-            auto& its = scratch_.panel[block + b - begin_];
-            w[b] = copies_ ? its[place] : weights_at(block + b, p.begin);
-            short_ones[b] = its[0];
+            for (int b = 0; b < B; ++b) w[b] = scratch_.panel[block + b - begin_][0];
+            if (depth % Weights::kDepth) step<R, B>(x, stride, w);
         }
-        const int64_t whole = copies_ ? tiles_of(depth) : depth / Weights::kDepth;
-        const int64_t shares = quotient_up(least(row_tiles_ - band_, kBandTiles), 2),
-                      share = (tile - band_) / 2;
-        const int64_t from_line = kTileRows * share / shares,
-                      to_line = kTileRows * (share + 1) / shares;
-        // What lies ahead in a block and in the one after; with more rows to come, in the next
-        // item.
-        const int64_t whole_bytes = whole * kTileBytes, jump = (B - 1) * block_bytes_;
-        for (int64_t t = 0; t < whole; ++t) {
-            const int64_t ahead = shares > 1 ? (end_ - begin_) * block_bytes_
-                                  : whole_bytes - t * kTileBytes > kAhead ? kAhead
-                                                                          : kAhead + jump;
-            if (!copies_)
-                for (int b = 0; b < B; ++b)
-                    for (int64_t i = from_line; i < to_line; ++i)
-                        fetch(w[b] + ahead + i * kTileRowBytes);
-            step(w);
-            for (int b = 0; b < B; ++b) w[b] += kTileBytes;
-        }
-        if (!copies_ && depth % Weights::kDepth) step(short_ones);
-        _tile_stored(0, sums[0][0], kRow);
-        if constexpr (B == 2) _tile_stored(1, sums[0][1], kRow);
-        if constexpr (R == 2) _tile_stored(2, sums[1][0], kRow);
-        if constexpr (R == 2 && B == 2) _tile_stored(3, sums[1][1], kRow);
+        end_sums<R, B>(sums);
     }
 
     // The sums of groups [group, end) of a few rows by a block, kTiles tiles apart, scaled and
