@@ -25,7 +25,8 @@ enum class FloatType : int32_t { kF32, kBF16, kF16 };
 //          unsigned: weight + zero point (8 when `zeros` is null)
 //
 // Integer kinds have one scale, and kInt4 optionally one zero point, for each
-// (block, group of `group` k, output). The last group may be shorter; padding holds zeros.
+// (block, group of `group` k, output), zero points below 16. The last group may be shorter; padding
+// holds zeros.
 struct Matrix {
     Kind kind;
     FloatType scale_type;

@@ -210,6 +210,8 @@ void Packed::fill_integer(const uint8_t* q, const uint8_t* scales, const uint8_t
     if (!integer()) throw std::invalid_argument("these weights have no scales");
     if ((zeros != nullptr) != (m.zeros != nullptr))
         throw std::invalid_argument("zero points do not match what the matrix was made for");
+    if (zeros && std::any_of(zeros, zeros + m.outputs * m.groups, [](uint8_t z) { return z > 15; }))
+        throw std::invalid_argument("a zero point is more than four bits hold");
     require_own_memory();
     const int64_t size = bytes_of(m.scale_type);
     for_each_block(blocks(), threads, [&](int64_t block) {

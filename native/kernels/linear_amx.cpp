@@ -4,6 +4,18 @@
 // Integers are summed exactly and scaled in the order of linear_integer.cpp: the bits are the same,
 // so few rows, which memory bounds, are left to it. bfloat16 adds in an order of its own, for all
 // rows.
+//
+// From the outside in, what is read again lying nearer each time:
+//
+//   up to 16 blocks of outputs      a unit of work
+//     band of up to 512 rows        its sums wait in the second cache
+//       chunk of 512 bytes of k     its weights, unpacked or copied, too: the panel
+//         2 x 16 rows               their chunk stays in the first cache
+//           2 blocks
+//             part of a group       sums in tile registers
+//
+// A chunk is several whole groups (parts), or a part of one: with groups of 128, 4 of them; with
+// one group of 2048, its first quarter, whose sums are kept and loaded again for the next.
 #include "tables.hpp"
 
 #if defined(__AMX_TILE__)
@@ -139,7 +151,7 @@ class Layer {
         for (; block < end_; ++block) tiles<R, 1>(tile, block, part, stop);
     }
 
-    // The band's first rows unpack what the others use, too.
+    // R tiles of rows by B blocks. The band's first rows fill the panel for all.
     template <int R, int B>
     void tiles(int64_t tile, int64_t block, int64_t part, int64_t stop) const {
         alignas(64) Tile whole[kMostParts][R][B];
@@ -149,7 +161,7 @@ class Layer {
         for (int64_t i = part; i < stop; ++i) {
             p = part_at(i);
             const int64_t place = (i - part) * tiles_of(part_);
-            if (tile == band_) unpack<B>(block, p, place);
+            if (tile == band_) fill_panel<B>(block, p, place);
             Sum* sums[R][B];
             for (int r = 0; r < R; ++r)
                 for (int b = 0; b < B; ++b)
@@ -199,7 +211,7 @@ class Layer {
     }
 
     template <int B>
-    void unpack(int64_t block, const Part& p, int64_t place) const {
+    void fill_panel(int64_t block, const Part& p, int64_t place) const {
         GALLEY_UNROLL for (int b = 0; b < B; ++b) {
             uint8_t* to = scratch_.panel[block + b - begin_][copies_ ? place : 0];
             if constexpr (Weights::kUnpacked)
@@ -207,11 +219,12 @@ class Layer {
             else
                 copy(block + b, p, to);
         }
-        // The intrinsics for tiles do not say that they read memory.
+        // The intrinsics for tiles do not say that they read memory (that they write it, they do).
         asm volatile("" ::: "memory");
     }
 
-    // All tiles, or the one that is cut short, filled up with zeros.
+    // All tiles, or, of weights that are taken from where they are, the one that is cut short;
+    // filled up with zeros.
     void copy(int64_t block, const Part& p, uint8_t* to) const {
         const int64_t begin = copies_ ? p.begin : p.end - (p.end - p.begin) % Weights::kDepth;
         const int64_t bytes = (p.end - begin) * kTileRowBytes / Weights::kStep;
@@ -315,7 +328,8 @@ class Layer {
     }
 
     // The sums of groups [group, end) of a few rows by a block, kTiles tiles apart, scaled and
-    // added to those before them; when there are no more they are written.
+    // added to those before them; when there are no more they are written. Beyond `count` rows
+    // there are none: what the memory happens to hold is computed with, and not written.
     template <int kTiles>
     void take(int64_t row, int64_t count, int64_t block, int64_t group, int64_t end,
               const Sum* sums, float* scaled) const {

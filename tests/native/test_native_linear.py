@@ -170,21 +170,22 @@ def test_rows_of_a_long_prompt_have_the_bits_that_they_have_alone(
     kind: str, activations: str, isa: str
 ) -> None:
     """More rows, columns and outputs than any tile, chunk or unit of work has at a time."""
-    rows, outputs, depth = 600, 1100, 1100
+    rows, outputs, depth = 600, 1100, 2200 if kind == "bf16" else 1300
     x = random_matrix(1, rows, depth)
     prepare = "float32" not in (kind, activations)
     made = [pack([as_weight(random_matrix(2, outputs, depth))], kind)]
     if kind == "int4":
         weight = as_weight(random_matrix(3, outputs, depth))
         made += [
-            pack_integers(quantise_int4(weight, group=group, symmetric=group == 32))
-            for group in (0, 32, 64)
+            pack_integers(quantise_int4(weight, group=group, symmetric=group % 32 > 0))
+            for group in (0, 16, 32, 48, 192, 576)
         ]
     for packed in made:
         run = functools.partial(
             run_linear, weight=packed, outputs=outputs, isa=isa, prepare=prepare
         )
         together = run(x)
+        assert np.array_equal(run(x[:40]), together[:40])
         for row in (0, 17, 299, 511, 512, rows - 1):
             assert np.array_equal(run(x[row : row + 1])[0], together[row]), row
 
@@ -288,6 +289,10 @@ def test_impossible_matrices_are_refused() -> None:
     packed = _native.Packed("int4", 16, 64, group=32)
     with pytest.raises(ValueError, match="q has the wrong size"):
         packed.fill_integer(np.zeros(3, np.uint8), np.zeros(128, np.uint8), None, 1)
+    shifted = _native.Packed("int4", 16, 64, group=32, zeros=True)
+    q, zeros = np.zeros(16 * 64, np.uint8), np.full(32, 16, np.uint8)
+    with pytest.raises(ValueError, match="more than four bits hold"):
+        shifted.fill_integer(q, np.zeros(128, np.uint8), zeros, 1)
     whole = np.zeros(16 * 64 * 4, np.uint8)
     with pytest.raises(ValueError, match="scales of another type"):
         packed.fill([(whole, "F32")], 1)
