@@ -36,8 +36,8 @@ constexpr int64_t kReachTiles = kReach / kTileRowBytes;
 constexpr int64_t kMostParts = kReachTiles;
 // Of weights that are taken once: how far ahead they are fetched.
 constexpr int64_t kAhead = 16 << 10;
-constexpr int64_t kItemBytes = 1 << 20;
-constexpr int64_t kRowsAtOnce = 8;  // whose sums are in registers
+constexpr int64_t kItemBytes = 1 << 20;  // of weights that stay in the second cache uncopied
+constexpr int64_t kRowsAtOnce = 8;       // whose sums are in registers
 // Row tiles whose sums wait in the second cache.
 constexpr int64_t kBandTiles = 32;
 
