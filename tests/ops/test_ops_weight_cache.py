@@ -363,8 +363,10 @@ def test_processes_that_start_together_all_work(cache: Path, model: Path) -> Non
     only_file(cache)
 
 
-def test_more_matrices_than_fit_one_write(tmp_path: Path) -> None:
-    matrices = [np.full(64 * (1 + i % 5), i % 251, np.uint8) for i in range(2500)]
+def test_matrices_smaller_and_larger_than_one_write(tmp_path: Path) -> None:
+    sizes = [64 * (1 + i % 5) for i in range(2500)]
+    sizes[1200:1200] = [packed_files._WRITE_BYTES + 64, 64, 3 * packed_files._WRITE_BYTES]
+    matrices = [(np.arange(size) % (199 + i % 50)).astype(np.uint8) for i, size in enumerate(sizes)]
     entries, offset = [], 0
     for i, matrix in enumerate(matrices):
         entries.append(packed_files.Entry((str(i),), offset, matrix.nbytes))

@@ -39,8 +39,8 @@ _PARTIAL_SECONDS: Final = 3600.0
 _MAGIC: Final = b"galleypk"
 _LENGTH_BYTES: Final = 8
 _PREFIX_BYTES: Final = len(_MAGIC) + _LENGTH_BYTES + hashlib.sha256().digest_size
-_SEGMENTS: Final = 1000
-"""Of one write; the system takes 1024."""
+_WRITE_BYTES: Final = 2 << 20
+"""Of one write: a huge page."""
 _HUB_FOLDER: Final = re.compile(r"/models--([^/]+)/snapshots/([^/]{1,7})")
 
 
@@ -271,15 +271,24 @@ def _write(path: Path, parts: list[memoryview]) -> None:
     _sync_folder(path.parent)
 
 
-def _write_all(descriptor: int, parts: list[memoryview]) -> None:
-    """In as few writes as can be: only within one write do file systems make pages as large as huge
-    pages, and only those are mapped as such later. A write for each matrix leaves none."""
-    while parts:
-        written = os.writev(descriptor, parts[:_SEGMENTS])
-        while parts and written >= parts[0].nbytes:
-            written -= parts.pop(0).nbytes
-        if written:
-            parts[0] = parts[0][written:]
+def _write_all(descriptor: int, parts: Sequence[memoryview]) -> None:
+    """In writes of whole huge pages: only what one write fills from one piece of memory becomes one in the
+    system's cache of files, and is mapped as one later."""
+    buffer, filled = memoryview(bytearray(_WRITE_BYTES)), 0
+    for part in parts:
+        while part:
+            taken = min(len(part), _WRITE_BYTES - filled)
+            buffer[filled : filled + taken] = part[:taken]
+            part, filled = part[taken:], filled + taken
+            if filled == _WRITE_BYTES:
+                _write_whole(descriptor, buffer)
+                filled = 0
+    _write_whole(descriptor, buffer[:filled])
+
+
+def _write_whole(descriptor: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def _sync_folder(folder: Path) -> None:
