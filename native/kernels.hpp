@@ -105,8 +105,6 @@ struct Attend {
 
 struct Kernels {
     const char* name;
-    // Whether attention over kPairs is faster than over kF32.
-    bool fast_pairs;
     // Blocks [begin, end) of the outputs for all rows. A row's bits depend on nothing but the row.
     // `scratch`: kLinearScratch bytes, 64-byte aligned.
     void (*linear)(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
@@ -171,8 +169,11 @@ static inline int64_t last_chunk(int64_t last) { return last / kChunk; }
 static inline int64_t partial_floats(int64_t rows, int64_t padded_dim) {
     return (rows * (padded_dim + kLanes + 1) + kLanes - 1) / kLanes * kLanes;
 }
+// Of all instruction sets: AMX takes whole tiles of rows and dimensions.
 static inline int64_t attend_scratch(int64_t rows, int64_t padded_dim) {
-    const int64_t floats = rows * (padded_dim + kSpan + 3) + 2 * partial_floats(rows, padded_dim);
+    const int64_t some = (rows + 15) / 16 * 16, dims = (padded_dim + 31) / 32 * 32;
+    const int64_t floats =
+        some * (2 * dims + 2 * kSpan + 3) + kSpan * dims + 2 * partial_floats(rows, padded_dim);
     return floats * static_cast<int64_t>(sizeof(float));
 }
 

@@ -215,8 +215,7 @@ void bind_speech_ops(nb::class_<Program>& cls) {
     cls.def("window_attention", [](Program& p, int64_t heads, int64_t kv_heads, int64_t head_dim,
                                    float scale, bool exact, SlotFields q, SlotFields k,
                                    SlotFields v, SlotFields y) {
-        const bool pairs = !exact && p.kernels().fast_pairs;
-        const KvType type = pairs ? KvType::kPairs : KvType::kF32;
+        const KvType type = exact ? KvType::kF32 : KvType::kPairs;
         const Cache cache = cache_of(kv_heads, head_dim, type);
         p.append(WindowAttentionOp{cache, heads, scale, slot(q), slot(k), slot(v), slot(y)});
     });

@@ -51,6 +51,7 @@ static_assert(sizeof(Scratch) == kLinearScratch, "see kernels.hpp");
 
 struct Int4 {
     using Sum = int32_t;
+    static constexpr Tiles kWith = Tiles::kSigned;
     static constexpr bool kIntegers = true;
     static constexpr int64_t kDepth = 64;  // of a tile, in elements
     static constexpr int64_t kStep = 8;    // k a register of weights holds
@@ -59,6 +60,7 @@ struct Int4 {
 };
 struct Int8 {
     using Sum = int32_t;
+    static constexpr Tiles kWith = Tiles::kUnsigned;
     static constexpr bool kIntegers = true;
     static constexpr int64_t kDepth = 64;
     static constexpr int64_t kStep = 4;
@@ -67,6 +69,7 @@ struct Int8 {
 };
 struct BFloat16 {
     using Sum = float;
+    static constexpr Tiles kWith = Tiles::kBFloat16;
     static constexpr bool kIntegers = false;
     static constexpr int64_t kDepth = 32;
     static constexpr int64_t kStep = 2;
@@ -76,15 +79,6 @@ struct BFloat16 {
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t groups_of(const Matrix& m) { return m.groups ? m.groups : 1; }
-
-// The numbers are part of the instruction.
-#define GALLEY_TILE_DOT(sums, x, w)        \
-    if constexpr (!Weights::kIntegers)     \
-        _tile_dpbf16ps(sums, x, w);        \
-    else if constexpr (Weights::kUnpacked) \
-        _tile_dpbssd(sums, x, w);          \
-    else                                   \
-        _tile_dpbsud(sums, x, w)
 
 // Columns [begin, end) of one group.
 struct Part {
@@ -255,47 +249,6 @@ class Layer {
             memset(to, 0, 2 * kTileRowBytes);
     }
 
-    template <int R, int B>
-    static void begin_sums(bool first, Sum* const (&sums)[R][B]) {
-        if (first) {
-            _tile_zero(0);
-            if constexpr (B == 2) _tile_zero(1);
-            if constexpr (R == 2) _tile_zero(2);
-            if constexpr (R == 2 && B == 2) _tile_zero(3);
-        } else {
-            _tile_loadd(0, sums[0][0], kTileRowBytes);
-            if constexpr (B == 2) _tile_loadd(1, sums[0][1], kTileRowBytes);
-            if constexpr (R == 2) _tile_loadd(2, sums[1][0], kTileRowBytes);
-            if constexpr (R == 2 && B == 2) _tile_loadd(3, sums[1][1], kTileRowBytes);
-        }
-    }
-    template <int R, int B>
-    static void end_sums(Sum* const (&sums)[R][B]) {
-        _tile_stored(0, sums[0][0], kTileRowBytes);
-        if constexpr (B == 2) _tile_stored(1, sums[0][1], kTileRowBytes);
-        if constexpr (R == 2) _tile_stored(2, sums[1][0], kTileRowBytes);
-        if constexpr (R == 2 && B == 2) _tile_stored(3, sums[1][1], kTileRowBytes);
-    }
-    template <int R, int B>
-    GALLEY_INLINE void step(const uint8_t* (&x)[R], int64_t stride, const uint8_t* (&w)[B]) {
-        _tile_loadd(4, x[0], stride);
-        _tile_loadd(6, w[0], kTileRowBytes);
-        GALLEY_TILE_DOT(0, 4, 6);
-        if constexpr (R == 2) {
-            _tile_loadd(5, x[R - 1], stride);
-            GALLEY_TILE_DOT(2, 5, 6);
-        }
-        if constexpr (B == 2) {
-            _tile_loadd(7, w[B - 1], kTileRowBytes);
-            GALLEY_TILE_DOT(1, 4, 7);
-        }
-        if constexpr (R == 2 && B == 2) {
-            GALLEY_TILE_DOT(3, 5, 7);
-        }
-        for (int r = 0; r < R; ++r) x[r] += kTileRowBytes;
-        for (int b = 0; b < B; ++b) w[b] += kTileBytes;
-    }
-
     // Products of a part, whose tiles begin at number `place` of the panel.
     template <int R, int B>
     void multiply(const int64_t (&rows)[R], int64_t block, const Part& p, int64_t place,
@@ -308,9 +261,10 @@ class Layer {
         for (int b = 0; b < B; ++b)
             w[b] = copies_ ? scratch_.panel[block + b - begin_][place]
                            : weights_at(block + b, p.begin);
-        begin_sums<R, B>(p.first, sums);
+        p.first ? zero_sums<R, B>() : load_sums<R, B>(sums, kTileRowBytes);
         if (copies_) {
-            for (int64_t left = tiles_of(depth); left > 0; --left) step<R, B>(x, stride, w);
+            for (int64_t left = tiles_of(depth); left > 0; --left)
+                multiply_tiles<Weights::kWith, R, B>(x, stride, w);
         } else {
             const Lines share = share_of(kTileRows, tile);
             const int64_t next_item = (end_ - begin_) * block_bytes_;
@@ -319,12 +273,12 @@ class Layer {
                 const int64_t jump = left * kTileBytes > kAhead ? 0 : (B - 1) * block_bytes_;
                 const int64_t ahead = row_tiles_ > 2 ? next_item : kAhead + jump;
                 for (int b = 0; b < B; ++b) share.fetch_from(w[b] + ahead);
-                step<R, B>(x, stride, w);
+                multiply_tiles<Weights::kWith, R, B>(x, stride, w);
             }
             for (int b = 0; b < B; ++b) w[b] = scratch_.panel[block + b - begin_][0];
-            if (depth % Weights::kDepth) step<R, B>(x, stride, w);
+            if (depth % Weights::kDepth) multiply_tiles<Weights::kWith, R, B>(x, stride, w);
         }
-        end_sums<R, B>(sums);
+        store_sums<R, B>(sums, kTileRowBytes);
     }
 
     // The sums of groups [group, end) of a few rows by a block, kTiles tiles apart, scaled and

@@ -19,19 +19,11 @@ void linear(const Linear& l, int64_t begin, int64_t end, uint8_t* scratch) {
         linear_mixed(l, begin, end);
 }
 
-// The CPUs that have AMX take twice as long for a bfloat16 product of AVX-512 as for one of floats.
-#if defined(__AMX_TILE__)
-constexpr bool kFastPairs = false;
-#else
-constexpr bool kFastPairs = true;
-#endif
-
 #define GALLEY_STRING_(x) #x
 #define GALLEY_STRING(x) GALLEY_STRING_(x)
 
 const Kernels kKernels = {
     GALLEY_STRING(GALLEY_ISA),
-    kFastPairs,
     linear,
     prepare,
     embed,

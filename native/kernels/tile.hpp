@@ -26,8 +26,6 @@ GALLEY_INLINE int64_t panel_blocks(const Matrix& m, int64_t tiles) {
     return tiles == 1 || fits ? kBlocksPerItem : kBlocksPerItem / 2;
 }
 
-GALLEY_INLINE void fetch(const uint8_t* address) { __builtin_prefetch(address, 0, 2); }
-
 // Runs `Tile<R, B>` (R rows by B blocks) over rows x [begin, end); every tile adds in the same
 // order, so its shape never shows. Up to kStreamRows rows are bound by memory. They take a block at
 // a time, because memory is read fastest as one stream of addresses. More are bound by arithmetic

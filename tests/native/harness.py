@@ -51,6 +51,14 @@ def round_bf16(values: Floats) -> Floats:
     return (bf16_bits(values).astype(np.uint32) << 16).view(np.float32).reshape(values.shape)
 
 
+def rounded_queries(queries: Floats, scale: float, isa: str) -> Floats:
+    """As attention that multiplies bfloat16 rounds them: AMX's are scaled first."""
+    if isa != "amx":
+        return round_bf16(queries)
+    rounded: Floats = round_bf16(queries * np.float32(scale)) / np.float32(scale)
+    return rounded
+
+
 def run_linear(
     x: Floats,
     weight: _native.Packed,
