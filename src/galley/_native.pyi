@@ -223,12 +223,12 @@ class Program:
     ) -> None: ...
     def forward(
         self,
-        tokens: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
-        starts: npt.NDArray[np.int64],
+        tokens: Ids,
+        positions: Ids,
+        starts: Ids,
         tables: Ids,
         table_starts: Ids,
-        wanted: npt.NDArray[np.int64],
+        wanted: Ids,
         logits: npt.NDArray[np.float32],
         cross: tuple[Ids, Ids, Ids] | None = None,
     ) -> None:
@@ -240,9 +240,9 @@ class Program:
 
     def align(
         self,
-        tokens: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
-        starts: npt.NDArray[np.int64],
+        tokens: Ids,
+        positions: Ids,
+        starts: Ids,
         tables: Ids,
         table_starts: Ids,
         attention: npt.NDArray[np.float32],

@@ -53,7 +53,7 @@ def all_logits(executor: Executor) -> list[Floats]:
     """A ragged prefill with all rows wanted, again with some, then a decoding step."""
     ids = [random_ids(n, n + 1) for n in LENGTHS]
     whole = ragged([(list(i[:-1]), len(i) - 1) for i in ids], first_block=0)
-    ends = whole.starts[1:] - 1
+    ends = np.asarray(whole.starts)[1:] - 1
     some = Batch(whole.tokens, whole.positions, whole.starts, whole.tables, ends)
     decode = ragged([(i, 1) for i in ids], first_block=0)
     return [executor.forward(batch).copy() for batch in (whole, some, decode)]

@@ -1,5 +1,6 @@
 """Turns a step's work into the arrays an executor takes."""
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,11 +13,9 @@ from galley.ops.executor import Batch, Cross, Windows
 
 def assemble(plan: Sequence[Work], kv: KVCache) -> Batch:
     """Rows in the order of the plan."""
-    tokens: list[int] = []
-    positions: list[int] = []
-    starts = [0]
-    wanted: list[int] = []
-    tables = []
+    tokens, positions = array("q"), array("q")
+    starts, wanted = array("q", [0]), array("q")
+    tables: list[array[int]] = []
     for work in plan:
         sequence = work.sequence
         if sequence.beams is not None and sequence.generated:
@@ -27,20 +26,27 @@ def assemble(plan: Sequence[Work], kv: KVCache) -> Batch:
                 starts.append(len(tokens))
                 tables.append(kv.table(sequence.id, fork))
             continue
-        begin, end = sequence.computed, sequence.computed + work.count
-        tokens += sequence.tokens[begin:end]
-        positions += range(begin, end)
+        begin, count = sequence.computed, work.count
+        if count == 1:
+            tokens.append(sequence.tokens[begin])
+            positions.append(begin)
+        else:
+            tokens.extend(sequence.tokens[begin : begin + count])
+            positions.extend(range(begin, begin + count))
         rows = len(tokens)
         starts.append(rows)
-        wanted += range(rows - work.wanted, rows)
+        if work.wanted == 1:
+            wanted.append(rows - 1)
+        else:
+            wanted.extend(range(rows - work.wanted, rows))
         tables.append(sequence.blocks)
     speech = bool(plan) and plan[0].sequence.window is not None
     return Batch(
-        tokens=np.array(tokens, dtype=np.int64),
-        positions=np.array(positions, dtype=np.int64),
-        starts=np.array(starts, dtype=np.int64),
+        tokens=tokens,
+        positions=positions,
+        starts=starts,
         tables=tuple(tables),
-        wanted=np.array(wanted, dtype=np.int64),
+        wanted=wanted,
         cross=_cross(plan, kv) if speech else None,
     )
 

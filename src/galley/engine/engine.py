@@ -152,7 +152,7 @@ class Engine:
             if work.encodes and sequence.window:
                 self._encoder_rows += sequence.window.rows
             if work.count == 1 and (sequence.first_token or sequence.generated):
-                self._decode_tokens += sequence.width
+                self._decode_tokens += 1 if sequence.plain else sequence.width
             else:
                 self._prefill_tokens += work.count
 
@@ -255,7 +255,8 @@ class Engine:
 
     def _advance(self, sequence: Sequence, token: int, now: float) -> Output:
         """One token more; say what became of the sequence."""
-        if len(sequence.tokens) >= sequence.most:
+        known = len(sequence.tokens)
+        if known >= sequence.most:
             return self._output(sequence, [], "length", now)
         if token == NO_TOKEN:
             return self._output(sequence, [], "error", now, error=_NO_CHOICE)
@@ -265,8 +266,10 @@ class Engine:
         reason: FinishReason | None = None
         if token in sequence.stop_ids:
             reason = "stop"
-        elif len(sequence.tokens) >= sequence.most:
+        elif known + 1 >= sequence.most:
             reason = "length"
+        elif sequence.plain and sequence.first_token:  # in the midst of most streams
+            return Output(request_id=sequence.id, tokens=[token], cached_tokens=sequence.cached)
         return self._output(sequence, [token], reason, now)
 
     def _search(self, sequence: Sequence, beams: BeamSearch, logits: Logits) -> list[Output]:
@@ -298,8 +301,6 @@ class Engine:
         error: str | None = None,
     ) -> Output:
         is_first = not sequence.first_token
-        if sequence.plain and not (is_first or finish_reason):
-            return Output(request_id=sequence.id, tokens=tokens, cached_tokens=sequence.cached)
         if is_first:
             sequence.first_token = now
         if finish_reason:

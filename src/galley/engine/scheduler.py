@@ -83,12 +83,12 @@ class Scheduler:
         for sequence in sorted(self.running, key=Sequence.is_behind):
             if self.preemptions > preempted and sequence not in self.running:
                 continue  # the victim of an earlier turn of this loop
-            remaining = sequence.remaining
-            count = min(remaining, budget)
+            remaining = len(sequence.tokens) - sequence.computed
+            count = remaining if remaining < budget else budget
             end = sequence.computed + count
             if count and (end <= sequence.settled or self._make_room(sequence, end)):
                 plan.append(self._work(sequence, count, count == remaining))
-                budget = max(0, budget - count * sequence.width)
+                budget -= count if sequence.plain else min(budget, count * sequence.width)
         if self.preemptions == preempted:
             self._admit(plan, budget)
         return plan

@@ -23,9 +23,10 @@ log = logging.getLogger("galley.ops")
 Ints = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
 Attention = npt.NDArray[np.float32]
-Table: TypeAlias = "array[int] | Ints"
-"""KV blocks, 64 bits each, in order; perhaps more than are needed. Whoever made it may change it after the
-step."""
+Integers: TypeAlias = "array[int] | Ints"
+"""64 bits each. In a step that decodes each call of numpy would cost more than what it does."""
+Table: TypeAlias = Integers
+"""KV blocks in order; perhaps more than are needed. Whoever made it may change it after the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,11 @@ class Batch(msgspec.Struct, frozen=True):
         cross: what the decoder of a speech model attends to; None for a text model.
     """
 
-    tokens: Ints
-    positions: Ints
-    starts: Ints
+    tokens: Integers
+    positions: Integers
+    starts: Integers
     tables: tuple[Table, ...]
-    wanted: Ints
+    wanted: Integers
     cross: Cross | None = None
 
     def __post_init__(self) -> None:

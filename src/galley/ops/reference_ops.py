@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import embedding, gelu, layer_norm, linear, pad, silu
 
 from galley.graph.program import Op
-from galley.ops.executor import Batch, Ints, Table, Windows
+from galley.ops.executor import Batch, Integers, Ints, Table, Windows
 from galley.ops.tiles import (
     TILE,
     Chunk,
@@ -95,10 +95,10 @@ class ReferenceOps:
             "cross_weights": self._cross_weights,
         }
 
-    def _begin(self, source: Batch | Windows, starts: Ints, positions: Ints) -> Step:
+    def _begin(self, source: Batch | Windows, starts: Integers, positions: Integers) -> Step:
         """``source`` before its first op; rows and positions as :meth:`Step.place` takes them."""
         step = Step(source, [self._on_device(table) for table in source.tables], {})
-        step.place(starts, positions, self._device)
+        step.place(np.asarray(starts), np.asarray(positions), self._device)
         return step
 
     def _run_op(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
@@ -122,7 +122,7 @@ class ReferenceOps:
 
     def _embed(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         assert isinstance(step.source, Batch)
-        ids = step.layout.scatter(torch.from_numpy(step.source.tokens).to(self._device))
+        ids = step.layout.scatter(torch.from_numpy(np.asarray(step.source.tokens)).to(self._device))
         return [embedding(tile, self._weights[op.tensor("weight")]) for tile in ids]
 
     def _linear(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
@@ -215,11 +215,11 @@ class ReferenceOps:
 
     def _select_rows(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         assert isinstance(step.source, Batch)
-        wanted = step.source.wanted
+        wanted = np.asarray(step.source.wanted)
         if not len(wanted):
             return []
         rows = step.layout.gather(inputs[0])[torch.from_numpy(wanted).to(self._device)]
-        step.layout = Layout.of(step.source.positions[wanted], self._device)
+        step.layout = Layout.of(np.asarray(step.source.positions)[wanted], self._device)
         return step.layout.scatter(rows)
 
     def _features(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
