@@ -188,7 +188,9 @@ def test_ragged_batches_agree_with_float64(shape: Shape, kv_type: str) -> None:
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
-    "shape", [Shape(2, 4, 48), Shape(1, 7, 20, window=700), Shape(2, 1, 80)], ids=str
+    "shape",
+    [Shape(2, 4, 48), Shape(1, 7, 20, window=700), Shape(2, 1, 80), Shape(1, 2, 33, window=100)],
+    ids=str,
 )
 def test_bits_of_long_contexts_depend_on_neither_threads_nor_chunks_nor_neighbours(
     shape: Shape, isa: str, kv_type: str
