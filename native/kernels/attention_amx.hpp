@@ -193,7 +193,7 @@ struct TileProducts : AttendRows {
             }
     }
 
-    void fetch_after(int64_t key) const {
+    __attribute__((always_inline)) void fetch_after(int64_t key) const {
         const uint8_t* from = piece_after(key);
         for (int64_t i = 0; i < cache.head_bytes; i += kLine) fetch(from + i);
     }

@@ -161,7 +161,8 @@ struct FewProducts : AttendRows {
         for (int64_t d = 0; d < cache.head_dim; d += kTileDepth) {
             add_tile(all, [&](Floats(&sums)[R][C], int64_t first) {
                 add(sums, queries + d, cache.padded_dim, keys, kLanes, first,
-                    least(kTileDepth, cache.head_dim - d), [&](int64_t i) {
+                    least(kTileDepth, cache.head_dim - d),
+                    [&](int64_t i) __attribute__((always_inline)) {
                         if (i / 2 % 2 == first)
                             for (int c = 0; c < C; ++c) fetch(next[c] + (i & ~1) * kTileDepth);
                     });
@@ -190,7 +191,8 @@ struct FewProducts : AttendRows {
                             c * kLanes;
                     const uint8_t* next = piece_after(span + at) + offset;
                     add(sums, weights + at, kSpan, values, padded, first,
-                        least(kBlockTokens, keys - at), [&](int64_t i) {
+                        least(kBlockTokens, keys - at),
+                        [&](int64_t i) __attribute__((always_inline)) {
                             for (int64_t b = 0; b < C * kLanes * size; b += kLine)
                                 fetch(next + i * padded * size + b);
                         });

@@ -179,7 +179,7 @@ class Layer {
     struct Lines {
         int64_t begin, end;
 
-        void fetch_from(const uint8_t* first) const {
+        __attribute__((always_inline)) void fetch_from(const uint8_t* first) const {
             for (int64_t i = begin; i < end; ++i) fetch(first + i * kTileRowBytes);
         }
     };

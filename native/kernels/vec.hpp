@@ -37,15 +37,9 @@ typedef uint8_t BytesPart __attribute__((vector_size(4 * GALLEY_WIDTH)));
 typedef int8_t SignedBytePart __attribute__((vector_size(GALLEY_WIDTH)));
 typedef uint8_t BytePart __attribute__((vector_size(GALLEY_WIDTH)));
 
-// Asks for a line to be brought to the second cache. GCC takes what does nothing but
-// __builtin_prefetch for a function without effect, and drops its calls.
-GALLEY_INLINE void fetch(const uint8_t* address) {
-#if defined(__x86_64__)
-    asm volatile("prefetcht1 %a0" : : "p"(address));
-#else
-    __builtin_prefetch(address, 0, 2);
-#endif
-}
+// Asks for a line to be brought to the second cache. Functions and lambdas that do nothing else
+// must be inlined, too: GCC takes them for functions without effect, and drops their calls.
+GALLEY_INLINE void fetch(const uint8_t* address) { __builtin_prefetch(address, 0, 2); }
 
 struct Floats {
     FloatPart p[kParts];
