@@ -9,7 +9,7 @@
 //
 //   up to 16 blocks of outputs      a unit of work
 //     band of up to 512 rows        its sums wait in the second cache
-//       chunk of 512 bytes of k     its weights, unpacked or copied, too: the panel
+//       chunk of 512 bytes of k     its weights, too: where they are, or unpacked in a panel
 //         2 x 16 rows               their chunk stays in the first cache
 //           2 blocks
 //             part of a group       sums in tile registers
@@ -36,7 +36,7 @@ constexpr int64_t kReachTiles = kReach / kTileRowBytes;
 constexpr int64_t kMostParts = kReachTiles;
 // Of weights that are taken once: how far ahead they are fetched.
 constexpr int64_t kAhead = 16 << 10;
-constexpr int64_t kItemBytes = 1 << 20;  // of weights that stay in the second cache uncopied
+constexpr int64_t kItemBytes = 1 << 20;  // of whole weights that stay in the second cache
 constexpr int64_t kRowsAtOnce = 8;       // whose sums are in registers
 // Row tiles whose sums wait in the second cache.
 constexpr int64_t kBandTiles = 32;
@@ -101,9 +101,10 @@ class Layer {
           block_bytes_(m_.padded_depth * kTileRowBytes / Weights::kStep),
           row_tiles_(quotient_up(l.rows, kTileRows)),
           height_(quotient_up(l.rows, row_tiles_)),
-          copies_(must_copy()) {
+          copies_(Weights::kUnpacked || groups_ > 1),
+          streams_(!copies_ && row_tiles_ <= (kMostBlocks * block_bytes_ > kItemBytes ? 2 : 8)) {
         const int64_t reach = kReachTiles * Weights::kDepth;
-        part_ = copies_ ? least(m_.group, reach) : m_.group;
+        part_ = streams_ ? m_.group : least(m_.group, reach);
         group_parts_ = quotient_up(m_.group, part_);
         const int64_t last = m_.padded_depth - (groups_ - 1) * m_.group;
         parts_ = (groups_ - 1) * group_parts_ + quotient_up(last, part_);
@@ -127,13 +128,6 @@ class Layer {
     }
 
   private:
-    // Weights are taken from where they are if few rows take them, and the second cache holds them
-    // between the first of these and the last.
-    bool must_copy() const {
-        if (Weights::kUnpacked || groups_ > 1) return true;
-        return row_tiles_ > 8 || (row_tiles_ > 2 && kMostBlocks * block_bytes_ > kItemBytes);
-    }
-
     // R tiles of rows from number `tile` on, by all blocks of a chunk of parts.
     template <int R>
     void rows(int64_t tile, int64_t part) const {
@@ -262,21 +256,21 @@ class Layer {
             w[b] = copies_ ? scratch_.panel[block + b - begin_][place]
                            : weights_at(block + b, p.begin);
         p.first ? zero_sums<R, B>() : load_sums<R, B>(sums, kTileRowBytes);
-        if (copies_) {
-            for (int64_t left = tiles_of(depth); left > 0; --left)
-                multiply_tiles<Weights::kWith, R, B>(x, stride, w);
-        } else {
-            const Lines share = share_of(kTileRows, tile);
-            const int64_t next_item = (end_ - begin_) * block_bytes_;
-            for (int64_t left = depth / Weights::kDepth; left > 0; --left) {
+        const int64_t whole = copies_ ? tiles_of(depth) : depth / Weights::kDepth;
+        const Lines share = share_of(kTileRows, tile);
+        const int64_t next_item = (end_ - begin_) * block_bytes_;
+        for (int64_t left = whole; left > 0; --left) {
+            if (streams_) {
                 // Of this block and then the next; what all rows share is of the next item.
                 const int64_t jump = left * kTileBytes > kAhead ? 0 : (B - 1) * block_bytes_;
                 const int64_t ahead = row_tiles_ > 2 ? next_item : kAhead + jump;
                 for (int b = 0; b < B; ++b) share.fetch_from(w[b] + ahead);
-                multiply_tiles<Weights::kWith, R, B>(x, stride, w);
             }
+            multiply_tiles<Weights::kWith, R, B>(x, stride, w);
+        }
+        if (whole < tiles_of(depth)) {
             for (int b = 0; b < B; ++b) w[b] = scratch_.panel[block + b - begin_][0];
-            if (depth % Weights::kDepth) multiply_tiles<Weights::kWith, R, B>(x, stride, w);
+            multiply_tiles<Weights::kWith, R, B>(x, stride, w);
         }
         store_sums<R, B>(sums, kTileRowBytes);
     }
@@ -324,7 +318,8 @@ class Layer {
     const Matrix& m_;
     Scratch& scratch_;
     int64_t groups_, block_bytes_, row_tiles_, height_;
-    bool copies_;  // weights that many rows take, or that need unpacking
+    bool copies_;   // weights that need unpacking, or filling up at the end of each group
+    bool streams_;  // whole outputs: few rows take them
     int64_t part_, group_parts_, parts_, chunk_;  // columns, parts of a group, all, at a time
     int64_t begin_ = 0, end_ = 0;                 // blocks at a time
     int64_t band_ = 0;                            // row tiles at a time: the first
