@@ -66,9 +66,8 @@ struct Worker : Products {
 
     // How many columns of scores there are now, those of padding included.
     int64_t score_span(int64_t span, int64_t keys) const {
-        constexpr int64_t kWhole = Products::kTogether * kLanes;
         Products::score_span(span, keys);
-        return (keys + kWhole - 1) / kWhole * kWhole;
+        return up(keys, Products::kTogether * kLanes);
     }
 
     void take_span(const Softmax& sums, int64_t span, int64_t keys) const {

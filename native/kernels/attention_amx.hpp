@@ -18,10 +18,6 @@ GALLEY_INLINE void store_pair(uint16_t* to, Floats first, Floats second) {
     _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(second.p[0], first.p[0]));
 }
 
-GALLEY_INLINE int64_t up(int64_t value, int64_t multiple) {
-    return (value + multiple - 1) / multiple * multiple;
-}
-
 // Rows [row_tiles][height] by a panel [blocks] of tiles one below the other: floats, 16 for each
 // block.
 struct TileProduct {
@@ -106,7 +102,7 @@ GALLEY_INLINE void fill_values(const PairBF16* values, int64_t padded_dim, int64
 
 template <class T>
 struct TileProducts : AttendRows {
-    static constexpr int kTogether = 2;
+    static constexpr int kTogether = 2;  // see VectorProducts
 
     const int64_t row_tiles, height, depth;  // row tiles are of one height; head_dim, filled up
     uint16_t* queries;                       // [row_tiles * height][depth]
@@ -134,7 +130,7 @@ struct TileProducts : AttendRows {
                     key_panel,
                     panel_stride,
                     depth / kTileDepth,
-                    up(keys, kLanes) / kLanes,
+                    quotient_up(keys, kLanes),
                     row_tiles,
                     height,
                     scores,
@@ -159,7 +155,7 @@ struct TileProducts : AttendRows {
                     kSpan * static_cast<int64_t>(sizeof *weights),
                     value_panel,
                     kPanelStride,
-                    up(keys, kTileDepth) / kTileDepth,
+                    quotient_up(keys, kTileDepth),
                     cache.padded_dim / kLanes,
                     row_tiles,
                     height,
@@ -175,7 +171,7 @@ struct TileProducts : AttendRows {
                      reinterpret_cast<float*>(attend.scratch) + some * attend.cache.padded_dim +
                          (some + kSpan) * dims / 2 + (some + attend.cache.padded_dim) * kSpan / 2),
           row_tiles(some / kTileRows),
-          height((rows + row_tiles - 1) / row_tiles),
+          height(quotient_up(rows, row_tiles)),
           depth(dims),
           queries(reinterpret_cast<uint16_t*>(attend.scratch)),
           weights(queries + some * dims),

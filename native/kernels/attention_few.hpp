@@ -13,10 +13,8 @@ namespace GALLEY_ISA {
 
 constexpr int64_t kTileDepth = 32;  // elements in a row of a tile
 
-GALLEY_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 struct FewProducts : AttendRows {
-    static constexpr int kTogether = 1;
+    static constexpr int kTogether = 1;  // see VectorProducts
     static constexpr int kMostRows = 4;
 
     float* queries;  // [rows][padded_dim]

@@ -29,14 +29,14 @@ struct VectorProducts : AttendRows {
         }
     }
 
-    int64_t depth() const { return (cache.head_dim + kDepth - 1) / kDepth; }
+    int64_t depth() const { return quotient_up(cache.head_dim, kDepth); }
 
     // Columns of scores that are softened together.
     static constexpr int kTogether = 1;
 
     // Of all rows and the keys from `span` on.
     void score_span(int64_t span, int64_t keys) const {
-        const int64_t columns = (keys + kLanes - 1) / kLanes * kLanes;
+        const int64_t columns = up(keys, kLanes);
         for (int64_t row = 0; row < rows; row += kRows)
             score_rows<kRows>(rows - row, row, span, columns);
     }

@@ -76,8 +76,6 @@ struct BFloat16 {
     static constexpr bool kUnpacked = false;
 };
 
-int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t groups_of(const Matrix& m) { return m.groups ? m.groups : 1; }
 
 // Columns [begin, end) of one group.

@@ -37,6 +37,12 @@ typedef uint8_t BytesPart __attribute__((vector_size(4 * GALLEY_WIDTH)));
 typedef int8_t SignedBytePart __attribute__((vector_size(GALLEY_WIDTH)));
 typedef uint8_t BytePart __attribute__((vector_size(GALLEY_WIDTH)));
 
+GALLEY_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+GALLEY_INLINE int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+GALLEY_INLINE int64_t up(int64_t value, int64_t multiple) {
+    return quotient_up(value, multiple) * multiple;
+}
+
 // Asks for a line to be brought to the second cache. Functions and lambdas that do nothing else
 // must be inlined, too: GCC takes them for functions without effect, and drops their calls.
 GALLEY_INLINE void fetch(const uint8_t* address) { __builtin_prefetch(address, 0, 2); }

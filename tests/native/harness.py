@@ -142,13 +142,14 @@ def cpu_executor(
 class RoundingExecutor(ReferenceExecutor):
     """The reference executor with the inputs of linear layers rounded as ``quantize`` rounds them.
 
-    Keys and values are rounded too, head by head, as ``kv_dtype`` does; what a window attends with is
-    bfloat16 unless the weights are float32.
+    Keys and values are rounded too, head by head, as ``kv_dtype`` does, and queries as attention on ``isa``
+    rounds them beside bfloat16; what a window attends with is bfloat16 unless the weights are float32.
     """
 
     rounding: Callable[[torch.Tensor], torch.Tensor]
     kv_rounding: Callable[[torch.Tensor], torch.Tensor]
     window_rounding: Callable[[torch.Tensor], torch.Tensor]
+    isa: str = ""
 
     def _attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         q, *kv = inputs
@@ -156,6 +157,9 @@ class RoundingExecutor(ReferenceExecutor):
         rounded = [
             [self.kv_rounding(tile.view(heads)).view(tile.shape) for tile in tiles] for tiles in kv
         ]
+        if self.isa == "amx" and self.kv_rounding is KV_ROUNDING["bfloat16"]:
+            scale = op.attrs["scale"]
+            q = [torch.from_numpy(rounded_queries(tile.numpy(), scale, self.isa)) for tile in q]
         return super()._attention(op, step, [q, *rounded])
 
     def _window_attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
@@ -198,6 +202,7 @@ def rounding_executor(
     *,
     round_activations: bool = True,
     kv_dtype: KVType = "float32",
+    isa: str = "",
 ) -> RoundingExecutor:
     """Torch on the dequantised weights, with 256 blocks of KV.
 
@@ -223,6 +228,7 @@ def rounding_executor(
     rounded = quantize if round_activations else "float32"
     executor.rounding = _ROUNDING[rounded]
     executor.kv_rounding = KV_ROUNDING[kv_dtype]
+    executor.isa = isa
     executor.window_rounding = KV_ROUNDING["float32" if rounded == "float32" else "bfloat16"]
     executor.allocate_kv(256)
     return executor

@@ -244,13 +244,12 @@ def random_window(heads: Heads, rows: int, rng: np.random.Generator) -> Floats:
     return window
 
 
-def parts(heads: Heads, window: Floats, isa: str = "") -> list[Floats]:
-    return np.split(window, np.cumsum(heads.widths)[:2], axis=1)
-
-
-def rounded_parts(heads: Heads, window: Floats, isa: str) -> list[Floats]:
-    q, k, v = parts(heads, window)
-    return [rounded_queries(q, heads.scale, isa), round_bf16(k), round_bf16(v)]
+def parts(heads: Heads, window: Floats, isa: str, exact: bool) -> list[Floats]:
+    """Queries, keys and values, unless ``exact`` as the kernels round them."""
+    q, k, v = np.split(window, np.cumsum(heads.widths)[:2], axis=1)
+    return (
+        [q, k, v] if exact else [rounded_queries(q, heads.scale, isa), round_bf16(k), round_bf16(v)]
+    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -271,7 +270,7 @@ def test_window_attention(
     encoder = window_attention(heads, isa=isa, exact=exact, threads=threads)
     got = encoder.run(windows, lengths, heads.widths[0])
     for window, result in zip(windows, got, strict=True):
-        expected = attend(heads, *(parts if exact else rounded_parts)(heads, window, isa))
+        expected = attend(heads, *parts(heads, window, isa, exact))
         error = np.abs(result - expected).max() / max(np.abs(expected).max(), 1e-30)
         assert error <= (3e-5 if exact else 5e-3)
 
@@ -288,7 +287,7 @@ def test_a_whole_window_has_the_same_bits_alone_among_others_and_on_any_threads(
     long, others = random_window(heads, 1499, rng), [random_window(heads, n, rng) for n in (1, 33)]
     width = heads.widths[0]
     (alone,) = window_attention(heads, isa=isa, exact=exact).run([long], [1499], width)
-    expected = attend(heads, *(parts if exact else rounded_parts)(heads, long, isa))
+    expected = attend(heads, *parts(heads, long, isa, exact))
     error = np.abs(alone - expected).max() / np.abs(expected).max()
     assert error <= (3e-5 if exact else 5e-3)
     for threads in (1, 2, 4):

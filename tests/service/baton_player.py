@@ -36,7 +36,7 @@ def main() -> None:
             alone.touch(exist_ok=False)
         except FileExistsError:
             sys.exit(3)
-        time.sleep(0.005)  # time for the others to come and wait
+        time.sleep(0.008)  # time for the others to come and wait
         alone.unlink()
         spent += float(seconds)
     baton.drop()
