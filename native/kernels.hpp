@@ -40,17 +40,22 @@ struct Matrix {
     const uint8_t* zeros;
 };
 
-// Activations as a Matrix kind wants them; rows are `stride` bytes apart.
+// What a Matrix is multiplied with: bfloat16 unless it is kF32, int8 if it is of integers itself.
+enum class Inputs : int32_t { kFloats, kBF16, kInt8 };
+
+// Activations; rows are `stride` bytes apart.
 //
-//   kF32   floats, as they are
-//   kBF16  [padded_depth] bfloat16, then zeros up to a multiple of 64 bytes
-//   kInt8, kInt4   [padded_depth] int8, then at `sums` [groups] int32: the sum of each group,
-//                  then one float: what an integer stands for; or, if not `prepared`, floats
+//   kFloats  [depth] floats, as they are
+//   kBF16    [padded_depth] bfloat16, then zeros up to a multiple of 64 bytes; for integers 64
+//   bytes
+//            of them more, as a group's tile may begin anywhere
+//   kInt8    [padded_depth] int8, then at `sums` [groups] int32: the sum of each group, then one
+//            float: what an integer stands for
 struct Activations {
     const uint8_t* data;
     int64_t stride;
     int64_t sums;
-    bool prepared;  // by `prepare`; false: [depth] floats
+    Inputs type;
 };
 
 struct Linear {
@@ -108,8 +113,8 @@ struct Kernels {
     // Blocks [begin, end) of the outputs for all rows. A row's bits depend on nothing but the row.
     // `scratch`: kLinearScratch bytes, 64-byte aligned.
     void (*linear)(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
-    // One row of floats -> one row of Activations for `matrix`.
-    void (*prepare)(const Matrix& matrix, const float* x, uint8_t* row, int64_t sums);
+    // One row of floats -> one row of Activations for `matrix`, not kFloats.
+    void (*prepare)(const Matrix& matrix, Inputs, const float* x, uint8_t* row, int64_t sums);
     // Row `index` of the matrix as floats.
     void (*embed)(const Matrix& matrix, int64_t index, float* y);
     void (*rms_norm)(const float* x, const float* weight, float eps, int64_t width, int64_t group,

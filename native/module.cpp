@@ -32,6 +32,12 @@ Kind kind_named(const std::string& name) {
     throw std::invalid_argument("unknown weight kind '" + name + "'");
 }
 
+Inputs inputs_named(const std::string& name) {
+    if (name == "bfloat16") return Inputs::kBF16;
+    if (name == "int8") return Inputs::kInt8;
+    throw std::invalid_argument("unknown type of activations '" + name + "'");
+}
+
 KvType kv_type_named(const std::string& name) {
     if (name == "float32") return KvType::kF32;
     if (name == "bfloat16") return KvType::kBF16;
@@ -142,8 +148,16 @@ NB_MODULE(_native, m) {
             },
             nb::rv_policy::reference_internal)
         .def_prop_ro("outputs", [](const Packed& p) { return p.matrix().outputs; })
-        .def_prop_ro("bytes", &Packed::bytes)
-        .def_prop_ro("activation_bytes", &Packed::activation_bytes);
+        .def_prop_ro("bytes", &Packed::bytes);
+
+    nb::class_<Layout>(m, "Layout")
+        .def(
+            "__init__",
+            [](Layout* self, std::shared_ptr<Packed> weight, const std::string& inputs) {
+                new (self) Layout(std::move(weight), inputs_named(inputs));
+            },
+            "weight"_a, "inputs"_a)
+        .def_prop_ro("row_bytes", &Layout::row_bytes);
 
     auto runtime = nb::class_<Runtime>(m, "Runtime");
     runtime

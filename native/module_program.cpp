@@ -107,13 +107,13 @@ void encode(Program& program, const FloatTable& frames, const Ids& starts, const
 
 using SharedPacked = std::shared_ptr<Packed>;
 
-NormOp rms_norm(const Floats& weight, float eps, int64_t width, SharedPacked layout, SlotFields x,
-                SlotFields y) {
+NormOp rms_norm(const Floats& weight, float eps, int64_t width, std::shared_ptr<Layout> layout,
+                SlotFields x, SlotFields y) {
     return {to_vector(weight), {}, eps, width, std::move(layout), slot(x), slot(y)};
 }
 
-NormOp layer_norm(const Floats& weight, const Floats& bias, float eps, SharedPacked layout,
-                  SlotFields x, SlotFields y) {
+NormOp layer_norm(const Floats& weight, const Floats& bias, float eps,
+                  std::shared_ptr<Layout> layout, SlotFields x, SlotFields y) {
     if (bias.size() != weight.size()) throw std::invalid_argument("bias has the wrong size");
     const auto width = static_cast<int64_t>(weight.size());
     return {to_vector(weight), to_vector(bias), eps, width, std::move(layout), slot(x), slot(y)};
@@ -124,13 +124,13 @@ void bind_ops(nb::class_<Program>& cls) {
         const int64_t width = weight->matrix().depth;
         p.append(EmbedOp{std::move(weight), width, slot(y)});
     });
-    cls.def("prepare", [](Program& p, SharedPacked weight, SlotFields x, SlotFields y) {
-        p.append(PrepareOp{std::move(weight), slot(x), slot(y)});
+    cls.def("prepare", [](Program& p, std::shared_ptr<Layout> layout, SlotFields x, SlotFields y) {
+        p.append(PrepareOp{std::move(layout), slot(x), slot(y)});
     });
     cls.def(
         "linear",
-        [](Program& p, SharedPacked weight, std::optional<Floats> bias, bool prepared, SlotFields x,
-           SlotFields y) {
+        [](Program& p, SharedPacked weight, std::optional<Floats> bias,
+           std::shared_ptr<Layout> layout, SlotFields x, SlotFields y) {
             const int64_t outputs = weight->matrix().outputs;
             std::vector<float> padded;
             if (bias) {
@@ -139,18 +139,21 @@ void bind_ops(nb::class_<Program>& cls) {
                 padded = to_vector(*bias);
                 padded.resize(round_up(outputs, kLanes));
             }
-            p.append(LinearOp{std::move(weight), std::move(padded), prepared, slot(x), slot(y)});
+            p.append(LinearOp{std::move(weight), std::move(padded), std::move(layout), slot(x),
+                              slot(y)});
         },
-        "weight"_a, "bias"_a.none(), "prepared"_a, "x"_a, "y"_a);
+        "weight"_a, "bias"_a.none(), "layout"_a.none(), "x"_a, "y"_a);
     cls.def(
         "rms_norm",
-        [](Program& p, const Floats& weight, float eps, int64_t width, SharedPacked layout,
-           SlotFields x, SlotFields y) { p.append(rms_norm(weight, eps, width, layout, x, y)); },
+        [](Program& p, const Floats& weight, float eps, int64_t width,
+           std::shared_ptr<Layout> layout, SlotFields x,
+           SlotFields y) { p.append(rms_norm(weight, eps, width, layout, x, y)); },
         "weight"_a, "eps"_a, "width"_a, "layout"_a.none(), "x"_a, "y"_a);
     cls.def(
         "add_rms_norm",
-        [](Program& p, const Floats& weight, float eps, int64_t width, SharedPacked layout,
-           SlotFields a, SlotFields b, SlotFields sum, SlotFields y) {
+        [](Program& p, const Floats& weight, float eps, int64_t width,
+           std::shared_ptr<Layout> layout, SlotFields a, SlotFields b, SlotFields sum,
+           SlotFields y) {
             p.append(AddNormOp{slot(a), slot(b), rms_norm(weight, eps, width, layout, sum, y)});
         },
         "weight"_a, "eps"_a, "width"_a, "layout"_a.none(), "a"_a, "b"_a, "sum"_a, "y"_a);
@@ -172,26 +175,28 @@ void bind_ops(nb::class_<Program>& cls) {
             });
     cls.def(
         "silu_mul",
-        [](Program& p, int64_t width, SharedPacked layout, SlotFields a, SlotFields b,
+        [](Program& p, int64_t width, std::shared_ptr<Layout> layout, SlotFields a, SlotFields b,
            SlotFields y) {
             p.append(SiluMulOp{width, std::move(layout), slot(a), slot(b), slot(y)});
         },
         "width"_a, "layout"_a.none(), "a"_a, "b"_a, "y"_a);
     cls.def(
         "layer_norm",
-        [](Program& p, const Floats& weight, const Floats& bias, float eps, SharedPacked layout,
-           SlotFields x, SlotFields y) { p.append(layer_norm(weight, bias, eps, layout, x, y)); },
+        [](Program& p, const Floats& weight, const Floats& bias, float eps,
+           std::shared_ptr<Layout> layout, SlotFields x,
+           SlotFields y) { p.append(layer_norm(weight, bias, eps, layout, x, y)); },
         "weight"_a, "bias"_a, "eps"_a, "layout"_a.none(), "x"_a, "y"_a);
     cls.def(
         "add_layer_norm",
-        [](Program& p, const Floats& weight, const Floats& bias, float eps, SharedPacked layout,
-           SlotFields a, SlotFields b, SlotFields sum, SlotFields y) {
+        [](Program& p, const Floats& weight, const Floats& bias, float eps,
+           std::shared_ptr<Layout> layout, SlotFields a, SlotFields b, SlotFields sum,
+           SlotFields y) {
             p.append(AddNormOp{slot(a), slot(b), layer_norm(weight, bias, eps, layout, sum, y)});
         },
         "weight"_a, "bias"_a, "eps"_a, "layout"_a.none(), "a"_a, "b"_a, "sum"_a, "y"_a);
     cls.def(
         "gelu",
-        [](Program& p, int64_t width, SharedPacked layout, SlotFields x, SlotFields y) {
+        [](Program& p, int64_t width, std::shared_ptr<Layout> layout, SlotFields x, SlotFields y) {
             p.append(GeluOp{width, std::move(layout), slot(x), slot(y)});
         },
         "width"_a, "layout"_a.none(), "x"_a, "y"_a);

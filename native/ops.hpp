@@ -20,6 +20,7 @@ struct Slot {
 };
 
 using Weights = std::shared_ptr<const Packed>;
+using SharedLayout = std::shared_ptr<const Layout>;
 
 struct EmbedOp {
     Weights weight;
@@ -27,13 +28,13 @@ struct EmbedOp {
     Slot y;
 };
 struct PrepareOp {
-    Weights weight;
+    SharedLayout layout;
     Slot x, y;
 };
 struct LinearOp {
     Weights weight;
     std::vector<float> bias;  // empty, or padded to whole blocks
-    bool prepared;            // whether x is; see Activations
+    SharedLayout layout;      // of x; null: floats
     Slot x, y;
 };
 struct NormOp {
@@ -41,7 +42,7 @@ struct NormOp {
     std::vector<float> bias;  // a layer norm's; empty for an RMS norm
     float eps;
     int64_t width;
-    Weights layout;  // null: y is floats; else prepared for these
+    SharedLayout layout;  // of y; null: floats
     Slot x, y;
 };
 struct AddNormOp {
@@ -70,12 +71,12 @@ struct RopeAttentionOp {
 };
 struct SiluMulOp {
     int64_t width;
-    Weights layout;  // as NormOp's
+    SharedLayout layout;  // as NormOp's
     Slot a, b, y;
 };
 struct GeluOp {
     int64_t width;
-    Weights layout;  // as NormOp's
+    SharedLayout layout;  // as NormOp's
     Slot x, y;
 };
 struct AddOp {

@@ -123,14 +123,6 @@ void Packed::place(const uint8_t* data) {
     matrix_.zeros = zeros_at_ < bytes_ ? data + zeros_at_ : nullptr;
 }
 
-int64_t Packed::sums_offset() const { return round_up(matrix_.padded_depth, 64); }
-
-int64_t Packed::activation_bytes() const {
-    // An odd number of lines: rows a power of two apart share few places of the nearest cache.
-    if (!integer()) return round_up(weight_bytes(matrix_.kind, matrix_.padded_depth), 64) | 64;
-    return round_up(sums_offset() + 4 * matrix_.groups + 4, 64);
-}
-
 int64_t Packed::fill(const std::vector<Source>& parts, int threads) {
     const Rows rows(parts, matrix_.depth);
     if (rows.count() != matrix_.outputs)
@@ -254,6 +246,28 @@ int64_t Packed::scale_index(int64_t output, int64_t group) const {
 void Packed::require_own_memory() const {
     if (memory_.size() == 0)
         throw std::invalid_argument("this matrix is a view and cannot be filled");
+}
+
+Layout::Layout(std::shared_ptr<const Packed> weight, Inputs inputs)
+    : weight_(std::move(weight)), inputs_(inputs) {
+    const Matrix& m = matrix();
+    const bool integers = m.kind == Kind::kInt8 || m.kind == Kind::kInt4;
+    if (inputs == Inputs::kFloats || m.kind == Kind::kF32)
+        throw std::invalid_argument(
+            "floats need no preparing, and float32 weights take nothing else");
+    if (inputs == Inputs::kInt8) {
+        if (!integers) throw std::invalid_argument("bf16 weights are not multiplied with int8");
+        sums_ = round_up(m.padded_depth, 64);
+        row_bytes_ = round_up(sums_ + 4 * m.groups + 4, 64);
+    } else {
+        // An odd number of lines: rows a power of two apart share few places of the nearest cache.
+        row_bytes_ = (round_up(2 * m.padded_depth, 64) + (integers ? 64 : 0)) | 64;
+    }
+}
+
+bool Layout::suits(const Matrix& other) const {
+    const Matrix& m = matrix();
+    return m.kind == other.kind && m.depth == other.depth && m.group == other.group;
 }
 
 }  // namespace galley

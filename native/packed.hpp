@@ -46,10 +46,6 @@ class Packed {
     const uint8_t* data() const { return matrix_.weights; }
     int64_t bytes() const { return bytes_; }
 
-    // Where the group sums lie in a row of activations, and how many bytes the row has.
-    int64_t sums_offset() const;
-    int64_t activation_bytes() const;
-
     // The rows of `parts`, one after another, are the outputs; integer kinds round them to nearest.
     // Returns the index of a part that holds a value which integers cannot stand for (not finite),
     // or -1.
@@ -76,6 +72,25 @@ class Packed {
     int64_t scales_at_ = 0, zeros_at_ = 0, bytes_ = 0;
     Memory memory_;
     std::shared_ptr<const void> owner_;
+};
+
+// How rows of activations are made ready for a matrix, and for others that take them so.
+class Layout {
+  public:
+    // Throws std::invalid_argument for what the matrix is not multiplied with.
+    Layout(std::shared_ptr<const Packed> weight, Inputs inputs);
+
+    const Matrix& matrix() const { return weight_->matrix(); }
+    Inputs inputs() const { return inputs_; }
+    int64_t row_bytes() const { return row_bytes_; }
+    int64_t sums() const { return sums_; }
+    bool suits(const Matrix& other) const;
+
+  private:
+    std::shared_ptr<const Packed> weight_;
+    Inputs inputs_;
+    int64_t sums_ = 0;  // where those of the groups lie
+    int64_t row_bytes_;
 };
 
 }  // namespace galley

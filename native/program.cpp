@@ -30,8 +30,8 @@ void Program::append(Op op) {
         rope->angles = angles_for(rope->inv_freq, rope->scale);
     if (auto* linear = std::get_if<LinearOp>(&op)) {
         const Matrix& m = linear->weight->matrix();
-        require(m.kind != Kind::kF32 || !linear->prepared, "float32 weights take floats");
-        if (linear->prepared) runtime_->need_scratch(kLinearScratch);
+        require(!linear->layout || linear->layout->suits(m), "x is prepared for other weights");
+        if (linear->layout) runtime_->need_scratch(kLinearScratch);
     }
     if (auto* embed = std::get_if<EmbedOp>(&op))
         token_limit_ = std::min(token_limit_, embed->weight->matrix().outputs);

@@ -109,7 +109,8 @@ class Program {
         });
     }
     template <class Body>
-    void each_row_prepared(const Weights& layout, int64_t width, const Slot& y, const Body& body);
+    void each_row_prepared(const SharedLayout& layout, int64_t width, const Slot& y,
+                           const Body& body);
 
     void run(const EmbedOp& op);
     void run(const PrepareOp& op);

@@ -21,15 +21,16 @@ float* Program::row(const Slot& slot, int64_t r) const {
     return reinterpret_cast<float*>(at(slot) + r * slot.stride);
 }
 
-// body(r, out) computes row r of a float buffer, which becomes y, or is prepared for `layout`.
+// body(r, out) computes row r of a float buffer, which becomes y, as `layout` wants it.
 template <class Body>
-void Program::each_row_prepared(const Weights& layout, int64_t width, const Slot& y,
+void Program::each_row_prepared(const SharedLayout& layout, int64_t width, const Slot& y,
                                 const Body& body) {
     each_row(width, [&](int64_t r, int thread) {
         if (!layout) return body(r, row(y, r));
         auto* floats = reinterpret_cast<float*>(runtime_->scratch(thread));
         body(r, floats);
-        kernels_.prepare(layout->matrix(), floats, at(y) + r * y.stride, layout->sums_offset());
+        kernels_.prepare(layout->matrix(), layout->inputs(), floats, at(y) + r * y.stride,
+                         layout->sums());
     });
 }
 
@@ -40,17 +41,19 @@ void Program::run(const EmbedOp& op) {
 }
 
 void Program::run(const PrepareOp& op) {
-    const Matrix& m = op.weight->matrix();
-    const int64_t sums = op.weight->sums_offset();
-    each_row(m.depth, [&](int64_t r, int) {
-        kernels_.prepare(m, row(op.x, r), at(op.y) + r * op.y.stride, sums);
+    const Layout& layout = *op.layout;
+    each_row(layout.matrix().depth, [&](int64_t r, int) {
+        kernels_.prepare(layout.matrix(), layout.inputs(), row(op.x, r), at(op.y) + r * op.y.stride,
+                         layout.sums());
     });
 }
 
 void Program::run(const LinearOp& op) {
     const Matrix& m = op.weight->matrix();
+    const int64_t sums = op.layout ? op.layout->sums() : 0;
+    const Inputs inputs = op.layout ? op.layout->inputs() : Inputs::kFloats;
     const Linear linear = {&m,
-                           {at(op.x), op.x.stride, op.weight->sums_offset(), op.prepared},
+                           {at(op.x), op.x.stride, sums, inputs},
                            op.bias.empty() ? nullptr : op.bias.data(),
                            row(op.y, 0),
                            op.y.stride / static_cast<int64_t>(sizeof(float)),

@@ -3,7 +3,7 @@
 //
 // Integers are summed exactly and scaled in the order of linear_integer.cpp: the bits are the same,
 // so few rows, which memory bounds, are left to it. bfloat16 adds in an order of its own, for all
-// rows.
+// rows, and so do integers that are widened to it.
 //
 // From the outside in, what is read again lying nearer each time:
 //
@@ -49,19 +49,30 @@ struct Scratch {
 };
 static_assert(sizeof(Scratch) == kLinearScratch, "see kernels.hpp");
 
+// A line of a tile.
+GALLEY_INLINE void put(uint8_t* to, Bytes v) { memcpy(to, &v.p[0], sizeof v.p[0]); }
+GALLEY_INLINE void put(uint8_t* to, Pairs v) { memcpy(to, &v, sizeof v); }
+
 struct Int4 {
     using Sum = int32_t;
     static constexpr Tiles kWith = Tiles::kSigned;
-    static constexpr bool kIntegers = true;
+    static constexpr bool kScaled = true;
     static constexpr int64_t kDepth = 64;  // of a tile, in elements
     static constexpr int64_t kStep = 8;    // k a register of weights holds
     static constexpr bool kUnpacked = true;
+    static constexpr int32_t kZero = 8;    // what is stored for zero, where the matrix does not say
     static constexpr int32_t kOffset = 0;  // that the tiles' weights still have
+
+    GALLEY_INLINE void unpack(Bytes both, Bytes zeros, uint8_t* to) {
+        const Bytes low = {both.p[0] & 0x0f0f0f0f}, high = {(both.p[0] >> 4) & 0x0f0f0f0f};
+        put(to, low - zeros);
+        put(to + kTileRowBytes, high - zeros);
+    }
 };
 struct Int8 {
     using Sum = int32_t;
     static constexpr Tiles kWith = Tiles::kUnsigned;
-    static constexpr bool kIntegers = true;
+    static constexpr bool kScaled = true;
     static constexpr int64_t kDepth = 64;
     static constexpr int64_t kStep = 4;
     static constexpr bool kUnpacked = false;
@@ -70,10 +81,33 @@ struct Int8 {
 struct BFloat16 {
     using Sum = float;
     static constexpr Tiles kWith = Tiles::kBFloat16;
-    static constexpr bool kIntegers = false;
+    static constexpr bool kScaled = false;
     static constexpr int64_t kDepth = 32;
     static constexpr int64_t kStep = 2;
     static constexpr bool kUnpacked = false;
+};
+// Integers as bfloat16, kWidened times as large.
+struct WideInt4 : BFloat16 {
+    static constexpr bool kScaled = true;
+    static constexpr int64_t kStep = 8;
+    static constexpr bool kUnpacked = true;
+    static constexpr int32_t kZero = 8;
+
+    GALLEY_INLINE void unpack(Bytes both, Bytes zeros, uint8_t* to) {
+        const Bytes low = {both.p[0] & 0x0f0f0f0f}, high = {(both.p[0] >> 4) & 0x0f0f0f0f};
+        for (int i = 0; i < 4; ++i)
+            put(to + i * kTileRowBytes, widen_small_pair((i < 2 ? low : high) - zeros, i % 2 * 2));
+    }
+};
+struct WideInt8 : BFloat16 {
+    static constexpr bool kScaled = true;
+    static constexpr int64_t kStep = 4;
+    static constexpr bool kUnpacked = true;
+    static constexpr int32_t kZero = 128;
+
+    GALLEY_INLINE void unpack(Bytes four, Bytes zeros, uint8_t* to) {
+        for (int i = 0; i < 2; ++i) put(to + i * kTileRowBytes, widen_pair(four - zeros, 2 * i));
+    }
 };
 
 int64_t groups_of(const Matrix& m) { return m.groups ? m.groups : 1; }
@@ -88,7 +122,7 @@ template <class Weights>
 class Layer {
     using Sum = typename Weights::Sum;
     using Tile = Sum[kTileRows * kLanes];
-    static constexpr bool kIntegers = Weights::kIntegers;
+    static constexpr bool kExact = Weights::kWith != Tiles::kBFloat16;
 
   public:
     Layer(const Linear& l, uint8_t* scratch)
@@ -201,7 +235,7 @@ class Layer {
         GALLEY_UNROLL for (int b = 0; b < B; ++b) {
             uint8_t* to = scratch_.panel[block + b - begin_][copies_ ? place : 0];
             if constexpr (Weights::kUnpacked)
-                widen(block + b, p, to);
+                unpack(block + b, p, to);
             else
                 copy(block + b, p, to);
         }
@@ -218,27 +252,25 @@ class Layer {
         memset(to + bytes, 0, tiles_of(p.end - begin) * kTileBytes - bytes);
     }
 
-    // Signed bytes, zero points taken off.
-    void widen(int64_t block, const Part& p, uint8_t* to) const {
-        const Ints zeros =
-            m_.zeros ? load_zeros(m_.zeros + (block * groups_ + p.group) * kLanes) : splat_int(8);
-        const Bytes offset = {(UintPart)zeros.p[0] * 0x01010101u};
+    // Zero points taken off.
+    void unpack(int64_t block, const Part& p, uint8_t* to) const {
+        const Ints zeros = m_.zeros ? load_zeros(m_.zeros + (block * groups_ + p.group) * kLanes)
+                                    : splat_int(Weights::kZero);
+        const Bytes four = {(UintPart)zeros.p[0] * 0x01010101u};
         const uint8_t* from = weights_at(block, p.begin);
+        constexpr int64_t kLines = Weights::kStep * kTileRows / Weights::kDepth;
         // The columns after this chunk, or those that the next item begins with.
-        const int64_t chunk = kReach / Weights::kStep * kTileRowBytes;
+        const int64_t chunk = kReachTiles * Weights::kDepth / Weights::kStep * kTileRowBytes;
         const int64_t last = from + chunk - weights_at(block, m_.padded_depth);
         const int64_t ahead = last < 0 ? chunk : (end_ - begin_ - 1) * block_bytes_ + chunk;
-        const auto put = [](uint8_t* at, Bytes v) { memcpy(at, &v.p[0], sizeof v.p[0]); };
         int64_t k = p.begin;
-        for (; k < p.end; k += Weights::kStep, from += kTileRowBytes, to += 2 * kTileRowBytes) {
+        for (; k < p.end;
+             k += Weights::kStep, from += kTileRowBytes, to += kLines * kTileRowBytes) {
             fetch(from + ahead);
-            const Bytes both = load_bytes(from);
-            const Bytes low = {both.p[0] & 0x0f0f0f0f}, high = {(both.p[0] >> 4) & 0x0f0f0f0f};
-            put(to, low - offset);
-            put(to + kTileRowBytes, high - offset);
+            Weights::unpack(load_bytes(from), four, to);
         }
-        for (; (k - p.begin) % Weights::kDepth; k += Weights::kStep, to += 2 * kTileRowBytes)
-            memset(to, 0, 2 * kTileRowBytes);
+        for (; (k - p.begin) % Weights::kDepth; k += Weights::kStep, to += kLines * kTileRowBytes)
+            memset(to, 0, kLines * kTileRowBytes);
     }
 
     // Products of a part, whose tiles begin at number `place` of the panel.
@@ -281,19 +313,15 @@ class Layer {
               const Sum* sums, float* scaled) const {
         Floats acc[kRowsAtOnce];
         const uint8_t* x = l_.x.data + row * l_.x.stride;
-        if constexpr (kIntegers) {
+        if constexpr (Weights::kScaled) {
             GALLEY_UNROLL for (int i = 0; i < kRowsAtOnce; ++i) acc[i] =
                 group ? load(scaled + i * kLanes) : splat(0.0f);
             for (; group < end; ++group, sums += kTiles * kTileRows * kLanes) {
                 const Floats scales = load_scales(m_, (block * groups_ + group) * kLanes);
+                const uint8_t* of_group = x + l_.x.sums + 4 * group;
                 GALLEY_UNROLL for (int i = 0; i < kRowsAtOnce; ++i) {
-                    Ints exact = load_parts<Ints>(sums + i * kLanes);
-                    if constexpr (Weights::kOffset != 0)
-                        if (i < count)
-                            exact = exact -
-                                    splat_int(Weights::kOffset * load_four(x + i * l_.x.stride +
-                                                                           l_.x.sums + 4 * group));
-                    acc[i] = fma(to_floats(exact), scales, acc[i]);
+                    const uint8_t* total = i < count ? of_group + i * l_.x.stride : nullptr;
+                    acc[i] = fma(sum_of(sums + i * kLanes, total), scales, acc[i]);
                 }
             }
             if (end < groups_) {
@@ -303,12 +331,26 @@ class Layer {
             }
             x += l_.x.sums + 4 * groups_;
             for (int i = 0; i < count; ++i) {
-                float unit;
-                memcpy(&unit, x + i * l_.x.stride, sizeof unit);
+                float unit = 1 / kWidened;
+                if constexpr (kExact) memcpy(&unit, x + i * l_.x.stride, sizeof unit);
                 finish(l_, row + i, block, acc[i] * splat(unit));
             }
         } else {
             for (int i = 0; i < count; ++i) finish(l_, row + i, block, load(sums + i * kLanes));
+        }
+    }
+
+    // Of one row in one group, without the share of the weights' offset: that of `total`, the sum
+    // of its activations; null where there is no row.
+    static Floats sum_of(const Sum* sums, const uint8_t* total) {
+        if constexpr (kExact) {
+            Ints exact = load_parts<Ints>(sums);
+            if (Weights::kOffset != 0 && total)
+                exact = exact - splat_int(Weights::kOffset * load_four(total));
+            return to_floats(exact);
+        } else {
+            // What the memory happens to hold may be denormal, which takes the CPU long.
+            return total ? load(sums) : splat(0.0f);
         }
     }
 
@@ -326,18 +368,22 @@ class Layer {
 }  // namespace
 
 bool fit_for_amx(const Linear& l) {
-    if (!l.x.prepared) return false;
-    if (l.matrix->kind == Kind::kBF16) return true;
+    if (l.x.type == Inputs::kFloats) return false;
+    if (l.x.type == Inputs::kBF16) return true;
     return l.rows > (l.matrix->kind == Kind::kInt4 ? 8 : 4);
 }
 
 void linear_amx(const Linear& l, int64_t begin, int64_t end, uint8_t* scratch) {
-    if (l.matrix->kind == Kind::kInt4)
-        Layer<Int4>(l, scratch).run(begin, end);
-    else if (l.matrix->kind == Kind::kInt8)
-        Layer<Int8>(l, scratch).run(begin, end);
-    else
+    const bool wide = l.x.type == Inputs::kBF16;
+    const Kind kind = l.matrix->kind;
+    if (kind == Kind::kBF16)
         Layer<BFloat16>(l, scratch).run(begin, end);
+    else if (kind == Kind::kInt8)
+        wide ? Layer<WideInt8>(l, scratch).run(begin, end)
+             : Layer<Int8>(l, scratch).run(begin, end);
+    else
+        wide ? Layer<WideInt4>(l, scratch).run(begin, end)
+             : Layer<Int4>(l, scratch).run(begin, end);
 }
 
 }  // namespace GALLEY_ISA

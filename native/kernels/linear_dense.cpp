@@ -106,7 +106,7 @@ struct TileWide {
 void linear_dense(const Linear& l, int64_t begin, int64_t end) {
     if (l.matrix->kind == Kind::kF32)
         Tiler<TileF32, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
-    else if (!l.x.prepared)
+    else if (l.x.type == Inputs::kFloats)
         Tiler<TileWide, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
     else
         Tiler<TileBF16, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);

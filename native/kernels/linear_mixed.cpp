@@ -1,4 +1,4 @@
-// Linear layers with int8 and int4 weights and activations that stay floats.
+// Linear layers with int8 and int4 weights and activations that stay floats, or become bfloat16.
 #include "dots.hpp"
 #include "groups.hpp"
 #include "tile.hpp"
@@ -9,8 +9,9 @@ namespace {
 
 constexpr int kMaxRows = kWidth == 16 ? 8 : 4;
 constexpr int kBlocks = kWidth == 16 ? 2 : 1;
-// An output has a sum for each k % 4, so that few outputs do not wait for each addition to end.
-constexpr int kSums = 4;
+// An output has several sums, for each k % 4, so that few outputs do not wait for each addition to
+// end.
+constexpr int kSumColumns = 4;
 // Rows of a block whose sums are in registers all at once.
 constexpr int kStreamRows = kWidth == 16 ? 5 : kWidth == 8 ? 1 : 0;
 // Columns after which these are added up, in groups that are longer: so many columns of weights
@@ -22,6 +23,7 @@ struct Int8 {
     static constexpr int32_t kOffset = 128;
 
     GALLEY_INLINE Bytes four(Bytes w, int64_t) { return w; }
+    GALLEY_INLINE Pairs pair(Bytes four, int at) { return widen_pair(four, at); }
 };
 
 struct Int4 {
@@ -34,6 +36,33 @@ struct Int4 {
         GALLEY_PARTS r.p[i] = (w.p[i] >> first) & 0x0f0f0f0f;
         return r;
     }
+    GALLEY_INLINE Pairs pair(Bytes four, int at) { return widen_small_pair(four, at); }
+};
+
+// What is multiplied: columns one by one, or two at a time.
+struct FloatInputs {
+    using Element = float;
+    using Factors = Floats;
+    static constexpr int kColumns = 1;
+
+    template <class Weights>
+    GALLEY_INLINE Floats factors(Bytes four, int at) {
+        return widen(four, at);
+    }
+    GALLEY_INLINE Floats splat(const float* x) { return GALLEY_ISA::splat(*x); }
+    GALLEY_INLINE Floats dot(Floats sum, Floats x, Floats w) { return fma(x, w, sum); }
+};
+struct BF16Inputs {
+    using Element = uint16_t;
+    using Factors = Pairs;
+    static constexpr int kColumns = 2;
+
+    template <class Weights>
+    GALLEY_INLINE Pairs factors(Bytes four, int at) {
+        return Weights::pair(four, at);
+    }
+    GALLEY_INLINE Pairs splat(const uint16_t* x) { return splat_pair(x); }
+    GALLEY_INLINE Floats dot(Floats sum, Pairs x, Pairs w) { return dot_pairs(sum, x, w); }
 };
 
 // What is stored for zero, four times in each lane.
@@ -45,11 +74,15 @@ GALLEY_INLINE Bytes load_offsets(const Matrix& m, int64_t at) {
     return r;
 }
 
-template <class Weights>
+template <class Weights, class Type>
 struct Mixed {
+    using Element = typename Type::Element;
+    using Factors = typename Type::Factors;
+
     template <int R, int B>
     struct Tile {
         static constexpr int64_t kStep = Weights::kStep;
+        static constexpr int kSums = kSumColumns / Type::kColumns;
         // Sums of an output at a time: all, or the columns are gone through again for the next.
         static constexpr int kAtOnce = R * B <= kStreamRows ? kSums : 1;
         using Partial = Floats[kAtOnce][R][B];
@@ -59,10 +92,10 @@ struct Mixed {
             const int64_t block_bytes = m.padded_depth * 4 * kLanes / kStep;
             const uint8_t* w = m.weights + block * block_bytes;
             const uint8_t* next = ahead.from(w, block_bytes);
-            const float* x[R];
+            const Element* x[R];
             Floats acc[R][B];
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-                x[r] = reinterpret_cast<const float*>(l.x.data + (row + r) * l.x.stride);
+                x[r] = reinterpret_cast<const Element*>(l.x.data + (row + r) * l.x.stride);
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = splat(0.0f);
             }
             uint64_t fetched = 0;  // of what is ahead, in bytes / kSums
@@ -94,7 +127,7 @@ struct Mixed {
 
         // The products of one register of weights for sums from `first` on; `x` from column k on.
         GALLEY_INLINE void add(Partial& sums, int first, const uint8_t* w, int64_t block_bytes,
-                               const Bytes (&offsets)[B], const float* const (&x)[R], int64_t k) {
+                               const Bytes (&offsets)[B], const Element* const (&x)[R], int64_t k) {
             Bytes stored[B];
             GALLEY_UNROLL for (int b = 0; b < B; ++b) stored[b] = load_bytes(w + b * block_bytes);
             GALLEY_UNROLL for (int64_t j = 0; j < kStep; j += 4) {
@@ -102,12 +135,14 @@ struct Mixed {
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) four[b] =
                     Weights::four(stored[b], j) - offsets[b];
                 GALLEY_UNROLL for (int s = 0; s < kAtOnce; ++s) {
-                    Floats v[B];
-                    GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] = widen(four[b], first + s);
+                    const int at = (first + s) * Type::kColumns;
+                    Factors v[B];
+                    GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] =
+                        Type::template factors<Weights>(four[b], at);
                     GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-                        const Floats a = splat(x[r][k + j + first + s]);
+                        const Factors a = Type::splat(x[r] + k + j + at);
                         GALLEY_UNROLL for (int b = 0; b < B; ++b) sums[s][r][b] =
-                            fma(a, v[b], sums[s][r][b]);
+                            Type::dot(sums[s][r][b], a, v[b]);
                     }
                 }
                 if constexpr (kAtOnce < kSums) hold(sums[0]);
@@ -119,12 +154,12 @@ struct Mixed {
                              const Bytes (&offsets)[B]) {
             const Matrix& m = *l.matrix;
             const int64_t begin = m.depth / kStep * kStep;
-            float padded[R][kStep] = {};
-            const float* x[R];
+            Element padded[R][kStep] = {};
+            const Element* x[R];
             for (int r = 0; r < R; ++r) {
-                const uint8_t* floats = l.x.data + (row + r) * l.x.stride;
-                memcpy(padded[r], floats + begin * sizeof(float),
-                       (m.depth - begin) * sizeof(float));
+                const uint8_t* elements = l.x.data + (row + r) * l.x.stride;
+                memcpy(padded[r], elements + begin * sizeof(Element),
+                       (m.depth - begin) * sizeof(Element));
                 x[r] = padded[r];
             }
             const int64_t column_bytes = 4 * kLanes / kStep;
@@ -156,11 +191,18 @@ struct Mixed {
 
 }  // namespace
 
-void linear_mixed(const Linear& l, int64_t begin, int64_t end) {
-    if (l.matrix->kind == Kind::kInt8)
-        Tiler<Mixed<Int8>::Tile, kMaxRows, kStreamRows, kBlocks>::run(l, begin, end);
+template <class Weights>
+static void multiply(const Linear& l, int64_t begin, int64_t end) {
+    if (l.x.type == Inputs::kFloats)
+        Tiler<Mixed<Weights, FloatInputs>::template Tile, kMaxRows, kStreamRows, kBlocks>::run(
+            l, begin, end);
     else
-        Tiler<Mixed<Int4>::Tile, kMaxRows, kStreamRows, kBlocks>::run(l, begin, end);
+        Tiler<Mixed<Weights, BF16Inputs>::template Tile, kMaxRows, kStreamRows, kBlocks>::run(
+            l, begin, end);
+}
+
+void linear_mixed(const Linear& l, int64_t begin, int64_t end) {
+    l.matrix->kind == Kind::kInt8 ? multiply<Int8>(l, begin, end) : multiply<Int4>(l, begin, end);
 }
 
 }  // namespace GALLEY_ISA

@@ -13,7 +13,8 @@ void prepare_bf16(const Matrix& m, const float* x, uint8_t* row) {
     int64_t k = 0;
     for (; k + kLanes <= m.depth; k += kLanes) store_bf16(out + k, load(x + k));
     for (; k < m.depth; ++k) out[k] = to_bf16(x[k]);
-    for (; k % kLineHalves; ++k) out[k] = 0;
+    const int64_t end = up(m.depth, kLineHalves) + (m.kind == Kind::kBF16 ? 0 : kLineHalves);
+    for (; k < end; ++k) out[k] = 0;
 }
 
 void prepare_integer(const Matrix& m, const float* x, uint8_t* row, int64_t sums) {
@@ -58,8 +59,8 @@ void embed_integer(const Matrix& m, int64_t block, int64_t lane, float* y) {
 
 }  // namespace
 
-void prepare(const Matrix& m, const float* x, uint8_t* row, int64_t sums) {
-    if (m.kind == Kind::kBF16)
+void prepare(const Matrix& m, Inputs inputs, const float* x, uint8_t* row, int64_t sums) {
+    if (inputs == Inputs::kBF16)
         prepare_bf16(m, x, row);
     else
         prepare_integer(m, x, row, sums);

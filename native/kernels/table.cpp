@@ -13,7 +13,7 @@ void linear(const Linear& l, int64_t begin, int64_t end, uint8_t* scratch) {
     const bool integer = l.matrix->kind == Kind::kInt8 || l.matrix->kind == Kind::kInt4;
     if (!integer)
         linear_dense(l, begin, end);
-    else if (l.x.prepared)
+    else if (l.x.type == Inputs::kInt8)
         linear_integer(l, begin, end);
     else
         linear_mixed(l, begin, end);

@@ -13,7 +13,7 @@ void linear_mixed(const Linear&, int64_t begin, int64_t end);
 bool fit_for_amx(const Linear&);
 void linear_amx(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
 #endif
-void prepare(const Matrix&, const float* x, uint8_t* row, int64_t sums);
+void prepare(const Matrix&, Inputs, const float* x, uint8_t* row, int64_t sums);
 void embed(const Matrix&, int64_t index, float* y);
 void rms_norm(const float* x, const float* weight, float eps, int64_t width, int64_t group,
               float* y);

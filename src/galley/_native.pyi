@@ -82,8 +82,13 @@ class Packed:
     def outputs(self) -> int: ...
     @property
     def bytes(self) -> int: ...
+
+class Layout:
+    """Rows of activations, ready to be multiplied with a matrix: "bfloat16", or "int8" for integers."""
+
+    def __init__(self, weight: Packed, inputs: str) -> None: ...
     @property
-    def activation_bytes(self) -> int: ...
+    def row_bytes(self) -> int: ...
 
 class Runtime:
     """What the programs of a model share: kernels, threads, keys and values, working memory.
@@ -118,23 +123,23 @@ class Program:
 
     def __init__(self, runtime: Runtime, arena_bytes: int, vocab_size: int) -> None: ...
     def embed(self, weight: Packed, y: Slot) -> None: ...
-    def prepare(self, weight: Packed, x: Slot, y: Slot) -> None: ...
+    def prepare(self, layout: Layout, x: Slot, y: Slot) -> None: ...
     def linear(
         self,
         weight: Packed,
         bias: npt.NDArray[np.float32] | None,
-        prepared: bool,
+        layout: Layout | None,
         x: Slot,
         y: Slot,
     ) -> None:
-        """``prepared``: x is, for such weights; else it is float32, which bf16 weights do not take."""
+        """``layout``: of x; None for float32."""
 
     def rms_norm(
         self,
         weight: npt.NDArray[np.float32],
         eps: float,
         width: int,
-        layout: Packed | None,
+        layout: Layout | None,
         x: Slot,
         y: Slot,
     ) -> None: ...
@@ -143,7 +148,7 @@ class Program:
         weight: npt.NDArray[np.float32],
         eps: float,
         width: int,
-        layout: Packed | None,
+        layout: Layout | None,
         a: Slot,
         b: Slot,
         sum: Slot,
@@ -154,7 +159,7 @@ class Program:
         weight: npt.NDArray[np.float32],
         bias: npt.NDArray[np.float32],
         eps: float,
-        layout: Packed | None,
+        layout: Layout | None,
         x: Slot,
         y: Slot,
     ) -> None: ...
@@ -163,7 +168,7 @@ class Program:
         weight: npt.NDArray[np.float32],
         bias: npt.NDArray[np.float32],
         eps: float,
-        layout: Packed | None,
+        layout: Layout | None,
         a: Slot,
         b: Slot,
         sum: Slot,
@@ -195,8 +200,8 @@ class Program:
         turned: Slot,
         y: Slot,
     ) -> None: ...
-    def silu_mul(self, width: int, layout: Packed | None, a: Slot, b: Slot, y: Slot) -> None: ...
-    def gelu(self, width: int, layout: Packed | None, x: Slot, y: Slot) -> None: ...
+    def silu_mul(self, width: int, layout: Layout | None, a: Slot, b: Slot, y: Slot) -> None: ...
+    def gelu(self, width: int, layout: Layout | None, x: Slot, y: Slot) -> None: ...
     def add(self, width: int, a: Slot, b: Slot, y: Slot) -> None: ...
     def select_rows(self, width: int, x: Slot, y: Slot) -> None: ...
     def features(self, mels: int, y: Slot) -> None: ...

@@ -53,5 +53,5 @@ def test_models_are_planned_as_tightly_as_liveness_allows(
         opened = Checkpoint.open(checkpoint(variant))
         weights = opened.weights()
         program = run_passes(prepare_inputs(build_program(opened.config), activations), disabled)
-        lifetimes = lower(program, weights, Matrices(weights, kind)).lifetimes()
+        lifetimes = lower(program, weights, Matrices(weights, kind), activations).lifetimes()
         assert plan_arena(lifetimes).size == least_arena(lifetimes), variant

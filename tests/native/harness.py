@@ -35,7 +35,9 @@ LAYERS: Final[tuple[tuple[Quantize, Activations], ...]] = (
     ("int8", "int8"),
     ("int4", "int8"),
     ("bf16", "float32"),
+    ("int8", "bfloat16"),
     ("int8", "float32"),
+    ("int4", "bfloat16"),
     ("int4", "float32"),
 )
 """Weights, and what they are multiplied with: every kind of linear layer."""
@@ -65,7 +67,7 @@ def run_linear(
     outputs: int,
     *,
     isa: str,
-    prepare: bool,
+    activations: str,
     bias: Floats | None = None,
     threads: int = 1,
 ) -> Floats:
@@ -78,13 +80,15 @@ def run_linear(
     table.fill([(as_weight(x).data, "F32")], threads=1)
     width = -(-4 * columns // 64) * 64
     runtime = _native.Runtime(isa, threads, [])
-    program = _native.Program(runtime, width + weight.activation_bytes, outputs)
+    layout = None if activations == "float32" else _native.Layout(weight, activations)
+    prepared = layout.row_bytes if layout else 0
+    program = _native.Program(runtime, width + prepared, outputs)
     program.embed(table, (0, width, 0))
     source = (0, width, 0)
-    if prepare:
-        source = (width, weight.activation_bytes, 0)
-        program.prepare(weight, (0, width, 0), source)
-    program.linear(weight, bias, prepare, source, (_native.LOGITS, 4 * outputs, 0))
+    if layout:
+        source = (width, prepared, 0)
+        program.prepare(layout, (0, width, 0), source)
+    program.linear(weight, bias, layout, source, (_native.LOGITS, 4 * outputs, 0))
     return run_rows(runtime, program, rows, outputs)
 
 
@@ -140,10 +144,10 @@ def cpu_executor(
 
 
 class RoundingExecutor(ReferenceExecutor):
-    """The reference executor with the inputs of linear layers rounded as ``quantize`` rounds them.
+    """The reference executor with the inputs of linear layers rounded.
 
     Keys and values are rounded too, head by head, as ``kv_dtype`` does, and queries as attention on ``isa``
-    rounds them beside bfloat16; what a window attends with is bfloat16 unless the weights are float32.
+    rounds them beside bfloat16; so is what a window attends with.
     """
 
     rounding: Callable[[torch.Tensor], torch.Tensor]
@@ -157,7 +161,7 @@ class RoundingExecutor(ReferenceExecutor):
         rounded = [
             [self.kv_rounding(tile.view(heads)).view(tile.shape) for tile in tiles] for tiles in kv
         ]
-        if self.isa == "amx" and self.kv_rounding is KV_ROUNDING["bfloat16"]:
+        if self.isa == "amx" and self.kv_rounding is ROUNDING["bfloat16"]:
             scale = op.attrs["scale"]
             q = [torch.from_numpy(rounded_queries(tile.numpy(), scale, self.isa)) for tile in q]
         return super()._attention(op, step, [q, *rounded])
@@ -177,13 +181,7 @@ def round_int8(x: torch.Tensor) -> torch.Tensor:
     return torch.round(x * (127 / most)) * (most / 127)
 
 
-_ROUNDING: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "float32": lambda x: x,
-    "bf16": lambda x: x.bfloat16().float(),
-    "int8": round_int8,
-    "int4": round_int8,
-}
-KV_ROUNDING: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+ROUNDING: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "float32": lambda x: x,
     "bfloat16": lambda x: x.bfloat16().float(),
     "int8": round_int8,
@@ -200,14 +198,14 @@ def rounding_executor(
     folder: Path,
     quantize: Quantize,
     *,
-    round_activations: bool = True,
+    activations: str = "float32",
     kv_dtype: KVType = "float32",
     isa: str = "",
 ) -> RoundingExecutor:
     """Torch on the dequantised weights, with 256 blocks of KV.
 
-    ``round_activations``: inputs of linear layers and windows' queries, keys and values as ``quantize``
-    has them rounded; else nothing but the weights is.
+    ``activations``: what the inputs of linear layers are rounded to; unless it is float32, windows'
+    queries, keys and values are rounded to bfloat16.
     """
     checkpoint = Checkpoint.open(folder)
     program = program_of(folder)
@@ -225,11 +223,10 @@ def rounding_executor(
             dtype="float32", quantize="float32", kv_dtype="float32", device="cpu", threads=1
         ),
     )
-    rounded = quantize if round_activations else "float32"
-    executor.rounding = _ROUNDING[rounded]
-    executor.kv_rounding = KV_ROUNDING[kv_dtype]
+    executor.rounding = ROUNDING[activations]
+    executor.kv_rounding = ROUNDING[kv_dtype]
     executor.isa = isa
-    executor.window_rounding = KV_ROUNDING["float32" if rounded == "float32" else "bfloat16"]
+    executor.window_rounding = ROUNDING["float32" if activations == "float32" else "bfloat16"]
     executor.allocate_kv(256)
     return executor
 

@@ -20,8 +20,8 @@ from tests.conftest import CheckpointMaker
 from tests.models.test_against_transformers import random_ids, run_chunks
 from tests.native.harness import (
     ISAS,
-    KV_ROUNDING,
     KV_TYPES,
+    ROUNDING,
     Floats,
     as_weight,
     cpu_executor,
@@ -128,7 +128,7 @@ def attend(
 
     def rounded(x: Floats) -> Floats:
         flat = torch.from_numpy(x.reshape(-1, shape.head_dim))
-        result: Floats = KV_ROUNDING[kv_type](flat).numpy().reshape(x.shape)
+        result: Floats = ROUNDING[kv_type](flat).numpy().reshape(x.shape)
         return result
 
     q, k, v = heads(queries), heads(rounded(rows[1])), heads(rounded(rows[2]))

@@ -46,12 +46,14 @@ def logits_of(executor: Executor) -> Floats:
 @cache
 def truth(kind: Quantize) -> Floats:
     """torch in float32 on the same canonical weights."""
-    return logits_of(rounding_executor(MODEL_DIR, kind, round_activations=False))
+    return logits_of(rounding_executor(MODEL_DIR, kind))
 
 
 LIMITS: Mapping[tuple[Quantize, Activations], tuple[float, float]] = {
     ("float32", "auto"): (1e-4, 1e-4),
     ("bf16", "bfloat16"): (1e-2, 2e-2),
+    ("int8", "bfloat16"): (1e-2, 2e-2),
+    ("int4", "bfloat16"): (1e-2, 2e-2),
     ("bf16", "float32"): (1e-4, 1e-4),
     ("int8", "float32"): (1e-4, 1e-4),
     ("int4", "float32"): (1e-4, 1e-4),

@@ -29,6 +29,7 @@ deep = st.one_of(st.integers(1, 300), st.sampled_from([577, 1100]))
 many = st.one_of(st.integers(1, 30), st.sampled_from([33, 64, 130]))
 seeds = st.integers(0, 2**32 - 1)
 isas = st.sampled_from(ISAS)
+BESIDE_INTEGERS = st.sampled_from(["int8", "bfloat16", "float32"])
 
 
 def random_matrix(seed: int, rows: int, columns: int) -> Floats:
@@ -41,31 +42,44 @@ def close(got: Floats, expected: Any, magnitude: Any) -> bool:
     return bool((np.abs(got - expected) <= 1e-5 * magnitude + 1e-30).all())
 
 
+def as_taken(x: Floats, activations: str) -> Any:
+    """The float inputs that a layer multiplies."""
+    return (round_bf16(x) if activations == "bfloat16" else x).astype(np.float64)
+
+
 @settings(max_examples=60)
 @given(isa=isas, rows=many, outputs=odd, depth=odd, seed=seeds, biased=st.booleans())
 def test_float32(isa: str, rows: int, outputs: int, depth: int, seed: int, biased: bool) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
     bias = random_matrix(seed + 2, 1, outputs)[0] if biased else None
     packed = pack([as_weight(w)], "float32")
-    got = run_linear(x, packed, outputs, isa=isa, prepare=False, bias=bias)
+    got = run_linear(x, packed, outputs, isa=isa, activations="float32", bias=bias)
     expected = x.astype(np.float64) @ w.T + (0 if bias is None else bias)
     assert close(got, expected, np.abs(x) @ np.abs(w).T + 1)
 
 
 @settings(max_examples=60)
-@given(isa=isas, rows=many, outputs=odd, depth=deep, seed=seeds, rounded=st.booleans())
-def test_bf16(isa: str, rows: int, outputs: int, depth: int, seed: int, rounded: bool) -> None:
+@given(
+    isa=isas,
+    rows=many,
+    outputs=odd,
+    depth=deep,
+    seed=seeds,
+    activations=st.sampled_from(["bfloat16", "float32"]),
+)
+def test_bf16(isa: str, rows: int, outputs: int, depth: int, seed: int, activations: str) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
-    got = run_linear(x, pack([as_weight(w)], "bf16"), outputs, isa=isa, prepare=rounded)
-    expected = (round_bf16(x) if rounded else x).astype(np.float64) @ round_bf16(w).T
+    got = run_linear(x, pack([as_weight(w)], "bf16"), outputs, isa=isa, activations=activations)
+    expected = as_taken(x, activations) @ round_bf16(w).T
     assert close(got, expected, np.abs(x) @ np.abs(w).T)
 
 
-def expected_integer(x: Floats, weight: IntWeight, *, prepare: bool) -> tuple[Any, Any]:
-    """x, rounded to int8 with one scale a row or as it is, times the weights; and the magnitude."""
+def expected_integer(x: Floats, weight: IntWeight, activations: str) -> tuple[Any, Any]:
+    """x, rounded to int8 with one scale a row or as floats, times the weights; and the magnitude."""
     w = dequantise(weight)
-    if not prepare:
-        return x.astype(np.float64) @ w.T, np.abs(x) @ np.abs(w).T
+    if activations != "int8":
+        taken = as_taken(x, activations)
+        return taken @ w.T, np.abs(taken) @ np.abs(w).T
     most = np.abs(x).max(axis=1, keepdims=True)
     usable = most > 1e-30
     q = np.rint(x * np.where(usable, np.float32(127) / np.where(usable, most, 1), 0))
@@ -79,14 +93,14 @@ def expected_integer(x: Floats, weight: IntWeight, *, prepare: bool) -> tuple[An
     rows=many,
     outputs=odd,
     depth=st.integers(1, 600),
-    prepare=st.booleans(),
+    activations=BESIDE_INTEGERS,
     seed=seeds,
 )
-def test_int8(isa: str, rows: int, outputs: int, depth: int, prepare: bool, seed: int) -> None:
+def test_int8(isa: str, rows: int, outputs: int, depth: int, activations: str, seed: int) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
     weight = quantise_int8(as_weight(w))
-    got = run_linear(x, pack_integers(weight), outputs, isa=isa, prepare=prepare)
-    assert close(got, *expected_integer(x, weight, prepare=prepare))
+    got = run_linear(x, pack_integers(weight), outputs, isa=isa, activations=activations)
+    assert close(got, *expected_integer(x, weight, activations))
 
 
 @settings(max_examples=120)
@@ -98,7 +112,7 @@ def test_int8(isa: str, rows: int, outputs: int, depth: int, prepare: bool, seed
     group=st.sampled_from([0, 32, 64, 128]),
     symmetric=st.booleans(),
     scale_type=st.sampled_from(["F32", "F16", "BF16"]),
-    prepare=st.booleans(),
+    activations=BESIDE_INTEGERS,
     seed=seeds,
 )
 def test_int4(
@@ -109,7 +123,7 @@ def test_int4(
     group: int,
     symmetric: bool,
     scale_type: str,
-    prepare: bool,
+    activations: str,
     seed: int,
 ) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
@@ -118,14 +132,14 @@ def test_int4(
         made.scales.astype(np.float16).astype(np.float32) if scale_type == "F16" else made.scales
     )
     weight = IntWeight("w", 4, made.q, made.group, scales, made.zeros, scale_type)  # type: ignore[arg-type]
-    got = run_linear(x, pack_integers(weight), outputs, isa=isa, prepare=prepare)
-    assert close(got, *expected_integer(x, weight, prepare=prepare))
+    got = run_linear(x, pack_integers(weight), outputs, isa=isa, activations=activations)
+    assert close(got, *expected_integer(x, weight, activations))
 
 
 @pytest.mark.parametrize("rows", [3, 20])
-@pytest.mark.parametrize("prepare", [True, False])
+@pytest.mark.parametrize("activations", ["int8", "bfloat16", "float32"])
 @pytest.mark.parametrize("isa", ISAS)
-def test_the_largest_integers_do_not_overflow(isa: str, prepare: bool, rows: int) -> None:
+def test_the_largest_integers_do_not_overflow(isa: str, activations: str, rows: int) -> None:
     depth = 4096
     for value in (-128, 127):
         q = np.full((17, depth), value, np.int8)
@@ -133,14 +147,14 @@ def test_the_largest_integers_do_not_overflow(isa: str, prepare: bool, rows: int
         weight = IntWeight("w", 8, q, depth, scales, None, "F32")
         for sign in (-1, 1):
             x = np.full((rows, depth), sign * 127, np.float32)
-            got = run_linear(x, pack_integers(weight), 17, isa=isa, prepare=prepare)
+            got = run_linear(x, pack_integers(weight), 17, isa=isa, activations=activations)
             assert (got == np.float32(sign * 127 * value * depth)).all()
     q4 = np.full((17, depth), 15, np.uint8)
     zeros = np.zeros((17, depth // 128), np.uint8)
     weight = IntWeight("w", 4, q4, 128, np.ones((17, depth // 128), np.float32), zeros, "F32")
     for sign in (-1, 1):
         x = np.full((rows, depth), sign * 127, np.float32)
-        got = run_linear(x, pack_integers(weight), 17, isa=isa, prepare=prepare)
+        got = run_linear(x, pack_integers(weight), 17, isa=isa, activations=activations)
         assert (got == np.float32(sign * 127 * 15 * depth)).all()
 
 
@@ -152,10 +166,9 @@ def test_a_row_has_the_same_bits_alone_and_among_any_number(
     outputs, depth = 147, 260
     x = random_matrix(1, 64, depth)
     packed = pack([as_weight(random_matrix(2, outputs, depth))], kind)
-    prepare = "float32" not in (kind, activations)
 
     def run(rows: Floats, threads: int = 1) -> Floats:
-        return run_linear(rows, packed, outputs, isa=isa, prepare=prepare, threads=threads)
+        return run_linear(rows, packed, outputs, isa=isa, activations=activations, threads=threads)
 
     alone = np.concatenate([run(x[i : i + 1]) for i in range(64)])
     for count in range(2, 65):
@@ -172,7 +185,6 @@ def test_rows_of_a_long_prompt_have_the_bits_that_they_have_alone(
     """More rows, columns and outputs than any tile, chunk or unit of work has at a time."""
     rows, outputs, depth = 600, 1100, 2200 if kind == "bf16" else 1300
     x = random_matrix(1, rows, depth)
-    prepare = "float32" not in (kind, activations)
     made = [pack([as_weight(random_matrix(2, outputs, depth))], kind)]
     if kind == "int4":
         weight = as_weight(random_matrix(3, outputs, depth))
@@ -182,7 +194,7 @@ def test_rows_of_a_long_prompt_have_the_bits_that_they_have_alone(
         ]
     for packed in made:
         run = functools.partial(
-            run_linear, weight=packed, outputs=outputs, isa=isa, prepare=prepare
+            run_linear, weight=packed, outputs=outputs, isa=isa, activations=activations
         )
         together = run(x)
         assert np.array_equal(run(x[:40]), together[:40])
@@ -194,12 +206,11 @@ def test_rows_of_a_long_prompt_have_the_bits_that_they_have_alone(
 @pytest.mark.parametrize(("kind", "activations"), LAYERS)
 def test_nan_and_infinity_show_in_their_row_alone(kind: str, activations: str, isa: str) -> None:
     outputs, depth = 20, 70
-    prepare = "float32" not in (kind, activations)
     x = random_matrix(1, 20, depth)
     packed = pack([as_weight(random_matrix(2, outputs, depth))], kind)
 
     def run(rows: Floats) -> Floats:
-        return run_linear(rows, packed, outputs, isa=isa, prepare=prepare)
+        return run_linear(rows, packed, outputs, isa=isa, activations=activations)
 
     clean = run(x)
     for bad in (np.nan, np.inf, -np.inf):
@@ -215,11 +226,12 @@ def test_what_lies_behind_a_row_is_not_read(kind: str, activations: str, isa: st
     """A layer may read a few columns of a wider buffer; its depth may fill no register."""
     for depth in (69, 3):
         packed = pack([as_weight(random_matrix(2, 20, depth))], kind)
-        prepare = "float32" not in (kind, activations)
         x = random_matrix(1, 20, depth)
         beside = np.full((20, 9), np.nan, np.float32)
-        expected = run_linear(x, packed, 20, isa=isa, prepare=prepare)
-        got = run_linear(np.concatenate([x, beside], 1), packed, 20, isa=isa, prepare=prepare)
+        expected = run_linear(x, packed, 20, isa=isa, activations=activations)
+        got = run_linear(
+            np.concatenate([x, beside], 1), packed, 20, isa=isa, activations=activations
+        )
         assert np.isfinite(got).all()
         assert np.array_equal(got, expected)
 
@@ -230,7 +242,7 @@ def test_zero_and_denormal_rows_give_zeros(kind: str, isa: str) -> None:
     packed = pack([as_weight(random_matrix(2, 20, 70))], kind)
     x = np.zeros((20, 70), np.float32)
     x[1::2] = 1e-40
-    assert not run_linear(x, packed, 20, isa=isa, prepare=True).any()
+    assert not run_linear(x, packed, 20, isa=isa, activations="int8").any()
 
 
 @settings(max_examples=60)
@@ -265,10 +277,10 @@ def test_half_precision_sources(kind: str, tag: str) -> None:
 def test_rows_that_a_layer_cannot_read_are_refused() -> None:
     packed = pack([as_weight(random_matrix(2, 16, 64))], "float32")
     program = _native.Program(_native.Runtime("portable", 1, []), 512, 16)
-    with pytest.raises(ValueError, match="floats"):
-        program.linear(packed, None, True, (0, 256, 0), (256, 256, 0))
+    with pytest.raises(ValueError, match="float32 weights take nothing else"):
+        _native.Layout(packed, "bfloat16")
     with pytest.raises(ValueError, match="bias has the wrong size"):
-        program.linear(packed, np.zeros(17, np.float32), False, (0, 256, 0), (256, 256, 0))
+        program.linear(packed, np.zeros(17, np.float32), None, (0, 256, 0), (256, 256, 0))
 
 
 def test_int8_matrices_that_are_too_wide_are_named() -> None:

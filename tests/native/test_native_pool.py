@@ -143,12 +143,12 @@ def test_many_runtimes_work_at_the_same_time() -> None:
     weight = as_weight(rng.normal(size=(80, 96)).astype(np.float32))
     packed = _native.Packed("int8", 80, 96)
     packed.fill([(weight.data, "F32")], threads=1)
-    expected = run_linear(x, packed, 80, isa=ISAS[0], prepare=True)
+    expected = run_linear(x, packed, 80, isa=ISAS[0], activations="int8")
     wrong: list[int] = []
 
     def work(number: int) -> None:
         for threads in (1, 2, 3, 4) * 5:
-            got = run_linear(x, packed, 80, isa=ISAS[0], prepare=True, threads=threads)
+            got = run_linear(x, packed, 80, isa=ISAS[0], activations="int8", threads=threads)
             if not np.array_equal(got, expected):
                 wrong.append(number)
 

@@ -165,12 +165,10 @@ def test_every_kind_agrees_with_torch(variant: str, isa: str, placed: Placed) ->
     folder, program = placed(variant, isa)
     windows = random_windows(program, [1, 17, longest(program)])
     sequences = [(w, random_ids(40, w), [4, 3, *[1] * 33]) for w in (2, 0, 1, 2)]
-    for (kind, activations), (worst, mean) in zip(
-        LAYERS,
-        ((1e-4, 1e-5), (1e-2, 1e-3), (5e-2, 4e-3), (5e-2, 4e-3), *[(1e-4, 1e-5)] * 3),
-        strict=True,
-    ):
-        truth = rounding_executor(folder, kind, round_activations=activations != "float32")
+    limits = {"float32": (1e-4, 1e-5), "bfloat16": (1e-2, 1e-3), "int8": (5e-2, 4e-3)}
+    for kind, activations in LAYERS:
+        worst, mean = limits[activations]
+        truth = rounding_executor(folder, kind, activations=activations)
         expected = np.concatenate(run(truth, program, windows, sequences))
         executor = native(folder, kind, activations)
         assert executor.isa == isa
@@ -237,14 +235,15 @@ def test_alignment_agrees_with_torch(variant: str, isa: str, placed: Placed) -> 
     sequences = [(w, random_ids(70, w), [4, 66]) for w in (2, 0, 1, 2)]
     rows = [program.encoder.rows_of(len(window)) for window in windows]
     for kind, activations, kv_dtype, worst in (
-        ("float32", "auto", "float32", 1e-4),
-        ("float32", "auto", "bfloat16", 2e-2),
+        ("float32", "float32", "float32", 1e-4),
+        ("float32", "float32", "bfloat16", 2e-2),
         ("bf16", "bfloat16", "float32", 1e-2),
-        ("int8", "auto", "float32", 5e-2),
-        ("int8", "auto", "int8", 5e-2),
+        ("int8", "int8", "float32", 5e-2),
+        ("int8", "int8", "int8", 5e-2),
+        ("int4", "bfloat16", "float32", 1e-2),
         ("int4", "float32", "float32", 1e-4),
     ):
-        truth = rounding_executor(folder, kind, round_activations=activations != "float32")  # type: ignore[arg-type]
+        truth = rounding_executor(folder, kind, activations=activations)  # type: ignore[arg-type]
         executor = native(folder, kind, activations, kv_dtype=kv_dtype)  # type: ignore[arg-type]
         expected = run(truth, program, windows, sequences, call=truth.align)
         got = run(executor, program, windows, sequences, call=executor.align)
@@ -351,7 +350,7 @@ def test_memory_is_planned_as_tightly_as_liveness_allows(
         weights = program.take_weights(Checkpoint.open(checkpoint(variant)).weights(), folder="")
         for part in (program, program.encoder, program.aligner):
             final = run_passes(prepare_inputs(part, activations), disabled)
-            lifetimes = lower(final, weights, Matrices(weights, kind)).lifetimes()
+            lifetimes = lower(final, weights, Matrices(weights, kind), activations).lifetimes()
             assert plan_arena(lifetimes).size == least_arena(lifetimes), variant
 
 

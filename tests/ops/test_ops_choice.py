@@ -142,7 +142,7 @@ def test_the_reference_executor_rounds_weights_too(
     quantize: Quantize, checkpoint: CheckpointMaker
 ) -> None:
     folder = checkpoint("llama")
-    rounded = rounding_executor(folder, quantize, round_activations=False)
+    rounded = rounding_executor(folder, quantize)
     batch = ragged([(random_ids(1, 40), 40)], first_block=0)
     settings = EngineSettings(
         executor="reference", dtype="float32", quantize=quantize, kv_cache_tokens=64, threads=1

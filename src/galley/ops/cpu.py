@@ -25,8 +25,8 @@ from galley.types import BLOCK_TOKENS, StepCosts
 _ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "float32": ("float32",),
     "bf16": ("bfloat16", "float32"),
-    "int8": ("int8", "float32"),
-    "int4": ("int8", "float32"),
+    "int8": ("int8", "bfloat16", "float32"),
+    "int4": ("int8", "bfloat16", "float32"),
 }
 """Kind of the weights -> what they are multiplied with, first what some instruction set is fastest with."""
 
@@ -61,9 +61,11 @@ class CpuExecutor:
 
         runs = rewritten(program)
         with naming(options.threads):
-            decoder = lower(runs, weights, matrices)
+            decoder = lower(runs, weights, matrices, self.activations)
             encoder, aligner = (
-                None if traced is None else lower(rewritten(traced), weights, matrices)
+                None
+                if traced is None
+                else lower(rewritten(traced), weights, matrices, self.activations)
                 for traced in (program.encoder, program.aligner)
             )
             self._runtime = _native.Runtime(isa, options.threads, cpus_to_pin(options.threads))

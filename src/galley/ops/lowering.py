@@ -181,11 +181,14 @@ def _aligned(row_bytes: int) -> int:
     return -(-row_bytes // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
 
 
-def lower(program: Program, weights: Weights, matrices: Matrices) -> Lowered:
-    """Turn each of the program's ops into a native step; ``matrices`` packs the weights."""
+def lower(program: Program, weights: Weights, matrices: Matrices, activations: str) -> Lowered:
+    """Turn each of the program's ops into a native step.
+
+    ``matrices`` packs the weights, ``activations`` is what buffers become that are prepared for them.
+    """
     prepared = {op.outputs[-1] for op in program.ops if op.name.endswith("prepare")}
     layouts = {
-        op.inputs[0]: matrices.packed(*op.weights["weight"])
+        op.inputs[0]: _native.Layout(matrices.packed(*op.weights["weight"]), activations)
         for op in program.ops
         if op.name == "linear" and op.inputs[0] in prepared
     }
@@ -193,7 +196,7 @@ def lower(program: Program, weights: Weights, matrices: Matrices) -> Lowered:
     steps = []
     for op in program.ops:
         for b, width in zip(op.outputs, op.widths, strict=True):
-            row_bytes[b] = layouts[b].activation_bytes if b in layouts else 4 * width
+            row_bytes[b] = layouts[b].row_bytes if b in layouts else 4 * width
         arguments = _arguments(op, weights, matrices, layouts)
         name = op.name.removesuffix("_prepare")
         read = _weight_bytes(op, matrices)
@@ -203,15 +206,15 @@ def lower(program: Program, weights: Weights, matrices: Matrices) -> Lowered:
 
 
 def _arguments(
-    op: Op, weights: Weights, matrices: Matrices, layouts: Mapping[int, _native.Packed]
+    op: Op, weights: Weights, matrices: Matrices, layouts: Mapping[int, _native.Layout]
 ) -> tuple[Any, ...]:
-    """``layouts``: of the buffers that are prepared, for which matrix; all others are float32."""
+    """``layouts``: of the buffers that are prepared; all others are float32."""
     a = op.attrs
     layout = layouts.get(op.outputs[-1]) if op.outputs else None
     match op.name.removesuffix("_prepare"):
         case "linear":
-            prepared = op.inputs[0] in layouts
-            return (matrices.packed(*op.weights["weight"]), _bias(op, weights), prepared)
+            weight = matrices.packed(*op.weights["weight"])
+            return (weight, _bias(op, weights), layouts.get(op.inputs[0]))
         case "embed":
             return (matrices.packed(op.tensor("weight")),)
         case "embed_positions":
