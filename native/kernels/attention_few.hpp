@@ -124,19 +124,26 @@ struct FewProducts : AttendRows {
             sums[r][c] = splat(0.0f);
     }
 
+    template <int R, int C>
+    GALLEY_INLINE void copy(const Floats (&from)[R][C], Floats (&to)[R][C]) {
+        GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int c = 0; c < C; ++c)
+            to[r][c] = from[r][c];
+    }
+
     // A tile's sums are added to `all`; body(sums, first) computes those from the first or the
     // second element on.
     template <int R, int C, class Body>
     GALLEY_INLINE void add_tile(Floats (&all)[R][C], const Body& body) {
-        Floats even[R][C], odd[R][C];
-        clear(even);
-        body(even, 0);
+        Floats sums[R][C], even[R][C];
+        clear(sums);
+        body(sums, 0);
+        copy(sums, even);
         // Out of the registers, which one set of sums fills.
         asm("" : "+m"(even), "+m"(all));
-        clear(odd);
-        body(odd, 1);
+        clear(sums);
+        body(sums, 1);
         GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int c = 0; c < C; ++c)
-            all[r][c] = all[r][c] + (even[r][c] + odd[r][c]);
+            all[r][c] = all[r][c] + (even[r][c] + sums[r][c]);
     }
 
     template <int R, int C>
