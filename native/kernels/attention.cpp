@@ -59,7 +59,7 @@ struct Worker : Products {
     }
 
     GALLEY_INLINE Floats weight_of(Floats score, float best) {
-        if constexpr (Operands<T>::kDepth == 1) return exp(score - splat(best));
+        if constexpr (!Products::kRounds) return exp(score - splat(best));
         constexpr float kLog2E = 1.44269504f;
         return exp2_rough((score - splat(best)) * splat(kLog2E));
     }

@@ -103,6 +103,7 @@ GALLEY_INLINE void fill_values(const PairBF16* values, int64_t padded_dim, int64
 template <class T>
 struct TileProducts : AttendRows {
     static constexpr int kTogether = 2;  // see VectorProducts
+    static constexpr bool kRounds = true;
 
     const int64_t row_tiles, height, depth;  // row tiles are of one height; head_dim, filled up
     uint16_t* queries;                       // [row_tiles * height][depth]

@@ -15,6 +15,7 @@ constexpr int64_t kTileDepth = 32;  // elements in a row of a tile
 
 struct FewProducts : AttendRows {
     static constexpr int kTogether = 1;  // see VectorProducts
+    static constexpr bool kRounds = true;
     static constexpr int kMostRows = 4;
 
     float* queries;  // [rows][padded_dim]

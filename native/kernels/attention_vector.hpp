@@ -33,6 +33,8 @@ struct VectorProducts : AttendRows {
 
     // Columns of scores that are softened together.
     static constexpr int kTogether = 1;
+    // Whether the weights become bfloat16.
+    static constexpr bool kRounds = kDepth == 2;
 
     // Of all rows and the keys from `span` on.
     void score_span(int64_t span, int64_t keys) const {

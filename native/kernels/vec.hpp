@@ -364,7 +364,7 @@ GALLEY_INLINE Floats exp(Floats x) {
 // 2^x for what is rounded to bfloat16 after it: relative error below 1.1e-4, exactly 1 at 0, 0 far
 // below; NaN stays NaN. x at most 127.
 GALLEY_INLINE Floats exp2_rough(Floats x) {
-    const float lowest = kWidth == 16 ? -200.0f : -126.0f;
+    constexpr float lowest = -126.0f;  // below, results would be denormal, which takes the CPU long
     const Floats c = max(x, splat(lowest));
 #if defined(__AVX512F__)
     const Floats n = {(FloatPart)_mm512_roundscale_ps(c.p[0], 0)};
@@ -377,7 +377,8 @@ GALLEY_INLINE Floats exp2_rough(Floats x) {
     p = fma(p, r, splat(6.9328294e-1f));
     p = fma(p, r, splat(1.0f));
 #if defined(__AVX512F__)
-    return {(FloatPart)_mm512_scalef_ps(p.p[0], n.p[0])};
+    const __mmask16 some = _mm512_cmp_ps_mask(x.p[0], splat(lowest).p[0], _CMP_NLT_UQ);
+    return {(FloatPart)_mm512_maskz_scalef_ps(some, p.p[0], n.p[0])};
 #else
     Floats result;
     GALLEY_PARTS {
