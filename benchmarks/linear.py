@@ -38,7 +38,7 @@ def layer_seconds(
     table = _native.Packed("float32", outputs, depth)
     table.fill([(weight.data, "F32")], threads)
     activations = activations or OWN_CHOICE[kind]
-    layout = None if activations == "float32" else _native.Layout(first, activations)
+    layout = None if activations == "float32" else _native.InputLayout(first, activations)
     x = (0, 4 * depth, 0)
     source = (x[1], layout.row_bytes, 0) if layout else x
     y = (x[1] + (layout.row_bytes if layout else 0), 4 * outputs, 0)

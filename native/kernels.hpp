@@ -40,15 +40,15 @@ struct Matrix {
     const uint8_t* zeros;
 };
 
-// What a Matrix is multiplied with: bfloat16 unless it is kF32, int8 if it is of integers itself.
+// What a Matrix is multiplied with: floats always; bfloat16 unless it is kF32; int8 if it is of
+// integers itself.
 enum class Inputs : int32_t { kFloats, kBF16, kInt8 };
 
 // Activations; rows are `stride` bytes apart.
 //
 //   kFloats  [depth] floats, as they are
-//   kBF16    [padded_depth] bfloat16, then zeros up to a multiple of 64 bytes; for integers 64
-//   bytes
-//            of them more, as a group's tile may begin anywhere
+//   kBF16    [padded_depth] bfloat16, then zeros: up to a multiple of 64 bytes, and for integers 64
+//            bytes more, as a group, and so a tile, may begin at any multiple of 16
 //   kInt8    [padded_depth] int8, then at `sums` [groups] int32: the sum of each group, then one
 //            float: what an integer stands for
 struct Activations {

@@ -150,14 +150,14 @@ NB_MODULE(_native, m) {
         .def_prop_ro("outputs", [](const Packed& p) { return p.matrix().outputs; })
         .def_prop_ro("bytes", &Packed::bytes);
 
-    nb::class_<Layout>(m, "Layout")
+    nb::class_<InputLayout>(m, "InputLayout")
         .def(
             "__init__",
-            [](Layout* self, std::shared_ptr<Packed> weight, const std::string& inputs) {
-                new (self) Layout(std::move(weight), inputs_named(inputs));
+            [](InputLayout* self, std::shared_ptr<Packed> weight, const std::string& inputs) {
+                new (self) InputLayout(std::move(weight), inputs_named(inputs));
             },
             "weight"_a, "inputs"_a)
-        .def_prop_ro("row_bytes", &Layout::row_bytes);
+        .def_prop_ro("row_bytes", &InputLayout::row_bytes);
 
     auto runtime = nb::class_<Runtime>(m, "Runtime");
     runtime

@@ -20,7 +20,7 @@ struct Slot {
 };
 
 using Weights = std::shared_ptr<const Packed>;
-using SharedLayout = std::shared_ptr<const Layout>;
+using SharedLayout = std::shared_ptr<const InputLayout>;
 
 struct EmbedOp {
     Weights weight;

@@ -248,13 +248,13 @@ void Packed::require_own_memory() const {
         throw std::invalid_argument("this matrix is a view and cannot be filled");
 }
 
-Layout::Layout(std::shared_ptr<const Packed> weight, Inputs inputs)
+InputLayout::InputLayout(std::shared_ptr<const Packed> weight, Inputs inputs)
     : weight_(std::move(weight)), inputs_(inputs) {
     const Matrix& m = matrix();
     const bool integers = m.kind == Kind::kInt8 || m.kind == Kind::kInt4;
-    if (inputs == Inputs::kFloats || m.kind == Kind::kF32)
-        throw std::invalid_argument(
-            "floats need no preparing, and float32 weights take nothing else");
+    if (m.kind == Kind::kF32)
+        throw std::invalid_argument("float32 weights are multiplied with floats alone");
+    if (inputs == Inputs::kFloats) throw std::invalid_argument("floats need no preparing");
     if (inputs == Inputs::kInt8) {
         if (!integers) throw std::invalid_argument("bf16 weights are not multiplied with int8");
         sums_ = round_up(m.padded_depth, 64);
@@ -265,7 +265,7 @@ Layout::Layout(std::shared_ptr<const Packed> weight, Inputs inputs)
     }
 }
 
-bool Layout::suits(const Matrix& other) const {
+bool InputLayout::suits(const Matrix& other) const {
     const Matrix& m = matrix();
     return m.kind == other.kind && m.depth == other.depth && m.group == other.group;
 }

@@ -1,4 +1,4 @@
-// Weight matrices in the layout of kernels.hpp, and how they get there.
+// Weight matrices in the layout of kernels.hpp, how they get there, and what their inputs become.
 #pragma once
 
 #include <memory>
@@ -75,10 +75,10 @@ class Packed {
 };
 
 // How rows of activations are made ready for a matrix, and for others that take them so.
-class Layout {
+class InputLayout {
   public:
     // Throws std::invalid_argument for what the matrix is not multiplied with.
-    Layout(std::shared_ptr<const Packed> weight, Inputs inputs);
+    InputLayout(std::shared_ptr<const Packed> weight, Inputs inputs);
 
     const Matrix& matrix() const { return weight_->matrix(); }
     Inputs inputs() const { return inputs_; }

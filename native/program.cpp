@@ -43,11 +43,15 @@ void Program::append(Op op) {
         need_attention_scratch(cache, fused->attention.heads);
         runtime_->need_scratch(4 * cache.kv_heads * cache.head_dim);  // turned keys
     }
-    if (auto* norm = std::get_if<NormOp>(&op)) runtime_->need_scratch(4 * norm->width);
-    if (auto* add_norm = std::get_if<AddNormOp>(&op))
-        runtime_->need_scratch(4 * add_norm->norm.width);
-    if (auto* silu = std::get_if<SiluMulOp>(&op)) runtime_->need_scratch(4 * silu->width);
-    if (auto* gelu = std::get_if<GeluOp>(&op)) runtime_->need_scratch(4 * gelu->width);
+    const auto makes = [this](const auto& made) {
+        require(!made.layout || made.layout->matrix().depth == made.width,
+                "what is prepared is not as wide as the weights are deep");
+        runtime_->need_scratch(4 * made.width);
+    };
+    if (auto* norm = std::get_if<NormOp>(&op)) makes(*norm);
+    if (auto* add_norm = std::get_if<AddNormOp>(&op)) makes(add_norm->norm);
+    if (auto* silu = std::get_if<SiluMulOp>(&op)) makes(*silu);
+    if (auto* gelu = std::get_if<GeluOp>(&op)) makes(*gelu);
     if (auto* features = std::get_if<FeaturesOp>(&op)) mels_ = features->width;
     if (auto* neighbours = std::get_if<NeighboursOp>(&op)) strides_.push_back(neighbours->stride);
     if (auto* embed = std::get_if<EmbedPositionsOp>(&op)) {

@@ -41,7 +41,7 @@ void Program::run(const EmbedOp& op) {
 }
 
 void Program::run(const PrepareOp& op) {
-    const Layout& layout = *op.layout;
+    const InputLayout& layout = *op.layout;
     each_row(layout.matrix().depth, [&](int64_t r, int) {
         kernels_.prepare(layout.matrix(), layout.inputs(), row(op.x, r), at(op.y) + r * op.y.stride,
                          layout.sums());

@@ -53,6 +53,13 @@ static_assert(sizeof(Scratch) == kLinearScratch, "see kernels.hpp");
 GALLEY_INLINE void put(uint8_t* to, Bytes v) { memcpy(to, &v.p[0], sizeof v.p[0]); }
 GALLEY_INLINE void put(uint8_t* to, Pairs v) { memcpy(to, &v, sizeof v); }
 
+struct Nibbles {
+    Bytes low, high;  // of each lane's eight columns the first four, and the others
+};
+GALLEY_INLINE Nibbles nibbles(Bytes both) {
+    return {{both.p[0] & 0x0f0f0f0f}, {(both.p[0] >> 4) & 0x0f0f0f0f}};
+}
+
 struct Int4 {
     using Sum = int32_t;
     static constexpr Tiles kWith = Tiles::kSigned;
@@ -64,9 +71,9 @@ struct Int4 {
     static constexpr int32_t kOffset = 0;  // that the tiles' weights still have
 
     GALLEY_INLINE void unpack(Bytes both, Bytes zeros, uint8_t* to) {
-        const Bytes low = {both.p[0] & 0x0f0f0f0f}, high = {(both.p[0] >> 4) & 0x0f0f0f0f};
-        put(to, low - zeros);
-        put(to + kTileRowBytes, high - zeros);
+        const Nibbles four = nibbles(both);
+        put(to, four.low - zeros);
+        put(to + kTileRowBytes, four.high - zeros);
     }
 };
 struct Int8 {
@@ -94,9 +101,11 @@ struct WideInt4 : BFloat16 {
     static constexpr int32_t kZero = 8;
 
     GALLEY_INLINE void unpack(Bytes both, Bytes zeros, uint8_t* to) {
-        const Bytes low = {both.p[0] & 0x0f0f0f0f}, high = {(both.p[0] >> 4) & 0x0f0f0f0f};
-        for (int i = 0; i < 4; ++i)
-            put(to + i * kTileRowBytes, widen_small_pair((i < 2 ? low : high) - zeros, i % 2 * 2));
+        const Nibbles four = nibbles(both);
+        for (int i = 0; i < 4; ++i) {
+            const Bytes some = (i < 2 ? four.low : four.high) - zeros;
+            put(to + i * kTileRowBytes, widen_small_pair(some, i % 2 * 2));
+        }
     }
 };
 struct WideInt8 : BFloat16 {
@@ -307,7 +316,7 @@ class Layer {
 
     // The sums of groups [group, end) of a few rows by a block, kTiles tiles apart, scaled and
     // added to those before them; when there are no more they are written. Beyond `count` rows
-    // there are none: what the memory happens to hold is computed with, and not written.
+    // there are none: something is computed, and not written.
     template <int kTiles>
     void take(int64_t row, int64_t count, int64_t block, int64_t group, int64_t end,
               const Sum* sums, float* scaled) const {
@@ -318,10 +327,10 @@ class Layer {
                 group ? load(scaled + i * kLanes) : splat(0.0f);
             for (; group < end; ++group, sums += kTiles * kTileRows * kLanes) {
                 const Floats scales = load_scales(m_, (block * groups_ + group) * kLanes);
-                const uint8_t* of_group = x + l_.x.sums + 4 * group;
                 GALLEY_UNROLL for (int i = 0; i < kRowsAtOnce; ++i) {
-                    const uint8_t* total = i < count ? of_group + i * l_.x.stride : nullptr;
-                    acc[i] = fma(sum_of(sums + i * kLanes, total), scales, acc[i]);
+                    const Floats sum =
+                        sum_of(sums + i * kLanes, x + i * l_.x.stride, group, i < count);
+                    acc[i] = fma(sum, scales, acc[i]);
                 }
             }
             if (end < groups_) {
@@ -329,29 +338,31 @@ class Layer {
                     store(scaled + i * kLanes, acc[i]);
                 return;
             }
-            x += l_.x.sums + 4 * groups_;
-            for (int i = 0; i < count; ++i) {
-                float unit = 1 / kWidened;
-                if constexpr (kExact) memcpy(&unit, x + i * l_.x.stride, sizeof unit);
-                finish(l_, row + i, block, acc[i] * splat(unit));
-            }
+            for (int i = 0; i < count; ++i)
+                finish(l_, row + i, block, acc[i] * splat(unit_of(x + i * l_.x.stride)));
         } else {
             for (int i = 0; i < count; ++i) finish(l_, row + i, block, load(sums + i * kLanes));
         }
     }
 
-    // Of one row in one group, without the share of the weights' offset: that of `total`, the sum
-    // of its activations; null where there is no row.
-    static Floats sum_of(const Sum* sums, const uint8_t* total) {
+    // Of row `x` in a group, without the share of the weights' offset. Where there is no row floats
+    // are zeros: what the memory happens to hold may be denormal, which takes the CPU long.
+    Floats sum_of(const Sum* sums, const uint8_t* x, int64_t group, bool exists) const {
         if constexpr (kExact) {
             Ints exact = load_parts<Ints>(sums);
-            if (Weights::kOffset != 0 && total)
-                exact = exact - splat_int(Weights::kOffset * load_four(total));
+            if (Weights::kOffset != 0 && exists)
+                exact = exact - splat_int(Weights::kOffset * load_four(x + l_.x.sums + 4 * group));
             return to_floats(exact);
         } else {
-            // What the memory happens to hold may be denormal, which takes the CPU long.
-            return total ? load(sums) : splat(0.0f);
+            return exists ? load(sums) : splat(0.0f);
         }
+    }
+
+    // What one stands for in a row's sums.
+    float unit_of(const uint8_t* x) const {
+        float unit = 1 / kWidened;
+        if constexpr (kExact) memcpy(&unit, x + l_.x.sums + 4 * groups_, sizeof unit);
+        return unit;
     }
 
     const Linear& l_;

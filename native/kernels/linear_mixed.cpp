@@ -9,8 +9,8 @@ namespace {
 
 constexpr int kMaxRows = kWidth == 16 ? 8 : 4;
 constexpr int kBlocks = kWidth == 16 ? 2 : 1;
-// An output has several sums, for each k % 4, so that few outputs do not wait for each addition to
-// end.
+// Four columns in a row are added to sums of their own, one by one or in pairs, so that few outputs
+// do not wait for each addition to end.
 constexpr int kSumColumns = 4;
 // Rows of a block whose sums are in registers all at once.
 constexpr int kStreamRows = kWidth == 16 ? 5 : kWidth == 8 ? 1 : 0;
@@ -74,15 +74,15 @@ GALLEY_INLINE Bytes load_offsets(const Matrix& m, int64_t at) {
     return r;
 }
 
-template <class Weights, class Type>
+template <class Weights, class Input>
 struct Mixed {
-    using Element = typename Type::Element;
-    using Factors = typename Type::Factors;
+    using Element = typename Input::Element;
+    using Factors = typename Input::Factors;
 
     template <int R, int B>
     struct Tile {
         static constexpr int64_t kStep = Weights::kStep;
-        static constexpr int kSums = kSumColumns / Type::kColumns;
+        static constexpr int kSums = kSumColumns / Input::kColumns;
         // Sums of an output at a time: all, or the columns are gone through again for the next.
         static constexpr int kAtOnce = R * B <= kStreamRows ? kSums : 1;
         using Partial = Floats[kAtOnce][R][B];
@@ -135,14 +135,14 @@ struct Mixed {
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) four[b] =
                     Weights::four(stored[b], j) - offsets[b];
                 GALLEY_UNROLL for (int s = 0; s < kAtOnce; ++s) {
-                    const int at = (first + s) * Type::kColumns;
+                    const int at = (first + s) * Input::kColumns;
                     Factors v[B];
                     GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] =
-                        Type::template factors<Weights>(four[b], at);
+                        Input::template factors<Weights>(four[b], at);
                     GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-                        const Factors a = Type::splat(x[r] + k + j + at);
+                        const Factors a = Input::splat(x[r] + k + j + at);
                         GALLEY_UNROLL for (int b = 0; b < B; ++b) sums[s][r][b] =
-                            Type::dot(sums[s][r][b], a, v[b]);
+                            Input::dot(sums[s][r][b], a, v[b]);
                     }
                 }
                 if constexpr (kAtOnce < kSums) hold(sums[0]);
@@ -189,10 +189,8 @@ struct Mixed {
     };
 };
 
-}  // namespace
-
 template <class Weights>
-static void multiply(const Linear& l, int64_t begin, int64_t end) {
+void multiply(const Linear& l, int64_t begin, int64_t end) {
     if (l.x.type == Inputs::kFloats)
         Tiler<Mixed<Weights, FloatInputs>::template Tile, kMaxRows, kStreamRows, kBlocks>::run(
             l, begin, end);
@@ -200,6 +198,8 @@ static void multiply(const Linear& l, int64_t begin, int64_t end) {
         Tiler<Mixed<Weights, BF16Inputs>::template Tile, kMaxRows, kStreamRows, kBlocks>::run(
             l, begin, end);
 }
+
+}  // namespace
 
 void linear_mixed(const Linear& l, int64_t begin, int64_t end) {
     l.matrix->kind == Kind::kInt8 ? multiply<Int8>(l, begin, end) : multiply<Int4>(l, begin, end);

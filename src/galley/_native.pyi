@@ -83,7 +83,7 @@ class Packed:
     @property
     def bytes(self) -> int: ...
 
-class Layout:
+class InputLayout:
     """Rows of activations, ready to be multiplied with a matrix: "bfloat16", or "int8" for integers."""
 
     def __init__(self, weight: Packed, inputs: str) -> None: ...
@@ -123,12 +123,12 @@ class Program:
 
     def __init__(self, runtime: Runtime, arena_bytes: int, vocab_size: int) -> None: ...
     def embed(self, weight: Packed, y: Slot) -> None: ...
-    def prepare(self, layout: Layout, x: Slot, y: Slot) -> None: ...
+    def prepare(self, layout: InputLayout, x: Slot, y: Slot) -> None: ...
     def linear(
         self,
         weight: Packed,
         bias: npt.NDArray[np.float32] | None,
-        layout: Layout | None,
+        layout: InputLayout | None,
         x: Slot,
         y: Slot,
     ) -> None:
@@ -139,7 +139,7 @@ class Program:
         weight: npt.NDArray[np.float32],
         eps: float,
         width: int,
-        layout: Layout | None,
+        layout: InputLayout | None,
         x: Slot,
         y: Slot,
     ) -> None: ...
@@ -148,7 +148,7 @@ class Program:
         weight: npt.NDArray[np.float32],
         eps: float,
         width: int,
-        layout: Layout | None,
+        layout: InputLayout | None,
         a: Slot,
         b: Slot,
         sum: Slot,
@@ -159,7 +159,7 @@ class Program:
         weight: npt.NDArray[np.float32],
         bias: npt.NDArray[np.float32],
         eps: float,
-        layout: Layout | None,
+        layout: InputLayout | None,
         x: Slot,
         y: Slot,
     ) -> None: ...
@@ -168,7 +168,7 @@ class Program:
         weight: npt.NDArray[np.float32],
         bias: npt.NDArray[np.float32],
         eps: float,
-        layout: Layout | None,
+        layout: InputLayout | None,
         a: Slot,
         b: Slot,
         sum: Slot,
@@ -200,8 +200,10 @@ class Program:
         turned: Slot,
         y: Slot,
     ) -> None: ...
-    def silu_mul(self, width: int, layout: Layout | None, a: Slot, b: Slot, y: Slot) -> None: ...
-    def gelu(self, width: int, layout: Layout | None, x: Slot, y: Slot) -> None: ...
+    def silu_mul(
+        self, width: int, layout: InputLayout | None, a: Slot, b: Slot, y: Slot
+    ) -> None: ...
+    def gelu(self, width: int, layout: InputLayout | None, x: Slot, y: Slot) -> None: ...
     def add(self, width: int, a: Slot, b: Slot, y: Slot) -> None: ...
     def select_rows(self, width: int, x: Slot, y: Slot) -> None: ...
     def features(self, mels: int, y: Slot) -> None: ...

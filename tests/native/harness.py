@@ -73,20 +73,23 @@ def run_linear(
 ) -> Floats:
     """One linear layer as a program of its own; the rows come out of an exact float32 embedding.
 
-    ``x`` may be wider than the layer is deep.
+    ``x`` may be wider than the layer is deep. Where prepared rows come to lie there are NaNs.
     """
     rows, columns = x.shape
     table = _native.Packed("float32", rows, columns)
     table.fill([(as_weight(x).data, "F32")], threads=1)
     width = -(-4 * columns // 64) * 64
     runtime = _native.Runtime(isa, threads, [])
-    layout = None if activations == "float32" else _native.Layout(weight, activations)
+    layout = None if activations == "float32" else _native.InputLayout(weight, activations)
     prepared = layout.row_bytes if layout else 0
     program = _native.Program(runtime, width + prepared, outputs)
     program.embed(table, (0, width, 0))
     source = (0, width, 0)
     if layout:
         source = (width, prepared, 0)
+        stale = _native.Packed("float32", rows, prepared // 4)
+        stale.fill([(as_weight(np.full((rows, prepared // 4), np.nan)).data, "F32")], threads=1)
+        program.embed(stale, source)
         program.prepare(layout, (0, width, 0), source)
     program.linear(weight, bias, layout, source, (_native.LOGITS, 4 * outputs, 0))
     return run_rows(runtime, program, rows, outputs)
@@ -147,7 +150,7 @@ class RoundingExecutor(ReferenceExecutor):
     """The reference executor with the inputs of linear layers rounded.
 
     Keys and values are rounded too, head by head, as ``kv_dtype`` does, and queries as attention on ``isa``
-    rounds them beside bfloat16; so is what a window attends with.
+    rounds them beside bfloat16; so is what a window attends with, unless activations are float32.
     """
 
     rounding: Callable[[torch.Tensor], torch.Tensor]

@@ -109,7 +109,7 @@ def test_int8(isa: str, rows: int, outputs: int, depth: int, activations: str, s
     rows=many,
     outputs=odd,
     depth=deep,
-    group=st.sampled_from([0, 32, 64, 128]),
+    group=st.sampled_from([0, 16, 32, 48, 64, 128, 272, 576]),
     symmetric=st.booleans(),
     scale_type=st.sampled_from(["F32", "F16", "BF16"]),
     activations=BESIDE_INTEGERS,
@@ -134,6 +134,19 @@ def test_int4(
     weight = IntWeight("w", 4, made.q, made.group, scales, made.zeros, scale_type)  # type: ignore[arg-type]
     got = run_linear(x, pack_integers(weight), outputs, isa=isa, activations=activations)
     assert close(got, *expected_integer(x, weight, activations))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activations", ["int8", "bfloat16", "float32"])
+@pytest.mark.parametrize("group", [16, 48, 272])
+def test_a_group_may_begin_in_the_middle_of_a_tile(group: int, activations: str, isa: str) -> None:
+    """A tile of the last then goes beyond the row, where its room held NaNs."""
+    for depth in (32, 70, 80, 300, 1300):
+        x, w = random_matrix(1, 20, depth), random_matrix(2, 20, depth)
+        weight = quantise_int4(as_weight(w), group=group, symmetric=False)
+        for rows in (1, 20):
+            got = run_linear(x[:rows], pack_integers(weight), 20, isa=isa, activations=activations)
+            assert close(got, *expected_integer(x[:rows], weight, activations)), (depth, rows)
 
 
 @pytest.mark.parametrize("rows", [3, 20])
@@ -275,12 +288,26 @@ def test_half_precision_sources(kind: str, tag: str) -> None:
 
 
 def test_rows_that_a_layer_cannot_read_are_refused() -> None:
-    packed = pack([as_weight(random_matrix(2, 16, 64))], "float32")
-    program = _native.Program(_native.Runtime("portable", 1, []), 512, 16)
-    with pytest.raises(ValueError, match="float32 weights take nothing else"):
-        _native.Layout(packed, "bfloat16")
+    exact, dense, integers = (
+        pack([as_weight(random_matrix(2, 16, 64))], kind) for kind in ("float32", "bf16", "int4")
+    )
+    for activations in ("bfloat16", "int8"):
+        with pytest.raises(ValueError, match="float32 weights are multiplied with floats alone"):
+            _native.InputLayout(exact, activations)
+    with pytest.raises(ValueError, match="bf16 weights are not multiplied with int8"):
+        _native.InputLayout(dense, "int8")
+    with pytest.raises(ValueError, match="unknown type of activations 'int3'"):
+        _native.InputLayout(integers, "int3")
+    program = _native.Program(_native.Runtime("portable", 1, []), 1024, 16)
+    layout, x, y = _native.InputLayout(dense, "bfloat16"), (0, 256, 0), (256, 256, 0)
+    deeper = pack([as_weight(random_matrix(2, 16, 65))], "bf16")
+    for other in (integers, deeper):
+        with pytest.raises(ValueError, match="prepared for other weights"):
+            program.linear(other, None, layout, x, y)
+    with pytest.raises(ValueError, match="not as wide as the weights are deep"):
+        program.gelu(65, layout, x, y)
     with pytest.raises(ValueError, match="bias has the wrong size"):
-        program.linear(packed, np.zeros(17, np.float32), None, (0, 256, 0), (256, 256, 0))
+        program.linear(exact, np.zeros(17, np.float32), None, x, y)
 
 
 def test_int8_matrices_that_are_too_wide_are_named() -> None:

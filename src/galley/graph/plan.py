@@ -43,7 +43,8 @@ def plan_arena(lifetimes: Sequence[Lifetime]) -> Plan:
             if plan.size == least:
                 return plan
             plans.append(plan)
-            for i in [i for i in order if plan.offsets[i] + lifetimes[i].size == plan.size]:
+            out = [i for i in order if plan.offsets[i] + lifetimes[i].size == plan.size]
+            for i in out:
                 # Half the way: those placed first take turns otherwise, and the orders repeat.
                 order.insert(order.index(i) // 2, order.pop(order.index(i)))
     return min(plans, key=lambda plan: plan.size)

@@ -36,9 +36,9 @@ _MULTIPLY_BF16: Final = frozenset({"amx", "avx512"})
 class CpuExecutor:
     """See :class:`galley.ops.executor.Executor`.
 
-    Between ops, rows are float32. A linear layer rounds its input to ``activations``: unless float32 is
-    asked for, bfloat16 for ``bf16`` weights (AMX, AVX-512), int8 with one scale a row for ``int8`` and
-    ``int4``. Keys and values are kept in ``kv_dtype``, int8 ones with one scale for each token and head.
+    Between ops, rows are float32. A linear layer rounds its input to ``activations``: by itself bfloat16
+    for ``bf16`` weights (AMX, AVX-512) and int8 with one scale a row for ``int8`` and ``int4``. Keys and
+    values are kept in ``kv_dtype``, int8 ones with one scale for each token and head.
     """
 
     cost: Cost

@@ -188,7 +188,7 @@ def lower(program: Program, weights: Weights, matrices: Matrices, activations: s
     """
     prepared = {op.outputs[-1] for op in program.ops if op.name.endswith("prepare")}
     layouts = {
-        op.inputs[0]: _native.Layout(matrices.packed(*op.weights["weight"]), activations)
+        op.inputs[0]: _native.InputLayout(matrices.packed(*op.weights["weight"]), activations)
         for op in program.ops
         if op.name == "linear" and op.inputs[0] in prepared
     }
@@ -206,7 +206,7 @@ def lower(program: Program, weights: Weights, matrices: Matrices, activations: s
 
 
 def _arguments(
-    op: Op, weights: Weights, matrices: Matrices, layouts: Mapping[int, _native.Layout]
+    op: Op, weights: Weights, matrices: Matrices, layouts: Mapping[int, _native.InputLayout]
 ) -> tuple[Any, ...]:
     """``layouts``: of the buffers that are prepared; all others are float32."""
     a = op.attrs
