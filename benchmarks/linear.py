@@ -14,14 +14,14 @@ import numpy as np
 
 from galley import _native
 from galley.formats.weights import Weight
+from galley.ops.cpu import choose_activations
 from galley.ops.isa import choose_isa
 from galley.ops.packing import pack
 
 COLD_BYTES = 400 << 20
-OWN_CHOICE = {"float32": "float32", "bf16": "bfloat16", "int8": "int8", "int4": "int8"}
 KINDS = (
-    *OWN_CHOICE,
-    *("int4/bfloat16", "int8/bfloat16", "int4/float32", "int8/float32", "bf16/float32"),
+    *("int4", "int8", "bf16", "float32", "int4/bfloat16", "int8/bfloat16"),
+    *("int4/float32", "int8/float32", "bf16/float32"),
 )
 """Weights, and after the slash what they are multiplied with, if that is not their own choice."""
 
@@ -30,21 +30,22 @@ def layer_seconds(
     kind: str, outputs: int, depth: int, rows: int, threads: int
 ) -> tuple[float, int]:
     """Seconds for one layer of a stack that is larger than the caches, and the layer's bytes."""
-    kind, _, activations = kind.partition("/")
+    kind, _, wanted = kind.partition("/")
+    isa = choose_isa(os.environ)
+    activations = choose_activations(kind, wanted or "auto", isa)
     values = np.random.default_rng(0).standard_normal((outputs, depth), dtype=np.float32)
     weight = Weight("w", "F32", values.shape, values.reshape(-1).view(np.uint8))
     first = pack([weight], kind)
     packed = [first, *(pack([weight], kind) for _ in range(min(7, COLD_BYTES // first.bytes)))]
     table = _native.Packed("float32", outputs, depth)
     table.fill([(weight.data, "F32")], threads)
-    activations = activations or OWN_CHOICE[kind]
     layout = None if activations == "float32" else _native.InputLayout(first, activations)
     x = (0, 4 * depth, 0)
     source = (x[1], layout.row_bytes, 0) if layout else x
     y = (x[1] + (layout.row_bytes if layout else 0), 4 * outputs, 0)
     cpus = sorted(os.sched_getaffinity(0))
     pinned = cpus if len(cpus) == threads else []
-    runtime = _native.Runtime(choose_isa(os.environ), threads, pinned)
+    runtime = _native.Runtime(isa, threads, pinned)
     program = _native.Program(runtime, y[0] + y[1], outputs)
     program.embed(table, x)
     if layout:

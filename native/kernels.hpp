@@ -40,6 +40,8 @@ struct Matrix {
     const uint8_t* zeros;
 };
 
+static inline bool is_integer(Kind kind) { return kind == Kind::kInt8 || kind == Kind::kInt4; }
+
 // What a Matrix is multiplied with: floats always; bfloat16 unless it is kF32; int8 if it is of
 // integers itself.
 enum class Inputs : int32_t { kFloats, kBF16, kInt8 };
@@ -57,6 +59,12 @@ struct Activations {
     int64_t sums;
     Inputs type;
 };
+
+// Columns of a row of kBF16, zeros included.
+static inline int64_t bf16_columns(const Matrix& m) {
+    constexpr int64_t kLine = 32;
+    return (m.padded_depth + kLine - 1) / kLine * kLine + (is_integer(m.kind) ? kLine : 0);
+}
 
 struct Linear {
     const Matrix* matrix;

@@ -106,14 +106,15 @@ void encode(Program& program, const FloatTable& frames, const Ids& starts, const
 }
 
 using SharedPacked = std::shared_ptr<Packed>;
+using SharedInputs = std::shared_ptr<InputLayout>;
 
-NormOp rms_norm(const Floats& weight, float eps, int64_t width, std::shared_ptr<InputLayout> layout,
-                SlotFields x, SlotFields y) {
+NormOp rms_norm(const Floats& weight, float eps, int64_t width, SharedInputs layout, SlotFields x,
+                SlotFields y) {
     return {to_vector(weight), {}, eps, width, std::move(layout), slot(x), slot(y)};
 }
 
-NormOp layer_norm(const Floats& weight, const Floats& bias, float eps,
-                  std::shared_ptr<InputLayout> layout, SlotFields x, SlotFields y) {
+NormOp layer_norm(const Floats& weight, const Floats& bias, float eps, SharedInputs layout,
+                  SlotFields x, SlotFields y) {
     if (bias.size() != weight.size()) throw std::invalid_argument("bias has the wrong size");
     const auto width = static_cast<int64_t>(weight.size());
     return {to_vector(weight), to_vector(bias), eps, width, std::move(layout), slot(x), slot(y)};
@@ -124,14 +125,13 @@ void bind_ops(nb::class_<Program>& cls) {
         const int64_t width = weight->matrix().depth;
         p.append(EmbedOp{std::move(weight), width, slot(y)});
     });
-    cls.def("prepare",
-            [](Program& p, std::shared_ptr<InputLayout> layout, SlotFields x, SlotFields y) {
-                p.append(PrepareOp{std::move(layout), slot(x), slot(y)});
-            });
+    cls.def("prepare", [](Program& p, SharedInputs layout, SlotFields x, SlotFields y) {
+        p.append(PrepareOp{std::move(layout), slot(x), slot(y)});
+    });
     cls.def(
         "linear",
-        [](Program& p, SharedPacked weight, std::optional<Floats> bias,
-           std::shared_ptr<InputLayout> layout, SlotFields x, SlotFields y) {
+        [](Program& p, SharedPacked weight, std::optional<Floats> bias, SharedInputs layout,
+           SlotFields x, SlotFields y) {
             const int64_t outputs = weight->matrix().outputs;
             std::vector<float> padded;
             if (bias) {
@@ -146,15 +146,13 @@ void bind_ops(nb::class_<Program>& cls) {
         "weight"_a, "bias"_a.none(), "layout"_a.none(), "x"_a, "y"_a);
     cls.def(
         "rms_norm",
-        [](Program& p, const Floats& weight, float eps, int64_t width,
-           std::shared_ptr<InputLayout> layout, SlotFields x,
-           SlotFields y) { p.append(rms_norm(weight, eps, width, layout, x, y)); },
+        [](Program& p, const Floats& weight, float eps, int64_t width, SharedInputs layout,
+           SlotFields x, SlotFields y) { p.append(rms_norm(weight, eps, width, layout, x, y)); },
         "weight"_a, "eps"_a, "width"_a, "layout"_a.none(), "x"_a, "y"_a);
     cls.def(
         "add_rms_norm",
-        [](Program& p, const Floats& weight, float eps, int64_t width,
-           std::shared_ptr<InputLayout> layout, SlotFields a, SlotFields b, SlotFields sum,
-           SlotFields y) {
+        [](Program& p, const Floats& weight, float eps, int64_t width, SharedInputs layout,
+           SlotFields a, SlotFields b, SlotFields sum, SlotFields y) {
             p.append(AddNormOp{slot(a), slot(b), rms_norm(weight, eps, width, layout, sum, y)});
         },
         "weight"_a, "eps"_a, "width"_a, "layout"_a.none(), "a"_a, "b"_a, "sum"_a, "y"_a);
@@ -176,29 +174,28 @@ void bind_ops(nb::class_<Program>& cls) {
             });
     cls.def(
         "silu_mul",
-        [](Program& p, int64_t width, std::shared_ptr<InputLayout> layout, SlotFields a,
-           SlotFields b, SlotFields y) {
+        [](Program& p, int64_t width, SharedInputs layout, SlotFields a, SlotFields b,
+           SlotFields y) {
             p.append(SiluMulOp{width, std::move(layout), slot(a), slot(b), slot(y)});
         },
         "width"_a, "layout"_a.none(), "a"_a, "b"_a, "y"_a);
     cls.def(
         "layer_norm",
-        [](Program& p, const Floats& weight, const Floats& bias, float eps,
-           std::shared_ptr<InputLayout> layout, SlotFields x,
-           SlotFields y) { p.append(layer_norm(weight, bias, eps, layout, x, y)); },
+        [](Program& p, const Floats& weight, const Floats& bias, float eps, SharedInputs layout,
+           SlotFields x, SlotFields y) { p.append(layer_norm(weight, bias, eps, layout, x, y)); },
         "weight"_a, "bias"_a, "eps"_a, "layout"_a.none(), "x"_a, "y"_a);
     cls.def(
         "add_layer_norm",
-        [](Program& p, const Floats& weight, const Floats& bias, float eps,
-           std::shared_ptr<InputLayout> layout, SlotFields a, SlotFields b, SlotFields sum,
-           SlotFields y) {
+        [](Program& p, const Floats& weight, const Floats& bias, float eps, SharedInputs layout,
+           SlotFields a, SlotFields b, SlotFields sum, SlotFields y) {
             p.append(AddNormOp{slot(a), slot(b), layer_norm(weight, bias, eps, layout, sum, y)});
         },
         "weight"_a, "bias"_a, "eps"_a, "layout"_a.none(), "a"_a, "b"_a, "sum"_a, "y"_a);
     cls.def(
         "gelu",
-        [](Program& p, int64_t width, std::shared_ptr<InputLayout> layout, SlotFields x,
-           SlotFields y) { p.append(GeluOp{width, std::move(layout), slot(x), slot(y)}); },
+        [](Program& p, int64_t width, SharedInputs layout, SlotFields x, SlotFields y) {
+            p.append(GeluOp{width, std::move(layout), slot(x), slot(y)});
+        },
         "width"_a, "layout"_a.none(), "x"_a, "y"_a);
     cls.def("add", [](Program& p, int64_t width, SlotFields a, SlotFields b, SlotFields y) {
         p.append(AddOp{width, slot(a), slot(b), slot(y)});

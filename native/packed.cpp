@@ -251,17 +251,17 @@ void Packed::require_own_memory() const {
 InputLayout::InputLayout(std::shared_ptr<const Packed> weight, Inputs inputs)
     : weight_(std::move(weight)), inputs_(inputs) {
     const Matrix& m = matrix();
-    const bool integers = m.kind == Kind::kInt8 || m.kind == Kind::kInt4;
     if (m.kind == Kind::kF32)
         throw std::invalid_argument("float32 weights are multiplied with floats alone");
     if (inputs == Inputs::kFloats) throw std::invalid_argument("floats need no preparing");
     if (inputs == Inputs::kInt8) {
-        if (!integers) throw std::invalid_argument("bf16 weights are not multiplied with int8");
+        if (!is_integer(m.kind))
+            throw std::invalid_argument("bf16 weights are not multiplied with int8");
         sums_ = round_up(m.padded_depth, 64);
         row_bytes_ = round_up(sums_ + 4 * m.groups + 4, 64);
     } else {
         // An odd number of lines: rows a power of two apart share few places of the nearest cache.
-        row_bytes_ = (round_up(2 * m.padded_depth, 64) + (integers ? 64 : 0)) | 64;
+        row_bytes_ = 2 * bf16_columns(m) | 64;
     }
 }
 

@@ -57,7 +57,7 @@ class Packed {
   private:
     class Rows;
 
-    bool integer() const { return matrix_.kind == Kind::kInt8 || matrix_.kind == Kind::kInt4; }
+    bool integer() const { return is_integer(matrix_.kind); }
     int64_t blocks() const { return round_up(matrix_.outputs, kLanes) / kLanes; }
     int64_t scale_index(int64_t output, int64_t group) const;
     void lay_out(const Shape& shape);

@@ -32,5 +32,20 @@ GALLEY_INLINE Ints load_zeros(const uint8_t* zeros) {
     return r;
 }
 
+// What is stored for zero, `other` where the matrix does not say, four times in each lane.
+GALLEY_INLINE Bytes load_offsets(const Matrix& m, int64_t at, int32_t other) {
+    const Ints zeros = m.zeros ? load_zeros(m.zeros + at) : splat_int(other);
+    Bytes r;
+    GALLEY_PARTS r.p[i] = (UintPart)zeros.p[i] * 0x01010101u;
+    return r;
+}
+
+// Of int4 weights each lane's first four columns, or with `from` 4 the others.
+GALLEY_INLINE Bytes nibbles(Bytes w, int64_t from) {
+    Bytes r;
+    GALLEY_PARTS r.p[i] = (w.p[i] >> from) & 0x0f0f0f0f;
+    return r;
+}
+
 }  // namespace GALLEY_ISA
 }  // namespace galley

@@ -19,7 +19,6 @@
 #include "tables.hpp"
 
 #if defined(__AMX_TILE__)
-#include "groups.hpp"
 #include "tile.hpp"
 #include "tile_weights.hpp"
 
@@ -192,9 +191,7 @@ class Layer {
 
     // Zero points taken off.
     void unpack(int64_t block, const Part& p, uint8_t* to) const {
-        const Ints zeros = m_.zeros ? load_zeros(m_.zeros + (block * groups_ + p.group) * kLanes)
-                                    : splat_int(Weights::kZero);
-        const Bytes four = {(UintPart)zeros.p[0] * 0x01010101u};
+        const Bytes zeros = load_offsets(m_, (block * groups_ + p.group) * kLanes, Weights::kZero);
         const uint8_t* from = weights_at(block, p.begin);
         constexpr int64_t kLines = Weights::kStep * kTileRows / Weights::kDepth;
         // The columns after this chunk, or those that the next item begins with.
@@ -205,7 +202,7 @@ class Layer {
         for (; k < p.end;
              k += Weights::kStep, from += kTileRowBytes, to += kLines * kTileRowBytes) {
             fetch(from + ahead);
-            Weights::unpack(load_bytes(from), four, to);
+            Weights::unpack(load_bytes(from), zeros, to);
         }
         for (; (k - p.begin) % Weights::kDepth; k += Weights::kStep, to += kLines * kTileRowBytes)
             memset(to, 0, kLines * kTileRowBytes);

@@ -31,11 +31,7 @@ struct Int4 {
     static constexpr int32_t kOffset = 8;
 
     // k = 0 to 3 in the lower halves of bytes, 4 to 7 in the upper ones.
-    GALLEY_INLINE Bytes four(Bytes w, int64_t first) {
-        Bytes r;
-        GALLEY_PARTS r.p[i] = (w.p[i] >> first) & 0x0f0f0f0f;
-        return r;
-    }
+    GALLEY_INLINE Bytes four(Bytes w, int64_t first) { return nibbles(w, first); }
     GALLEY_INLINE Pairs pair(Bytes four, int at) { return widen_small_pair(four, at); }
 };
 
@@ -65,15 +61,6 @@ struct BF16Inputs {
     GALLEY_INLINE Floats dot(Floats sum, Pairs x, Pairs w) { return dot_pairs(sum, x, w); }
 };
 
-// What is stored for zero, four times in each lane.
-template <class Weights>
-GALLEY_INLINE Bytes load_offsets(const Matrix& m, int64_t at) {
-    const Ints zeros = m.zeros ? load_zeros(m.zeros + at) : splat_int(Weights::kOffset);
-    Bytes r;
-    GALLEY_PARTS r.p[i] = (UintPart)zeros.p[i] * 0x01010101u;
-    return r;
-}
-
 template <class Weights, class Input>
 struct Mixed {
     using Element = typename Input::Element;
@@ -102,7 +89,7 @@ struct Mixed {
             for (int64_t g = 0; g < m.groups; ++g) {
                 Bytes offsets[B];
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) offsets[b] =
-                    load_offsets<Weights>(m, ((block + b) * m.groups + g) * kLanes);
+                    load_offsets(m, ((block + b) * m.groups + g) * kLanes, Weights::kOffset);
                 const int64_t end = g + 1 < m.groups ? (g + 1) * m.group : m.depth;
                 for (int64_t begin = g * m.group; begin < end; begin += kColumns) {
                     const int64_t stop = begin + kColumns < end ? begin + kColumns : end;

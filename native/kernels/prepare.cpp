@@ -6,15 +6,12 @@ namespace galley {
 namespace GALLEY_ISA {
 namespace {
 
-constexpr int64_t kLineHalves = 32;  // of 16 bits, in 64 bytes
-
 void prepare_bf16(const Matrix& m, const float* x, uint8_t* row) {
     uint16_t* out = reinterpret_cast<uint16_t*>(row);
     int64_t k = 0;
     for (; k + kLanes <= m.depth; k += kLanes) store_bf16(out + k, load(x + k));
     for (; k < m.depth; ++k) out[k] = to_bf16(x[k]);
-    const int64_t end = up(m.depth, kLineHalves) + (m.kind == Kind::kBF16 ? 0 : kLineHalves);
-    for (; k < end; ++k) out[k] = 0;
+    for (; k < bf16_columns(m); ++k) out[k] = 0;
 }
 
 void prepare_integer(const Matrix& m, const float* x, uint8_t* row, int64_t sums) {

@@ -10,8 +10,7 @@ void linear(const Linear& l, int64_t begin, int64_t end, uint8_t* scratch) {
     if (fit_for_amx(l)) return linear_amx(l, begin, end, scratch);
 #endif
     (void)scratch;
-    const bool integer = l.matrix->kind == Kind::kInt8 || l.matrix->kind == Kind::kInt4;
-    if (!integer)
+    if (!is_integer(l.matrix->kind))
         linear_dense(l, begin, end);
     else if (l.x.type == Inputs::kInt8)
         linear_integer(l, begin, end);

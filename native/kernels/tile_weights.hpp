@@ -3,6 +3,7 @@
 
 #include "amx.hpp"
 #include "dots.hpp"
+#include "groups.hpp"
 
 namespace galley {
 namespace GALLEY_ISA {
@@ -10,13 +11,6 @@ namespace GALLEY_ISA {
 // A line of a tile.
 GALLEY_INLINE void put(uint8_t* to, Bytes v) { memcpy(to, &v.p[0], sizeof v.p[0]); }
 GALLEY_INLINE void put(uint8_t* to, Pairs v) { memcpy(to, &v, sizeof v); }
-
-struct Nibbles {
-    Bytes low, high;  // of each lane's eight columns the first four, and the others
-};
-GALLEY_INLINE Nibbles nibbles(Bytes both) {
-    return {{both.p[0] & 0x0f0f0f0f}, {(both.p[0] >> 4) & 0x0f0f0f0f}};
-}
 
 struct Int4 {
     using Sum = int32_t;
@@ -29,9 +23,8 @@ struct Int4 {
     static constexpr int32_t kOffset = 0;  // that the tiles' weights still have
 
     GALLEY_INLINE void unpack(Bytes both, Bytes zeros, uint8_t* to) {
-        const Nibbles four = nibbles(both);
-        put(to, four.low - zeros);
-        put(to + kTileRowBytes, four.high - zeros);
+        put(to, nibbles(both, 0) - zeros);
+        put(to + kTileRowBytes, nibbles(both, 4) - zeros);
     }
 };
 struct Int8 {
@@ -52,24 +45,23 @@ struct BFloat16 {
     static constexpr bool kUnpacked = false;
 };
 // Integers as bfloat16, kWidened times as large.
-struct WideInt4 : BFloat16 {
+struct Wide : BFloat16 {
     static constexpr bool kScaled = true;
-    static constexpr int64_t kStep = 8;
     static constexpr bool kUnpacked = true;
+};
+struct WideInt4 : Wide {
+    static constexpr int64_t kStep = 8;
     static constexpr int32_t kZero = 8;
 
     GALLEY_INLINE void unpack(Bytes both, Bytes zeros, uint8_t* to) {
-        const Nibbles four = nibbles(both);
         for (int i = 0; i < 4; ++i) {
-            const Bytes some = (i < 2 ? four.low : four.high) - zeros;
-            put(to + i * kTileRowBytes, widen_small_pair(some, i % 2 * 2));
+            const Bytes four = nibbles(both, i / 2 * 4) - zeros;
+            put(to + i * kTileRowBytes, widen_small_pair(four, i % 2 * 2));
         }
     }
 };
-struct WideInt8 : BFloat16 {
-    static constexpr bool kScaled = true;
+struct WideInt8 : Wide {
     static constexpr int64_t kStep = 4;
-    static constexpr bool kUnpacked = true;
     static constexpr int32_t kZero = 128;
 
     GALLEY_INLINE void unpack(Bytes four, Bytes zeros, uint8_t* to) {
