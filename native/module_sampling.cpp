@@ -35,7 +35,7 @@ std::vector<int64_t> choose_tokens(Runtime& runtime, const FloatTable& logits,
 
 void bind_sampling(nb::module_& m) {
     m.def(
-        "best",
+        "top_k",
         [](const Floats& row, const std::string& isa, Out<int64_t> ids) {
             if (ids.size() > row.size()) throw std::invalid_argument("more ids than elements");
             best(kernels(isa), row.data(), row.size(), ids.size(), ids.data());

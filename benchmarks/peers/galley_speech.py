@@ -8,7 +8,7 @@ from benchmarks.peers.protocol import Peer, main
 from benchmarks.peers.speech import FRAMES, PROMPT, answer
 
 if TYPE_CHECKING:
-    from galley.audio import AudioWindow
+    from galley.audio import EncoderInput
     from galley.types import EngineRequest
 
 TOGETHER: Final = 8
@@ -19,7 +19,7 @@ class _Model:
     def __init__(self, folder: Path, variant: str, threads: int) -> None:
         import numpy as np
 
-        from galley.audio import AudioWindow
+        from galley.audio import EncoderInput
         from galley.config import EngineSettings
         from galley.local import LocalEngine
         from galley.ops import background
@@ -34,12 +34,12 @@ class _Model:
         assert speech is not None
         self._frames = np.random.default_rng(0).uniform(-1, 1.5, (FRAMES, speech.mels)).astype("f4")
         self._made = 1
-        self._window = AudioWindow(frames=FRAMES, mels=speech.mels, data=self._frames.tobytes())
+        self._window = EncoderInput(frames=FRAMES, mels=speech.mels, data=self._frames.tobytes())
 
     def encode(self, windows: int) -> list[float]:
         import numpy as np
 
-        from galley.ops.executor import Windows
+        from galley.ops.executor import EncoderBatch
 
         # The engine's own executor; nothing else uses the blocks now.
         executor = self._engine.engine._executor
@@ -47,7 +47,7 @@ class _Model:
         seconds = []
         for _ in range(windows):
             began = time.perf_counter()
-            executor.encode(Windows(self._frames, np.array([0, FRAMES]), (table,)))
+            executor.encode(EncoderBatch(self._frames, np.array([0, FRAMES]), (table,)))
             seconds.append(time.perf_counter() - began)
         return seconds
 
@@ -57,14 +57,14 @@ class _Model:
         return [(self._seconds(tokens, beams) - self._seconds(1, beams)) / (tokens - 1)]
 
     def transcribe(self, windows: int, tokens: int, beams: int) -> list[float]:
-        from galley.audio import AudioWindow
+        from galley.audio import EncoderInput
 
         mels = self._frames.shape[1]
         waiting = []
         # Of other bytes each, in each round: the engine knows what it encoded.
         for number in range(self._made, self._made + windows):
             data = (self._frames + 1e-3 * number).astype("f4").tobytes()
-            window = AudioWindow(frames=FRAMES, mels=mels, data=data)
+            window = EncoderInput(frames=FRAMES, mels=mels, data=data)
             waiting += self._request(window, tokens, beams, str(number))
         self._made += windows
         began = time.perf_counter()
@@ -83,7 +83,7 @@ class _Model:
         return time.perf_counter() - began
 
     def _request(
-        self, window: "AudioWindow", tokens: int, beams: int, name: str
+        self, window: "EncoderInput", tokens: int, beams: int, name: str
     ) -> "list[EngineRequest]":
         from galley import SamplingParams
         from galley.service.requests import expand
@@ -91,7 +91,9 @@ class _Model:
         params = SamplingParams(
             temperature=0.0, max_tokens=tokens, ignore_eos=True, num_beams=beams
         )
-        return expand(list(PROMPT), params, self._engine.info, request_id=name, window=window)
+        return expand(
+            list(PROMPT), params, self._engine.info, request_id=name, encoder_input=window
+        )
 
 
 PEER = Peer(

@@ -27,7 +27,7 @@ class TooFewThreads(RuntimeError):
 LONGEST_GROUP: int
 """Weights that can share a scale: an int8 matrix is no wider."""
 
-def best(row: npt.NDArray[np.float32], isa: str, ids: npt.NDArray[np.int64]) -> None:
+def top_k(row: npt.NDArray[np.float32], isa: str, ids: npt.NDArray[np.int64]) -> None:
     """Fill ``ids`` with those of the greatest, greatest first, equals by id."""
 
 def exp_sum(row: npt.NDArray[np.float32], most: float, isa: str) -> float:

@@ -9,7 +9,7 @@ from galley.errors import RequestError
 FLOAT_BYTES: Final = 4
 
 
-class AudioWindow(msgspec.Struct, frozen=True, kw_only=True):
+class EncoderInput(msgspec.Struct, frozen=True, kw_only=True):
     """One stretch of audio as log-mel features, which an encoder reads as a whole.
 
     Attributes:
@@ -28,9 +28,9 @@ class AudioWindow(msgspec.Struct, frozen=True, kw_only=True):
         needed = self.frames * self.mels * FLOAT_BYTES
         if self.frames < 1 or self.mels < 1 or len(self.data) != needed:
             raise RequestError(
-                f"the window's data has {len(self.data)} bytes; {self.frames} frames of {self.mels} "
+                f"the encoder input's data has {len(self.data)} bytes; {self.frames} frames of {self.mels} "
                 f"float32 values have {needed}",
-                param="window",
+                param="encoder_input",
             )
 
 

@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from galley.audio import Alignment, AudioWindow, SpeechInfo, TimestampRules
+from galley.audio import Alignment, EncoderInput, SpeechInfo, TimestampRules
 from galley.errors import RequestError
 
 BLOCK_TOKENS: Final = 16
@@ -249,7 +249,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         output: tokens already delivered, when a request is resubmitted to a new engine.
         priority: lower is sooner; see ``engine/scheduler.py`` for how waiting makes up for it.
         cache_salt: requests share cached prefixes only with the same salt (tenant).
-        window: the audio that a speech model transcribes; None for a text model.
+        encoder_input: the audio that a speech model transcribes; None for a text model.
     """
 
     id: str
@@ -258,7 +258,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     output: list[int] = []
     priority: int = 0
     cache_salt: str = ""
-    window: AudioWindow | None = None
+    encoder_input: EncoderInput | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

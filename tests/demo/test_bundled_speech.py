@@ -13,7 +13,7 @@ from ctranslate2 import StorageView
 from ctranslate2.converters import TransformersConverter
 
 from galley import SamplingParams, Transcriber
-from galley.audio import AudioWindow
+from galley.audio import EncoderInput
 from galley.config import EngineSettings
 from galley.demo.speech import SPEECH_DATA_DIR, SPEECH_MODEL_DIR, heldout
 from galley.demo.speech.evaluate import TARGET
@@ -60,13 +60,13 @@ def test_the_same_tokens_as_ctranslate2_of_the_same_features(
     tokeniser = load_tokeniser(SPEECH_MODEL_DIR)
     prompt = [token_id(tokeniser, token) for token in (START, LANGUAGE, TASK, NO_TIMESTAMPS)]
     data = np.ascontiguousarray(features.T, "<f4").tobytes()
-    window = AudioWindow(frames=FRAMES, mels=len(features), data=data)
+    window = EncoderInput(frames=FRAMES, mels=len(features), data=data)
     settings = EngineSettings(model=BUNDLED_SPEECH, dtype="float32", threads=1)
     with LocalEngine(settings) as engine:
         assert engine.info.speech is not None
         suppressed = engine.info.speech.suppress_tokens
         params = SamplingParams(temperature=0.0, num_beams=beams, suppress_tokens=suppressed)
-        requests = expand(prompt, params, engine.info, request_id=name, window=window)
+        requests = expand(prompt, params, engine.info, request_id=name, encoder_input=window)
         tokens = [token for output in engine.run(requests) for token in output.tokens]
     [expected] = peer.model.generate(
         StorageView.from_array(features[None]), [prompt], beam_size=beams, suppress_blank=False,

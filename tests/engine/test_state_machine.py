@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from galley.audio import AudioWindow
+from galley.audio import EncoderInput
 from galley.engine.batch import assemble, assemble_windows
 from galley.engine.kv import KEPT_WINDOWS, KVCache
 from galley.engine.scheduler import Scheduler, Work
@@ -101,7 +101,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def window(self, rows: int) -> Window:
         data = np.full((2 * rows, MELS), rows, dtype=np.float32).tobytes()
-        return Window.of(AudioWindow(frames=2 * rows, mels=MELS, data=data), rows)
+        return Window.of(EncoderInput(frames=2 * rows, mels=MELS, data=data), rows)
 
     @rule(request_id=consumes(requests))
     def abort(self, request_id: str) -> None:
@@ -163,7 +163,7 @@ class EngineMachine(RuleBasedStateMachine):
         }
 
     def encode(self, plan: list[Work], tokens: int) -> None:
-        """Windows, before any token is computed; more than one only within the budget."""
+        """EncoderBatch, before any token is computed; more than one only within the budget."""
         windows = [(w.sequence, w.sequence.window) for w in plan if w.encodes and w.sequence.window]
         rows = sum(window.rows for _, window in windows)
         assert len(windows) < 2 or rows + tokens <= BUDGET

@@ -25,7 +25,7 @@ from transformers.generation.logits_process import (
 )
 
 from galley import LLM, SamplingParams
-from galley.audio import AudioWindow, SpeechInfo, TimestampRules
+from galley.audio import EncoderInput, SpeechInfo, TimestampRules
 from galley.config import DType, EngineSettings, ExecutorName, Quantize
 from galley.engine.load import read_model
 from galley.engine.rules import TokenRules
@@ -35,7 +35,7 @@ from galley.graph.program import Op
 from galley.local import LocalEngine
 from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
-from galley.ops.executor import Batch, Cross, Executor, Windows, executor_factory
+from galley.ops.executor import Batch, CrossContext, EncoderBatch, Executor, executor_factory
 from galley.ops.reference import ReferenceExecutor
 from galley.ops.reference_ops import Step
 from galley.ops.tiles import Tiles
@@ -113,7 +113,9 @@ def run(
         np.arange(first_block + i * WINDOW_BLOCKS, first_block + i * WINDOW_BLOCKS + blocks_for(n))
         for i, n in enumerate(rows)
     )
-    executor.encode(Windows(np.concatenate(windows), np.cumsum([0, *map(len, windows)]), crosses))
+    executor.encode(
+        EncoderBatch(np.concatenate(windows), np.cumsum([0, *map(len, windows)]), crosses)
+    )
     starts = np.cumsum([0, *map(len, prompts)])
     tables = (
         np.arange(200 + 8 * i, 200 + 8 * i + blocks_for(len(p))) for i, p in enumerate(prompts)
@@ -125,7 +127,7 @@ def run(
             starts=starts,
             tables=tuple(tables),
             wanted=np.arange(starts[-1]),
-            cross=Cross(crosses, np.array(rows)),
+            cross=CrossContext(crosses, np.array(rows)),
         )
     ).copy()
 
@@ -155,7 +157,7 @@ def test_encoder_states_agree(variant: str, checkpoint: CheckpointMaker) -> None
     frames = model.program.encoder.max_positions
     features = random_features(1, model.program.encoder.mels, frames)
     table = np.arange(blocks_for(frames // 2))
-    spy.encode(Windows(features, np.array([0, frames]), (table,)))
+    spy.encode(EncoderBatch(features, np.array([0, frames]), (table,)))
     with torch.inference_mode():
         whole = torch.from_numpy(features.T.copy())[None]
         expected = truth(folder).model.encoder(whole).last_hidden_state[0]
@@ -231,16 +233,16 @@ def speech(checkpoint: CheckpointMaker) -> Iterator[Callable[..., LocalEngine]]:
         engine.close()
 
 
-def window_of(features: Features) -> AudioWindow:
+def window_of(features: Features) -> EncoderInput:
     frames, mels = features.shape
-    return AudioWindow(frames=frames, mels=mels, data=features.tobytes())
+    return EncoderInput(frames=frames, mels=mels, data=features.tobytes())
 
 
 def ask(
     engine: LocalEngine, features: Features, params: SamplingParams, prompt: list[int] = PROMPT
 ) -> list[EngineRequest]:
     name = uuid.uuid4().hex
-    return expand(prompt, params, engine.info, request_id=name, window=window_of(features))
+    return expand(prompt, params, engine.info, request_id=name, encoder_input=window_of(features))
 
 
 def answers(engine: LocalEngine, requests: list[EngineRequest]) -> list[list[Output]]:
@@ -558,14 +560,14 @@ def test_requests_are_for_the_right_kind_of_model(
     with pytest.raises(RequestError, match="speech model"):
         expand(PROMPT, GREEDY, engine.info, request_id="r")
     with pytest.raises(RequestError, match="24 bytes"):
-        AudioWindow(frames=2, mels=80, data=bytes(24))
+        EncoderInput(frames=2, mels=80, data=bytes(24))
     with pytest.raises(RequestError, match="index 4"):
         ask(engine, good, msgspec.structs.replace(RULES, no_speech=(4, NO_SPEECH)))
     with pytest.raises(RequestError, match="timestamps"):
         TimestampRules(begin=3, text_end=3)
     text = LLM(checkpoint("llama"), threads=1, executor="reference")
     with pytest.raises(RequestError, match="text model"):
-        expand(PROMPT, GREEDY, text.info, request_id="r", window=window_of(good))
+        expand(PROMPT, GREEDY, text.info, request_id="r", encoder_input=window_of(good))
     asked = LLM(checkpoint("whisper"), threads=1, executor="reference")
     with pytest.raises(RequestError, match="speech model"):
         asked.generate([PROMPT], GREEDY)

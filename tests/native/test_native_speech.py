@@ -301,7 +301,7 @@ def test_a_whole_window_has_the_same_bits_alone_among_others_and_on_any_threads(
 
 
 @dataclass
-class Cross:
+class CrossContext:
     """``cross_kv`` of windows whose features are keys and values, then ``cross_attention`` alone."""
 
     heads: Heads
@@ -309,7 +309,9 @@ class Cross:
     decoder: _native.Program
 
     @classmethod
-    def of(cls, heads: Heads, queries: Floats, kv_type: str, isa: str, threads: int = 1) -> "Cross":
+    def of(
+        cls, heads: Heads, queries: Floats, kv_type: str, isa: str, threads: int = 1
+    ) -> "CrossContext":
         q, k, v = heads.widths
         runtime = _native.Runtime(isa, threads, [])
         runtime.add_kv_layer(heads.kv_heads, heads.head_dim, kv_type)
@@ -386,7 +388,7 @@ def test_cross_attention(
     _, k, v = heads.widths
     windows = [random_window(heads, n, rng)[:, -(k + v) :].copy() for n in lengths]
     queries = rng.standard_normal((50, heads.widths[0]), dtype=np.float32)
-    cross = Cross.of(heads, queries, kv_type, isa, threads)
+    cross = CrossContext.of(heads, queries, kv_type, isa, threads)
     tables = tables_of(lengths, rng)
     cross.encode(windows, tables)
     chosen = rng.integers(0, len(windows), 6)
@@ -416,7 +418,7 @@ def test_bits_of_cross_attention_depend_on_neither_threads_nor_neighbours(
     tables = tables_of(lengths, rng)
     expected: list[Floats] = []
     for threads in (1, 2, 4):
-        cross = Cross.of(heads, queries, kv_type, isa, threads)
+        cross = CrossContext.of(heads, queries, kv_type, isa, threads)
         cross.encode([np.full((400 * 16, 160), np.inf, np.float32)], [np.arange(400)])
         cross.encode(windows, tables)
         alone = [cross.run([([i], tables[0], 1500)])[0] for i in range(12)]
@@ -437,7 +439,7 @@ def test_bits_of_cross_attention_depend_on_neither_threads_nor_neighbours(
 
 def test_windows_that_would_leave_memory_are_refused() -> None:
     heads = Heads(1, 1, 4)
-    cross = Cross.of(heads, np.ones((2, 4), np.float32), "float32", ISAS[0])
+    cross = CrossContext.of(heads, np.ones((2, 4), np.float32), "float32", ISAS[0])
     window, table = np.ones((20, 8), np.float32), np.arange(2)
     cross.encode([window], [table])
     for windows, tables, message in (

@@ -18,7 +18,7 @@ from galley.graph.plan import least_arena, plan_arena
 from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
 from galley.ops.cpu import CpuExecutor
-from galley.ops.executor import Batch, Cross, Executor, ExecutorOptions, Ints, Windows
+from galley.ops.executor import Batch, CrossContext, EncoderBatch, Executor, ExecutorOptions, Ints
 from galley.ops.isa import ISA_VARIABLE
 from galley.ops.lowering import lower
 from galley.ops.packing import Matrices
@@ -109,7 +109,7 @@ def run(
     rows = [program.encoder.rows_of(len(window)) for window in windows]
     tables = [pool.take(count) for count in rows]
     starts = np.cumsum([0, *map(len, windows)])
-    executor.encode(Windows(np.concatenate(windows), starts, tuple(tables)))
+    executor.encode(EncoderBatch(np.concatenate(windows), starts, tuple(tables)))
     own = [pool.take(len(ids)) for _, ids, _ in sequences]
     done = [0] * len(sequences)
     logits: list[list[Floats]] = [[] for _ in sequences]
@@ -129,7 +129,7 @@ def run(
                 own[s][: -(-end // BLOCK_TOKENS)] for s, end in zip(active, ends, strict=True)
             ),
             wanted=np.arange(batch_starts[-1]),
-            cross=Cross(
+            cross=CrossContext(
                 tuple(tables[sequences[s][0]] for s in active),
                 np.array([rows[sequences[s][0]] for s in active]),
             ),

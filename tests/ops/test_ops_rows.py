@@ -31,12 +31,12 @@ def test_best_ids_are_those_of_a_stable_sort(row: Any, count: int) -> None:
     expected = np.argsort(-row, kind="stable")[:count]
     for isa in _native.supported_isas():
         ids = np.empty(len(expected), dtype=np.int64)
-        _native.best(row, isa, ids)
+        _native.top_k(row, isa, ids)
         assert ids.tolist() == expected.tolist()
-    assert rows.best(row, count).tolist() == expected.tolist()
+    assert rows.top_k(row, count).tolist() == expected.tolist()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "_native", None)
-        assert rows.best(row, count).tolist() == expected.tolist()
+        assert rows.top_k(row, count).tolist() == expected.tolist()
 
 
 @settings(max_examples=300)
@@ -51,7 +51,7 @@ def test_exp_sums_are_those_of_numpy(row: Any) -> None:
         assert _native.exp_sum(row, most, isa) == pytest.approx(expected, rel=1e-14), isa
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "_native", None)
-        assert rows.log_sum(row) == pytest.approx(most + np.log(expected), rel=1e-14)
+        assert rows.logsumexp(row) == pytest.approx(most + np.log(expected), rel=1e-14)
 
 
 @given(hnp.arrays(np.float32, 8, elements=st.floats(-800, 0, width=32)))
@@ -67,6 +67,6 @@ def test_each_exponential_is_right_to_the_last_bits(x: Any) -> None:
 def test_sizes_are_checked() -> None:
     row = np.zeros(5, dtype=np.float32)
     with pytest.raises(ValueError, match="more ids"):
-        _native.best(row, "portable", np.empty(6, dtype=np.int64))
+        _native.top_k(row, "portable", np.empty(6, dtype=np.int64))
     with pytest.raises(TypeError):
-        _native.best(row.astype(np.float16), "portable", np.empty(1, dtype=np.int64))
+        _native.top_k(row.astype(np.float16), "portable", np.empty(1, dtype=np.int64))

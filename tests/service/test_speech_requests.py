@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from galley import SamplingParams
-from galley.audio import Alignment, AudioWindow
+from galley.audio import Alignment, EncoderInput
 from galley.config import EngineSettings
 from galley.local import LocalEngine
 from galley.service.client import EngineClient, OutputStream
@@ -37,8 +37,8 @@ def requests_for(info: ModelInfo) -> list[EngineRequest]:
         prompt = [201, 202, 206]
         if i >= 6:
             params, prompt = ALIGN, [*prompt, 209, *range(10, 40), 200]
-        window = AudioWindow(frames=150, mels=80, data=data)
-        requests += expand(prompt, params, info, request_id=f"r{i}", window=window)
+        window = EncoderInput(frames=150, mels=80, data=data)
+        requests += expand(prompt, params, info, request_id=f"r{i}", encoder_input=window)
     return requests
 
 

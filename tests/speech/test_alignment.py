@@ -13,7 +13,7 @@ from transformers.generation import LogitsProcessorList, SuppressTokensLogitsPro
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
 from galley import SamplingParams
-from galley.audio import Alignment, AudioWindow
+from galley.audio import Alignment, EncoderInput
 from galley.config import EngineSettings, ExecutorName
 from galley.local import LocalEngine
 from galley.service.requests import expand
@@ -120,9 +120,11 @@ def test_token_times_are_those_of_transformers(
             said, heads, num_frames=frames, num_input_ids=len(PROMPT)
         )[0]
         ids = said.sequences[0].tolist()
-        window = AudioWindow(frames=400, mels=tiny.MELS, data=features.tobytes())
+        window = EncoderInput(frames=400, mels=tiny.MELS, data=features.tobytes())
         params = SamplingParams(max_tokens=0, alignment=True)
-        (output,) = engine.run(expand(ids, params, engine.info, request_id="a", window=window))
+        (output,) = engine.run(
+            expand(ids, params, engine.info, request_id="a", encoder_input=window)
+        )
         found = output.alignment
         assert found is not None
         weights = np.frombuffer(found.data, "<f4").reshape(found.tokens, found.heads, found.rows)

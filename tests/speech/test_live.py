@@ -87,8 +87,8 @@ class Said:
 
 def window_of(request: EngineRequest) -> tuple[int, int]:
     """First sample, and the one beyond the last."""
-    assert request.window is not None
-    values = np.frombuffer(request.window.data, "<f4").reshape(2, tiny.MELS)
+    assert request.encoder_input is not None
+    values = np.frombuffer(request.encoder_input.data, "<f4").reshape(2, tiny.MELS)
     return int(values[0, 0]), int(values[1, 0])
 
 

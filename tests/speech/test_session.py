@@ -100,8 +100,8 @@ def window(start: float, end: float, overlap: float = 0.0) -> Window:
 
 def place(request: EngineRequest) -> float:
     """Where in the recording the window starts, in seconds."""
-    assert request.window is not None
-    return float(np.frombuffer(request.window.data, "<f4")[0]) / RATE
+    assert request.encoder_input is not None
+    return float(np.frombuffer(request.encoder_input.data, "<f4")[0]) / RATE
 
 
 def at(seconds: float) -> int:
@@ -212,7 +212,7 @@ def test_the_language_is_detected_in_the_first_window_and_nothing_else_is_asked_
         tiny.generation_config()["lang_to_id"].values()
     )
     assert [request.prompt for request in others] == [[SOT, DE, token_id("<|transcribe|>")]] * 2
-    assert others[0].window == first.window
+    assert others[0].encoder_input == first.encoder_input
 
 
 def test_a_bad_transcript_is_tried_again_hotter(tokenizer: Tokenizer) -> None:
@@ -228,7 +228,9 @@ def test_a_bad_transcript_is_tried_again_hotter(tokenizer: Tokenizer) -> None:
     assert (segment.text, segment.temperature) == (" good", 0.4)
     assert [request.sampling.temperature for request in driver.asked] == [0.0, 0.2, 0.4]
     assert [request.sampling.num_beams for request in driver.asked] == [5, 1, 1]
-    assert len({request.window.data for request in driver.asked if request.window}) == 1
+    assert (
+        len({request.encoder_input.data for request in driver.asked if request.encoder_input}) == 1
+    )
     assert len({request.id for request in driver.asked}) == 3
 
 

@@ -121,7 +121,7 @@ def test_one_request_more_a_window(tokenizer: Tokenizer) -> None:
         words, text = asked[start, True], asked[start, False]
         said = tokenizer.encode_plain(f" at {start:.0f}")
         assert words.prompt == [*START, *said, EOT]
-        assert (words.sampling.max_tokens, words.window) == (0, text.window)
+        assert (words.sampling.max_tokens, words.encoder_input) == (0, text.encoder_input)
     # What conditions the next window is the text: it does not wait for times.
     assert [r.sampling.alignment for r in driver.asked] == [False, True, False, True]
 

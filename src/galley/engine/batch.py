@@ -8,7 +8,7 @@ import numpy as np
 from galley.engine.kv import KVCache
 from galley.engine.scheduler import Work
 from galley.engine.sequence import Window
-from galley.ops.executor import Batch, Cross, Windows
+from galley.ops.executor import Batch, CrossContext, EncoderBatch
 
 
 def assemble(plan: Sequence[Work], kv: KVCache) -> Batch:
@@ -51,22 +51,22 @@ def assemble(plan: Sequence[Work], kv: KVCache) -> Batch:
     )
 
 
-def assemble_windows(plan: Sequence[Work], kv: KVCache) -> Windows | None:
+def assemble_windows(plan: Sequence[Work], kv: KVCache) -> EncoderBatch | None:
     """What is to be encoded before the step's tokens are computed; None if nothing is."""
     works = [work for work in plan if work.encodes]
     if not works:
         return None
     features = [_window(work).features for work in works]
-    return Windows(
+    return EncoderBatch(
         features=np.concatenate(features),
         starts=np.cumsum([0, *map(len, features)], dtype=np.int64),
         tables=tuple(kv.cross_table(work.sequence.id) for work in works),
     )
 
 
-def _cross(plan: Sequence[Work], kv: KVCache) -> Cross:
+def _cross(plan: Sequence[Work], kv: KVCache) -> CrossContext:
     rows = [(work, _window(work).rows) for work in plan for _ in range(work.sequence.width)]
-    return Cross(
+    return CrossContext(
         tables=tuple(kv.cross_table(work.sequence.id) for work, _ in rows),
         rows=np.array([count for _, count in rows], dtype=np.int64),
     )

@@ -15,7 +15,7 @@ import numpy as np
 
 from galley.engine.rules import TokenRules
 from galley.ops.executor import Logits
-from galley.ops.rows import Row, best, log_sum
+from galley.ops.rows import Row, logsumexp, top_k
 from galley.types import SamplingParams
 
 
@@ -92,12 +92,12 @@ class BeamSearch:
         """The best ``count`` of all, best first."""
         found: list[Continuation] = []
         for parent, (beam, logit_row) in enumerate(zip(self.running, logits, strict=True)):
-            norm = log_sum(logit_row)
+            norm = logsumexp(logit_row)
             row: Row = logit_row
             if beam.rules is not None:
                 row = row.copy()
                 beam.rules.apply(row)
-            for token in best(row, count).tolist():
+            for token in top_k(row, count).tolist():
                 score = float(row[token]) - norm
                 if np.isfinite(score):
                     found.append(Continuation(beam.total + score, score, parent, token))

@@ -82,10 +82,12 @@ class Engine:
         self._scheduler.add(sequence)
 
     def _window(self, request: EngineRequest) -> Window | None:
-        if request.window is None:
+        if request.encoder_input is None:
             return None
         assert self.info.speech is not None
-        return Window.of(request.window, self.info.speech.rows_of(request.window.frames))
+        return Window.of(
+            request.encoder_input, self.info.speech.rows_of(request.encoder_input.frames)
+        )
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests, wherever they are; unknown ids have finished already."""

@@ -21,10 +21,10 @@ from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
 from galley.ops.executor import (
     Batch,
-    Cross,
+    CrossContext,
+    EncoderBatch,
     Executor,
     ExecutorOptions,
-    Windows,
     choose_executor,
 )
 from galley.ops.rows import check_isa
@@ -230,8 +230,8 @@ def _warm_up(executor: Executor, speech: SpeechInfo | None) -> None:
     cross = None
     if speech is not None:
         silence = np.zeros((1, speech.mels), dtype=np.float32)
-        executor.encode(Windows(features=silence, starts=starts, tables=(one,)))
-        cross = Cross(tables=(one,), rows=one)
+        executor.encode(EncoderBatch(features=silence, starts=starts, tables=(one,)))
+        cross = CrossContext(tables=(one,), rows=one)
     executor.forward(
         Batch(tokens=zero, positions=zero, starts=starts, tables=(zero,), wanted=zero, cross=cross)
     )

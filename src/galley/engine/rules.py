@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from galley.audio import TimestampRules
-from galley.ops.rows import Ids, Row, log_sum
+from galley.ops.rows import Ids, Row, logsumexp
 from galley.types import SamplingParams
 
 _NEVER: Final = -math.inf
@@ -93,7 +93,7 @@ class _Timestamps:
             row[:begin] = _NEVER
             if self._rules.max_initial is not None:
                 row[begin + self._rules.max_initial + 1 :] = _NEVER
-        if log_sum(row[begin:]) > row[:begin].max():
+        if logsumexp(row[begin:]) > row[:begin].max():
             row[:begin] = _NEVER
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from galley.engine.rules import TokenRules
 from galley.ops import draws
-from galley.ops.rows import Row, best, log_sum
+from galley.ops.rows import Row, logsumexp, top_k
 from galley.types import SamplingParams, TokenLogprob
 
 
@@ -101,8 +101,8 @@ class Adjuster:
 
 def token_logprob(logits: Row, token: int, top: int) -> TokenLogprob:
     """Log-softmax of ``logits`` [vocab] at ``token``, and the ``top`` best alternatives."""
-    norm = log_sum(logits)
-    ids = best(logits, top) if top else ()
+    norm = logsumexp(logits)
+    ids = top_k(logits, top) if top else ()
     return TokenLogprob(
         token, float(logits[token]) - norm, tuple((int(i), float(logits[i]) - norm) for i in ids)
     )

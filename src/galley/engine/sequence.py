@@ -8,7 +8,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from galley.audio import Alignment, AudioWindow
+from galley.audio import Alignment, EncoderInput
 from galley.engine.beams import BeamSearch
 from galley.engine.sampler import Adjuster, how_to_draw
 from galley.types import EngineRequest, TokenLogprob
@@ -32,7 +32,7 @@ class Window:
     digest: bytes
 
     @classmethod
-    def of(cls, window: AudioWindow, rows: int) -> Self:
+    def of(cls, window: EncoderInput, rows: int) -> Self:
         """``rows`` is how many the encoder makes of it."""
         features = np.frombuffer(window.data, dtype="<f4").reshape(window.frames, window.mels)
         return cls(features, rows, blake2b(window.data, digest_size=16).digest())

@@ -17,7 +17,7 @@ from galley.graph.passes import PASSES, enabled_passes
 from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
 from galley.ops.cpu import CpuExecutor, choose_activations
-from galley.ops.executor import Batch, Cross, Executor, Ints, Windows, executor_factory
+from galley.ops.executor import Batch, CrossContext, EncoderBatch, Executor, Ints, executor_factory
 from galley.ops.isa import choose_isa
 from galley.ops.lowering import Cost
 from galley.types import BLOCK_TOKENS, blocks_for
@@ -105,9 +105,9 @@ def _step_seconds(executor: Executor, model: Model, repeats: int) -> float:
     executor.allocate_kv(blocks + blocks_for(rows))
     cross = None
     if encoder is not None:
-        cross = Cross((np.arange(blocks, blocks + blocks_for(rows)),), np.array([rows]))
+        cross = CrossContext((np.arange(blocks, blocks + blocks_for(rows)),), np.array([rows]))
         silence = np.zeros((encoder.max_positions, encoder.mels), dtype=np.float32)
-        executor.encode(Windows(silence, np.array([0, len(silence)]), cross.tables))
+        executor.encode(EncoderBatch(silence, np.array([0, len(silence)]), cross.tables))
     tokens = np.arange(context + 1) % model.program.vocab_size
     executor.forward(_batch(tokens[:-1], first=0, blocks=blocks, cross=cross))
     step = _batch(tokens[-1:], first=context, blocks=blocks, cross=cross)
@@ -119,7 +119,7 @@ def _step_seconds(executor: Executor, model: Model, repeats: int) -> float:
     return statistics.median(seconds[_WARM_UPS:])
 
 
-def _batch(tokens: Ints, *, first: int, blocks: int, cross: Cross | None) -> Batch:
+def _batch(tokens: Ints, *, first: int, blocks: int, cross: CrossContext | None) -> Batch:
     """One sequence's tokens from position ``first`` on; the last row is wanted."""
     return Batch(
         tokens=tokens,

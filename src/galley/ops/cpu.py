@@ -15,7 +15,7 @@ from galley.graph.passes import run_passes
 from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
 from galley.ops.draws import Draws
-from galley.ops.executor import Attention, Batch, ExecutorOptions, Logits, Table, Windows
+from galley.ops.executor import Attention, Batch, EncoderBatch, ExecutorOptions, Logits, Table
 from galley.ops.isa import choose_isa, cpus_to_pin, naming
 from galley.ops.lowering import Cost, lower
 from galley.ops.packing import Matrices
@@ -120,7 +120,7 @@ class CpuExecutor:
         for source, target in copies:
             self._runtime.copy_block(source, target)
 
-    def encode(self, windows: Windows) -> None:
+    def encode(self, windows: EncoderBatch) -> None:
         """See :meth:`galley.ops.executor.Executor.encode`.
 
         Raises:

@@ -30,7 +30,7 @@ Table: TypeAlias = Integers
 
 
 @dataclass(frozen=True, slots=True)
-class Cross:
+class CrossContext:
     """The windows that a step's sequences attend to, one for each, all encoded before.
 
     Attributes:
@@ -43,7 +43,7 @@ class Cross:
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class EncoderBatch:
     """Audio to encode, ragged: window w owns frames ``starts[w]`` to ``starts[w + 1]``.
 
     Attributes:
@@ -78,7 +78,7 @@ class Batch(msgspec.Struct, frozen=True):
     starts: Integers
     tables: tuple[Table, ...]
     wanted: Integers
-    cross: Cross | None = None
+    cross: CrossContext | None = None
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.positions) == self.starts[-1]
@@ -119,7 +119,7 @@ class Executor(Protocol):
         """(from, to): what KV blocks hold in every layer, for the next :meth:`forward`."""
         ...
 
-    def encode(self, windows: Windows) -> None:
+    def encode(self, windows: EncoderBatch) -> None:
         """Run a speech model's encoder: fills the windows' blocks, for any later :meth:`forward`.
 
         A window's rows are independent of the other windows, bit for bit.

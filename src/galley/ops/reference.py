@@ -15,7 +15,7 @@ from galley.errors import SettingsError
 from galley.formats.weights import Weight, Weights
 from galley.graph.program import Program
 from galley.ops.draws import Draws, draw_all
-from galley.ops.executor import Attention, Batch, ExecutorOptions, Logits, Windows
+from galley.ops.executor import Attention, Batch, EncoderBatch, ExecutorOptions, Logits
 from galley.ops.reference_ops import ReferenceOps, Step, places_in
 from galley.ops.tiles import Tiles
 from galley.quant.rtn import quantise_int4, quantise_int8
@@ -120,7 +120,7 @@ class ReferenceExecutor(ReferenceOps):
             cache[targets] = cache[sources]
 
     @torch.inference_mode()
-    def encode(self, windows: Windows) -> None:
+    def encode(self, windows: EncoderBatch) -> None:
         """See :meth:`galley.ops.executor.Executor.encode`."""
         assert self._program.encoder is not None
         began = time.perf_counter()

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import embedding, gelu, layer_norm, linear, pad, silu
 
 from galley.graph.program import Op
-from galley.ops.executor import Batch, Integers, Ints, Table, Windows
+from galley.ops.executor import Batch, EncoderBatch, Integers, Ints, Table
 from galley.ops.tiles import (
     TILE,
     Chunk,
@@ -44,7 +44,7 @@ class Step:
         attention: [rows, heads, max rows] what an aligner finds.
     """
 
-    source: Batch | Windows
+    source: Batch | EncoderBatch
     tables: list[torch.Tensor]
     angles: dict[tuple[tuple[float, ...], float], list[tuple[torch.Tensor, torch.Tensor]]]
     starts: Ints = field(init=False)
@@ -95,7 +95,7 @@ class ReferenceOps:
             "cross_weights": self._cross_weights,
         }
 
-    def _begin(self, source: Batch | Windows, starts: Integers, positions: Integers) -> Step:
+    def _begin(self, source: Batch | EncoderBatch, starts: Integers, positions: Integers) -> Step:
         """``source`` before its first op; rows and positions as :meth:`Step.place` takes them."""
         step = Step(source, [self._on_device(table) for table in source.tables], {})
         step.place(np.asarray(starts), np.asarray(positions), self._device)
@@ -223,7 +223,7 @@ class ReferenceOps:
         return step.layout.scatter(rows)
 
     def _features(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        assert isinstance(step.source, Windows)
+        assert isinstance(step.source, EncoderBatch)
         frames = torch.from_numpy(step.source.features)
         return step.layout.scatter(frames.to(self._device, self._dtype))
 

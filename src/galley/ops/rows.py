@@ -18,17 +18,17 @@ Row: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.int64]
 
 
-def best(row: Row, count: int) -> Ids:
+def top_k(row: Row, count: int) -> Ids:
     """The ids of the ``count`` greatest, greatest first, equals by id, NaN last."""
     count = min(count, len(row))
     if _native is None:
         return np.argsort(-row, kind="stable")[:count]
     ids = np.empty(count, dtype=np.int64)
-    _native.best(row, _isa(), ids)
+    _native.top_k(row, _isa(), ids)
     return ids
 
 
-def log_sum(row: Row) -> float:
+def logsumexp(row: Row) -> float:
     """Logarithm of the sum of exponentials; NaN if the greatest element is not finite."""
     most = float(row.max())
     if not math.isfinite(most):

@@ -2,7 +2,7 @@
 
 Each request's prompt and the tokens delivered so far live here. When the engine dies a new one is
 started and every unfinished request is resubmitted with what it has; since noise is a function of seed
-and position, its text goes on as it would have. ``trials.py`` decides which of them to try first.
+and position, its text goes on as it would have. ``quarantine.py`` decides which of them to try first.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from galley.config import EngineSettings
 from galley.errors import EngineFailed, EngineNotReady, GalleyError, QueueFull
 from galley.service.frames import Abort, FromEngine, Phase, Ready, Step, Submit
 from galley.service.process import EngineProcess
+from galley.service.quarantine import Quarantine
 from galley.service.spawn import Spawned, spawn
-from galley.service.trials import Trials
 from galley.types import EngineRequest, EngineStats, ModelInfo, OnPhase, Output, Timing
 
 log = logging.getLogger("galley.service")
@@ -121,7 +121,7 @@ class EngineClient:
         self._on_phase = on_phase
         self._spawn = spawn
         self._live: dict[str, _Live] = {}
-        self._trials = Trials()
+        self._quarantine = Quarantine()
         self._settled_at = 0
         self._ended: deque[float] = deque(maxlen=64)
         self._process: EngineProcess | None = None
@@ -218,7 +218,7 @@ class EngineClient:
         for request in requests:
             live = self._live[request.id] = _Live(request, asyncio.Queue(), now)
             streams.append(OutputStream(live, self._abort))
-        self._send(self._trials.add([request.id for request in requests]))
+        self._send(self._quarantine.add([request.id for request in requests]))
         return streams
 
     async def submit_patiently(self, requests: Sequence[EngineRequest]) -> list[OutputStream]:
@@ -249,7 +249,7 @@ class EngineClient:
         if not self._live.pop(request_id, None):
             return
         self._ended.append(time.monotonic())
-        if self._trials.cancelled(request_id) and self._process:
+        if self._quarantine.cancelled(request_id) and self._process:
             self._process.send(Abort([request_id]))
             self._settled_at = self._process.frames_sent
 
@@ -299,7 +299,7 @@ class EngineClient:
         was_ready = self.state == "ready"
         # Before the first await: from here on nobody may send to this engine.
         process, self._process = self._process, None
-        self._trials.engine_away()
+        self._quarantine.engine_away()
         if was_ready:
             self._set_state("recovering")
         status = await process.close() if process else None
@@ -320,7 +320,7 @@ class EngineClient:
 
     def _judge(self, *, killed: bool) -> None:
         """The engine died with what it had."""
-        guilty = self._trials.engine_died(killed=killed)
+        guilty = self._quarantine.engine_died(killed=killed)
         if guilty is not None:
             log.error("the engine dies of request %s; giving it up", guilty)
             message = "the engine died again and again while it worked on this request"
@@ -338,8 +338,8 @@ class EngineClient:
             self.stats = frame.stats
             for output in frame.outputs:
                 self._deliver(output)
-            if self._trials.settling and frame.frames_seen >= self._settled_at:
-                self._send(self._trials.settled())
+            if self._quarantine.settling and frame.frames_seen >= self._settled_at:
+                self._send(self._quarantine.settled())
         elif isinstance(frame, Phase):
             self._phase_ended(frame.name, frame.seconds)
         elif isinstance(frame, Ready):
@@ -358,7 +358,7 @@ class EngineClient:
         for live in self._live.values():
             live.resumed = True
         self._set_state("ready")
-        self._send(self._trials.engine_ready())
+        self._send(self._quarantine.engine_ready())
 
     def _deliver(self, output: Output) -> None:
         live = self._live.get(output.request_id)
@@ -367,8 +367,8 @@ class EngineClient:
         now = time.monotonic()
         live.queue.put_nowait(live.take(output, now))
         if output.finish_reason is None:
-            self._send(self._trials.passed(output.request_id))
+            self._send(self._quarantine.passed(output.request_id))
             return
         del self._live[output.request_id]
         self._ended.append(now)
-        self._send(self._trials.finished(output.request_id))
+        self._send(self._quarantine.finished(output.request_id))

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from galley.audio import AudioWindow
+from galley.audio import EncoderInput
 from galley.errors import ContextExceeded, RequestError
 from galley.types import EngineRequest, ModelInfo, SamplingDefaults, SamplingParams
 
@@ -29,7 +29,7 @@ def expand(
     info: ModelInfo,
     *,
     request_id: str,
-    window: AudioWindow | None = None,
+    encoder_input: EncoderInput | None = None,
     priority: int = 0,
     cache_salt: str = "",
     prompt_param: str = "prompt",
@@ -41,15 +41,15 @@ def expand(
     prompt.
 
     Args:
-        window: the audio, for a speech model; a text model takes none.
+        encoder_input: the audio, for a speech model; a text model takes none.
         prompt_param: the field to name when the prompt itself is wrong.
 
     Raises:
-        RequestError: a token id is out of range, the prompt is empty, or the window is not for this model.
+        RequestError: a token id is out of range, the prompt is empty, or the audio is not for this model.
         ContextExceeded: prompt and ``max_tokens`` do not fit the context.
     """
     _check_ids(prompt, params, info, prompt_param)
-    _check_window(window, info)
+    _check_encoder_input(encoder_input, info)
     _check_beams(params.resolved(info.defaults))
     _check_alignment(params, info)
     max_tokens = _max_tokens(len(prompt), params, info, prompt_param)
@@ -69,7 +69,7 @@ def expand(
             ),
             priority=priority,
             cache_salt=cache_salt,
-            window=window,
+            encoder_input=encoder_input,
         )
         for choice in range(params.n)
     ]
@@ -121,22 +121,26 @@ def _timestamp_ids(params: SamplingParams) -> tuple[int, ...]:
     return () if params.timestamps is None else (params.timestamps.begin,)
 
 
-def _check_window(window: AudioWindow | None, info: ModelInfo) -> None:
+def _check_encoder_input(encoder_input: EncoderInput | None, info: ModelInfo) -> None:
     speech = info.speech
     wrong = None
     if speech is None:
-        if window is not None:
+        if encoder_input is not None:
             wrong = f"{info.name} is a text model and takes no audio"
-    elif window is None:
-        wrong = f"{info.name} is a speech model: each request needs a window of audio, text alone is none"
-    elif window.mels != speech.mels:
-        wrong = f"the window has {window.mels} values in a frame, {info.name} takes {speech.mels}"
-    elif window.frames > speech.max_frames:
+    elif encoder_input is None:
+        wrong = f"{info.name} is a speech model: each request needs audio in encoder_input"
+    elif encoder_input.mels != speech.mels:
         wrong = (
-            f"the window has {window.frames} frames, {info.name} takes at most {speech.max_frames}"
+            f"encoder_input has {encoder_input.mels} values in a frame, "
+            f"{info.name} takes {speech.mels}"
+        )
+    elif encoder_input.frames > speech.max_frames:
+        wrong = (
+            f"encoder_input has {encoder_input.frames} frames, "
+            f"{info.name} takes at most {speech.max_frames}"
         )
     if wrong is not None:
-        raise RequestError(wrong, param="window")
+        raise RequestError(wrong, param="encoder_input")
 
 
 def _check_beams(params: SamplingParams) -> None:

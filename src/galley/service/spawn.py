@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from galley.config import Settings
-from galley.service.baton import baton_file
+from galley.service.core_scheduler import core_scheduler_file
 
 _WORKER: Final = (sys.executable, "-m", "galley.service.worker")
 
@@ -36,7 +36,7 @@ class Spawner:
         """``ahead``: begin a process for each model at once."""
         names = [model.served_model_name for model in settings.each_model()]
         shared = len(names) > 1 and settings.take_turns
-        baton = baton_file(len(names)) if shared else None
+        baton = core_scheduler_file(len(names)) if shared else None
         self._batons = {
             name: None if baton is None else (baton, place) for place, name in enumerate(names)
         }
@@ -52,7 +52,7 @@ def spawn(name: str = "", baton: tuple[int, int] | None = None) -> Spawned:
 
     Args:
         name: for those who look at the list of processes.
-        baton: file and place of an engine that takes turns, see :mod:`galley.service.baton`.
+        baton: file and place of an engine that takes turns, see :mod:`galley.service.core_scheduler`.
     """
     files = [] if baton is None else [baton[0]]
     ours, theirs = socket.socketpair()

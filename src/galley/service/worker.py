@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 from galley.config import LOG_FORMAT
 from galley.errors import GalleyError, ModelError, SettingsError
-from galley.service.baton import Baton
+from galley.service.core_scheduler import CoreScheduler
 from galley.service.frames import (
     HEADER,
     MAX_FRAME_BYTES,
@@ -82,7 +82,7 @@ def main() -> None:
     assert isinstance(start, Start)
     # Another device's engine leaves the cores alone.
     shares = len(sys.argv) > 3 and start.settings.device == "cpu"
-    baton = Baton(int(sys.argv[3]), int(sys.argv[4])) if shares else None
+    baton = CoreScheduler(int(sys.argv[3]), int(sys.argv[4])) if shares else None
     inbox: queue.SimpleQueue[Submit | Abort] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, inbox), daemon=True).start()
     try:
@@ -94,7 +94,7 @@ def main() -> None:
     _loop(engine, connection, inbox, baton)
 
 
-def _load(start: Start, connection: Connection, baton: Baton | None) -> "Engine":
+def _load(start: Start, connection: Connection, baton: CoreScheduler | None) -> "Engine":
     connection.send(Phase("spawn", time.monotonic() - start.spawned_at))
     from galley.engine.load import load_engine
 
@@ -132,7 +132,7 @@ def _loop(
     engine: "Engine",
     connection: Connection,
     inbox: "queue.SimpleQueue[Submit | Abort]",
-    baton: Baton | None,
+    baton: CoreScheduler | None,
 ) -> None:
     seen = 0
     while True:

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from galley.audio import AudioWindow
+from galley.audio import EncoderInput
 from galley.service.requests import expand
 from galley.speech.attempts import Attempt, compression_ratio
 from galley.speech.features import SAMPLE_RATE, LogMel
@@ -67,7 +67,7 @@ class Looks:
             params,
             self._tokens.info,
             request_id=f"{self._request_id}-{next(self._numbers)}",
-            window=AudioWindow(frames=frames, mels=mels, data=data),
+            encoder_input=EncoderInput(frames=frames, mels=mels, data=data),
             priority=LIVE_PRIORITY,
             cache_salt=self._cache_salt,
         )

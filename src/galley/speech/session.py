@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from galley.audio import Alignment, AudioWindow
+from galley.audio import Alignment, EncoderInput
 from galley.errors import EngineError
 from galley.service.requests import expand
 from galley.speech.alignment import token_times
@@ -39,7 +39,7 @@ class _Job:
     """A window on its way."""
 
     window: Window
-    audio: AudioWindow
+    audio: EncoderInput
     started: bool = False
     attempts: list[Attempt] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -126,7 +126,7 @@ class Session:
         """The next window, with its features ``[frames, mels]``."""
         frames, mels = features.shape
         data = np.ascontiguousarray(features, "<f4").tobytes()
-        self._jobs.append(_Job(window, AudioWindow(frames=frames, mels=mels, data=data)))
+        self._jobs.append(_Job(window, EncoderInput(frames=frames, mels=mels, data=data)))
         self._start_jobs()
 
     def end(self) -> None:
@@ -223,7 +223,7 @@ class Session:
             params,
             self._tokens.info,
             request_id=f"{self._request_id}-{next(self._numbers)}",
-            window=job.audio,
+            encoder_input=job.audio,
             priority=self._priority,
             cache_salt=self._cache_salt,
         )

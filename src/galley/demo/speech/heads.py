@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from galley.audio import AudioWindow
+from galley.audio import EncoderInput
 from galley.config import EngineSettings
 from galley.formats.json_file import read_json
 from galley.local import LocalEngine
@@ -119,10 +119,10 @@ def _map(engine: LocalEngine, item: Item) -> Map:
         text += spelled
         bounds.append((len(text) - len(mark), end / tokens.row_seconds))
     prompt, params = tokens.alignment("en", "transcribe", text)
-    window = AudioWindow(
+    window = EncoderInput(
         frames=len(features), mels=tokens.speech.mels, data=features.astype("<f4").tobytes()
     )
-    requests = expand(prompt.ids, params, engine.info, request_id="heads", window=window)
+    requests = expand(prompt.ids, params, engine.info, request_id="heads", encoder_input=window)
     [found] = [output.alignment for output in engine.run(requests)]
     assert found is not None
     weights = np.frombuffer(found.data, "<f4").reshape(found.tokens, found.heads, found.rows)

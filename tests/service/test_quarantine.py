@@ -1,10 +1,10 @@
-"""Who is sent when, and who is blamed: any order of events, against the rules of ``trials.py``."""
+"""Who is sent when, and who is blamed: any order of events, against the rules of ``quarantine.py``."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from galley.service.trials import MAX_KILLED_TRIALS, Trials
+from galley.service.quarantine import MAX_KILLED_TRIALS, Quarantine
 
 
 class TrialsMachine(RuleBasedStateMachine):
@@ -12,7 +12,7 @@ class TrialsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.trials = Trials()
+        self.trials = Quarantine()
         self.live: set[str] = set()
         self.held: set[str] = set()
         self.ready = False
@@ -96,7 +96,7 @@ TestTrialsMachine.settings = settings(max_examples=200, stateful_step_count=40)
 
 
 def test_suspects_come_back_one_at_a_time() -> None:
-    trials = Trials()
+    trials = Quarantine()
     trials.engine_ready()
     assert trials.add(["a", "b", "c"]) == ["a", "b", "c"]
     assert trials.engine_died(killed=False) is None
@@ -111,7 +111,7 @@ def test_suspects_come_back_one_at_a_time() -> None:
 
 
 def test_a_kill_convicts_only_who_is_always_there() -> None:
-    trials = Trials()
+    trials = Quarantine()
     trials.engine_ready()
     trials.add(["a"])
     trials.engine_died(killed=True)

@@ -8,10 +8,10 @@ on trial has died of it twice, and that request alone is given up.
 from typing import Final
 
 MAX_KILLED_TRIALS: Final = 3
-"""Trials that may end with SIGKILL: that is somebody else's doing, unless it happens every time."""
+"""Quarantine that may end with SIGKILL: that is somebody else's doing, unless it happens every time."""
 
 
-class Trials:
+class Quarantine:
     """Every method that returns ids returns those to send to the engine now, in order."""
 
     def __init__(self) -> None:

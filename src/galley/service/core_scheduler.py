@@ -34,18 +34,18 @@ _STEP_ASIDE_SECONDS: Final = 0.0002
 """For one that waits to take what is free."""
 
 
-def baton_file(engines: int) -> int:
+def core_scheduler_file(engines: int) -> int:
     """The descriptor of a new file, which as many engines can share. It has no name to be cleaned up."""
     file = os.memfd_create("galley-baton")
     os.truncate(file, engines * _BYTES)
     return file
 
 
-class Baton:
+class CoreScheduler:
     """One engine's part. For one thread.
 
     Args:
-        file: as :func:`baton_file` made it.
+        file: as :func:`core_scheduler_file` made it.
         place: of the engine, from 0.
         clock: in seconds.
     """

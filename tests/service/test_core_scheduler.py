@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from galley.service.baton import MOST_OWED, baton_file
+from galley.service.core_scheduler import MOST_OWED, core_scheduler_file
 from tests.server.serving import until
 
-PLAYER = Path(__file__).with_name("baton_player.py")
+PLAYER = Path(__file__).with_name("core_scheduler_player.py")
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -24,7 +24,7 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """``start(name, seconds, pieces)`` starts an engine that needs the cores for so many pieces of work."""
-    baton, places = baton_file(3), itertools.count()
+    baton, places = core_scheduler_file(3), itertools.count()
     with ExitStack() as stack:
         stack.callback(os.close, baton)
 

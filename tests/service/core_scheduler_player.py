@@ -1,4 +1,4 @@
-"""A process that takes turns: ``baton_player.py BATON PLACE FOLDER NAME SECONDS PIECES KIND``.
+"""A process that takes turns: ``core_scheduler_player.py BATON PLACE FOLDER NAME SECONDS PIECES KIND``.
 
 Its clock is its own: a piece of work takes SECONDS on it, whatever the load of the machine.
 """
@@ -9,14 +9,14 @@ import sys
 import time
 from pathlib import Path
 
-from galley.service.baton import Baton
+from galley.service.core_scheduler import CoreScheduler
 
 
 def main() -> None:
     """Compute so many pieces; exit code 3 if somebody else does at the same time."""
     file, place, folder, name, seconds, pieces, kind = sys.argv[1:]
     spent = 0.0
-    baton = Baton(int(file), int(place), clock=lambda: spent)
+    baton = CoreScheduler(int(file), int(place), clock=lambda: spent)
     log = os.open(Path(folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     alone = Path(folder, "alone")
     for piece in range(int(pieces)):
