@@ -21,6 +21,7 @@ from galley.errors import (
     SettingsError,
 )
 from tests.conftest import CheckpointMaker
+from tests.engines import native
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -139,13 +140,13 @@ def test_an_interrupted_step_leaves_no_false_prefixes(
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(llm._engine._executor, "forward", interrupted)
+            patch.setattr(native(llm._engine)._executor, "forward", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 llm.generate([prompt], GREEDY)
         output = llm.generate([prompt], GREEDY)[0]
         assert (output.token_ids, output.cached_tokens) == (expected, 0)
         assert llm.generate([prompt], GREEDY)[0].cached_tokens == 48
-        llm._engine._kv.check()
+        native(llm._engine)._kv.check()
 
 
 def test_logits_that_leave_no_choice_are_an_error_of_one_request(

@@ -39,10 +39,13 @@ class _Model:
     def encode(self, windows: int) -> list[float]:
         import numpy as np
 
+        from galley.engine.engine import Engine
         from galley.ops.executor import EncoderBatch
 
         # The engine's own executor; nothing else uses the blocks now.
-        executor = self._engine.engine._executor
+        engine = self._engine.engine
+        assert isinstance(engine, Engine)
+        executor = engine._executor
         table = np.arange(1, 1 + -(-FRAMES // 2 // 16))
         seconds = []
         for _ in range(windows):

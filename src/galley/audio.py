@@ -1,6 +1,6 @@
 """The vocabulary of speech models: the audio a request carries, what their checkpoints say of decoding."""
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -113,6 +113,16 @@ class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
     def rows_of(self, frames: int) -> int:
         """Positions in the KV cache that a window takes."""
         return -(-frames // self.stride)
+
+    @property
+    def tasks_done(self) -> tuple[Literal["transcribe", "translate", "align"], ...]:
+        """What the model does (see ``types.Task``)."""
+        done: list[Literal["transcribe", "translate", "align"]] = ["transcribe"]
+        if "translate" in self.tasks:
+            done.append("translate")
+        if self.alignment_heads:
+            done.append("align")
+        return tuple(done)
 
     @property
     def timestamp_begin(self) -> int | None:

@@ -31,6 +31,9 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 MOST_THREADS = 1024
 
+NATIVE_ENGINE = "native"
+"""Galley's own engine, among those that :mod:`galley.service.protocol` finds by name."""
+
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -72,6 +75,11 @@ class EngineSettings:
         "type of keys and values in the cache (int8 for executor cpu); auto: as dtype says, but "
         "bfloat16 where weights are rounded and nothing asks for float32, and int8 where they are "
         "integers of a speech model (executor cpu)",
+    )
+    engine: str = _setting(
+        NATIVE_ENGINE,
+        "Model",
+        "engine that runs the model: native, or one that an installed package adds",
     )
     executor: ExecutorName = _setting(
         "auto", "Model", "what runs the program; auto: cpu on device cpu, else reference"

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias, cast
 
 from galley.config import DType, EngineSettings, ExecutorName, KVType, Quantize
-from galley.engine.engine import Engine
 from galley.errors import EngineError, ModelError, RequestError
 from galley.local import Closable, LocalEngine
+from galley.service.protocol import Engine
 from galley.service.requests import expand
 from galley.text.stream import Delta, TextStream
 from galley.text.template import ChatTemplate

@@ -9,10 +9,9 @@ from types import TracebackType
 from typing import Self
 
 from galley.config import EngineSettings
-from galley.engine.engine import Engine
-from galley.engine.load import load_engine
 from galley.errors import EngineError
 from galley.formats.source import resolve_model
+from galley.service.protocol import Engine, find_loader
 from galley.types import EngineRequest, ModelInfo, Output
 
 
@@ -43,12 +42,13 @@ class LocalEngine(Closable):
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Raises ModelError and SettingsError as :func:`galley.engine.load.load_engine`."""
+        """Raises as :func:`find_loader` and the :class:`EngineLoader` it finds."""
         self.folder: Path = resolve_model(settings.model, revision=settings.revision)
         # Held for one engine step at most, never while a caller has the turn.
         self._lock = threading.Lock()
         self._boxes: dict[str, deque[Output]] = {}
-        self._loaded: Engine | None = load_engine(settings, self.folder)
+        load = find_loader(settings.engine)
+        self._loaded: Engine | None = load(settings, self.folder)
 
     @property
     def engine(self) -> Engine:
@@ -72,7 +72,9 @@ class LocalEngine(Closable):
     def close(self) -> None:
         """Free the model. Further calls fail."""
         with self._lock:
-            self._loaded = None
+            engine, self._loaded = self._loaded, None
+            if engine is not None:
+                engine.close()
 
     def _submit(self, requests: Sequence[EngineRequest], box: "deque[Output]") -> None:
         with self._lock:

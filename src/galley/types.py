@@ -37,6 +37,10 @@ OnPhase: TypeAlias = Callable[[str, float], None]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+Task = Literal["generate", "score", "transcribe", "translate", "align"]
+"""What a model can be asked for: to continue a text, to tell the log-probabilities of a given text's
+tokens, to write down speech in its language or in English, and to time the tokens of a given transcript."""
+
 
 _TOKEN_LISTS: Final = ("suppress_tokens", "begin_suppress_tokens", "allowed_tokens")
 
@@ -339,11 +343,17 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a ready engine says of itself. ``speech`` is None for a text model."""
+    """What a ready engine says of itself.
+
+    Attributes:
+        tasks: what the model does; a request for anything else is refused.
+        speech: what a model that transcribes says of its audio; None for all others.
+    """
 
     name: str
     path: str
     family: str
+    tasks: tuple[Task, ...]
     executor: str
     dtype: str
     quantize: str

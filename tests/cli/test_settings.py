@@ -177,6 +177,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "activations": st.sampled_from(["auto", "float32", "bfloat16", "int8"]),
     "kv_dtype": st.sampled_from(["auto", "float32", "bfloat16", "int8"]),
     "executor": st.sampled_from(["auto", "cpu", "reference"]),
+    "engine": TEXT,
     "device": TEXT,
     "weight_cache": st.booleans(),
     "threads": st.none() | st.integers(1, 256),

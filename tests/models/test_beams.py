@@ -20,6 +20,7 @@ from galley.service.requests import expand
 from galley.types import EngineRequest, Output
 from tests.checkpoints import VOCAB_SIZE, WHISPER_VARIANTS
 from tests.conftest import CheckpointMaker
+from tests.engines import native
 from tests.models.test_whisper import (
     PROMPT,
     RULES,
@@ -82,7 +83,7 @@ def test_text_and_score_are_those_of_transformers(
     with engine_of(folder, executor=executor) as engine:
         got = answers(engine, requests_for(engine, prompts, params))
         assert engine.engine.stats.kv_used_blocks == 0
-        engine.engine._kv.check()
+        native(engine.engine)._kv.check()
     for ids, outputs in zip(prompts, got, strict=True):
         expected = model.generate(
             torch.tensor([ids]),
@@ -150,7 +151,7 @@ def test_nothing_depends_on_the_batch_or_on_preemption(
                 engine, [r for ids, p in asked for r in requests_for(engine, [ids], p)]
             )
             assert (engine.engine.stats.preemptions > 0) == tight
-            engine.engine._kv.check()
+            native(engine.engine)._kv.check()
             assert engine.engine.stats.kv_used_blocks == 0
         for one, other in zip(alone, together, strict=True):
             assert tokens_of(one) == tokens_of(other)
@@ -179,7 +180,7 @@ def test_cancelling_a_search_frees_all_its_blocks(checkpoint: CheckpointMaker) -
         assert engine.engine.stats.kv_used_blocks > 2
         run.close()
         assert engine.engine.stats.kv_used_blocks == 0
-        engine.engine._kv.check()
+        native(engine.engine)._kv.check()
 
 
 def test_logits_that_leave_nothing_end_the_search() -> None:

@@ -49,6 +49,7 @@ from tests.checkpoints import (
     WHISPER_VARIANTS,
 )
 from tests.conftest import CheckpointMaker
+from tests.engines import native
 
 Features = npt.NDArray[np.float32]
 EXECUTORS: tuple[ExecutorName, ...] = ("reference", "cpu")
@@ -229,7 +230,7 @@ def speech(checkpoint: CheckpointMaker) -> Iterator[Callable[..., LocalEngine]]:
     yield make
     for engine in made:
         assert engine.engine.stats.kv_used_blocks == 0
-        engine.engine._kv.check()
+        native(engine.engine)._kv.check()
         engine.close()
 
 

@@ -280,7 +280,7 @@ def test_what_was_heard_is_counted(client: OpenAI, server: Server, speech: bytes
 
 
 def test_a_speech_model_refuses_text(client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="is a speech model"):
+    with pytest.raises(openai.BadRequestError, match="cannot generate; it can score, transcribe"):
         client.completions.create(model="hearing", prompt="Hello")
 
 

@@ -152,16 +152,22 @@ def test_without_a_name_the_only_one_that_can_is_meant(
     assert back.json()["prompt"].strip() == "hi"
 
 
-def test_unknown_models_and_models_of_the_other_kind_are_refused(
+def test_unknown_models_and_models_for_other_tasks_are_refused(
     server: Server, client: OpenAI, recording: bytes
 ) -> None:
     with pytest.raises(openai.NotFoundError, match=r"this server has 'chat', 'speech'"):
         client.completions.create(model="gpt-4o", prompt="hi")
-    with pytest.raises(openai.BadRequestError, match="speech is a speech model"):
+    with pytest.raises(
+        openai.BadRequestError, match="'speech' cannot generate; it can score, transcribe"
+    ):
         client.completions.create(model="speech", prompt="hi")
-    with pytest.raises(openai.BadRequestError, match="speech is a speech model"):
+    with pytest.raises(
+        openai.BadRequestError, match="'speech' cannot generate; it can score, transcribe"
+    ):
         client.chat.completions.create(model="speech", messages=[{"role": "user", "content": "hi"}])
-    with pytest.raises(openai.BadRequestError, match="chat is a text model; it takes no audio"):
+    with pytest.raises(
+        openai.BadRequestError, match="'chat' cannot transcribe; it can score, generate"
+    ):
         client.audio.transcriptions.create(model="chat", file=("a.wav", recording))
     with pytest.raises(openai.NotFoundError, match="whisper-1"):
         client.audio.transcriptions.create(model="whisper-1", file=("a.wav", recording))
@@ -263,7 +269,7 @@ def test_readiness_is_that_of_all(pair: list[str], tmp_path: Path) -> None:
     server = Server(pair, tmp_path / "log", threads=1, take_turns=False)
     with server, server.client() as plain:
         engine = server.engine("speech")
-        assert engine.cmdline()[-1] == "speech"  # and no baton
+        assert engine.cmdline()[-1] == "speech"  # no file and place of a core scheduler
         engine.kill()
         until(lambda: plain.get("/ready").json() == {"status": "recovering"})
         assert plain.get("/health").status_code == 200

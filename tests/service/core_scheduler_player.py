@@ -1,4 +1,4 @@
-"""A process that takes turns: ``core_scheduler_player.py BATON PLACE FOLDER NAME SECONDS PIECES KIND``.
+"""A process that takes turns: ``core_scheduler_player.py FILE PLACE FOLDER NAME SECONDS PIECES KIND``.
 
 Its clock is its own: a piece of work takes SECONDS on it, whatever the load of the machine.
 """
@@ -16,19 +16,19 @@ def main() -> None:
     """Compute so many pieces; exit code 3 if somebody else does at the same time."""
     file, place, folder, name, seconds, pieces, kind = sys.argv[1:]
     spent = 0.0
-    baton = CoreScheduler(int(file), int(place), clock=lambda: spent)
+    cores = CoreScheduler(int(file), int(place), clock=lambda: spent)
     log = os.open(Path(folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     alone = Path(folder, "alone")
     for piece in range(int(pieces)):
         if kind == "burst":
-            baton.drop()
+            cores.release()
             time.sleep(0.005)
             os.write(log, f"{name}-comes 0\n".encode())
         # A step of two ops.
         if kind == "burst" or piece % 2 == 0:
-            baton.take(live=kind in ("live", "burst"))
+            cores.acquire(live=kind in ("live", "burst"))
         else:
-            baton.pause()
+            cores.pause()
         os.write(log, f"{name} {seconds}\n".encode())
         if kind == "stuck":
             signal.pause()
@@ -39,7 +39,7 @@ def main() -> None:
         time.sleep(0.008)  # time for the others to come and wait
         alone.unlink()
         spent += float(seconds)
-    baton.drop()
+    cores.release()
 
 
 if __name__ == "__main__":

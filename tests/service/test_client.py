@@ -22,6 +22,7 @@ INFO = ModelInfo(
     name="m",
     path="/m",
     family="llama",
+    tasks=("score", "generate"),
     executor="cpu",
     dtype="float32",
     quantize="float32",
@@ -148,7 +149,7 @@ def test_a_poisonous_request_fails_alone(checkpoint: CheckpointMaker) -> None:
 
 
 def test_hanging_up_on_a_dying_engine_blames_nobody_else(checkpoint: CheckpointMaker) -> None:
-    """The caller of what kills the engine goes away while it is on trial, or just after."""
+    """The caller of what kills the engine goes away while it is retried, or just after."""
 
     async def run(wait_for_death: bool) -> None:
         folder = checkpoint("llama")
@@ -158,7 +159,7 @@ def test_hanging_up_on_a_dying_engine_blames_nobody_else(checkpoint: CheckpointM
             await anext(calm)
             poison = msgspec.structs.replace(request(client, "poison", 5), prompt=[10**6])
             bad = client.submit(poison)
-            while client._quarantine.on_trial != poison.id:
+            while client._quarantine.retried != poison.id:
                 await asyncio.sleep(0)
             while wait_for_death and client._process is not None:
                 await asyncio.sleep(0)

@@ -24,17 +24,17 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """``start(name, seconds, pieces)`` starts an engine that needs the cores for so many pieces of work."""
-    baton, places = core_scheduler_file(3), itertools.count()
+    file, places = core_scheduler_file(3), itertools.count()
     with ExitStack() as stack:
-        stack.callback(os.close, baton)
+        stack.callback(os.close, file)
 
         def player(
             name: str, seconds: float, pieces: int = 10**9, kind: str = "calm"
         ) -> "subprocess.Popen[bytes]":
             work = (name, seconds, pieces, kind)
             process = subprocess.Popen(
-                [sys.executable, PLAYER, *map(str, (baton, next(places), tmp_path, *work))],
-                pass_fds=[baton],
+                [sys.executable, PLAYER, *map(str, (file, next(places), tmp_path, *work))],
+                pass_fds=[file],
             )
             stack.callback(process.wait)
             stack.callback(process.kill)

@@ -4,15 +4,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from galley.service.quarantine import MAX_KILLED_TRIALS, Quarantine
+from galley.service.quarantine import MAX_KILLED_RETRIES, Quarantine
 
 
-class TrialsMachine(RuleBasedStateMachine):
-    """``held`` is what the engine has; ``poison`` kills any engine that holds it alone on trial."""
+class QuarantineMachine(RuleBasedStateMachine):
+    """``held`` is what the engine has; ``poison`` kills any engine that holds it alone, retried."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.trials = Quarantine()
+        self.quarantine = Quarantine()
         self.live: set[str] = set()
         self.held: set[str] = set()
         self.ready = False
@@ -31,13 +31,13 @@ class TrialsMachine(RuleBasedStateMachine):
         names = [f"r{self.count + i}" for i in range(number)]
         self.count += number
         self.live.update(names)
-        self.sent(self.trials.add(names))
+        self.sent(self.quarantine.add(names))
 
     @precondition(lambda self: not self.ready and not self.dying)
     @rule()
     def engine_ready(self) -> None:
         self.ready = True
-        self.sent(self.trials.engine_ready())
+        self.sent(self.quarantine.engine_ready())
 
     @precondition(lambda self: self.ready and self.held)
     @rule(data=st.data(), last=st.booleans())
@@ -46,77 +46,77 @@ class TrialsMachine(RuleBasedStateMachine):
         if last:
             self.held.remove(name)
             self.live.remove(name)
-            self.sent(self.trials.finished(name))
+            self.sent(self.quarantine.finished(name))
         else:
-            self.sent(self.trials.passed(name))
+            self.sent(self.quarantine.progressed(name))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.live)))
-        assert self.trials.cancelled(name) == (name in self.held)
+        assert self.quarantine.cancelled(name) == (name in self.held)
         self.live.discard(name)
         self.held.discard(name)
 
-    @precondition(lambda self: self.ready and self.trials.settling)
+    @precondition(lambda self: self.ready and self.quarantine.settling)
     @rule()
     def settled(self) -> None:
-        self.sent(self.trials.settled())
+        self.sent(self.quarantine.settled())
 
     @precondition(lambda self: self.ready)
     @rule()
     def hang_up(self) -> None:
         """The socket has closed; how the process ended is not known yet."""
-        self.trials.engine_away()
+        self.quarantine.engine_away()
         self.ready, self.dying = False, True
 
     @precondition(lambda self: self.dying)
     @rule(killed=st.booleans())
     def die(self, killed: bool) -> None:
-        suspect = self.trials.on_trial
-        guilty = self.trials.engine_died(killed=killed)
-        assert guilty is None or guilty == suspect
-        if suspect is not None and not killed:
-            assert guilty == suspect
-        if guilty is not None:
-            self.live.remove(guilty)
+        retried = self.quarantine.retried
+        given_up = self.quarantine.engine_died(killed=killed)
+        assert given_up is None or given_up == retried
+        if retried is not None and not killed:
+            assert given_up == retried
+        if given_up is not None:
+            self.live.remove(given_up)
         self.held.clear()
         self.dying = False
 
     @invariant()
     def nobody_is_forgotten(self) -> None:
-        """With an engine there and no trial under way, it has everything that lives."""
+        """With an engine there and no retry under way, it has everything that lives."""
         assert self.held <= self.live
-        if self.ready and self.trials.on_trial is None and not self.trials.settling:
+        if self.ready and self.quarantine.retried is None and not self.quarantine.settling:
             assert self.held == self.live
 
 
-TestTrialsMachine = TrialsMachine.TestCase
-TestTrialsMachine.settings = settings(max_examples=200, stateful_step_count=40)
+TestQuarantineMachine = QuarantineMachine.TestCase
+TestQuarantineMachine.settings = settings(max_examples=200, stateful_step_count=40)
 
 
-def test_suspects_come_back_one_at_a_time() -> None:
-    trials = Quarantine()
-    trials.engine_ready()
-    assert trials.add(["a", "b", "c"]) == ["a", "b", "c"]
-    assert trials.engine_died(killed=False) is None
-    assert trials.add(["new"]) == []
-    assert trials.engine_ready() == ["a"]
-    assert trials.passed("a") == ["b"]
-    assert trials.passed("a") == []
-    assert trials.engine_died(killed=False) == "b"
-    assert trials.engine_ready() == ["a"]
-    assert trials.passed("a") == ["c"]
-    assert trials.finished("c") == ["new"]
+def test_quarantined_requests_come_back_one_at_a_time() -> None:
+    quarantine = Quarantine()
+    quarantine.engine_ready()
+    assert quarantine.add(["a", "b", "c"]) == ["a", "b", "c"]
+    assert quarantine.engine_died(killed=False) is None
+    assert quarantine.add(["new"]) == []
+    assert quarantine.engine_ready() == ["a"]
+    assert quarantine.progressed("a") == ["b"]
+    assert quarantine.progressed("a") == []
+    assert quarantine.engine_died(killed=False) == "b"
+    assert quarantine.engine_ready() == ["a"]
+    assert quarantine.progressed("a") == ["c"]
+    assert quarantine.finished("c") == ["new"]
 
 
 def test_a_kill_convicts_only_who_is_always_there() -> None:
-    trials = Quarantine()
-    trials.engine_ready()
-    trials.add(["a"])
-    trials.engine_died(killed=True)
-    for _ in range(MAX_KILLED_TRIALS - 1):
-        assert trials.engine_ready() == ["a"]
-        assert trials.engine_died(killed=True) is None
-    assert trials.engine_ready() == ["a"]
-    assert trials.engine_died(killed=True) == "a"
+    quarantine = Quarantine()
+    quarantine.engine_ready()
+    quarantine.add(["a"])
+    quarantine.engine_died(killed=True)
+    for _ in range(MAX_KILLED_RETRIES - 1):
+        assert quarantine.engine_ready() == ["a"]
+        assert quarantine.engine_died(killed=True) is None
+    assert quarantine.engine_ready() == ["a"]
+    assert quarantine.engine_died(killed=True) == "a"

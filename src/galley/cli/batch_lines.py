@@ -74,11 +74,11 @@ async def _complete(models: Registry, line: BatchLine, origin: Origin) -> dict[s
             if line.url == "/v1/chat/completions":
                 asked = validate(ChatRequest, line.body)
                 _refuse_stream(asked.stream)
-                served = models.find(asked.model, "text")
+                served = models.find(asked.model, "generate")
                 return dict(await chat.complete(served, asked, origin))
             prompt = validate(CompletionRequest, line.body)
             _refuse_stream(prompt.stream)
-            served = models.find(prompt.model, "text")
+            served = models.find(prompt.model, "generate")
             return dict(await completions.complete(served, prompt, origin))
         except Unavailable as error:
             await asyncio.sleep(min(error.retry_after, LONGEST_WAIT))

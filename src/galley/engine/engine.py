@@ -144,6 +144,9 @@ class Engine:
             forward_seconds=self._executor.forward_seconds,
         )
 
+    def close(self) -> None:
+        """Nothing to do: all that the engine holds is memory, and goes with it."""
+
     def _account(self, plan: list[Work]) -> None:
         now = self._clock()
         for work in plan:

@@ -68,6 +68,7 @@ def load_engine(
         name=settings.model or folder.name,
         path=str(folder),
         family=str(checkpoint.config["model_type"]),
+        tasks=("score", *(("generate",) if speech is None else speech.tasks_done)),
         executor=executor_name,
         dtype=options.dtype,
         quantize=options.quantize,

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
 TRANSLATIONS: Final = "/v1/audio/translations"
+_ENDPOINTS: Final = {"transcribe": TRANSCRIPTIONS, "translate": TRANSLATIONS}
 Event: TypeAlias = Mapping[str, Any]
 _WINDOWS_AT_ONCE: Final = 8
 """Of one recording; the engine is shared with everybody else's."""
@@ -58,12 +59,12 @@ def router(models: Registry) -> APIRouter:
     @routes.post(TRANSCRIPTIONS, responses=answers, response_model=None)
     async def transcriptions(request: Request) -> Response:
         """What is said in a recording, in its language."""
-        return await _answer(models, request, TranscriptionRequest, TRANSCRIPTIONS)
+        return await _answer(models, request, TranscriptionRequest, "transcribe")
 
     @routes.post(TRANSLATIONS, responses=answers, response_model=None)
     async def translations(request: Request) -> Response:
         """What is said in a recording, in English."""
-        return await _answer(models, request, TranslationRequest, TRANSLATIONS)
+        return await _answer(models, request, TranslationRequest, "translate")
 
     return routes
 
@@ -72,15 +73,15 @@ async def _answer(
     models: Registry,
     request: Request,
     model: type[TranslationRequest],
-    endpoint: str,
+    task: Literal["transcribe", "translate"],
 ) -> Response:
-    models.expect("speech")
+    models.expect(task)
     await asyncio.to_thread(require_extra)
     asked, upload = await read_form(request, model, max_bytes=models.settings.max_audio_bytes)
-    served = models.find(asked.model, "speech")
+    served = models.find(asked.model, task)
     origin = Origin.of(request)
     begun = await while_connected(
-        request.receive, asyncio.to_thread(_begin, served, asked, upload, origin, endpoint)
+        request.receive, asyncio.to_thread(_begin, served, asked, upload, origin, _ENDPOINTS[task])
     )
     if asked.stream:
         events = begun.events()

@@ -52,9 +52,9 @@ def router(models: Registry) -> APIRouter:
     @routes.post(ENDPOINT, responses=answers, response_model=None)
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        models.expect("text")
+        models.expect("generate")
         asked = await body.read(request, ChatRequest, max_bytes=models.settings.max_body_bytes)
-        served = models.find(asked.model, "text")
+        served = models.find(asked.model, "generate")
         origin = Origin.of(request)
         if not asked.stream:
             answer = await while_connected(request.receive, complete(served, asked, origin))

@@ -45,11 +45,11 @@ def router(models: Registry) -> APIRouter:
     @routes.post(ENDPOINT, responses=answers, response_model=None)
     async def completions(request: Request) -> Response:
         """Continue prompts. In a text, special tokens' text means those tokens."""
-        models.expect("text")
+        models.expect("generate")
         asked = await body.read(
             request, CompletionRequest, max_bytes=models.settings.max_body_bytes
         )
-        served = models.find(asked.model, "text")
+        served = models.find(asked.model, "generate")
         origin = Origin.of(request)
         if not asked.stream:
             answer = await while_connected(request.receive, complete(served, asked, origin))

@@ -120,7 +120,7 @@ async def _serve(models: Registry, socket: WebSocket) -> None:
 
 
 def _asked_for(models: Registry, socket: WebSocket) -> ServedModel:
-    models.expect("speech")
+    models.expect("transcribe")
     query = socket.query_params
     for name in query:
         if name not in _QUERY:
@@ -129,7 +129,7 @@ def _asked_for(models: Registry, socket: WebSocket) -> ServedModel:
         raise RequestError(
             f"intent must be transcription, got {query['intent'][:64]!r}", param="intent"
         )
-    return models.find(query.get("model"), "speech")
+    return models.find(query.get("model"), "transcribe")
 
 
 class _Connection:

@@ -10,9 +10,10 @@ from galley.errors import EngineNotReady, GalleyError, ModelError, RequestError
 from galley.observe.metrics import Metrics
 from galley.server.errors import HTTPError
 from galley.server.lifecycle import RETRY_SECONDS, Lifecycle
-from galley.server.served import Kind, ServedModel
+from galley.server.served import ServedModel
 from galley.service.client import EngineState
 from galley.service.spawn import Spawner
+from galley.types import Task
 
 OnModelPhase = Callable[[str, str, float], None]
 """Told (model, phase, seconds) when a phase of a model's start has ended."""
@@ -75,19 +76,19 @@ class Registry:
         """End the engine processes. Idempotent."""
         await asyncio.gather(*(model.close() for model in self))
 
-    def find(self, name: str | None, kind: Kind | None = None) -> ServedModel:
-        """The model that a request means, which can answer it.
+    def find(self, name: str | None, task: Task | None = None) -> ServedModel:
+        """The model that a request means, which does what the request needs.
 
         Args:
-            name: as the request has it. None means the only model, or the only one of that kind.
-            kind: what the request needs; None takes any.
+            name: as the request has it. None means the only model, or the only one that does the task.
+            task: what the request needs; None: nothing but a model.
 
         Raises:
             HTTPError: 404 ``model_not_found``.
-            RequestError: it is of another kind, or several could be meant.
+            RequestError: it does not do the task, or several could be meant.
             EngineNotReady, EngineFailed: as :meth:`ServedModel.backend`.
         """
-        model = self._only(kind) if name is None else self._models.get(name)
+        model = self._only(task) if name is None else self._models.get(name)
         if model is None:
             raise HTTPError(
                 404,
@@ -95,11 +96,11 @@ class Registry:
                 param="model",
                 code="model_not_found",
             )
-        model.check_kind(kind)
+        model.check(task)
         return model
 
-    def expect(self, kind: Kind | None = None) -> None:
-        """To be asked before a body is read: raises what no model that it names could mend.
+    def expect(self, task: Task | None = None) -> None:
+        """Before a request's body is read: raise if no model can answer it, whichever its body names.
 
         Raises:
             RequestError, EngineNotReady, EngineFailed: as :meth:`find` for every one of the models.
@@ -107,20 +108,20 @@ class Registry:
         errors = []
         for model in self:
             try:
-                model.check_kind(kind)
+                model.check(task)
             except GalleyError as error:
                 errors.append(error)
             else:
                 return
-        # One that may yet come says more than one that is of another kind.
+        # A model that may yet come says more than one that does other tasks.
         raise min(errors, key=lambda error: not isinstance(error, EngineNotReady))
 
-    def _only(self, kind: Kind | None) -> ServedModel:
+    def _only(self, task: Task | None) -> ServedModel:
         fitting = list(self)
         if len(fitting) > 1:
-            if any(model.kind is None for model in self):
+            if any(model.tasks is None for model in self):
                 raise EngineNotReady("The models are loading", retry_after=RETRY_SECONDS)
-            fitting = [model for model in self if kind in (None, model.kind)]
+            fitting = [model for model in self if task is None or task in (model.tasks or ())]
         if len(fitting) != 1:
             raise RequestError(
                 f"This server has {self._listed()}: say in the field model which is meant",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from galley.config import Settings
 from galley.errors import EngineFailed, EngineNotReady, RequestError
@@ -18,19 +18,12 @@ from galley.service.client import EngineClient, EngineState
 from galley.service.spawn import Spawner
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
-from galley.types import EngineStats, OnPhase
+from galley.types import EngineStats, OnPhase, Task
 
 if TYPE_CHECKING:
     from galley.speech.model import SpeechModel
 
 T = TypeVar("T")
-Kind = Literal["text", "speech"]
-
-_REFUSALS: Final[dict[Kind, str]] = {
-    "text": "is a text model; it takes no audio",
-    "speech": "is a speech model; it takes audio alone, at /v1/audio/transcriptions",
-}
-"""What a model of a kind says to requests for another."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +77,7 @@ class ServedModel:
             str(folder),
             max_queue=self.settings.max_queue,
             on_phase=phase_ended,
-            spawn=lambda: self._spawner.spawn(self.settings.served_model_name),
+            begin=lambda: self._spawner.spawn(self.settings.served_model_name),
         )
         engine.launch()
         try:
@@ -116,14 +109,17 @@ class ServedModel:
             raise EngineFailed(f"The engine of {self.name} has failed; the server's log says why")
         return self._backend
 
-    def check_kind(self, kind: Kind | None) -> None:
-        """Raise RequestError for a request to a model of another kind, else as :meth:`backend`.
+    def check(self, task: Task | None) -> None:
+        """Raise RequestError for a task that the model does not do, else as :meth:`backend`.
 
-        ``None`` fits every model.
+        Every model does the task ``None``.
         """
         self.backend()
-        if kind is not None and self.kind is not None and kind != self.kind:
-            raise RequestError(f"{self.name} {_REFUSALS[self.kind]}", param="model")
+        if task is not None and self.tasks is not None and task not in self.tasks:
+            raise RequestError(
+                f"The model {self.name!r} cannot {task}; it can {', '.join(self.tasks)}",
+                param="model",
+            )
 
     def speech_model(self) -> "SpeechModel":
         """What a speech model needs beside its engine; made with the first request, which takes a while.
@@ -139,11 +135,9 @@ class ServedModel:
         return self._speech
 
     @property
-    def kind(self) -> Kind | None:
-        """What the model takes; not known before it is loaded."""
-        if self._backend is None:
-            return None
-        return "text" if self._backend.engine.info.speech is None else "speech"
+    def tasks(self) -> tuple[Task, ...] | None:
+        """What the model does; not known before it is loaded."""
+        return None if self._backend is None else self._backend.engine.info.tasks
 
     @property
     def state(self) -> EngineState:

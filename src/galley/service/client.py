@@ -1,8 +1,9 @@
-"""The server's side of the wall: submits requests, supervises the engine process, survives its death.
+"""The server's side of the two processes: submits requests, supervises the engine, survives its death.
 
 Each request's prompt and the tokens delivered so far live here. When the engine dies a new one is
 started and every unfinished request is resubmitted with what it has; since noise is a function of seed
-and position, its text goes on as it would have. ``quarantine.py`` decides which of them to try first.
+and position, its text goes on as it would have. ``quarantine.py`` decides which are
+retried one at a time.
 """
 
 import asyncio
@@ -60,7 +61,7 @@ class _Live:
         return msgspec.structs.replace(self.request, output=self.tokens, sampling=sampling)
 
     def take(self, output: Output, now: float) -> Output:
-        """Note what the engine delivered; hide that it is not the engine that began."""
+        """Note what the engine delivered; hide that it is not the engine that began the request."""
         self.tokens.extend(output.tokens)
         if not self.answered:
             self.answered, self.cached, self.first_token = True, output.cached_tokens, now
@@ -109,9 +110,9 @@ class EngineClient:
         *,
         max_queue: int,
         on_phase: OnPhase | None = None,
-        spawn: Callable[[], Spawned] = spawn,
+        begin: Callable[[], Spawned] | None = None,
     ) -> None:
-        """``max_queue`` sequences may wait beyond the running ones; ``spawn`` begins a process."""
+        """``max_queue`` sequences may wait beyond the running ones; ``begin`` spawns an engine."""
         names = [f.name for f in dataclasses.fields(EngineSettings)]
         # Only these fields: the server's settings hold keys, which are none of the engine's business.
         self._settings = EngineSettings(**{name: getattr(settings, name) for name in names})
@@ -119,7 +120,7 @@ class EngineClient:
         self._max_live = settings.running_limit + max_queue
         self._max_queue = max_queue
         self._on_phase = on_phase
-        self._spawn = spawn
+        self._begin = begin or (lambda: spawn(settings.engine))
         self._live: dict[str, _Live] = {}
         self._quarantine = Quarantine()
         self._settled_at = 0
@@ -287,7 +288,7 @@ class EngineClient:
         """
         reason: object
         try:
-            self._process = await EngineProcess.start(self._spawn(), self._settings, self._folder)
+            self._process = await EngineProcess.start(self._begin(), self._settings, self._folder)
             async for frame in self._process.frames():
                 self._handle(frame)
             reason = None
@@ -304,7 +305,7 @@ class EngineClient:
             self._set_state("recovering")
         status = await process.close() if process else None
         if was_ready:
-            self._judge(killed=status == -signal.SIGKILL)
+            self._quarantine_unfinished(killed=status == -signal.SIGKILL)
         log.error("the engine ended (%s); starting a new one", reason or f"status {status}")
         return was_ready
 
@@ -318,14 +319,14 @@ class EngineClient:
         self._end_all("error", f"the engine is down: {error}")
         self._set_state("failed")
 
-    def _judge(self, *, killed: bool) -> None:
-        """The engine died with what it had."""
-        guilty = self._quarantine.engine_died(killed=killed)
-        if guilty is not None:
-            log.error("the engine dies of request %s; giving it up", guilty)
+    def _quarantine_unfinished(self, *, killed: bool) -> None:
+        """The engine died with the requests it had; one of them may have to be given up."""
+        given_up = self._quarantine.engine_died(killed=killed)
+        if given_up is not None:
+            log.error("the engine dies of request %s; giving it up", given_up)
             message = "the engine died again and again while it worked on this request"
-            self._live.pop(guilty).queue.put_nowait(
-                Output(request_id=guilty, finish_reason="error", error=message)
+            self._live.pop(given_up).queue.put_nowait(
+                Output(request_id=given_up, finish_reason="error", error=message)
             )
 
     def _end_all(self, reason: Literal["abort", "error"], error: str | None) -> None:
@@ -343,6 +344,7 @@ class EngineClient:
         elif isinstance(frame, Phase):
             self._phase_ended(frame.name, frame.seconds)
         elif isinstance(frame, Ready):
+            self.stats = frame.stats
             self._become_ready(frame.info)
 
     def _phase_ended(self, name: str, seconds: float) -> None:
@@ -367,7 +369,7 @@ class EngineClient:
         now = time.monotonic()
         live.queue.put_nowait(live.take(output, now))
         if output.finish_reason is None:
-            self._send(self._quarantine.passed(output.request_id))
+            self._send(self._quarantine.progressed(output.request_id))
             return
         del self._live[output.request_id]
         self._ended.append(now)

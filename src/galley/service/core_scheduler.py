@@ -1,13 +1,14 @@
-"""Engines on the same cores pass a baton: who has it computes, on all cores; the others wait.
+"""Engines on the same cores take turns: the one that has acquired them computes, on all; the others wait.
 
 Each engine has a thread on every core, and an op is done when the last of its threads is. Left to the
 kernel, two engines that compute at the same time would each wait, op by op, for threads that it has just
-taken off their core. So they take turns of some milliseconds, by deficit round robin: an op that takes more
-than its engine's turn is paid back, turn by turn, before that engine has the next. Live audio interrupts
-others' turns and has longer ones, until it has used them up: it has most of the time, and nobody starves.
+taken off their core. So engines take turns of some milliseconds, by deficit round robin: an op that takes
+more than its engine's turn is paid back, turn by turn, before that engine has the next. Live audio
+interrupts others' turns and has longer ones, until it has used them up: it has most of the time, and nobody
+starves.
 
-The baton is a lock on a byte of a file that the engines share. The kernel frees it when its holder dies, at
-any moment. In the file are their accounts; what a dead engine leaves there is harmless.
+The cores are locked by a byte of a file that the engines share. The kernel frees the lock when its holder
+dies, at any moment. The file also holds the engines' accounts; what a dead engine leaves there is harmless.
 """
 
 import fcntl
@@ -24,25 +25,25 @@ LIVE_SHARE: Final = 4
 MOST_OWED: Final = 1.0
 """Seconds to be paid back at most: what took longer was held up by something else."""
 
-_BATON: Final = 0
-"""The byte that the holder has locked."""
+_CORES: Final = 0
+"""The byte that the engine whose turn it is has locked."""
 _NEXT: Final = 1
-"""The byte that the first of those who wait has locked: who gave the baton away comes after it."""
+"""The byte that the first of the waiting engines has locked: who releases the cores comes after it."""
 _BYTES: Final = 24
-"""Of an engine's account: the length of its turns, how much of one it has left, and whether it waits."""
+"""Of an engine's account: the length of its turns, how much of one is left, and whether it waits."""
 _STEP_ASIDE_SECONDS: Final = 0.0002
-"""For one that waits to take what is free."""
+"""For a waiting engine to acquire cores that are free."""
 
 
 def core_scheduler_file(engines: int) -> int:
     """The descriptor of a new file, which as many engines can share. It has no name to be cleaned up."""
-    file = os.memfd_create("galley-baton")
+    file = os.memfd_create("galley-core-scheduler")
     os.truncate(file, engines * _BYTES)
     return file
 
 
 class CoreScheduler:
-    """One engine's part. For one thread.
+    """One engine's side of the taking of turns. For one thread.
 
     Args:
         file: as :func:`core_scheduler_file` made it.
@@ -65,26 +66,26 @@ class CoreScheduler:
         self._turn[place] = self._left[place] = TURN_SECONDS
         self._waits[place] = 0
 
-    def take(self, *, live: bool) -> None:
-        """Before a step: wait for the baton, if it is not here. ``live``: with audio that is spoken now."""
+    def acquire(self, *, live: bool) -> None:
+        """Before a step: wait for the cores, unless this engine has them. ``live``: for live audio."""
         me = self._me
         self._turn[me] = TURN_SECONDS * (LIVE_SHARE if live else 1)
         if self._held:
             self.pause()
             return
-        # While it had no work, time was not taken but given.
+        # While this engine had no work, it used no time of the others.
         idle = self._clock() - self._counted
         self._left[me] = min(self._left[me] + idle, self._turn[me])
         self._wait()
 
     def pause(self) -> None:
-        """In the midst of a step, often: if the turn is over and somebody is due, wait for the next."""
+        """Often within a step: if the turn is over and another engine is due, let it have the cores."""
         if not self._held:
             return
         self._count()
         if self._left[self._me] > 0:
             if self._gives_way():
-                self._unlock(_BATON)
+                self._unlock(_CORES)
                 self._wait()
             return
         awaited = self._awaited()
@@ -92,16 +93,16 @@ class CoreScheduler:
             for other in self._others:
                 self._credit(other)
             if awaited and self._is_due():
-                self._unlock(_BATON)
+                self._unlock(_CORES)
                 self._wait()
                 return
             self._credit(self._me)
 
-    def drop(self) -> None:
-        """There is no work for now. Harmless when it is not held."""
+    def release(self) -> None:
+        """There is no work for now. Harmless when the cores are not held."""
         if self._held:
             self._count()
-            self._unlock(_BATON)
+            self._unlock(_CORES)
             self._held = False
             self._turn[self._me] = TURN_SECONDS
 
@@ -109,10 +110,10 @@ class CoreScheduler:
         self._held = False
         self._waits[self._me] = 1
         self._stand_in_line()
-        for _ in self._others:  # not for ever: who is dead may seem to wait
+        for _ in self._others:  # not for ever: an engine that died may seem to wait
             if self._left[self._me] > 0 or not self._is_due():
                 break
-            self._unlock(_BATON)
+            self._unlock(_CORES)
             time.sleep(_STEP_ASIDE_SECONDS)
             self._stand_in_line()
         self._waits[self._me] = 0
@@ -121,15 +122,15 @@ class CoreScheduler:
 
     def _stand_in_line(self) -> None:
         self._lock(_NEXT)
-        self._lock(_BATON)
+        self._lock(_CORES)
         self._unlock(_NEXT)
 
     def _is_due(self) -> bool:
-        """Whether another one waits that has some of its turn left."""
+        """Whether another engine waits that has some of its turn left."""
         return any(self._waits[other] and self._left[other] > 0 for other in self._others)
 
     def _gives_way(self) -> bool:
-        """Whether live audio waits that has not used up its turn; the rest of this one is for later."""
+        """Whether live audio waits that has not used up its turn; the rest of this turn is for later."""
         mine = self._turn[self._me]
         return (
             any(self._turn[other] > mine and self._left[other] > 0 for other in self._others)
@@ -137,7 +138,7 @@ class CoreScheduler:
         )
 
     def _credit(self, engine: int) -> None:
-        """Another turn, not to be saved up."""
+        """Give an engine another turn; turns do not add up."""
         turn = self._turn[engine]
         self._left[engine] = min(self._left[engine] + turn, turn)
 

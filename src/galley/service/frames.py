@@ -47,9 +47,10 @@ class Phase(msgspec.Struct, tag="phase", frozen=True):
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    """The engine takes requests from now on."""
+    """The engine takes requests from now on. ``stats`` are those before the first step."""
 
     info: ModelInfo
+    stats: EngineStats
 
 
 class StartFailed(msgspec.Struct, tag="start_failed", frozen=True):

@@ -8,7 +8,7 @@ import msgspec
 
 from galley.audio import EncoderInput
 from galley.errors import ContextExceeded, RequestError
-from galley.types import EngineRequest, ModelInfo, SamplingDefaults, SamplingParams
+from galley.types import EngineRequest, ModelInfo, SamplingDefaults, SamplingParams, Task
 
 _NOT_WITH_BEAMS: Final = (
     "temperature",
@@ -45,9 +45,11 @@ def expand(
         prompt_param: the field to name when the prompt itself is wrong.
 
     Raises:
-        RequestError: a token id is out of range, the prompt is empty, or the audio is not for this model.
+        RequestError: a token id is out of range, the prompt is empty, or the model does not do what is
+            asked or takes no such audio.
         ContextExceeded: prompt and ``max_tokens`` do not fit the context.
     """
+    _check_task(params, info)
     _check_ids(prompt, params, info, prompt_param)
     _check_encoder_input(encoder_input, info)
     _check_beams(params.resolved(info.defaults))
@@ -121,6 +123,21 @@ def _timestamp_ids(params: SamplingParams) -> tuple[int, ...]:
     return () if params.timestamps is None else (params.timestamps.begin,)
 
 
+def _check_task(params: SamplingParams, info: ModelInfo) -> None:
+    if params.prompt_logprobs is not None:
+        check_task(info, "score", param="prompt_logprobs")
+    if params.alignment:
+        check_task(info, "align", param="alignment")
+
+
+def check_task(info: ModelInfo, task: Task, *, param: str = "model") -> None:
+    """Raise RequestError, which names ``param``, if the model does not do ``task``."""
+    if task not in info.tasks:
+        raise RequestError(
+            f"{info.name} cannot {task}; it can {', '.join(info.tasks)}", param=param
+        )
+
+
 def _check_encoder_input(encoder_input: EncoderInput | None, info: ModelInfo) -> None:
     speech = info.speech
     wrong = None
@@ -161,9 +178,7 @@ def _check_alignment(params: SamplingParams, info: ModelInfo) -> None:
     if not params.alignment:
         return
     wrong = None
-    if info.speech is None or not info.speech.alignment_heads:
-        wrong = f"{info.name} has no alignment heads"
-    elif params.max_tokens != 0:
+    if params.max_tokens != 0:
         wrong = f"alignment is of a given text: max_tokens must be 0, it is {params.max_tokens}"
     elif (params.num_beams, params.no_speech, params.prompt_logprobs) != (1, None, None):
         wrong = "alignment computes no logits: num_beams, no_speech and prompt_logprobs do not go with it"

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from galley.config import Settings
+from galley.config import NATIVE_ENGINE, Settings
 from galley.service.core_scheduler import core_scheduler_file
 
 _WORKER: Final = (sys.executable, "-m", "galley.service.worker")
@@ -34,32 +34,40 @@ class Spawner:
 
     def __init__(self, settings: Settings, *, ahead: bool = False) -> None:
         """``ahead``: begin a process for each model at once."""
-        names = [model.served_model_name for model in settings.each_model()]
-        shared = len(names) > 1 and settings.take_turns
-        baton = core_scheduler_file(len(names)) if shared else None
-        self._batons = {
-            name: None if baton is None else (baton, place) for place, name in enumerate(names)
+        models = settings.each_model()
+        shared = len(models) > 1 and settings.take_turns
+        file = core_scheduler_file(len(models)) if shared else None
+        self._engines = {model.served_model_name: model.engine for model in models}
+        self._places = {
+            name: None if file is None else (file, place)
+            for place, name in enumerate(self._engines)
         }
-        self._ahead = {name: spawn(name, self._batons[name]) for name in names if ahead}
+        self._ahead = {name: self._begin(name) for name in self._engines if ahead}
 
     def spawn(self, name: str) -> Spawned:
-        """The one that was begun ahead for the model, or a new one."""
-        return self._ahead.pop(name, None) or spawn(name, self._batons[name])
+        """The process that was begun ahead for the model of that name, or a new one."""
+        return self._ahead.pop(name, None) or self._begin(name)
+
+    def _begin(self, name: str) -> Spawned:
+        return spawn(self._engines[name], name, self._places[name])
 
 
-def spawn(name: str = "", baton: tuple[int, int] | None = None) -> Spawned:
+def spawn(
+    engine: str = NATIVE_ENGINE, model: str = "", place: tuple[int, int] | None = None
+) -> Spawned:
     """Fork and exec only: a few milliseconds.
 
     Args:
-        name: for those who look at the list of processes.
-        baton: file and place of an engine that takes turns, see :mod:`galley.service.core_scheduler`.
+        engine: the name of its loader.
+        model: for those who look at the list of processes.
+        place: file and place of an engine that shares the cores, see :mod:`galley.service.core_scheduler`.
     """
-    files = [] if baton is None else [baton[0]]
+    files = [] if place is None else [place[0]]
     ours, theirs = socket.socketpair()
     at = time.monotonic()
     with theirs:
         child = subprocess.Popen(
-            [*_WORKER, str(theirs.fileno()), name, *map(str, baton or ())],
+            [*_WORKER, str(theirs.fileno()), engine, model, *map(str, place or ())],
             pass_fds=[theirs.fileno(), *files],
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),

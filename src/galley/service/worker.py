@@ -1,8 +1,13 @@
-"""The engine's process: ``python -m galley.service.worker FD NAME [BATON PLACE]``.
+"""The engine's process: ``python -m galley.service.worker SOCKET ENGINE MODEL [FILE PLACE]``.
+
+SOCKET is the descriptor of the connection to the server, ENGINE the name of an engine's loader (see
+``protocol.py``), MODEL is for those who look at the list of processes; FILE and PLACE are those of an
+engine that shares the cores (see ``core_scheduler.py``).
 
 One thread reads frames from the socket, the main thread steps the engine. The process has no life of its
-own: when the socket closes, because the server is done or dead, it exits at once. Terminal and
-service-manager signals are for the server, which drains; the engine must outlive them.
+own: when the socket closes, because the server is done or dead, the engine is closed and the process ends,
+after :data:`CLOSE_SECONDS` at the latest. Terminal and service-manager signals are for the server, which
+drains; the engine must outlive them.
 """
 
 import gc
@@ -17,7 +22,7 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Final, Literal
 
 from galley.config import LOG_FORMAT
 from galley.errors import GalleyError, ModelError, SettingsError
@@ -37,9 +42,13 @@ from galley.service.frames import (
     decode_to_engine,
     encode,
 )
+from galley.service.protocol import Engine, EngineLoader, find_loader
 
-if TYPE_CHECKING:
-    from galley.engine.engine import Engine
+Inbox = queue.SimpleQueue[Submit | Abort | None]
+"""What has come for the engine; None: the server has hung up."""
+
+CLOSE_SECONDS: Final = 1.0
+"""For an engine to end its step and to close, when the server has hung up."""
 
 
 class Connection:
@@ -73,38 +82,51 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(format=LOG_FORMAT)
     connection = Connection(socket.socket(fileno=int(sys.argv[1])))
+    engine_name, shared = sys.argv[2], sys.argv[4:]
     # Before the Start frame: the server is still busy with imports of its own.
-    from galley.engine import load  # noqa: F401
-
+    loader: EngineLoader | SettingsError
+    try:
+        loader = find_loader(engine_name)
+    except SettingsError as error:
+        loader = error
     start = connection.receive()
     if start is None:
         return
     assert isinstance(start, Start)
     # Another device's engine leaves the cores alone.
-    shares = len(sys.argv) > 3 and start.settings.device == "cpu"
-    baton = CoreScheduler(int(sys.argv[3]), int(sys.argv[4])) if shares else None
-    inbox: queue.SimpleQueue[Submit | Abort] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(connection, inbox), daemon=True).start()
+    cores = None
+    if shared and start.settings.device == "cpu":
+        file, place = map(int, shared)
+        cores = CoreScheduler(file, place)
+    inbox: Inbox = queue.SimpleQueue()
+    loaded = threading.Event()
+    threading.Thread(target=_read, args=(connection, inbox, loaded), daemon=True).start()
     try:
-        engine = _load(start, connection, baton)
+        engine = _load(loader, start, connection, cores)
     except GalleyError as error:
         connection.send(StartFailed(_kind(error), str(error)))
         return
+    loaded.set()
     gc.freeze()  # what is loaded stays; no collection in the midst of a stream need look at it
-    _loop(engine, connection, inbox, baton)
+    _loop(engine, connection, inbox, cores)
 
 
-def _load(start: Start, connection: Connection, baton: CoreScheduler | None) -> "Engine":
+def _load(
+    loader: EngineLoader | SettingsError,
+    start: Start,
+    connection: Connection,
+    cores: CoreScheduler | None,
+) -> Engine:
     connection.send(Phase("spawn", time.monotonic() - start.spawned_at))
-    from galley.engine.load import load_engine
-
-    engine = load_engine(
+    if isinstance(loader, SettingsError):
+        raise loader
+    engine = loader(
         start.settings,
         Path(start.folder),
         on_phase=lambda name, seconds: connection.send(Phase(name, seconds)),
-        pause=None if baton is None else baton.pause,
+        pause=None if cores is None else cores.pause,
     )
-    connection.send(Ready(engine.info))
+    connection.send(Ready(engine.info, engine.stats))
     return engine
 
 
@@ -114,8 +136,8 @@ def _kind(error: GalleyError) -> Literal["model", "settings", "engine"]:
     return "settings" if isinstance(error, SettingsError) else "engine"
 
 
-def _read(connection: Connection, inbox: "queue.SimpleQueue[Submit | Abort]") -> None:
-    """Frames to the inbox; the end of the stream ends the process, whatever the engine is doing."""
+def _read(connection: Connection, inbox: Inbox, loaded: threading.Event) -> None:
+    """Frames to the inbox. The end of the stream ends the process, whatever the engine is doing."""
     try:
         while (frame := connection.receive()) is not None:
             assert not isinstance(frame, Start)
@@ -125,39 +147,49 @@ def _read(connection: Connection, inbox: "queue.SimpleQueue[Submit | Abort]") ->
     except BaseException:
         traceback.print_exc()
         os._exit(1)
+    if loaded.is_set():
+        inbox.put(None)
+        time.sleep(CLOSE_SECONDS)
     os._exit(0)
 
 
 def _loop(
-    engine: "Engine",
-    connection: Connection,
-    inbox: "queue.SimpleQueue[Submit | Abort]",
-    baton: CoreScheduler | None,
+    engine: Engine, connection: Connection, inbox: Inbox, cores: CoreScheduler | None
 ) -> None:
+    """Step the engine whenever there is work, and send what came out, until the server hangs up."""
     seen = 0
     while True:
-        if baton is not None and not engine.has_work:
-            baton.drop()
-        seen += _take_frames(engine, inbox)
-        if baton is not None and engine.has_work:
-            baton.take(live=engine.is_live)
+        if cores is not None and not engine.has_work:
+            cores.release()
+        taken = _take_frames(engine, inbox)
+        if taken is None:
+            engine.close()
+            os._exit(0)
+        seen += taken
+        if cores is not None and engine.has_work:
+            cores.acquire(live=engine.is_live)
         # After an abort of the last request there is no work, but the books have changed.
         outputs = engine.step() if engine.has_work else []
-        if engine.info.speech is not None:
-            for output in outputs:
-                if output.alignment is not None:
-                    connection.send(Step([output], engine.stats, seen))
-            outputs = [output for output in outputs if output.alignment is None]
-        connection.send(Step(outputs, engine.stats, seen))
+        for output in outputs:
+            if output.alignment is not None:
+                connection.send(Step([output], engine.stats, seen))
+        rest = [output for output in outputs if output.alignment is None]
+        connection.send(Step(rest, engine.stats, seen))
 
 
-def _take_frames(engine: "Engine", inbox: "queue.SimpleQueue[Submit | Abort]") -> int:
-    """Everything that has arrived, counted; sleeps for the next frame when there is no work."""
+def _take_frames(engine: Engine, inbox: Inbox) -> int | None:
+    """Take everything that has arrived; sleep for the next frame when there is no work.
+
+    Returns:
+        The number of frames; None when the server has hung up.
+    """
     count = 0
     with suppress(queue.Empty):
         # An abort is answered at once, even if it leaves nothing to do.
         while True:
             frame = inbox.get(block=not engine.has_work and not count)
+            if frame is None:
+                return None
             count += 1
             if isinstance(frame, Submit):
                 engine.add(frame.request)

@@ -1,0 +1,121 @@
+"""An engine that is not Galley's: answers a prompt with its own tokens, over and over, a few in a step.
+
+``install`` makes a package of it, as anybody's would be: Galley knows it by its entry point alone.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from galley.config import EngineSettings
+from galley.types import (
+    EngineRequest,
+    EngineStats,
+    ModelInfo,
+    OnPhase,
+    Output,
+    SamplingDefaults,
+    StepCosts,
+    Timing,
+)
+
+CONTEXT = 4096
+VOCABULARY = 320
+TOKENS_PER_STEP = 3
+STEP_SECONDS = 0.005
+
+
+class EchoEngine:
+    """Brings up to ``TOKENS_PER_STEP`` tokens of each request in a step."""
+
+    def __init__(self, info: ModelInfo, closed: Path) -> None:
+        self.info = info
+        self.is_live = False
+        self._closed = closed
+        self._requests: dict[str, EngineRequest] = {}
+        self._output: dict[str, int] = {}
+        self._steps = self._generated = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=len(self._requests),
+            kv_total_blocks=7,
+            steps=self._steps,
+            decode_tokens=self._generated,
+        )
+
+    def add(self, request: EngineRequest) -> None:
+        self._requests[request.id] = request
+        self._output[request.id] = len(request.output)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._requests.pop(request_id, None)
+
+    def step(self) -> list[Output]:
+        time.sleep(STEP_SECONDS)
+        self._steps += 1
+        return [self._advance(request) for request in list(self._requests.values())]
+
+    def close(self) -> None:
+        self._closed.touch()
+
+    def _advance(self, request: EngineRequest) -> Output:
+        begin, most = self._output[request.id], request.sampling.max_tokens
+        assert most is not None
+        end = min(begin + TOKENS_PER_STEP, most)
+        prompt = request.prompt
+        self._output[request.id] = end
+        self._generated += end - begin
+        if end == most:
+            del self._requests[request.id]
+        return Output(
+            request_id=request.id,
+            tokens=[prompt[place % len(prompt)] for place in range(begin, end)],
+            finish_reason="length" if end == most else None,
+            timing=Timing(),
+        )
+
+
+def load(
+    settings: EngineSettings,
+    folder: Path,
+    on_phase: OnPhase | None = None,
+    pause: Callable[[], None] | None = None,
+) -> EchoEngine:
+    """See :class:`galley.service.protocol.EngineLoader`."""
+    if on_phase is not None:
+        on_phase("echo", 0.0)
+    info = ModelInfo(
+        name="echo",
+        path=str(folder),
+        family="echo",
+        tasks=("generate",),
+        executor="echo",
+        dtype="none",
+        quantize="none",
+        activations="none",
+        kv_dtype="none",
+        vocab_size=VOCABULARY,
+        max_model_len=settings.max_model_len or CONTEXT,
+        kv_cache_tokens=CONTEXT,
+        eos_token_ids=(),
+        defaults=SamplingDefaults(),
+        costs=StepCosts(weight_bytes=0, kv_bytes_per_token=0, row_operations=0, logit_operations=0),
+    )
+    return EchoEngine(info, folder / "closed")
+
+
+def install(folder: Path) -> str:
+    """A package with this engine, named ``echo``; the ``PYTHONPATH`` that has it."""
+    (folder / "echo_engine.py").write_text(Path(__file__).read_text())
+    metadata = folder / "echo_engine-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-engine\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[galley.engines]\necho = echo_engine:load\n")
+    return str(folder)
