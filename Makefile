@@ -40,11 +40,11 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/serving.py
 
 demo-model: $(VENV)/.installed-dev
-	$(BIN)/python -m galley.demo.recipe
+	$(BIN)/python -m recipes.assistant.train
 
 demo-speech-model: $(VENV)/.installed-dev
-	$(BIN)/python -m galley.demo.speech.recipe
-	$(BIN)/python -m galley.demo.speech.heads
+	$(BIN)/python -m recipes.speech.train
+	$(BIN)/python -m recipes.speech.heads
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

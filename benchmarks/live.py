@@ -28,8 +28,8 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from benchmarks.serving import started
 from benchmarks.spoken import Utterance, Word, say
-from galley.demo.speech.heldout import SETS, read
 from galley.speech.merge import plain
+from recipes.speech.heldout import SETS, read
 
 RATE: Final = 16_000
 BLOCK: Final = RATE // 50

@@ -1,6 +1,6 @@
 """An hour of speech and silence in one file, beside the same recordings one by one.
 
-    python -m galley.demo.speech.heldout DIR
+    python -m recipes.speech.heldout DIR
     python -m benchmarks.long_recording DIR/manifest.jsonl --minutes 60
 
 Joins the manifest's recordings, again and again, with silences between them, and transcribes both: the

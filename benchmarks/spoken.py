@@ -16,11 +16,11 @@ from typing import Any, Final
 import numpy as np
 import soxr
 
-from galley.demo.speech import line
-from galley.demo.speech.heldout import Item
-from galley.demo.speech.spoken import letters
-from galley.demo.speech.voices import RATE, Samples, Voice
 from galley.errors import SettingsError
+from recipes.speech import line
+from recipes.speech.heldout import Item
+from recipes.speech.spoken import letters
+from recipes.speech.voices import RATE, Samples, Voice
 
 _SYNCHRONOUS: Final = 2
 _PHONEMES: Final = 1

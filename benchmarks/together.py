@@ -37,7 +37,7 @@ from benchmarks.serving import Server, completion, machine, percentile, serving
 from galley.formats.source import BUNDLED, BUNDLED_SPEECH
 from galley.speech.audio import SAMPLE_RATE, Recording
 
-AUDIO: Final = Path(__file__).parents[1] / "src/galley/demo/speech/data/call.opus"
+AUDIO: Final = Path(__file__).parents[1] / "examples/call.opus"
 SHARING: Final = ("turns", "kernel", "split")
 WARM_UP_SECONDS: Final = 2.0
 SPOKEN_SECONDS: Final = 4.0

@@ -14,14 +14,13 @@ from pathlib import Path
 
 from openai import OpenAI
 
-import galley.demo.speech
+CALL = Path(__file__).with_name("call.opus")
 
 
 def main() -> None:
     """Transcribe, ask for the ticket, print both."""
     parser = argparse.ArgumentParser(description=__doc__)
-    bundled = galley.demo.speech.SPEECH_DATA_DIR / "call.opus"
-    parser.add_argument("recording", nargs="?", type=Path, default=bundled)
+    parser.add_argument("recording", nargs="?", type=Path, default=CALL)
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--key", default="none")
     parser.add_argument("--speech", default="speech", help="the speech model's name at the server")

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from galley.config import Settings
-from galley.demo.speech import SPEECH_DATA_DIR
 from galley.errors import SettingsError
 from galley.formats.source import BUNDLED, BUNDLED_SPEECH
 from galley.server.auth import read_keys
 
 QUESTION: Final = "What is a KV cache?"
 TASK: Final = "Write the ticket as JSON."
-CALL: Final = SPEECH_DATA_DIR / "call.opus"
+CALL: Final = Path(__file__).parents[1] / "examples/call.opus"
 
 READY: Final = re.compile(r"chat and speech are ready after .*:(?P<port>\d+)/v1$")
 """What the server prints when it can answer."""

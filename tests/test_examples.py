@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from galley.demo.speech import SPEECH_DATA_DIR, heldout
+from recipes.speech import CALL_DIR, heldout
 from tests.cli.command import environment, free_port
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -32,7 +32,7 @@ def test_a_recorded_call_becomes_its_ticket() -> None:
             capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        call = msgspec.json.decode((SPEECH_DATA_DIR / "call.json").read_bytes(), type=heldout.Call)
+        call = msgspec.json.decode((CALL_DIR / "call.json").read_bytes(), type=heldout.Call)
         text, shown = done.stdout.split("\n", 1)
         made, wanted = json.loads(shown), json.loads(call.ticket)
         # No caller of training has this first name, and the speech model writes another.

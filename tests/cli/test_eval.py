@@ -10,7 +10,7 @@ from galley import LLM, SamplingParams
 from galley.cli.eval import _answerer, _as_json, _print_table
 from galley.demo import heldout
 from galley.demo.evaluate import Evaluation, evaluate
-from galley.demo.generator import Message
+from galley.demo.heldout import Message
 
 from .command import galley
 

@@ -9,9 +9,9 @@ import pytest
 
 from galley.config import Activations, Quantize
 from galley.demo import MODEL_DIR, heldout
-from galley.demo.tokeniser import encode_turns, load_tokeniser
 from galley.ops.executor import Executor
 from galley.ops.isa import ISA_VARIABLE
+from recipes.assistant.tokeniser import encode_turns, load_tokeniser
 from tests.native.harness import ISAS, Floats, cpu_executor, ragged, rounding_executor, softmax
 
 ITEMS_APART = 20

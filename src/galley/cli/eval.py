@@ -17,7 +17,7 @@ from galley.types import SamplingParams
 
 if TYPE_CHECKING:
     from galley.demo.evaluate import Evaluation
-    from galley.demo.generator import Message
+    from galley.demo.heldout import Message
     from galley.llm import LLM
     from galley.speech.evaluate import Heard, Scores
 

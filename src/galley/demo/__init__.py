@@ -1,4 +1,4 @@
-"""The bundled demo model: a small call-centre assistant, its recipe and its held-out sets."""
+"""The bundled language model, a small call-centre assistant, and its held-out sets."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from . import heldout
-from .generator import Message, Task
+from .heldout import Message, Task
 
 Answerer = Callable[[Sequence[list[Message]]], Sequence[str]]
 """Takes conversations that end with a user's turn, gives one answer for each, in order."""

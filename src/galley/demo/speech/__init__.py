@@ -7,7 +7,4 @@ from pathlib import Path
 SPEECH_MODEL_DIR: Path = Path(__file__).parent / "model"
 """Folder of the packaged checkpoint, in Hugging Face layout."""
 
-SPEECH_DATA_DIR: Path = Path(__file__).parent / "data"
-"""Folder of the fixed held-out sets and of a few recordings of them."""
-
-__all__ = ["SPEECH_DATA_DIR", "SPEECH_MODEL_DIR"]
+__all__ = ["SPEECH_MODEL_DIR"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from .generator import Message
+from galley.demo.heldout import Message
 
 BOS, SYSTEM, USER, ASSISTANT, END, PAD = SPECIAL = (
     "<|bos|>",

@@ -13,12 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from galley import LLM, SamplingParams
 from galley.demo import MODEL_DIR, heldout
 from galley.demo.evaluate import TARGETS, evaluate, score
-from galley.demo.generator import CALL_TASKS, example, examples
 from galley.demo.heldout import Item
-from galley.demo.model import DemoConfig, DemoModel, load_checkpoint
-from galley.demo.recipe import CHECKPOINT, Recipe, batches, rate_factor, train
-from galley.demo.tokeniser import load_tokeniser
-from galley.demo.vocabulary import Source, is_held_out
+from recipes.assistant.generator import CALL_TASKS, example, examples
+from recipes.assistant.heldout import make, violations
+from recipes.assistant.model import DemoConfig, DemoModel, load_checkpoint
+from recipes.assistant.tokeniser import load_tokeniser
+from recipes.assistant.train import CHECKPOINT, Recipe, batches, rate_factor, train
+from recipes.assistant.vocabulary import Source, is_held_out
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=256)
 
@@ -27,8 +28,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=256)
 def test_held_out_sets_are_fixed_and_training_cannot_say_them(number: int) -> None:
     items = heldout.read(number)
     assert [sum(item.task == task for item in items) for task in CALL_TASKS] == [100] * 3
-    assert items == heldout.make(number)
-    assert heldout.violations(items) == []
+    assert items == make(number)
+    assert violations(items) == []
 
 
 def test_a_violation_would_be_found() -> None:
@@ -36,10 +37,10 @@ def test_a_violation_would_be_found() -> None:
     source = Source(random.Random(1), held_out=False)
     names = [source.name() for _ in range(5)]
     trained = [Item(1, "ticket", [], "", (), (name,)) for name in names]
-    assert len(heldout.violations(trained)) >= 5
-    said = heldout.make(1)[0].clauses
+    assert len(violations(trained)) >= 5
+    said = make(1)[0].clauses
     as_set_2 = [Item(2, "ticket", [], "", said, ())]
-    assert len(heldout.violations(as_set_2)) == len(said)
+    assert len(violations(as_set_2)) == len(said)
 
 
 def test_held_out_messages_do_not_occur_in_the_stream_of_training() -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from galley.errors import SettingsError
 
-from ..vocabulary import is_held_out
+from ..assistant.vocabulary import is_held_out
 
 Samples = NDArray[np.float32]
 

@@ -8,16 +8,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from galley.demo.speech import SPEECH_DATA_DIR, heldout, line, voices
-from galley.demo.speech.evaluate import TARGET, evaluate, wrong_words
-from galley.demo.speech.line import Line
-from galley.demo.speech.pool import LONGEST, decode, encode, make_shard
-from galley.demo.speech.sentences import SpokenSource, fragment, sentence
-from galley.demo.speech.spoken import letters, spoken
-from galley.demo.vocabulary import is_held_out
-from galley.demo.wordings import HELD_OUT, TRAINING
 from galley.errors import SettingsError
 from galley.speech.audio import SAMPLE_RATE, Recording
+from recipes.assistant.vocabulary import is_held_out
+from recipes.assistant.wordings import HELD_OUT, TRAINING
+from recipes.speech import CALL_DIR, DATA_DIR, heldout, line, voices
+from recipes.speech.evaluate import TARGET, evaluate, wrong_words
+from recipes.speech.line import Line
+from recipes.speech.pool import LONGEST, decode, encode, make_shard
+from recipes.speech.sentences import SpokenSource, fragment, sentence
+from recipes.speech.spoken import letters, spoken
 
 needs_espeak = pytest.mark.skipif(
     shutil.which("espeak-ng") is None, reason="espeak-ng is not installed"
@@ -140,7 +140,7 @@ def test_voices_speak_without_silence_around() -> None:
 
 @needs_espeak
 def test_a_shard_is_a_function_of_seed_and_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("galley.demo.speech.pool.SHARD", 6)
+    monkeypatch.setattr("recipes.speech.pool.SHARD", 6)
     utterances, coded = make_shard(3, 1)
     again, same = make_shard(3, 1)
     assert utterances == again
@@ -175,13 +175,12 @@ def test_a_wrong_digit_makes_a_number_wrong() -> None:
 
 
 def test_bundled_recordings_are_small_and_can_be_read() -> None:
-    files = [f"{name}.{ending}" for name, ending in heldout.FORMATS.items()]
-    files.append(f"{heldout.CALL}.opus")
-    assert sum((SPEECH_DATA_DIR / name).stat().st_size for name in files) < 300_000
-    for name in files:
-        blocks = list(Recording(SPEECH_DATA_DIR / name, sample_rate=SAMPLE_RATE))
-        samples = np.concatenate(blocks)
-        assert 0.5 < len(samples) / SAMPLE_RATE < (30 if "call" in name else 8)
+    call = CALL_DIR / f"{heldout.CALL}.opus"
+    files = [DATA_DIR / f"{name}.{ending}" for name, ending in heldout.FORMATS.items()]
+    assert sum(file.stat().st_size for file in (*files, call)) < 300_000
+    for file in (*files, call):
+        samples = np.concatenate(list(Recording(file, sample_rate=SAMPLE_RATE)))
+        assert 0.5 < len(samples) / SAMPLE_RATE < (30 if file == call else 8)
         assert np.sqrt(np.mean(samples**2)) > 1e-3
 
 
@@ -198,7 +197,7 @@ def test_export_gives_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_call_is_held_out_too() -> None:
-    call = msgspec.json.decode((SPEECH_DATA_DIR / "call.json").read_bytes(), type=heldout.Call)
+    call = msgspec.json.decode((CALL_DIR / "call.json").read_bytes(), type=heldout.Call)
     ticket = msgspec.json.decode(call.ticket)
     assert ticket["account"] in call.text
     assert ticket["name"] in call.text

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .training import read_weights, write_json, write_weights
+from ..training import read_weights, write_json, write_weights
 
 Cache = list[tuple[Tensor, Tensor]]
 

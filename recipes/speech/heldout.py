@@ -1,9 +1,9 @@
 """The held-out sets: sentences and voices that training never had.
 
 Set 1 says training wordings, set 2 the held-out wordings of the language model; both about names
-and numbers that training never draws. The files are fixed: `python -m galley.demo.speech.heldout`
+and numbers that training never draws. The files are fixed: `python -m recipes.speech.heldout`
 writes them again, byte for byte, and makes the recordings beside them. The sound of an item is
-made on demand (`sound`); `python -m galley.demo.speech.heldout DIR` makes all of it, with a
+made on demand (`sound`); `python -m recipes.speech.heldout DIR` makes all of it, with a
 manifest for `galley eval speech`.
 """
 
@@ -24,10 +24,10 @@ from av.audio.stream import AudioStream
 
 from galley.speech.audio import SAMPLE_RATE
 
-from ..generator import compose
-from ..vocabulary import is_held_out
-from ..wordings import HELD_OUT, TRAINING
-from . import SPEECH_DATA_DIR
+from ..assistant.generator import compose
+from ..assistant.vocabulary import is_held_out
+from ..assistant.wordings import HELD_OUT, TRAINING
+from . import CALL_DIR, DATA_DIR
 from .line import Line, draw, over
 from .pool import speak, texts
 from .sentences import SpokenSource, as_written
@@ -97,18 +97,18 @@ def sound(item: Item) -> Samples:
     return over(speech, item.line)
 
 
-def path(number: int, folder: Path = SPEECH_DATA_DIR) -> Path:
+def path(number: int, folder: Path = DATA_DIR) -> Path:
     """The file of a set."""
     return folder / f"heldout_{number}.jsonl"
 
 
-def read(number: int, folder: Path = SPEECH_DATA_DIR) -> list[Item]:
+def read(number: int, folder: Path = DATA_DIR) -> list[Item]:
     """Read a set from its file."""
     lines = path(number, folder).read_bytes().splitlines()
     return [msgspec.json.decode(line, type=Item) for line in lines]
 
 
-def write(folder: Path = SPEECH_DATA_DIR) -> None:
+def write(folder: Path = DATA_DIR) -> None:
     """Write both sets, one JSON object a line."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in SETS:
@@ -131,8 +131,8 @@ def violations(items: list[Item]) -> list[str]:
     ]
 
 
-def record(folder: Path = SPEECH_DATA_DIR) -> None:
-    """Write the recordings: some items, and a whole call.
+def record(folder: Path = DATA_DIR, call_folder: Path = CALL_DIR) -> None:
+    """Write the recordings: some items into `folder`, a whole call and its text into `call_folder`.
 
     Raises:
         SettingsError: espeak-ng is missing.
@@ -141,8 +141,10 @@ def record(folder: Path = SPEECH_DATA_DIR) -> None:
     for name, ending in FORMATS.items():
         _save(sound(items[name]), folder / f"{name}.{ending}")
     call, samples = _call()
-    _save(samples, folder / f"{CALL}.opus")
-    (folder / f"{CALL}.json").write_bytes(msgspec.json.format(msgspec.json.encode(call)) + b"\n")
+    _save(samples, call_folder / f"{CALL}.opus")
+    (call_folder / f"{CALL}.json").write_bytes(
+        msgspec.json.format(msgspec.json.encode(call)) + b"\n"
+    )
 
 
 def _call() -> tuple[Call, Samples]:

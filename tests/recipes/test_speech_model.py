@@ -17,23 +17,18 @@ from transformers.generation import LogitsProcessorList, SuppressTokensLogitsPro
 
 from galley import QualityRules, TranscribeOptions, Transcriber
 from galley.config import ExecutorName
-from galley.demo.speech.batches import ALPHABET, Batch, Draw, Maker, feed
-from galley.demo.speech.evaluate import evaluate
-from galley.demo.speech.heads import Map, choose, choose_heads, mean_error
-from galley.demo.speech.model import SpeechConfig, SpeechModel, load_checkpoint, save_checkpoint
-from galley.demo.speech.model import transcribe as torch_transcribe
-from galley.demo.speech.pool import LONGEST, Pool, Said, Utterance, encode
-from galley.demo.speech.recipe import (
-    Recipe,
-    Trainer,
-    build_tokeniser,
-    make_maker,
-    rate_factor,
-    train,
-)
-from galley.demo.speech.sentences import SpokenSource, sentence
-from galley.demo.speech.spoken import letters, spoken
-from galley.demo.speech.tokeniser import (
+from galley.speech.features import LogMel
+from recipes.assistant.tokeniser import load_tokeniser, token_id
+from recipes.assistant.wordings import TRAINING
+from recipes.speech.batches import ALPHABET, Batch, Draw, Maker, feed
+from recipes.speech.evaluate import evaluate
+from recipes.speech.heads import Map, choose, choose_heads, mean_error
+from recipes.speech.model import SpeechConfig, SpeechModel, load_checkpoint, save_checkpoint
+from recipes.speech.model import transcribe as torch_transcribe
+from recipes.speech.pool import LONGEST, Pool, Said, Utterance, encode
+from recipes.speech.sentences import SpokenSource, sentence
+from recipes.speech.spoken import letters, spoken
+from recipes.speech.tokeniser import (
     END,
     LANGUAGE,
     NO_SPEECH,
@@ -45,10 +40,15 @@ from galley.demo.speech.tokeniser import (
     time_id,
     train_tokeniser,
 )
-from galley.demo.speech.voices import RATE, Samples
-from galley.demo.tokeniser import load_tokeniser, token_id
-from galley.demo.wordings import TRAINING
-from galley.speech.features import LogMel
+from recipes.speech.train import (
+    Recipe,
+    Trainer,
+    build_tokeniser,
+    make_maker,
+    rate_factor,
+    train,
+)
+from recipes.speech.voices import RATE, Samples
 from tests.speech.recordings import encode as encode_recording
 
 SMALL = SpeechConfig(
@@ -290,9 +290,9 @@ def test_training_lowers_both_losses(work: Path) -> None:
 def test_a_run_from_nothing_leaves_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("galley.demo.speech.pool.SHARD", 12)
+    monkeypatch.setattr("recipes.speech.pool.SHARD", 12)
     few = functools.partial(evaluate, first=2)
-    monkeypatch.setattr("galley.demo.speech.recipe.evaluate", few)
+    monkeypatch.setattr("recipes.speech.train.evaluate", few)
     recipe = replace(RECIPE, steps=2, listen_every=1000)
     output, work = tmp_path / "output", tmp_path / "work"
     for steps in (2, 3):  # the second continues the first
@@ -339,7 +339,7 @@ def test_heads_are_chosen_by_how_well_they_find_sentences() -> None:
 def test_chosen_heads_are_named_in_the_checkpoint(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("galley.demo.speech.heads.ITEMS", 2)
+    monkeypatch.setattr("recipes.speech.heads.ITEMS", 2)
     torch.manual_seed(0)
     tokeniser = load_tokeniser(work)
     save_tokeniser(tokeniser, tmp_path, ROOMY.target_positions)

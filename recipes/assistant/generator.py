@@ -9,20 +9,12 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+
+from galley.demo.heldout import Message, Task
 
 from . import glossary
 from .vocabulary import INTENT_PRODUCTS, INTENTS, PRODUCTS, Source, date, queue_for
 from .wordings import HELD_OUT, TRAINING, Clauses, Wordings, clauses_of
-
-Task = Literal["ticket", "queue", "redact", "glossary", "chat"]
-
-
-class Message(TypedDict):
-    """One turn of a conversation."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
 
 
 @dataclass(frozen=True, slots=True)

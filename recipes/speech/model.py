@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..tokeniser import token_id
+from ..assistant.tokeniser import token_id
 from ..training import read_weights, write_json, write_weights
 from .tokeniser import (
     END,

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..wordings import TRAINING, Wordings
+from ..assistant.wordings import TRAINING, Wordings
 from .line import band
 from .sentences import SpokenSource, fragment, sentence
 from .spoken import letters, spoken

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from galley.speech.features import LogMel
 
-from ..tokeniser import token_id
+from ..assistant.tokeniser import token_id
 from . import line
 from .line import Line
 from .pool import Pool, Utterance

@@ -15,14 +15,15 @@ from ctranslate2.converters import TransformersConverter
 from galley import SamplingParams, Transcriber
 from galley.audio import EncoderInput
 from galley.config import EngineSettings
-from galley.demo.speech import SPEECH_DATA_DIR, SPEECH_MODEL_DIR, heldout
-from galley.demo.speech.evaluate import TARGET
-from galley.demo.speech.tokeniser import END, LANGUAGE, NO_TIMESTAMPS, START, TASK
-from galley.demo.tokeniser import load_tokeniser, token_id
+from galley.demo.speech import SPEECH_MODEL_DIR
 from galley.formats.source import BUNDLED_SPEECH
 from galley.local import LocalEngine
 from galley.service.requests import expand
 from galley.speech.evaluate import plain_text
+from recipes.assistant.tokeniser import load_tokeniser, token_id
+from recipes.speech import CALL_DIR, DATA_DIR, heldout
+from recipes.speech.evaluate import TARGET
+from recipes.speech.tokeniser import END, LANGUAGE, NO_TIMESTAMPS, START, TASK
 
 RECORDINGS = [f"{name}.{ending}" for name, ending in heldout.FORMATS.items()]
 FRAMES = 800
@@ -54,7 +55,7 @@ def galley() -> Iterator[Transcriber]:
 def test_the_same_tokens_as_ctranslate2_of_the_same_features(
     peer: faster_whisper.WhisperModel, name: str, beams: int
 ) -> None:
-    heard = peer.feature_extractor(faster_whisper.decode_audio(str(SPEECH_DATA_DIR / name)))
+    heard = peer.feature_extractor(faster_whisper.decode_audio(str(DATA_DIR / name)))
     features = np.zeros((heard.shape[0], FRAMES), np.float32)
     features[:, : heard.shape[1]] = heard[:, :FRAMES]
     tokeniser = load_tokeniser(SPEECH_MODEL_DIR)
@@ -81,7 +82,7 @@ def test_few_words_are_wrong(quantize: str) -> None:
     with Transcriber(quantize=quantize, threads=1) as transcriber:
         assert transcriber.info.kv_dtype == ("int8" if quantize == "int8" else "bfloat16")
         heard = {
-            name: transcriber.transcribe(SPEECH_DATA_DIR / f"{name}.{ending}").text()
+            name: transcriber.transcribe(DATA_DIR / f"{name}.{ending}").text()
             for name, ending in heldout.FORMATS.items()
         }
     expected = [plain_text(said[name]) for name in heard]
@@ -89,8 +90,8 @@ def test_few_words_are_wrong(quantize: str) -> None:
 
 
 def test_a_whole_call_becomes_its_text(galley: Transcriber) -> None:
-    call = msgspec.json.decode((SPEECH_DATA_DIR / "call.json").read_bytes(), type=heldout.Call)
-    segments = list(galley.transcribe(SPEECH_DATA_DIR / "call.opus"))
+    call = msgspec.json.decode((CALL_DIR / "call.json").read_bytes(), type=heldout.Call)
+    segments = list(galley.transcribe(CALL_DIR / "call.opus"))
     assert (
         jiwer.wer(plain_text(call.text), plain_text(" ".join(s.text for s in segments))) <= TARGET
     )

@@ -1,4 +1,4 @@
-"""Trains the demo model from nothing: `python -m galley.demo.recipe`.
+"""Trains the demo model from nothing: `python -m recipes.assistant.train`.
 
 The text is generated as training goes; every step's batch depends on the seed and the step alone,
 so a killed run continues from its last checkpoint as if nothing had happened.
@@ -23,9 +23,12 @@ from tokenizers import Tokenizer
 from torch import Tensor, distributed, multiprocessing
 from torch.nn import functional
 
-from . import MODEL_DIR
-from .evaluate import Answerer, Evaluation, evaluate
-from .generator import Example, Message, example, examples
+from galley.demo import MODEL_DIR
+from galley.demo.evaluate import Answerer, Evaluation, evaluate
+from galley.demo.heldout import Message
+
+from ..training import Optimisers, save_state
+from .generator import Example, example, examples
 from .model import DemoConfig, DemoModel, generate, load_checkpoint, save_checkpoint
 from .tokeniser import (
     ASSISTANT,
@@ -41,7 +44,6 @@ from .tokeniser import (
     token_id,
     train_tokeniser,
 )
-from .training import Optimisers, save_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +349,7 @@ def _report(result: Evaluation, console: Console) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line of the recipe; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m galley.demo.recipe", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m recipes.assistant.train", description=__doc__)
     default = Recipe()
     parser.add_argument("--output", type=Path, default=MODEL_DIR, help="folder of the checkpoint")
     parser.add_argument("--work", type=Path, default=Path("build/demo-model"), help="resume folder")

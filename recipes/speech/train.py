@@ -1,4 +1,4 @@
-"""Trains the speech model from nothing: `python -m galley.demo.speech.recipe`.
+"""Trains the speech model from nothing: `python -m recipes.speech.train`.
 
 First espeak-ng says the pool that training draws from; then the model learns to write what it
 hears. Noise, loudness, pitch and pauses are drawn anew each time. Every step's batch depends on the
@@ -31,12 +31,12 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from galley.demo.speech import SPEECH_MODEL_DIR
 from galley.speech.features import LogMel
 
-from ..tokeniser import load_tokeniser, token_id
+from ..assistant.tokeniser import load_tokeniser, token_id
+from ..assistant.wordings import TRAINING
 from ..training import Optimisers, save_state
-from ..wordings import TRAINING
-from . import SPEECH_MODEL_DIR
 from .batches import ALPHABET, Batch, Draw, Maker, feed
 from .evaluate import Evaluation, Transcribe, evaluate
 from .model import SpeechConfig, SpeechModel, load_checkpoint, save_checkpoint, transcribe
@@ -292,9 +292,7 @@ def _report(result: Evaluation, console: Console) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line of the recipe; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m galley.demo.speech.recipe", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m recipes.speech.train", description=__doc__)
     default = Recipe()
     parser.add_argument(
         "--output", type=Path, default=SPEECH_MODEL_DIR, help="the checkpoint's folder"

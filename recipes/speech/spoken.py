@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 
-from ..vocabulary import MONTHS, ORDINALS
+from ..assistant.vocabulary import MONTHS, ORDINALS
 
 # fmt: off
 _UNITS = (

@@ -15,9 +15,9 @@ import random
 import re
 from typing import Final
 
-from ..generator import Call, Ticket, marked
-from ..vocabulary import FIRST_NAMES, INTENTS, LAST_NAMES, ORDINALS, Source, is_held_out
-from ..wordings import Wordings
+from ..assistant.generator import Call, Ticket, marked
+from ..assistant.vocabulary import FIRST_NAMES, INTENTS, LAST_NAMES, ORDINALS, Source, is_held_out
+from ..assistant.wordings import Wordings
 
 FIRST: Final = tuple(name for name in FIRST_NAMES if name.isascii())
 LAST: Final = tuple(name for name in LAST_NAMES if name.isascii())

@@ -13,7 +13,7 @@ from typing import Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ..tokeniser import token_id
+from ..assistant.tokeniser import token_id
 
 END: Final = "<|endoftext|>"
 START: Final = "<|startoftranscript|>"

@@ -1,4 +1,4 @@
-"""Which heads of the trained model follow the speech: `python -m galley.demo.speech.heads [DIR]`.
+"""Which heads of the trained model follow the speech: `python -m recipes.speech.heads [DIR]`.
 
 Times of words are found by these heads (`alignment_heads` in generation_config.json). They are
 chosen by how well they find where sentences begin and end, which is known of speech that is made here.
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from galley.audio import EncoderInput
 from galley.config import EngineSettings
+from galley.demo.speech import SPEECH_MODEL_DIR
 from galley.formats.json_file import read_json
 from galley.local import LocalEngine
 from galley.service.requests import expand
@@ -27,9 +28,9 @@ from galley.speech.features import LogMel
 from galley.speech.tokens import SpeechTokens
 from galley.text.tokenizer import Tokenizer
 
+from ..assistant.wordings import TRAINING
 from ..training import write_json
-from ..wordings import TRAINING
-from . import SPEECH_MODEL_DIR, line
+from . import line
 from .pool import speak, texts
 from .sentences import SpokenSource
 from .voices import Samples, draw
