@@ -18,6 +18,16 @@
         ``EngineFailed``        the engine could not start, or died again and again
 """
 
+from typing import Final
+
+DISTRIBUTION: Final = "galley-inference"
+"""Galley's name on the package index, where ``galley`` is another project's."""
+
+
+def pip_install(extra: str) -> str:
+    """The command that installs Galley with an extra, to say in an error."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
 
 class GalleyError(Exception):
     """Base of the tree; the message says what happened, which value, and what to do."""

@@ -82,7 +82,7 @@ def test_what_would_overwrite_another_transcript_is_refused(whisper: Path, short
 def test_without_the_extra_it_is_said_how_to_get_it(short: Path, tmp_path: Path) -> None:
     done = galley("transcribe", short, environ=without(tmp_path, "soxr"))
     assert done.returncode == 2
-    assert "pip install 'galley[speech]'" in done.stderr
+    assert "pip install 'galley-inference[speech]'" in done.stderr
 
 
 def test_a_manifest_is_scored(whisper: Path, short: Path, tmp_path: Path) -> None:

@@ -69,7 +69,9 @@ def test_the_native_executor_by_name_is_an_error_where_it_is_missing(
 
 @pytest.mark.usefixtures("no_torch")
 def test_the_reference_executor_says_what_it_needs(checkpoint: CheckpointMaker) -> None:
-    with pytest.raises(SettingsError, match=r"'reference' needs torch.*pip install 'galley\[torch"):
+    with pytest.raises(
+        SettingsError, match=r"'reference' needs torch.*'galley-inference\[torch\]'"
+    ):
         LLM(checkpoint("llama"), executor="reference")
     with pytest.raises(SettingsError, match=r"'reference' needs torch"):
         LLM(checkpoint("llama"), device="cuda")
@@ -77,7 +79,7 @@ def test_the_reference_executor_says_what_it_needs(checkpoint: CheckpointMaker) 
 
 @pytest.mark.usefixtures("no_native", "no_torch")
 def test_with_neither_the_error_says_what_to_install(checkpoint: CheckpointMaker) -> None:
-    with pytest.raises(SettingsError, match=r"no executor.*a wheel.*Or.*galley\[torch\]"):
+    with pytest.raises(SettingsError, match=r"no executor.*a wheel.*Or.*galley-inference\[torch\]"):
         LLM(checkpoint("llama"))
 
 
@@ -103,7 +105,7 @@ def test_a_server_without_any_executor_does_not_start(
     )
     assert done.returncode == 1
     assert "cannot start: no executor runs here" in done.stderr
-    assert "galley[torch]" in done.stderr
+    assert "galley-inference[torch]" in done.stderr
 
 
 def in_bf16(source: Path, target: Path, *, keep_head: bool = False) -> Path:

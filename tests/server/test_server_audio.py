@@ -319,4 +319,4 @@ def test_a_server_without_the_extra_says_how_to_get_it(
     ):
         answer = client.post(TRANSCRIPTIONS, files={"file": ("a.wav", speech)})
     assert answer.status_code == 501
-    assert "pip install 'galley[speech]'" in answer.json()["error"]["message"]
+    assert "pip install 'galley-inference[speech]'" in answer.json()["error"]["message"]

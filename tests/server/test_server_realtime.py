@@ -446,7 +446,7 @@ def test_a_server_without_the_extra_says_how_to_get_it(hearing: Path, tmp_path: 
                 headers={"Connection": "Upgrade", "Upgrade": "websocket"},
             )
         assert answer.status_code == 501
-        assert "pip install 'galley[speech]'" in answer.json()["error"]["message"]
+        assert "pip install 'galley-inference[speech]'" in answer.json()["error"]["message"]
 
 
 # How it ends.

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from galley.errors import SettingsError
+from galley.errors import DISTRIBUTION, SettingsError, pip_install
 from galley.formats.checkpoint import Checkpoint
 from galley.formats.weights import Weights
 from galley.graph.program import Program
@@ -211,11 +211,9 @@ EXECUTORS: Final[Mapping[str, Entry]] = {
         "galley.ops.cpu",
         "CpuExecutor",
         "galley._native",
-        "install galley from a wheel for this machine, or from source with a C++17 compiler",
+        f"install {DISTRIBUTION} from a wheel for this machine, or from source with a C++17 compiler",
     ),
-    "reference": Entry(
-        "galley.ops.reference", "ReferenceExecutor", "torch", "pip install 'galley[torch]'"
-    ),
+    "reference": Entry("galley.ops.reference", "ReferenceExecutor", "torch", pip_install("torch")),
 }
 """By name. A module is imported only when it is asked for."""
 

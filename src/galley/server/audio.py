@@ -93,7 +93,7 @@ async def _answer(
 
 
 def require_extra() -> None:
-    """Raises HTTPError 501 if a package of ``galley[speech]`` is missing. Imports a lot the first time."""
+    """Raises HTTPError 501 if a package of the extra ``speech`` is missing. Slow the first time."""
     from galley import speech
 
     try:

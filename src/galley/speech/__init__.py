@@ -1,23 +1,22 @@
 """From a recording to text: decoding, features, speech detection, windows, captions.
 
-Needs the extra ``galley[speech]``; nothing of it is imported before it is used.
+Needs the extra ``speech``; nothing of it is imported before it is used.
 """
 
 import importlib
 from typing import Final
 
-from galley.errors import SettingsError
+from galley.errors import SettingsError, pip_install
 
 _NEEDED: Final = ("av", "jiwer", "onnxruntime", "python_multipart", "soxr", "websockets")
 
 
 def require_extra() -> None:
-    """Raises SettingsError if a package of ``galley[speech]`` cannot be imported."""
+    """Raises SettingsError if a package of the extra ``speech`` cannot be imported."""
     for name in _NEEDED:
         try:
             importlib.import_module(name)
         except ImportError as error:
             raise SettingsError(
-                f"speech needs {name}, which cannot be imported ({error}): "
-                "pip install 'galley[speech]'"
+                f"speech needs {name}, which cannot be imported ({error}): {pip_install('speech')}"
             ) from error
