@@ -99,7 +99,7 @@ class Maker:
     def __init__(self, pool: Pool, tokeniser: Tokenizer, draw: Draw, window_seconds: int) -> None:
         self.pool, self.tokeniser, self.draw = pool, tokeniser, draw
         self.window_frames = 100 * window_seconds
-        self._mels = LogMel(window_seconds=window_seconds, pad=False)
+        self._mels = LogMel(chunk_seconds=window_seconds, pad=False)
         told = [(u, s, p) for s, shard in enumerate(pool.utterances) for p, u in enumerate(shard)]
         told.sort(key=lambda item: item[0].samples)
         self._places = [(shard, place) for _, shard, place in told]
@@ -137,7 +137,7 @@ class Maker:
                     way.snr, way.colour, way.gain, 4 * way.before, 8 * way.after, 1.0, way.seed
                 )
         samples = line.over(speech, way)
-        if len(samples) > self._mels.window_samples:
+        if len(samples) > self._mels.chunk_samples:
             return None
         features = self._mels(samples)
         if masked and self.draw.augment:

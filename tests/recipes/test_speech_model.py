@@ -196,7 +196,7 @@ def test_transformers_computes_the_same(checkpoint: Path) -> None:
     model, tokeniser = load_checkpoint(checkpoint), load_tokeniser(checkpoint)
     samples = noise(3.3)
     features = processor(samples, sampling_rate=16_000, return_tensors="pt").input_features
-    own = torch.from_numpy(LogMel(window_seconds=8)(samples))[None]
+    own = torch.from_numpy(LogMel(chunk_seconds=8)(samples))[None]
     assert torch.allclose(features.transpose(1, 2), own, atol=1e-4)
     prompt = [token_id(tokeniser, name) for name in PROMPT]
     ids = torch.tensor([[*prompt, 5, 300, 77]])
@@ -230,7 +230,7 @@ def test_galley_writes_what_transformers_writes(
     tokeniser = load_tokeniser(checkpoint)
     samples = noise(5)
     prompt = [token_id(tokeniser, name) for name in PROMPT]
-    features = torch.from_numpy(LogMel(window_seconds=8)(samples).T.copy())[None]
+    features = torch.from_numpy(LogMel(chunk_seconds=8)(samples).T.copy())[None]
     config = truth.generation_config
     with torch.inference_mode():
         generated = GenerationMixin.generate(

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galley.speech.agreement import Agreement, heard_in, split
+from galley.speech.agreement import LocalAgreement, align_head, split
 
 
-def heard(*texts: str, language: str = "en") -> tuple[list[str], Agreement]:
+def heard(*texts: str, language: str = "en") -> tuple[list[str], LocalAgreement]:
     """What each transcript made final."""
-    agreement = Agreement()
-    return [agreement.hear(text, language) for text in texts], agreement
+    agreement = LocalAgreement()
+    return [agreement.update(text, language) for text in texts], agreement
 
 
 def test_two_in_a_row_make_it_final() -> None:
@@ -22,7 +22,7 @@ def test_two_in_a_row_make_it_final() -> None:
 def test_a_mark_at_the_end_stays_open() -> None:
     told, agreement = heard(" It drops.", " It drops.", " It drops, often.", " It drops, often.")
     assert told == ["", " It drops", "", ", often"]
-    assert agreement.close(" It drops, often. ") == "."
+    assert agreement.finish(" It drops, often. ") == "."
 
 
 def test_a_number_grows_in_place() -> None:
@@ -34,11 +34,11 @@ def test_a_number_grows_in_place() -> None:
 
 
 def test_doubt_breaks_the_row() -> None:
-    agreement = Agreement()
-    agreement.hear(" one", "en")
-    agreement.doubt()
-    assert agreement.hear(" one", "en") == ""
-    assert agreement.hear(" one", "en") == " one"
+    agreement = LocalAgreement()
+    agreement.update(" one", "en")
+    agreement.reject()
+    assert agreement.update(" one", "en") == ""
+    assert agreement.update(" one", "en") == " one"
 
 
 def test_without_spaces_a_character_is_a_word() -> None:
@@ -51,10 +51,10 @@ TAILS = st.text("ab ,.1é-", max_size=12)
 
 @given(st.lists(TAILS, min_size=1, max_size=8), st.sampled_from(["en", "ja"]))
 def test_final_text_only_grows(tails: list[str], language: str) -> None:
-    agreement, joined, before = Agreement(), "", ""
+    agreement, joined, before = LocalAgreement(), "", ""
     for tail in tails:
         text = agreement.final + tail
-        agreed = agreement.hear(text, language)
+        agreed = agreement.update(text, language)
         joined += agreed
         assert joined == agreement.final
         assert text.startswith(agreement.final)
@@ -62,7 +62,7 @@ def test_final_text_only_grows(tails: list[str], language: str) -> None:
             assert before.startswith(agreement.final)
         assert text.startswith(agreement.final + agreement.interim)
         before = text
-    joined += agreement.close(agreement.final + agreement.interim)
+    joined += agreement.finish(agreement.final + agreement.interim)
     assert joined == agreement.final
 
 
@@ -88,4 +88,4 @@ def test_pieces_joined_are_the_text(text: str, language: str) -> None:
 def test_a_head_ends_somewhere_in_the_text(
     head: str, final: str, expected: tuple[int, int]
 ) -> None:
-    assert heard_in(split(head, "en"), split(final, "en")) == expected
+    assert align_head(split(head, "en"), split(final, "en")) == expected

@@ -27,7 +27,7 @@ from galley.speech.live_events import (
     SpeechStopped,
 )
 from galley.speech.options import LiveOptions, QualityRules
-from galley.speech.spans import FRAME
+from galley.speech.segmenter import VAD_FRAME
 from galley.speech.tokens import SpeechTokens
 from galley.speech.transcribe import LiveTranscription
 from galley.text.tokenizer import Tokenizer
@@ -56,7 +56,7 @@ class Places(LogMel):
     """Features that say where in the stream a window lies: its samples are their own places."""
 
     def __init__(self) -> None:
-        self.window_samples = WINDOW
+        self.chunk_samples = WINDOW
 
     def __call__(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         assert 0 < len(samples) <= WINDOW
@@ -74,8 +74,8 @@ class Said:
     def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         frames = []
         end = int(samples[-1]) + 1 if len(samples) else self.position
-        while self.position + FRAME <= end:
-            first, beyond = self.position, self.position + FRAME
+        while self.position + VAD_FRAME <= end:
+            first, beyond = self.position, self.position + VAD_FRAME
             heard = any(word.start < beyond and first < word.end for word in self.words)
             frames.append(0.9 if heard else 0.1)
             self.position = beyond
@@ -166,7 +166,7 @@ class Driver:
         if self._running is None and (asked := self.session.request()) is not None:
             self._running, self._left = asked, self.delay
         self.events += self.session.events()
-        self.most_held = max(self.most_held, self.session.held)
+        self.most_held = max(self.most_held, self.session.buffered_samples)
 
     def of(self, *kinds: type[LiveEvent]) -> list[LiveEvent]:
         return [event for event in self.events if isinstance(event, kinds)]
@@ -233,7 +233,7 @@ def test_silence_costs_nothing_and_is_not_kept(tokenizer: Tokenizer) -> None:
 
 
 def test_a_click_is_no_turn(tokenizer: Tokenizer) -> None:
-    driver = Driver(tokenizer, [Word("x", RATE, RATE + FRAME)])
+    driver = Driver(tokenizer, [Word("x", RATE, RATE + VAD_FRAME)])
     driver.play(4)
     assert not driver.listener.asked
     assert not driver.events

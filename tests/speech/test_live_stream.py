@@ -14,7 +14,7 @@ from galley.speech.live import LiveSession
 from galley.speech.live_events import Completed, LiveEvent
 from galley.speech.live_stream import LiveStream
 from galley.speech.options import LiveOptions
-from galley.speech.spans import FRAME
+from galley.speech.segmenter import VAD_FRAME
 from galley.speech.tokens import SpeechTokens
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineRequest, Output
@@ -36,7 +36,7 @@ class Talk:
     """A detector that hears somebody all the time."""
 
     def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        return np.full(len(samples) // FRAME, 0.9, np.float32)
+        return np.full(len(samples) // VAD_FRAME, 0.9, np.float32)
 
     def finish(self) -> NDArray[np.float32]:
         return np.empty(0, np.float32)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galley.errors import RequestError
-from galley.speech.attempts import Attempt
+from galley.speech.fallback import Attempt
 from galley.speech.options import QualityRules, TranscribeOptions
 
 

@@ -1,4 +1,4 @@
-"""A recording's windows go through an engine that says what it is told, and come out as its transcript."""
+"""A recording's chunks go through an engine that says what it is told, and come out as its transcript."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,13 +9,13 @@ import pytest
 
 from galley.audio import SpeechInfo
 from galley.errors import EngineError, ModelError, RequestError
-from galley.speech.attempts import compression_ratio
+from galley.speech.chunks import AudioChunk
+from galley.speech.fallback import compression_ratio
 from galley.speech.options import QualityRules, TranscribeOptions
 from galley.speech.results import Segment
+from galley.speech.segmenter import SpeechSegment
 from galley.speech.session import Session
-from galley.speech.spans import Span
 from galley.speech.tokens import SpeechTokens
-from galley.speech.windows import Window
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineRequest, ModelInfo, Output, SamplingDefaults, StepCosts
 from tests.speech import tiny
@@ -69,18 +69,18 @@ class Driver:
         tokenizer: Tokenizer,
         options: TranscribeOptions,
         answer: Answer,
-        room: int = 8,
+        max_chunks: int = 8,
         info: ModelInfo | None = None,
     ) -> None:
         tokens = SpeechTokens(info or model_info(), tokenizer)
-        self.session = Session(tokens, options, "r", room=room)
+        self.session = Session(tokens, options, "r", max_chunks=max_chunks)
         self.answer = answer
         self.asked: list[EngineRequest] = []
 
-    def run(self, windows: list[Window]) -> list[Segment]:
-        for window in windows:
-            mark = np.full((4, tiny.MELS), window.spans[0].start, np.float32)
-            self.session.add(window, mark)
+    def run(self, chunks: list[AudioChunk]) -> list[Segment]:
+        for chunk in chunks:
+            mark = np.full((4, tiny.MELS), chunk.segments[0].start, np.float32)
+            self.session.add(chunk, mark)
         self.session.end()
         segments = self.session.segments()
         while not self.session.idle:
@@ -93,13 +93,13 @@ class Driver:
         return segments
 
 
-def window(start: float, end: float, overlap: float = 0.0) -> Window:
-    span = Span(round(start * RATE), round(end * RATE), round(overlap * RATE))
-    return Window((span,), np.zeros(span.end - span.start, np.float32))
+def chunk(start: float, end: float, overlap: float = 0.0) -> AudioChunk:
+    segment = SpeechSegment(round(start * RATE), round(end * RATE), round(overlap * RATE))
+    return AudioChunk((segment,), np.zeros(segment.end - segment.start, np.float32))
 
 
 def place(request: EngineRequest) -> float:
-    """Where in the recording the window starts, in seconds."""
+    """Where in the recording the chunk starts, in seconds."""
     assert request.encoder_input is not None
     return float(np.frombuffer(request.encoder_input.data, "<f4")[0]) / RATE
 
@@ -140,7 +140,7 @@ def test_windows_become_segments_in_order_with_the_recordings_times(tokenizer: T
         return to(request, said)
 
     driver = Driver(tokenizer, ENGLISH, answer)
-    segments = driver.run([window(start, start + 4) for start in texts])
+    segments = driver.run([chunk(start, start + 4) for start in texts])
     assert [(s.id, s.start, s.end, s.text) for s in segments] == [
         (0, 0.0, 1.0, " one"), (1, 1.0, 2.0, " more"),
         (2, 10.0, 11.0, " two"), (3, 11.0, 12.0, " more"),
@@ -159,7 +159,7 @@ def test_words_of_two_windows_stay_apart_whatever_the_model_begins_with(
         return to(request, says(tokenizer, 0.0, "two" if place(request) else "one", 1.0))
 
     driver = Driver(tokenizer, TranscribeOptions(language=language), answer)
-    assert [segment.text for segment in driver.run([window(0, 4), window(10, 14)])] == texts
+    assert [segment.text for segment in driver.run([chunk(0, 4), chunk(10, 14)])] == texts
 
 
 def test_a_request_is_what_whisper_expects(tokenizer: Tokenizer) -> None:
@@ -168,7 +168,7 @@ def test_a_request_is_what_whisper_expects(tokenizer: Tokenizer) -> None:
         TranscribeOptions(language="de", task="translate", prompt="Kowalska"),
         lambda request: to(request, says(tokenizer, 0.0, " x", 1.0)),
     )
-    driver.run([window(0, 4)])
+    driver.run([chunk(0, 4)])
     [request] = driver.asked
     previous = [token_id("<|startofprev|>"), *tokenizer.encode_plain(" Kowalska")]
     assert request.prompt == [*previous, SOT, DE, token_id("<|translate|>")]
@@ -189,7 +189,7 @@ def test_without_timestamps_a_window_is_a_segment(tokenizer: Tokenizer) -> None:
         TranscribeOptions(language="en", timestamps=False),
         lambda request: to(request, says(tokenizer, " hello you")),
     )
-    [segment] = driver.run([window(5, 8)])
+    [segment] = driver.run([chunk(5, 8)])
     assert (segment.start, segment.end, segment.text) == (5.0, 8.0, " hello you")
     assert driver.asked[0].prompt[-1] == token_id("<|notimestamps|>")
     assert driver.asked[0].sampling.timestamps is None
@@ -204,7 +204,7 @@ def test_the_language_is_detected_in_the_first_window_and_nothing_else_is_asked_
         return to(request, says(tokenizer, 0.0, " ja", 1.0))
 
     driver = Driver(tokenizer, TranscribeOptions(), answer)
-    assert len(driver.run([window(0, 4), window(10, 14)])) == 2
+    assert len(driver.run([chunk(0, 4), chunk(10, 14)])) == 2
     assert driver.session.language == "de"
     first, *others = driver.asked
     assert first.prompt == [SOT]
@@ -224,7 +224,7 @@ def test_a_bad_transcript_is_tried_again_hotter(tokenizer: Tokenizer) -> None:
     driver = Driver(
         tokenizer, ENGLISH, lambda r: to(r, bad.get(r.sampling.temperature or 0.0, good))
     )
-    [segment] = driver.run([window(0, 4)])
+    [segment] = driver.run([chunk(0, 4)])
     assert (segment.text, segment.temperature) == (" good", 0.4)
     assert [request.sampling.temperature for request in driver.asked] == [0.0, 0.2, 0.4]
     assert [request.sampling.num_beams for request in driver.asked] == [5, 1, 1]
@@ -244,7 +244,7 @@ def test_if_no_transcript_is_good_the_likeliest_that_does_not_repeat_is_taken(
     }
     options = TranscribeOptions(language="en", rules=QualityRules(temperatures=(0.0, 0.5, 1.0)))
     driver = Driver(tokenizer, options, lambda r: to(r, bad[r.sampling.temperature or 0.0]))
-    [segment] = driver.run([window(0, 4)])
+    [segment] = driver.run([chunk(0, 4)])
     assert segment.text == " likelier"
 
 
@@ -254,7 +254,7 @@ def test_silence_has_no_text(tokenizer: Tokenizer) -> None:
         ENGLISH,
         lambda r: to(r, says(tokenizer, 0.0, " thanks", 1.0, score=-2.0, silence=0.9)),
     )
-    assert driver.run([window(0, 4)]) == []
+    assert driver.run([chunk(0, 4)]) == []
     assert len(driver.asked) == 1
 
 
@@ -264,7 +264,7 @@ def test_overlapping_windows_are_joined(tokenizer: Tokenizer) -> None:
         3.0: says(tokenizer, 0.0, " ur five six seven", 4.0),
     }
     driver = Driver(tokenizer, ENGLISH, lambda r: to(r, texts[place(r)]))
-    segments = driver.run([window(0, 4), window(3, 7, overlap=1.0)])
+    segments = driver.run([chunk(0, 4), chunk(3, 7, overlap=1.0)])
     # They agree on nothing but the time; words that were cut in half are left out.
     assert "".join(segment.text for segment in segments) == " one two three four five six seven"
     for segment in segments:
@@ -279,7 +279,7 @@ def test_what_is_translated_is_joined_at_words_of_english(tokenizer: Tokenizer) 
     }
     options = TranscribeOptions(language="zh", task="translate")
     driver = Driver(tokenizer, options, lambda r: to(r, texts[place(r)]))
-    segments = driver.run([window(0, 4), window(3, 7, overlap=1.0)])
+    segments = driver.run([chunk(0, 4), chunk(3, 7, overlap=1.0)])
     written = "".join(segment.text for segment in segments).split()
     assert set(written) <= {"the", "quick", "brown", "fox", "jumps", "over"}
     assert {"the", "quick", "jumps", "over"} <= set(written)
@@ -293,7 +293,7 @@ def test_text_conditions_what_comes_after_if_asked_for(tokenizer: Tokenizer) -> 
         language="en", prompt="names", rules=QualityRules(condition_on_previous_text=True)
     )
     driver = Driver(tokenizer, options, answer)
-    driver.run([window(0, 4), window(10, 14), window(20, 24)])
+    driver.run([chunk(0, 4), chunk(10, 14), chunk(20, 24)])
     prompts = [tokenizer.decode(request.prompt) for request in driver.asked]
     assert prompts == [" names", " names at 0", " names at 0 at 10"]
 
@@ -304,20 +304,22 @@ def test_hot_text_conditions_nothing(tokenizer: Tokenizer) -> None:
         rules=QualityRules(condition_on_previous_text=True, temperatures=(0.8,)),
     )
     driver = Driver(tokenizer, options, lambda r: to(r, says(tokenizer, 0.0, " hm", 1.0)))
-    driver.run([window(0, 4), window(10, 14)])
+    driver.run([chunk(0, 4), chunk(10, 14)])
     assert driver.asked[1].prompt[0] == SOT
 
 
 def test_segments_come_as_soon_as_they_are_certain(tokenizer: Tokenizer) -> None:
-    driver = Driver(tokenizer, ENGLISH, lambda r: to(r, says(tokenizer, 0.0, " x", 1.0)), room=2)
+    driver = Driver(
+        tokenizer, ENGLISH, lambda r: to(r, says(tokenizer, 0.0, " x", 1.0)), max_chunks=2
+    )
     session = driver.session
     features = np.zeros((4, tiny.MELS), np.float32)
-    session.add(window(0, 4), features)
+    session.add(chunk(0, 4), features)
     assert session.has_room
     [request] = session.requests()
     session.take(driver.answer(request))
-    assert session.segments() == []  # the next window may overlap this one
-    session.add(window(10, 14), features)
+    assert session.segments() == []  # the next chunk may overlap this one
+    session.add(chunk(10, 14), features)
     assert not session.has_room
     assert [segment.start for segment in session.segments()] == [0.0]
     assert session.has_room
@@ -330,7 +332,7 @@ def test_an_engine_that_gives_up_is_an_error(tokenizer: Tokenizer) -> None:
         lambda r: Output(request_id=r.id, finish_reason="error", error="out of luck"),
     )
     with pytest.raises(EngineError, match="out of luck"):
-        driver.run([window(0, 4)])
+        driver.run([chunk(0, 4)])
 
 
 def test_what_the_model_does_not_know_is_refused(tokenizer: Tokenizer) -> None:
@@ -344,7 +346,7 @@ def test_what_the_model_does_not_know_is_refused(tokenizer: Tokenizer) -> None:
         SpeechTokens(text_model, tokenizer)
 
 
-def pieces_cases() -> Iterator[tuple[list[str | float], list[tuple[float, float, str]]]]:
+def segment_cases() -> Iterator[tuple[list[str | float], list[tuple[float, float, str]]]]:
     """(what the model says, what it means); after openai/whisper's transcribe.py."""
     yield [0.0, " a", 1.0, 1.0, " b", 2.0], [(0.0, 1.0, " a"), (1.0, 2.0, " b")]
     yield [0.0, " a", 1.0, 1.4, " b"], [(0.0, 1.0, " a"), (1.4, 3.0, " b")]
@@ -354,17 +356,17 @@ def pieces_cases() -> Iterator[tuple[list[str | float], list[tuple[float, float,
     yield [0.0], []
 
 
-@pytest.mark.parametrize(("said", "meant"), list(pieces_cases()))
+@pytest.mark.parametrize(("said", "meant"), list(segment_cases()))
 def test_timestamps_part_segments(
     said: list[str | float], meant: list[tuple[float, float, str]], tokenizer: Tokenizer
 ) -> None:
     tokens = SpeechTokens(model_info(), tokenizer)
     output = says(tokenizer, *said)
     scores = [-0.01 * place for place in range(len(output.tokens))]
-    found = list(tokens.pieces(output.tokens, scores, 3.0))
+    found = list(tokens.segments(output.tokens, scores, 3.0))
     assert [(round(p.start, 3), p.end, tokenizer.decode(p.tokens)) for p in found] == meant
-    for piece in found:
-        for token, score in zip(piece.tokens, piece.scores, strict=True):
+    for segment in found:
+        for token, score in zip(segment.tokens, segment.scores, strict=True):
             assert output.tokens[scores.index(score)] == token
 
 

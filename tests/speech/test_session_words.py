@@ -1,4 +1,4 @@
-"""Word times of a recording: one more request a window, and the recording's times in any window."""
+"""Word times of a recording: one more request a chunk, and the recording's times in any chunk."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ import pytest
 
 from galley.audio import Alignment
 from galley.errors import RequestError
+from galley.speech.chunks import AudioChunk
 from galley.speech.options import QualityRules, TranscribeOptions
 from galley.speech.results import Segment, Word
-from galley.speech.spans import Span
-from galley.speech.spelling import spell
-from galley.speech.windows import Window
+from galley.speech.segmenter import SpeechSegment
+from galley.speech.word_tokens import split_to_word_tokens
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineRequest, Output
 from tests.speech.test_session import (
@@ -23,12 +23,12 @@ from tests.speech.test_session import (
     SOT,
     Answer,
     Driver,
+    chunk,
     model_info,
     place,
     says,
     to,
     tokenizer,
-    window,
 )
 from tests.speech.tiny import token_id
 
@@ -39,11 +39,11 @@ ROWS = 200
 
 
 def heard(request: EngineRequest, tokenizer: Tokenizer, ends: Sequence[float]) -> Output:
-    """The engine's answer to an alignment of words that end so many seconds into the window."""
+    """The engine's answer to an alignment of words that end so many seconds into the chunk."""
     text = request.prompt[len(START) : -1]
     weights = np.full((len(request.prompt), 1, ROWS), 0.001, np.float32)
     row, begin = len(START) - 1, 0.0
-    for word, end in zip(spell(text, tokenizer, "en"), ends, strict=True):
+    for word, end in zip(split_to_word_tokens(text, tokenizer, "en"), ends, strict=True):
         for token in range(word.tokens):
             share = (end - begin) / word.tokens
             first = round(50 * (begin + token * share))
@@ -60,7 +60,7 @@ def heard(request: EngineRequest, tokenizer: Tokenizer, ends: Sequence[float]) -
 def answering(
     tokenizer: Tokenizer, texts: Mapping[float, Output], ends: Mapping[float, Sequence[float]]
 ) -> Answer:
-    """``texts`` and ``ends`` of words by where the window starts."""
+    """``texts`` and ``ends`` of words by where the chunk starts."""
 
     def answer(request: EngineRequest) -> Output:
         if request.sampling.alignment:
@@ -95,7 +95,7 @@ def test_words_have_the_recordings_times(tokenizer: Tokenizer) -> None:
     }
     ends = {0.0: (0.3, 0.9, 1.5), 10.0: (0.8, 0.9)}
     driver = Driver(tokenizer, WORDS, answering(tokenizer, texts, ends))
-    segments = driver.run([window(0, 4), window(10, 14)])
+    segments = driver.run([chunk(0, 4), chunk(10, 14)])
     assert [told(segment) for segment in segments] == [
         [(" one", 0.0, 0.3), (" two", 0.3, 0.9)],
         [(" more", 0.9, 1.5)],
@@ -108,13 +108,13 @@ def test_words_have_the_recordings_times(tokenizer: Tokenizer) -> None:
 
 
 def test_one_request_more_a_window(tokenizer: Tokenizer) -> None:
-    """Over the same window, without what was said before."""
+    """Over the same chunk, without what was said before."""
     texts = {start: says(tokenizer, 0.0, f" at {start:.0f}", 1.0) for start in (0.0, 10.0)}
     rules = QualityRules(condition_on_previous_text=True)
     options = TranscribeOptions(language="en", word_timestamps=True, prompt="names", rules=rules)
     ends = dict.fromkeys(texts, (0.3, 0.9))
     driver = Driver(tokenizer, options, answering(tokenizer, texts, ends))
-    driver.run([window(0, 4), window(10, 14)])
+    driver.run([chunk(0, 4), chunk(10, 14)])
     asked = {(place(r), r.sampling.alignment): r for r in driver.asked}
     assert len(asked) == len(driver.asked) == 4
     for start in texts:
@@ -122,23 +122,23 @@ def test_one_request_more_a_window(tokenizer: Tokenizer) -> None:
         said = tokenizer.encode_plain(f" at {start:.0f}")
         assert words.prompt == [*START, *said, EOT]
         assert (words.sampling.max_tokens, words.encoder_input) == (0, text.encoder_input)
-    # What conditions the next window is the text: it does not wait for times.
+    # What conditions the next chunk is the text: it does not wait for times.
     assert [r.sampling.alignment for r in driver.asked] == [False, True, False, True]
 
 
 def test_silence_is_not_aligned(tokenizer: Tokenizer) -> None:
     silent = says(tokenizer, 0.0, " thanks", 1.0, score=-2.0, silence=0.9)
     driver = Driver(tokenizer, WORDS, lambda r: to(r, silent))
-    assert driver.run([window(0, 4)]) == []
+    assert driver.run([chunk(0, 4)]) == []
     assert len(driver.asked) == 1
 
 
 def test_no_word_lies_in_a_silence_that_was_left_out(tokenizer: Tokenizer) -> None:
-    spans = (Span(1 * RATE, 3 * RATE), Span(30 * RATE, 32 * RATE))
-    joined = Window(spans, np.zeros(4 * RATE, np.float32))
+    segments = (SpeechSegment(1 * RATE, 3 * RATE), SpeechSegment(30 * RATE, 32 * RATE))
+    joined = AudioChunk(segments, np.zeros(4 * RATE, np.float32))
     texts = {1.0: says(tokenizer, 0.0, " one two three four", 4.0)}
     for ends, expected in (
-        # The third word begins a little before the second span, or ends a little after the first.
+        # The third word begins a little before the second segment, or ends a little after the first.
         ((0.5, 1.8, 2.6, 3.0), [(1.0, 1.5), (1.5, 2.8), (30.0, 30.6), (30.6, 31.0)]),
         ((0.5, 1.2, 2.2, 3.0), [(1.0, 1.5), (1.5, 2.2), (2.2, 3.0), (30.2, 31.0)]),
     ):
@@ -150,14 +150,14 @@ def test_no_word_lies_in_a_silence_that_was_left_out(tokenizer: Tokenizer) -> No
 
 def test_the_first_word_begins_with_the_speech(tokenizer: Tokenizer) -> None:
     """Not with what is kept from before it; 64 ms of that are the detector's doubt."""
-    span = Span(10 * RATE, 14 * RATE, lead=RATE // 4)
+    speech = SpeechSegment(10 * RATE, 14 * RATE, lead=RATE // 4)
     texts = {10.0: says(tokenizer, 0.0, " one two", 4.0)}
     for ends, expected in (
         ((1.0, 2.0), [(10.186, 11.0), (11.0, 12.0)]),
         ((0.1, 2.0), [(10.186, 10.186), (10.186, 12.0)]),
     ):
         driver = Driver(tokenizer, WORDS, answering(tokenizer, texts, {10.0: ends}))
-        (segment,) = driver.run([Window((span,), np.zeros(4 * RATE, np.float32))])
+        (segment,) = driver.run([AudioChunk((speech,), np.zeros(4 * RATE, np.float32))])
         assert [(start, end) for _, start, end in told(segment)] == expected
         check([segment])
 
@@ -170,7 +170,7 @@ def test_overlapping_windows_are_joined_by_the_times_of_their_words(tokenizer: T
     # Both heard "four", the second a little later: what follows it does not begin before it ends.
     ends = {0.0: (1.0, 2.0, 3.1, 3.8, 4.0), 3.0: (0.74, 1.4, 2.0)}
     driver = Driver(tokenizer, WORDS, answering(tokenizer, texts, ends))
-    segments = driver.run([window(0, 4), window(3, 7, overlap=1.0)])
+    segments = driver.run([chunk(0, 4), chunk(3, 7, overlap=1.0)])
     assert "".join(segment.text for segment in segments) == " one two three four five six"
     check(segments)
     assert told(segments[1]) == [(" five", 3.8, 4.4), (" six", 4.4, 5.0)]

@@ -26,7 +26,7 @@ from galley.speech.results import Segment
 from tests.conftest import CheckpointMaker
 from tests.speech import tiny
 from tests.speech.recordings import encode
-from tests.speech.test_windows import OPTIONS as SHORT_PAUSES
+from tests.speech.test_chunks import OPTIONS as SHORT_PAUSES
 
 CALL = Path(__file__).parent / "data" / "call.ogg"
 GREEDY = QualityRules(

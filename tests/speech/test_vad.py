@@ -7,10 +7,10 @@ import pytest
 from numpy.typing import NDArray
 
 from galley.speech.audio import Recording
+from galley.speech.chunks import chunk_audio
 from galley.speech.options import SpeechOptions
-from galley.speech.spans import FRAME, SpanFinder
+from galley.speech.segmenter import VAD_FRAME, SpeechSegmenter
 from galley.speech.vad import SpeechDetector
-from galley.speech.windows import windows
 
 CALL = Path(__file__).parent / "data" / "call.ogg"
 
@@ -49,14 +49,14 @@ def test_speech_is_where_silero_finds_it(
 ) -> None:
     stream = detector.stream()
     probabilities = np.concatenate([stream.feed(call), stream.finish()])
-    finder = SpanFinder(options, limit=10**9, overlap=0)
-    spans = finder.feed(probabilities) + finder.finish(len(call))
+    segmenter = SpeechSegmenter(options, limit=10**9, overlap=0)
+    segments = segmenter.feed(probabilities) + segmenter.finish(len(call))
     # FFmpeg's Opus decoder may differ in the last bits from one version to the next.
-    found = np.array([(span.start, span.end) for span in spans])
-    np.testing.assert_allclose(found, expected, atol=FRAME)
+    found = np.array([(segment.start, segment.end) for segment in segments])
+    np.testing.assert_allclose(found, expected, atol=VAD_FRAME)
 
 
-@pytest.mark.parametrize("block", [100, FRAME, FRAME + 1, 16_000])
+@pytest.mark.parametrize("block", [100, VAD_FRAME, VAD_FRAME + 1, 16_000])
 def test_probabilities_do_not_depend_on_the_blocks(
     block: int, detector: SpeechDetector, call: NDArray[np.float32]
 ) -> None:
@@ -64,7 +64,7 @@ def test_probabilities_do_not_depend_on_the_blocks(
     expected = np.concatenate([whole.feed(call), whole.finish()])
     found = [parts.feed(call[first : first + block]) for first in range(0, len(call), block)]
     np.testing.assert_allclose(np.concatenate([*found, parts.finish()]), expected, atol=1e-5)
-    assert len(expected) == -(-len(call) // FRAME)
+    assert len(expected) == -(-len(call) // VAD_FRAME)
 
 
 def test_streams_do_not_know_of_each_other(
@@ -82,7 +82,7 @@ def test_streams_do_not_know_of_each_other(
 def test_silence_and_noise_are_no_speech(detector: SpeechDetector) -> None:
     noise = 0.01 * np.random.default_rng(0).standard_normal(160_000).astype(np.float32)
     for sound in (noise, np.zeros_like(noise)):
-        assert list(windows([sound], 30, SpeechOptions(), detector.stream())) == []
+        assert list(chunk_audio([sound], 30, SpeechOptions(), detector.stream())) == []
 
 
 def test_no_samples_are_no_speech(detector: SpeechDetector) -> None:
@@ -92,9 +92,9 @@ def test_no_samples_are_no_speech(detector: SpeechDetector) -> None:
 
 def test_a_recording_becomes_windows_while_it_is_read(detector: SpeechDetector) -> None:
     found = list(
-        windows(
+        chunk_audio(
             Recording(CALL), 5.5, SpeechOptions(min_silence_ms=500, pad_ms=250), detector.stream()
         )
     )
-    assert [round(len(window.samples) / 16_000) for window in found] == [5, 5, 3]
-    assert sum(len(window.samples) for window in found) < 14.5 * 16_000  # of 20 s
+    assert [round(len(chunk.samples) / 16_000) for chunk in found] == [5, 5, 3]
+    assert sum(len(chunk.samples) for chunk in found) < 14.5 * 16_000  # of 20 s

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from transformers.models.whisper.tokenization_whisper import _combine_tokens_into_words
 
-from galley.speech.spelling import spell
-from galley.speech.tokens import Piece
+from galley.speech.tokens import DecodedSegment
 from galley.speech.word_times import time_words
+from galley.speech.word_tokens import split_to_word_tokens
 from galley.text.tokenizer import Tokenizer
 from tests.speech import tiny
 
@@ -41,18 +41,18 @@ def words_of_transformers(tokens: Sequence[int], tokenizer: Tokenizer, language:
     return words
 
 
-def piece(text: str, tokenizer: Tokenizer, start: float = 0.0, end: float = 60.0) -> Piece:
+def piece(text: str, tokenizer: Tokenizer, start: float = 0.0, end: float = 60.0) -> DecodedSegment:
     tokens = tuple(tokenizer.encode_plain(text))
-    return Piece(start, end, tokens, (-0.5,) * len(tokens))
+    return DecodedSegment(start, end, tokens, (-0.5,) * len(tokens))
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("text", TEXTS)
 def test_words_are_those_of_transformers(text: str, language: str, tokenizer: Tokenizer) -> None:
     said = piece(text, tokenizer)
-    spelled = spell(said.tokens, tokenizer, language)
-    assert "".join(word.text for word in spelled) == text
-    assert sum(word.tokens for word in spelled) == len(said.tokens)
+    words_and_counts = split_to_word_tokens(said.tokens, tokenizer, language)
+    assert "".join(word.text for word in words_and_counts) == text
+    assert sum(word.tokens for word in words_and_counts) == len(said.tokens)
     times = [0.1 * i for i in range(len(said.tokens) + 1)]
     (words,) = time_words([said], times, tokenizer, language)
     assert [w.text for w in words] == words_of_transformers(said.tokens, tokenizer, language)
@@ -60,12 +60,12 @@ def test_words_are_those_of_transformers(text: str, language: str, tokenizer: To
 
 def test_a_text_that_ends_in_half_a_character_keeps_its_tokens(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode_plain(" a 你")
-    whole = spell(tokens, tokenizer, "zh")
-    cut = spell(tokens[:-1], tokenizer, "zh")
+    whole = split_to_word_tokens(tokens, tokenizer, "zh")
+    cut = split_to_word_tokens(tokens[:-1], tokenizer, "zh")
     assert cut[:-1] == whole[:-1]
     assert cut[-1] == ("\ufffd", whole[-1].tokens - 1)
     special = tiny.token_id("<|nospeech|>")
-    (first, *others) = spell([special, *tokens], tokenizer, "zh")
+    (first, *others) = split_to_word_tokens([special, *tokens], tokenizer, "zh")
     assert (first.text, first.tokens) == (whole[0].text, whole[0].tokens + 1)
     assert others == whole[1:]
 
@@ -76,7 +76,9 @@ def timed(
     """``lasts``: seconds that each of the words and marks has, shared by its tokens."""
     said = piece(text, tokenizer, start, end)
     times = [0.0]
-    for (_, count), seconds in zip(spell(said.tokens, tokenizer, "en"), lasts, strict=True):
+    for (_, count), seconds in zip(
+        split_to_word_tokens(said.tokens, tokenizer, "en"), lasts, strict=True
+    ):
         times += [times[-1] + seconds * (i + 1) / count for i in range(count)]
     (words,) = time_words([said], times, tokenizer, "en")
     return [(w.text, round(w.start, 2), round(w.end, 2)) for w in words]
@@ -111,7 +113,7 @@ def test_a_segments_own_times_bound_its_words(tokenizer: Tokenizer) -> None:
 
 def test_probability_is_the_mean_of_the_tokens(tokenizer: Tokenizer) -> None:
     said = piece(" evening my", tokenizer)
-    count = spell(said.tokens, tokenizer, "en")[0].tokens
+    count = split_to_word_tokens(said.tokens, tokenizer, "en")[0].tokens
     scores = [math.log(0.2 + 0.1 * i) for i in range(len(said.tokens))]
     times = [0.1 * i for i in range(len(scores) + 1)]
     (words,) = time_words([said._replace(scores=tuple(scores))], times, tokenizer, "en")

@@ -21,15 +21,15 @@ from galley.server.sse import EventStream, while_connected
 from galley.types import Output
 
 if TYPE_CHECKING:
+    from galley.speech.chunk_source import ChunkSource
     from galley.speech.results import Info, Segment
     from galley.speech.session import Session
-    from galley.speech.source import WindowSource
 
 TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
 TRANSLATIONS: Final = "/v1/audio/translations"
 _ENDPOINTS: Final = {"transcribe": TRANSCRIPTIONS, "translate": TRANSLATIONS}
 Event: TypeAlias = Mapping[str, Any]
-_WINDOWS_AT_ONCE: Final = 8
+_CHUNKS_IN_FLIGHT: Final = 8
 """Of one recording; the engine is shared with everybody else's."""
 
 _MEDIA_TYPES: Final = {
@@ -132,14 +132,14 @@ def _begin(
         model.tokens,
         options,
         origin.request_id,
-        room=_WINDOWS_AT_ONCE,
+        max_chunks=_CHUNKS_IN_FLIGHT,
         cache_salt=cache_salt(origin.key, None),
     )
     recording = Recording(
         upload.file, name=upload.name, max_seconds=served.settings.max_audio_seconds
     )
-    windows = model.windows(recording, options)
-    return Transcript(served, session, windows, origin, endpoint)
+    chunks = model.chunks(recording, options)
+    return Transcript(served, session, chunks, origin, endpoint)
 
 
 class Transcript:
@@ -149,14 +149,14 @@ class Transcript:
         self,
         served: ServedModel,
         session: "Session",
-        windows: "WindowSource",
+        chunks: "ChunkSource",
         origin: Origin,
         endpoint: str,
     ) -> None:
         """Made by :func:`_begin`."""
         self._served = served
         self._session = session
-        self._windows = windows
+        self._chunks = chunks
         self._origin = origin
         self._endpoint = endpoint
         self._tokens = 0
@@ -192,18 +192,18 @@ class Transcript:
 
     def close(self) -> None:
         """Close the recording, if nobody has taken its first segment."""
-        self._windows.close()
+        self._chunks.close()
 
     def _info(self) -> "Info":
-        return self._windows.info(self._session.language or "")
+        return self._chunks.info(self._session.language or "")
 
     async def _segments(self) -> "AsyncGenerator[Segment, None]":
-        from galley.speech.serve import segments_of
+        from galley.speech.async_transcribe import transcribe_async
 
         engine, reason = self._served.backend().engine, "cancelled"
         try:
             async with aclosing(
-                segments_of(engine, self._session, self._windows, self._seen)
+                transcribe_async(engine, self._session, self._chunks, self._seen)
             ) as segments:
                 async for segment in segments:
                     yield segment

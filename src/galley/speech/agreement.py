@@ -1,6 +1,7 @@
-"""LocalAgreement-2 (arXiv:2307.14743): what two transcripts in a row say of a growing window is final.
+"""LocalAgreement-2 (arXiv:2307.14743): words that two consecutive partial transcripts agree on are final.
 
-Each transcript goes on from what is final already, because the decoder is given that; so it only grows.
+Both transcripts are of the same utterance, whose audio grows. The decoder is given the final text as a
+prefix, so every transcript begins with that text, and final text is never taken back.
 """
 
 import itertools
@@ -14,23 +15,27 @@ _WORD: Final = re.compile(r"\s*\w+|\s*[^\w\s]+")
 _CHARACTER: Final = re.compile(r"\s*\S")
 
 
-class Agreement:
-    """The transcripts of one window.
+class LocalAgreement:
+    """The text of one utterance's audio.
 
     Attributes:
-        final: text that will stay.
-        interim: what the last transcript has beyond it.
+        final: text that will not change.
+        interim: what the last transcript has after ``final``.
     """
 
     def __init__(self, final: str = "") -> None:
-        """``final`` is what the window is known to begin with."""
+        """``final`` is text that the audio is known to begin with."""
         self.final = final
         self.interim = ""
 
-    def hear(self, text: str, language: str) -> str:
-        """A transcript that begins with ``final``; what has become final by it.
+    def update(self, text: str, language: str) -> str:
+        """Takes the next partial transcript, and returns the text that becomes final.
 
-        Marks at the end of either transcript are left open: a full stop may become a comma.
+        Punctuation at the end of either transcript does not become final: a full stop may become a comma.
+
+        Args:
+            text: begins with ``final``.
+            language: as a code; decides what a word is.
         """
         before, now = (split(tail, language) for tail in (self.interim, text[len(self.final) :]))
         pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, now, strict=False))
@@ -42,41 +47,42 @@ class Agreement:
         self.interim = "".join(now[common:])
         return agreed
 
-    def close(self, text: str) -> str:
-        """The last transcript, which is final; what has become final by it."""
+    def finish(self, text: str) -> str:
+        """Takes the last transcript, all of which is final, and returns what follows ``final``."""
         rest = text[len(self.final) :].rstrip()
         self.final += rest
         self.interim = ""
         return rest
 
-    def doubt(self) -> None:
-        """The last transcript was not good: the next one has nothing to agree with."""
+    def reject(self) -> None:
+        """Takes note that the next transcript is missing: the one after it has nothing to agree with."""
         self.interim = ""
 
 
 def split(text: str, language: str) -> list[str]:
-    """Words and marks, with the spaces before them; in a language without spaces, characters."""
+    """Words and punctuation marks with the spaces before them; in a language without spaces, characters."""
     pattern = _CHARACTER if language in UNSPACED else _WORD
     return pattern.findall(text)
 
 
 def separator(language: str) -> str:
-    """What parts two windows' texts."""
+    """What stands between the texts of two utterances: a space, if the language has them."""
     return "" if language in UNSPACED else " "
 
 
-def heard_in(head: Sequence[str], final: Sequence[str]) -> tuple[int, int]:
-    """Where a window's head ends in the window's text.
+def align_head(head: Sequence[str], final: Sequence[str]) -> tuple[int, int]:
+    """Where the head of an utterance ends in the utterance's final text.
 
-    The head was transcribed for itself, so the two may differ in a word here and there: of all ways to say
-    where one ends in the other, that with the least edit distance is taken.
+    The head was transcribed again on its own, so the two texts may differ in some words. Of all prefixes,
+    those with the smallest edit distance are taken for the same speech.
 
     Args:
-        head: words of the head.
-        final: words of the window.
+        head: words of the head's transcript.
+        final: words that were final before.
 
     Returns:
-        ``(n, m)``: ``final[:n]`` and ``head[:m]`` are the same speech; all of one or the other is.
+        ``(n, m)``: ``final[:n]`` and ``head[:m]`` are the same speech; n is all of ``final`` or m is all of
+        ``head``.
     """
     rows = [list(range(len(final) + 1))]
     for i, word in enumerate(head, start=1):

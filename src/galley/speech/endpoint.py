@@ -1,82 +1,85 @@
-"""Where a live stream's speech starts and stops, frame by frame, by the detector's probabilities."""
+"""Endpointing of a live stream: where speech starts and ends, from the detector's frame probabilities."""
 
 from typing import Final, NamedTuple, TypeAlias
 
 from galley.speech.options import TurnOptions
-from galley.speech.spans import FRAME, SAMPLES_PER_MS
+from galley.speech.segmenter import SAMPLES_PER_MS, VAD_FRAME
 
 _MIN_SPEECH: Final = 100 * SAMPLES_PER_MS
-"""Samples; what is shorter is a click."""
+"""Samples; shorter speech is taken for a click."""
 
 
-class Started(NamedTuple):
-    """Somebody speaks, from sample ``at`` on, padding included."""
-
-    at: int
-
-
-class Stopped(NamedTuple):
-    """Nobody has spoken since sample ``at``, for as long as ends a turn."""
+class Onset(NamedTuple):
+    """Speech has started; ``at`` is the first sample to transcribe, padding included."""
 
     at: int
 
 
-Change: TypeAlias = Started | Stopped
+class Endpoint(NamedTuple):
+    """Speech has ended: silence since sample ``at`` has lasted for ``silence_duration_ms``."""
+
+    at: int
 
 
-class TurnFinder:
-    """Takes one probability after another. All places are samples of the stream.
+Boundary: TypeAlias = Onset | Endpoint
+
+
+class Endpointer:
+    """Finds onsets and endpoints, one frame after another. Positions are samples of the stream.
 
     Attributes:
         options: may be replaced between two frames.
-        position: what was looked at so far.
-        silence: where the silence began that may end what is said; None while somebody speaks, or nobody.
+        position: end of the last frame taken.
+        silence_start: where the silence began that may become an endpoint; None without speech, and while
+            somebody speaks.
     """
 
     def __init__(self, options: TurnOptions) -> None:
         self.options = options
         self.position = 0
-        self.silence: int | None = None
-        self._speech: int | None = None
-        """Where it began."""
+        self.silence_start: int | None = None
+        self._speech_start: int | None = None
         self._announced = False
+        """Whether the onset of the present speech was given out."""
         self._last_end = 0
 
     @property
     def needed_from(self) -> int:
-        """The first sample that a later start may name."""
-        known = self.position if self._speech is None or self._announced else self._speech
+        """The earliest position that an onset yet to come may have; earlier audio may be dropped."""
+        start = self._speech_start
+        known = self.position if start is None or self._announced else start
         return max(self._last_end, known - self.options.prefix_padding_ms * SAMPLES_PER_MS)
 
-    def feed(self, probability: float) -> Change | None:
-        """The next frame, and what it changes."""
-        if self._speech is None:
+    def feed(self, probability: float) -> Boundary | None:
+        """Takes the next frame's speech probability; gives the boundary that the frame makes certain."""
+        if self._speech_start is None:
             if probability >= self.options.threshold:
-                self._speech = self.position
+                self._speech_start = self.position
         elif probability >= self.options.threshold:
-            self.silence = None
-        elif probability < self.options.silence_below and self.silence is None:
-            self.silence = self.position
-        self.position += FRAME
-        return self._change()
+            self.silence_start = None
+        elif probability < self.options.silence_below and self.silence_start is None:
+            self.silence_start = self.position
+        self.position += VAD_FRAME
+        return self._boundary()
 
-    def cut(self, at: int) -> None:
-        """Whatever is said ends at a sample; what is heard after it is new."""
-        self._speech = self.silence = None
+    def reset(self, at: int) -> None:
+        """Ends the present speech, if any, at sample ``at`` without an endpoint; onsets lie after it."""
+        self._speech_start = self.silence_start = None
         self._announced = False
         self._last_end = at
 
-    def _change(self) -> Change | None:
-        if self._speech is None:
+    def _boundary(self) -> Boundary | None:
+        if self._speech_start is None:
             return None
-        if self.silence is None:
-            if self._announced or self.position - self._speech <= _MIN_SPEECH:
+        if self.silence_start is None:
+            if self._announced or self.position - self._speech_start <= _MIN_SPEECH:
                 return None
-            started = Started(self.needed_from)
+            onset = Onset(self.needed_from)
             self._announced = True
-            return started
-        if self.position - self.silence < self.options.silence_duration_ms * SAMPLES_PER_MS:
+            return onset
+        silence = self.position - self.silence_start
+        if silence < self.options.silence_duration_ms * SAMPLES_PER_MS:
             return None
-        stopped = Stopped(self.silence) if self._announced else None
-        self.cut(self.position if self._announced else self._last_end)
-        return stopped
+        endpoint = Endpoint(self.silence_start) if self._announced else None
+        self.reset(self.position if self._announced else self._last_end)
+        return endpoint

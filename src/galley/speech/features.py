@@ -34,15 +34,15 @@ class LogMel:
 
     Args:
         mels: bands; 80, or 128 since large-v3.
-        window_seconds: how long the model's windows are.
+        chunk_seconds: how long the model's windows are.
         pad: shorter ones with silence up to that, as Whisper's own checkpoints expect; else a window
             has as many frames as its samples make.
     """
 
-    def __init__(self, mels: int = 80, window_seconds: float = 30, *, pad: bool = True) -> None:
+    def __init__(self, mels: int = 80, chunk_seconds: float = 30, *, pad: bool = True) -> None:
         self.mels = mels
-        self.window_seconds = window_seconds
-        self.window_samples = round(window_seconds * SAMPLE_RATE)
+        self.chunk_seconds = chunk_seconds
+        self.chunk_samples = round(chunk_seconds * SAMPLE_RATE)
         self.pads = pad
         hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(FRAME) / FRAME)
         self._hann: NDArray[np.float32] = hann.astype(np.float32)
@@ -83,16 +83,16 @@ class LogMel:
         """Features of one window, float32 ``[frames, mels]``.
 
         Args:
-            samples: mono float32 ``[samples]``, at most ``window_samples``.
+            samples: mono float32 ``[samples]``, at most ``chunk_samples``.
 
         Raises:
             ValueError: the window is longer than the model's.
         """
-        if len(samples) > self.window_samples:
+        if len(samples) > self.chunk_samples:
             raise ValueError(
-                f"a window of {len(samples)} samples is longer than {self.window_samples}"
+                f"a window of {len(samples)} samples is longer than {self.chunk_samples}"
             )
-        length = self.window_samples if self.pads else max(len(samples), FRAME)
+        length = self.chunk_samples if self.pads else max(len(samples), FRAME)
         features = np.empty((length // HOP, self.mels), np.float32)
         heard = min(len(features), -(-(len(samples) + FRAME // 2) // HOP))
         self._powers(self._framed(samples, length)[:heard], features)

@@ -1,9 +1,10 @@
-"""One live stream's way through the engine: samples in, engine requests out, final text as soon as it is.
+"""Streaming transcription of one live stream: samples in, engine requests out, events with final text.
 
-It waits for nothing. Who drives it feeds it samples while it has room, hands its request to an engine, and
-gives it what the engine says. There is one request at a time; the next one takes all audio that came
-meanwhile. Speech is looked at again and again while it grows; what two looks in a row agree on is final.
-Silence is never looked at.
+A :class:`LiveSession` does no waiting and no I/O. Its caller feeds samples while the session has room,
+hands the session's request to an engine, and passes the engine's outputs back. At most one request is with
+the engine; the next one covers all audio that arrived meanwhile. While somebody speaks, the utterance so
+far is decoded again and again, and words that two consecutive partial transcripts agree on become final.
+Silence is never decoded.
 """
 
 import itertools
@@ -14,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from galley.errors import RequestError
-from galley.speech.agreement import Agreement, heard_in, separator, split
-from galley.speech.attempts import chosen
-from galley.speech.endpoint import Change, Started, TurnFinder
+from galley.speech.agreement import LocalAgreement, align_head, separator, split
+from galley.speech.audio_buffer import AudioBuffer
+from galley.speech.endpoint import Boundary, Endpointer, Onset
+from galley.speech.fallback import choose
 from galley.speech.features import SAMPLE_RATE, LogMel
+from galley.speech.live_decoder import LiveDecoder
 from galley.speech.live_events import (
     Committed,
     Completed,
@@ -28,32 +31,30 @@ from galley.speech.live_events import (
     SpeechStarted,
     SpeechStopped,
 )
-from galley.speech.looks import Looks
 from galley.speech.options import LiveOptions
-from galley.speech.spans import FRAME, SAMPLES_PER_MS, longest_pause
-from galley.speech.stretch import SETTLED, Look, Stretch, Turn
-from galley.speech.tape import Tape
+from galley.speech.segmenter import SAMPLES_PER_MS, VAD_FRAME, VadStream, longest_pause
 from galley.speech.tokens import SpeechTokens
-from galley.speech.windows import Probabilities
+from galley.speech.utterance import SETTLED, Decoding, Turn, Utterance
 from galley.types import EngineRequest, Output
 
 _BACKLOG: Final = 30 * SAMPLE_RATE
-"""Samples beyond a window that may wait for the engine."""
-_LEAST_COMMIT: Final = 100 * SAMPLES_PER_MS
+"""Samples beyond one encoder input that may wait for the engine."""
+_MIN_COMMIT: Final = 100 * SAMPLES_PER_MS
+"""Samples of audio that a committed turn has at least."""
 _LANGUAGE_AFTER: Final = 1 * SAMPLE_RATE
-"""Samples from which a language can be told."""
+"""Samples of an utterance from which the language can be detected."""
 
 
 class LiveSession:
-    """One stream.
+    """The state of one live stream.
 
     Args:
-        tokens: of the model.
-        features: of its windows.
-        detector: a new stream of one.
-        options: what is wanted; see :meth:`configure`.
-        request_id: unique; the engine's requests are named after it.
-        cache_salt: tenant, whose windows no other one's requests find in the cache.
+        tokens: the model's special tokens.
+        features: makes the model's encoder inputs.
+        detector: voice activity detection of this stream alone.
+        options: what the caller wants; see :meth:`configure`.
+        request_id: unique; prefix of the ids of the engine requests.
+        cache_salt: the tenant; requests of another tenant never reuse this stream's encoded audio.
 
     Raises:
         RequestError: the model does not know the language.
@@ -63,7 +64,7 @@ class LiveSession:
         self,
         tokens: SpeechTokens,
         features: LogMel,
-        detector: Probabilities,
+        detector: VadStream,
         options: LiveOptions,
         request_id: str,
         *,
@@ -72,145 +73,149 @@ class LiveSession:
         self._tokens = tokens
         self._features = features
         self._detector = detector
-        self._looks = Looks(tokens, features, request_id, cache_salt)
-        self._finder = TurnFinder(options.turns)
-        self._tape = Tape()
-        self._heard: deque[float] = deque()
-        """Probabilities of the last frames before the finder's position."""
+        self._decoder = LiveDecoder(tokens, features, request_id, cache_salt)
+        self._endpointer = Endpointer(options.turns)
+        self._audio = AudioBuffer()
+        self._probabilities: deque[float] = deque()
+        """Speech probabilities of the latest frames, up to the endpointer's position."""
         self._turn = Turn(0, 0)
         self._turns: deque[Turn] = deque([self._turn])
-        self._stretches: deque[Stretch] = deque()
-        self._open: Stretch | None = None
-        """The last stretch, while somebody speaks."""
+        self._utterances: deque[Utterance] = deque()
+        self._open: Utterance | None = None
+        """The last utterance, while somebody speaks."""
         self._context: list[int] = []
-        self._guessed = ""
+        """Tokens of final text that condition the next decoding."""
+        self._interim = ""
+        """The text of the last Interim event."""
         self._events: list[LiveEvent] = []
         self._options = options
-        self.language = self._known(options.language)
-        """A code; None until it is detected."""
+        self.language = self._language_of(options)
+        """The spoken language as a code; None until it is detected."""
         self.configure(options)
 
     def configure(self, options: LiveOptions) -> None:
-        """What is wanted from here on.
+        """Replaces the options from here on.
 
         Raises:
             RequestError: the model does not know the language.
         """
         self._tokens.check(options.language, "transcribe")
         if options.language != self._options.language:
-            self.language = self._known(options.language)
+            self.language = self._language_of(options)
         self._options = options
-        self._finder.options = options.turns
+        self._endpointer.options = options.turns
         prompt = options.prompt.strip()
-        self._prompt = self._looks.spelled(" " + prompt if prompt else "")
+        self._prompt = self._decoder.encode(" " + prompt if prompt else "")
 
-    def _known(self, language: str | None) -> str | None:
-        return language if language or self._tokens.detects_language else "en"
+    def _language_of(self, options: LiveOptions) -> str | None:
+        return options.language if options.language or self._tokens.detects_language else "en"
 
     @property
     def has_room(self) -> bool:
-        """Whether more samples are welcome, some seconds of them at a time."""
-        first = self._stretches[0].start if self._stretches else self._tape.end
-        return self._tape.end - first < self._features.window_samples + _BACKLOG
+        """Whether :meth:`feed` may be called with some more seconds of audio."""
+        first = self._utterances[0].start if self._utterances else self._audio.end
+        return self._audio.end - first < self._features.chunk_samples + _BACKLOG
 
     @property
     def idle(self) -> bool:
-        """Whether all speech is transcribed, but for what goes on."""
-        return self._looks.look is None and (not self._stretches or self._stretches[0].end is None)
+        """Whether all utterances that have ended are transcribed, and no request is with the engine."""
+        return self._decoder.running is None and (
+            not self._utterances or self._utterances[0].end is None
+        )
 
     @property
-    def held(self) -> int:
-        """Samples that are kept."""
-        return self._tape.held
+    def buffered_samples(self) -> int:
+        """Samples held in memory."""
+        return self._audio.buffered_samples
 
     def feed(self, samples: NDArray[np.float32]) -> None:
-        """What comes next of the stream, mono float32 at 16 kHz."""
-        self._tape.append(samples)
+        """Takes the stream's next samples, mono float32 ``[samples]`` at 16 kHz."""
+        self._audio.append(samples)
         for probability in self._detector.feed(samples).tolist():
-            self._heard.append(probability)
-            change = self._finder.feed(probability)
-            if change is not None:
-                self._changed(change)
-        self._forget()
+            self._probabilities.append(probability)
+            boundary = self._endpointer.feed(probability)
+            if boundary is not None:
+                self._start_or_end_speech(boundary)
+        self._drop_audio()
 
     def commit(self) -> None:
-        """End the turn here, whatever is being said.
+        """Ends the turn here, even while somebody speaks.
 
         Raises:
-            RequestError: there is hardly any audio since the last one.
+            RequestError: the turn has less than 100 ms of audio.
         """
-        now = self._tape.end
-        if now - self._turn.start < _LEAST_COMMIT:
+        now = self._audio.end
+        if now - self._turn.start < _MIN_COMMIT:
             raise RequestError(
                 f"there are {(now - self._turn.start) // SAMPLES_PER_MS} ms of audio since the last "
-                f"turn; one has at least {_LEAST_COMMIT // SAMPLES_PER_MS}",
+                f"turn; a turn needs at least {_MIN_COMMIT // SAMPLES_PER_MS}",
                 code="input_audio_buffer_commit_empty",
             )
         if self._open is not None:
-            self._close(self._open, spoken=self._finder.silence or now, end=now)
-        self._finder.cut(now)
+            self._close(self._open, speech_end=self._endpointer.silence_start or now, end=now)
+        self._endpointer.reset(now)
         self._end_turn(now)
 
     def clear(self) -> None:
-        """Forget the turn that is not committed yet, its audio and what was told of its text."""
+        """Discards the turn that is not committed yet: its audio and its text."""
         self._drop(self._turn)
         self._turns.pop()
         self._open = None
-        self._finder.cut(self._tape.end)
-        self._begin_turn(self._tape.end)
+        self._endpointer.reset(self._audio.end)
+        self._begin_turn(self._audio.end)
 
     def request(self) -> EngineRequest | None:
-        """What the engine is to be given now."""
-        look = self._next_look() if self._looks.look is None else None
-        if look is None:
+        """The next request for the engine; None if one is running or there is nothing to decode yet."""
+        decoding = self._next_decoding() if self._decoder.running is None else None
+        if decoding is None:
             return None
-        if look.purpose == "grow":
-            look.stretch.seen = look.end
-        samples = self._tape.cut(look.start, look.end)
+        if decoding.purpose == "partial":
+            decoding.utterance.decoded_to = decoding.end
+        samples = self._audio.read(decoding.start, decoding.end)
         previous = self._prompt + self._context
-        return self._looks.start(look, samples, self.language or "", previous, self._options)
+        return self._decoder.start(decoding, samples, self.language or "", previous, self._options)
 
     def take(self, output: Output) -> None:
-        """What the engine says of the request."""
-        look = self._looks.take(output)
-        if look is None:
+        """Takes the engine's output for the session's request; outputs of other requests are ignored."""
+        decoding = self._decoder.take(output)
+        if decoding is None:
             return
         if output.finish_reason in ("error", "abort"):
             message = output.error or "the engine gave the request up"
-            self._fail(look.stretch.turn, message)
-        elif look.purpose == "language":
-            self.language = self.language or self._tokens.language(look.tokens[0])
-        elif look.stretch in self._stretches:
-            self._looked(look)
-        self._settle()
-        self._forget()
+            self._fail(decoding.utterance.turn, message)
+        elif decoding.purpose == "language":
+            self.language = self.language or self._tokens.language(decoding.tokens[0])
+        elif decoding.utterance in self._utterances:
+            self._use(decoding)
+        self._complete()
+        self._drop_audio()
 
     def events(self) -> list[LiveEvent]:
-        """What there is to tell, each once, in order."""
-        self._settle()
+        """The events since the last call, in order."""
+        self._complete()
         events, self._events = self._events, []
         return events
 
-    # Where turns and stretches begin and end.
+    # Where turns and utterances begin and end.
 
-    def _changed(self, change: Change) -> None:
-        now = self._finder.position
-        if isinstance(change, Started):
-            self._open = Stretch(self._turn, start=change.at, seen=now)
+    def _start_or_end_speech(self, boundary: Boundary) -> None:
+        now = self._endpointer.position
+        if isinstance(boundary, Onset):
+            self._open = Utterance(self._turn, start=boundary.at, decoded_to=now)
             if not self._turn.failed:
-                self._stretches.append(self._open)
+                self._utterances.append(self._open)
             if self._options.commit_turns:
-                self._turn.start = change.at
-                started = SpeechStarted(self._turn.number, change.at // SAMPLES_PER_MS)
+                self._turn.start = boundary.at
+                started = SpeechStarted(self._turn.number, boundary.at // SAMPLES_PER_MS)
                 self._events.append(started)
         elif self._open is not None:
-            self._close(self._open, spoken=change.at, end=min(now, change.at + SETTLED))
+            self._close(self._open, speech_end=boundary.at, end=min(now, boundary.at + SETTLED))
             if self._options.commit_turns:
                 self._events.append(SpeechStopped(self._turn.number, now // SAMPLES_PER_MS))
                 self._end_turn(now)
 
-    def _close(self, stretch: Stretch, *, spoken: int, end: int) -> None:
-        stretch.spoken, stretch.end = spoken, end
+    def _close(self, utterance: Utterance, *, speech_end: int, end: int) -> None:
+        utterance.speech_end, utterance.end = speech_end, end
         self._open = None
 
     def _end_turn(self, at: int) -> None:
@@ -223,9 +228,9 @@ class LiveSession:
         self._turns.append(self._turn)
 
     def _drop(self, turn: Turn) -> None:
-        if self._stretches and self._stretches[0].turn is turn:
-            self._guess(turn, "")
-        self._stretches = deque(s for s in self._stretches if s.turn is not turn)
+        if self._utterances and self._utterances[0].turn is turn:
+            self._tell_interim(turn, "")
+        self._utterances = deque(one for one in self._utterances if one.turn is not turn)
 
     def _fail(self, turn: Turn, message: str) -> None:
         if turn in self._turns:
@@ -233,150 +238,175 @@ class LiveSession:
             self._drop(turn)
             self._events.append(Failed(turn.number, message))
 
-    def _settle(self) -> None:
-        """Take what needs no further look for complete, and tell which turns are."""
-        while self._looks.look is None and self._stretches:
-            stretch = self._stretches[0]
-            heard = stretch.spoken <= stretch.start or (
-                stretch.settled and self._options.rules.beam_size == 1
+    def _complete(self) -> None:
+        """Completes the utterances that need no further decoding, then turns without open ones."""
+        while self._decoder.running is None and self._utterances:
+            utterance = self._utterances[0]
+            decoded = utterance.speech_end <= utterance.start or (
+                utterance.settled and self._options.rules.beam_size == 1
             )
-            if stretch.end is None or not heard:
+            if utterance.end is None or not decoded:
                 break
-            self._finish(stretch, stretch.last or stretch.agreement.final)
+            self._finish(utterance, utterance.partial or utterance.agreement.final)
         while (turn := self._turns[0]).end is not None:
-            if any(stretch.turn is turn for stretch in self._stretches):
+            if any(utterance.turn is turn for utterance in self._utterances):
                 break
             self._turns.popleft()
             if not turn.failed:
                 seconds = (turn.end - turn.start) / SAMPLE_RATE
                 self._events.append(Completed(turn.number, turn.text, seconds))
 
-    def _forget(self) -> None:
-        needed = self._finder.needed_from
-        if self._stretches:
-            needed = min(needed, self._stretches[0].start)
-        self._tape.forget(needed)
-        while self._heard and self._finder.position - (len(self._heard) - 1) * FRAME <= needed:
-            self._heard.popleft()
+    def _drop_audio(self) -> None:
+        """Drops the audio, and its probabilities, that no utterance needs any more."""
+        needed = self._endpointer.needed_from
+        if self._utterances:
+            needed = min(needed, self._utterances[0].start)
+        self._audio.drop_before(needed)
+        while (
+            self._probabilities
+            and self._endpointer.position - (len(self._probabilities) - 1) * VAD_FRAME <= needed
+        ):
+            self._probabilities.popleft()
 
-    # What is looked at, and when.
+    # What is decoded, and when.
 
-    def _next_look(self) -> Look | None:
-        self._settle()
-        if not self._stretches:
+    def _next_decoding(self) -> Decoding | None:
+        self._complete()
+        if not self._utterances:
             return None
-        stretch = self._stretches[0]
-        start, given = stretch.start, stretch.agreement.final
-        end = self._finder.position if stretch.end is None else stretch.end
+        utterance = self._utterances[0]
+        start, prefix = utterance.start, utterance.agreement.final
+        end = self._endpointer.position if utterance.end is None else utterance.end
+        limit = self._features.chunk_samples
         if self.language is None:
-            if stretch.end is None and end - start < _LANGUAGE_AFTER:
+            if utterance.end is None and end - start < _LANGUAGE_AFTER:
                 return None
-            return Look(stretch, start, min(end, start + self._features.window_samples), "language")
-        if end - start > self._features.window_samples or self._is_long(given):
-            stretch.cut = stretch.cut or self._cut_place(start, end)
-            return Look(stretch, start, stretch.cut, "head")
-        if stretch.end is not None:
-            return Look(stretch, start, end, "final", given)
-        return Look(stretch, start, end, "grow", given) if self._is_due(stretch, end) else None
+            return Decoding(utterance, start, min(end, start + limit), "language")
+        if end - start > limit or self._is_long(prefix):
+            utterance.cut_at = utterance.cut_at or self._cut_point(start, end)
+            return Decoding(utterance, start, utterance.cut_at, "head")
+        if utterance.end is not None:
+            return Decoding(utterance, start, end, "final", prefix)
+        if self._is_due(utterance, end):
+            return Decoding(utterance, start, end, "partial", prefix)
+        return None
 
-    def _is_due(self, stretch: Stretch, end: int) -> bool:
-        """While somebody speaks every now and then, in silence once, when the last word is whole."""
-        silence = self._finder.silence
+    def _is_due(self, utterance: Utterance, end: int) -> bool:
+        """Whether the next partial transcript is due.
+
+        While somebody speaks, one is due every ``interval_ms``; in a silence only one, when the last word
+        before the silence is complete.
+        """
+        silence = self._endpointer.silence_start
         if silence is None:
-            return end - stretch.seen >= self._options.interval_ms * SAMPLES_PER_MS
-        return end - silence >= SETTLED and stretch.seen < silence + SETTLED
+            return end - utterance.decoded_to >= self._options.interval_ms * SAMPLES_PER_MS
+        return end - silence >= SETTLED and utterance.decoded_to < silence + SETTLED
 
-    def _is_long(self, given: str) -> bool:
-        """Whether so much text leaves too little room for more."""
-        return len(self._looks.spelled(given)) > self._tokens.info.max_model_len // 4
+    def _is_long(self, prefix: str) -> bool:
+        """Whether a prefix takes more than a quarter of the decoder's context."""
+        return len(self._decoder.encode(prefix)) > self._tokens.info.max_model_len // 4
 
-    def _cut_place(self, start: int, end: int) -> int:
-        """The longest pause in the latter half of a window, or the moment that is least like speech."""
-        end = min(end, start + self._features.window_samples)
-        oldest = self._finder.position // FRAME - len(self._heard)
-        first = max(oldest, -(-(start + end) // (2 * FRAME)))
-        frames = list(itertools.islice(self._heard, first - oldest, end // FRAME - oldest))
+    def _cut_point(self, start: int, end: int) -> int:
+        """Where to cut an utterance that is too long: in the longest pause of the second half of the audio
+        that fits the encoder, or else in the frame with the lowest speech probability there.
+        """
+        end = min(end, start + self._features.chunk_samples)
+        oldest = self._endpointer.position // VAD_FRAME - len(self._probabilities)
+        first = max(oldest, -(-(start + end) // (2 * VAD_FRAME)))
+        frames = list(
+            itertools.islice(self._probabilities, first - oldest, end // VAD_FRAME - oldest)
+        )
         if not frames:
             return end
         pause = longest_pause(frames, self._options.turns.silence_below)
         if pause is None:
-            pause = frames.index(min(frames)) * FRAME + FRAME // 2
-        return first * FRAME + pause
+            pause = frames.index(min(frames)) * VAD_FRAME + VAD_FRAME // 2
+        return first * VAD_FRAME + pause
 
-    # What was seen.
+    # What a decoding brings.
 
-    def _looked(self, look: Look) -> None:
-        stretch, rules = look.stretch, self._options.rules
-        attempt = self._looks.attempt(look, rules.temperatures[len(stretch.attempts)])
-        if not look.is_last:
-            sure = look.complete and attempt.is_good(rules) and not attempt.is_silence(rules)
-            self._grown(stretch, self._looks.text(look.given, look.tokens) if sure else None)
+    def _use(self, decoding: Decoding) -> None:
+        utterance, rules = decoding.utterance, self._options.rules
+        attempt = self._decoder.attempt(decoding, rules.temperatures[len(utterance.attempts)])
+        if not decoding.is_final:
+            good = decoding.complete and attempt.is_good(rules) and not attempt.is_silence(rules)
+            text = self._decoder.text(decoding.prefix, decoding.tokens) if good else None
+            self._take_partial(utterance, text)
             return
-        stretch.attempts.append(attempt)
-        taken = chosen(stretch.attempts, rules)
-        if taken is None:
-            return  # the next look is at the next temperature
-        stretch.attempts = []
-        silence = taken.is_silence(rules)
-        text = look.given if silence else self._looks.text(look.given, taken.tokens)
-        if look.purpose == "final":
-            self._finish(stretch, text)
+        utterance.attempts.append(attempt)
+        best = choose(utterance.attempts, rules)
+        if best is None:
+            return  # the next decoding is at the next temperature
+        utterance.attempts = []
+        silence = best.is_silence(rules)
+        text = decoding.prefix if silence else self._decoder.text(decoding.prefix, best.tokens)
+        if decoding.purpose == "final":
+            self._finish(utterance, text)
         else:
-            self._cut(stretch, look.end, text)
+            self._cut(utterance, decoding.end, text)
 
-    def _grown(self, stretch: Stretch, text: str | None) -> None:
-        """A look at a window that goes on; None if it is not to be trusted."""
-        stretch.last = text
+    def _take_partial(self, utterance: Utterance, text: str | None) -> None:
+        """Takes a partial transcript of all the utterance's audio; None: the decoding was not good."""
+        agreement = utterance.agreement
+        first = not agreement.final
+        utterance.partial = text
         if text is None:
-            stretch.agreement.doubt()
+            agreement.reject()
         else:
-            fresh = not stretch.agreement.final
-            self._say(stretch, stretch.agreement.hear(text, self.language or ""), fresh=fresh)
-        guess = stretch.agreement.interim
-        self._guess(stretch.turn, self._joined(stretch, guess, not stretch.agreement.final))
+            self._tell_final(utterance, agreement.update(text, self.language or ""), first=first)
+        interim = self._spaced(utterance, agreement.interim, first=not agreement.final)
+        self._tell_interim(utterance.turn, interim)
 
-    def _finish(self, stretch: Stretch, text: str) -> None:
-        fresh = not stretch.agreement.final
-        self._say(stretch, stretch.agreement.close(text), fresh=fresh)
-        self._guess(stretch.turn, "")
-        self._remember(stretch.agreement.final)
-        self._stretches.popleft()
+    def _finish(self, utterance: Utterance, text: str) -> None:
+        """Completes the first utterance with the final transcript of all its audio."""
+        first = not utterance.agreement.final
+        self._tell_final(utterance, utterance.agreement.finish(text), first=first)
+        self._tell_interim(utterance.turn, "")
+        self._add_context(utterance.agreement.final)
+        self._utterances.popleft()
 
-    def _cut(self, stretch: Stretch, at: int, head: str) -> None:
-        """The window begins at ``at`` from now on; ``head`` is what is said before."""
-        language, agreement = self.language or "", stretch.agreement
+    def _cut(self, utterance: Utterance, at: int, head: str) -> None:
+        """Removes the utterance's audio before ``at``, whose final transcript is ``head``.
+
+        Final words beyond ``at`` stay the prefix of what is left.
+        """
+        language, agreement = self.language or "", utterance.agreement
         words, final = split(head, language), split(agreement.final, language)
-        kept, told = heard_in(words, final) if words else (len(final), 0)
-        rest = "".join(final[kept:])
-        self._say(stretch, "".join(words[told:]), fresh=not agreement.final)
-        self._remember(head)
+        in_head, told = align_head(words, final) if words else (len(final), 0)
+        rest = "".join(final[in_head:])
+        self._tell_final(utterance, "".join(words[told:]), first=not agreement.final)
+        self._add_context(head)
         if self._is_long(rest):
             rest = ""
-        stretch.agreement = Agreement(rest if head.startswith(" ") else rest.lstrip())
-        stretch.start = stretch.seen = at
-        stretch.cut = stretch.last = None
-        self._guess(stretch.turn, "")
+        utterance.agreement = LocalAgreement(rest if head.startswith(" ") else rest.lstrip())
+        utterance.start = utterance.decoded_to = at
+        utterance.cut_at = utterance.partial = None
+        self._tell_interim(utterance.turn, "")
 
-    def _say(self, stretch: Stretch, text: str, *, fresh: bool) -> None:
-        text = self._joined(stretch, text, fresh)
+    def _tell_final(self, utterance: Utterance, text: str, *, first: bool) -> None:
+        text = self._spaced(utterance, text, first=first)
         if text:
-            stretch.turn.text += text
-            self._events.append(Delta(stretch.turn.number, text))
+            utterance.turn.text += text
+            self._events.append(Delta(utterance.turn.number, text))
 
-    def _guess(self, turn: Turn, text: str) -> None:
-        if text != self._guessed:
-            self._guessed = text
+    def _tell_interim(self, turn: Turn, text: str) -> None:
+        if text != self._interim:
+            self._interim = text
             self._events.append(Interim(turn.number, text))
 
-    def _joined(self, stretch: Stretch, text: str, fresh: bool) -> str:
-        """``text`` as it follows the turn's; ``fresh`` if nothing of its window was told before."""
-        if not stretch.turn.text:
+    def _spaced(self, utterance: Utterance, text: str, *, first: bool) -> str:
+        """``text`` with the space that it needs after the turn's text.
+
+        Args:
+            first: no text of the utterance's present audio was final before this one.
+        """
+        if not utterance.turn.text:
             return text.lstrip()
-        if not fresh or not text.strip():
+        if not first or not text.strip():
             return text
         return separator(self.language or "") + text.lstrip()
 
-    def _remember(self, text: str) -> None:
+    def _add_context(self, text: str) -> None:
         if self._options.rules.condition_on_previous_text:
-            self._context += self._looks.spelled(text)
+            self._context += self._decoder.encode(text)
             self._context = self._context[-self._tokens.info.max_model_len :]

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from galley.speech.audio import Recording
+from galley.speech.chunk_source import ChunkSource
 from galley.speech.features import LogMel
 from galley.speech.live import LiveSession
 from galley.speech.options import LiveOptions, TranscribeOptions
-from galley.speech.source import WindowSource
 from galley.speech.tokens import SpeechTokens
 from galley.speech.vad import SpeechDetector
 from galley.text.tokenizer import Tokenizer
@@ -25,9 +25,9 @@ class SpeechModel:
         self._features = LogMel.of_model(Path(info.path), self.tokens.speech)
         self._detector = SpeechDetector()
 
-    def windows(self, recording: Recording, options: TranscribeOptions) -> WindowSource:
-        """The recording's windows, which close it."""
-        return WindowSource(recording, self._features, options, self._detector)
+    def chunks(self, recording: Recording, options: TranscribeOptions) -> ChunkSource:
+        """The recording's chunks, which close it."""
+        return ChunkSource(recording, self._features, options, self._detector)
 
     def live(self, options: LiveOptions, request_id: str, *, cache_salt: str = "") -> LiveSession:
         """A new stream. Raises RequestError if the model does not know the language."""

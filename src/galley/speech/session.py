@@ -1,6 +1,6 @@
-"""One recording's way through the engine: windows in, engine requests out, segments in order.
+"""One recording's way through the engine: chunks in, engine requests out, segments in order.
 
-It waits for nothing and reads nothing. Who drives it feeds it windows while it has room, hands its requests
+It waits for nothing and reads nothing. Who drives it feeds it chunks while it has room, hands its requests
 to an engine, and gives it what the engine says.
 """
 
@@ -18,14 +18,14 @@ from galley.audio import Alignment, EncoderInput
 from galley.errors import EngineError
 from galley.service.requests import expand
 from galley.speech.alignment import token_times
-from galley.speech.attempts import Attempt, chosen, compression_ratio
+from galley.speech.chunks import AudioChunk
+from galley.speech.fallback import Attempt, choose, compression_ratio
 from galley.speech.features import SAMPLE_RATE
 from galley.speech.languages import UNSPACED
 from galley.speech.merge import join
 from galley.speech.options import TranscribeOptions
 from galley.speech.results import Segment, Word
-from galley.speech.tokens import Piece, SpeechTokens
-from galley.speech.windows import Window
+from galley.speech.tokens import DecodedSegment, SpeechTokens
 from galley.speech.word_times import time_words
 from galley.speech.words import after_space, keep_words, moved, not_before, words_of
 from galley.types import EngineRequest, Output, SamplingParams
@@ -35,11 +35,11 @@ _MAX_CONDITION_TEMPERATURE: Final = 0.5
 
 
 @dataclass(slots=True)
-class _Job:
-    """A window on its way."""
+class _ChunkJob:
+    """A chunk and how far its transcription is."""
 
-    window: Window
-    audio: EncoderInput
+    chunk: AudioChunk
+    encoder_input: EncoderInput
     started: bool = False
     attempts: list[Attempt] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -47,7 +47,7 @@ class _Job:
     no_speech_prob: float = 0.0
     taken: Attempt | None = None
     """None while it is transcribed."""
-    pieces: list[Piece] = field(default_factory=list)
+    decoded: list[DecodedSegment] = field(default_factory=list)
     """Of what is taken; none if that is silence."""
     segments: list[Segment] | None = None
     """None while it is transcribed, or its words are timed."""
@@ -60,9 +60,9 @@ class Session:
         tokens: of the model.
         options: what is wanted.
         request_id: unique; the engine's requests are named after it.
-        room: windows that may be on their way at a time.
+        max_chunks: chunks that may be on their way at a time.
         priority: lower is sooner.
-        cache_salt: tenant, whose windows no other one's requests find in the cache.
+        cache_salt: tenant, whose chunks no other one's requests find in the cache.
 
     Raises:
         RequestError: the model does not know the language or the task, or cannot time words.
@@ -74,7 +74,7 @@ class Session:
         options: TranscribeOptions,
         request_id: str,
         *,
-        room: int,
+        max_chunks: int,
         priority: int = 0,
         cache_salt: str = "",
     ) -> None:
@@ -88,9 +88,9 @@ class Session:
         self._request_id = request_id
         self._priority = priority
         self._cache_salt = cache_salt
-        self._room = room
-        self._jobs: deque[_Job] = deque()
-        self._running: dict[str, _Job] = {}
+        self._max_chunks = max_chunks
+        self._jobs: deque[_ChunkJob] = deque()
+        self._running: dict[str, _ChunkJob] = {}
         self._outbox: list[EngineRequest] = []
         self._numbers = itertools.count()
         self._segment_ids = itertools.count()
@@ -114,23 +114,23 @@ class Session:
 
     @property
     def has_room(self) -> bool:
-        """Whether another window is welcome."""
-        return not self._ended and len(self._jobs) < self._room
+        """Whether another chunk is welcome."""
+        return not self._ended and len(self._jobs) < self._max_chunks
 
     @property
     def idle(self) -> bool:
         """Whether the engine has nothing of it."""
         return not self._running and not self._outbox
 
-    def add(self, window: Window, features: NDArray[np.float32]) -> None:
-        """The next window, with its features ``[frames, mels]``."""
+    def add(self, chunk: AudioChunk, features: NDArray[np.float32]) -> None:
+        """The next chunk, with its features ``[frames, mels]``."""
         frames, mels = features.shape
         data = np.ascontiguousarray(features, "<f4").tobytes()
-        self._jobs.append(_Job(window, EncoderInput(frames=frames, mels=mels, data=data)))
+        self._jobs.append(_ChunkJob(chunk, EncoderInput(frames=frames, mels=mels, data=data)))
         self._start_jobs()
 
     def end(self) -> None:
-        """There are no more windows."""
+        """There are no more chunks."""
         self._ended = True
 
     def requests(self) -> list[EngineRequest]:
@@ -170,7 +170,7 @@ class Session:
         while self._jobs and self._jobs[0].segments is not None:
             if len(self._jobs) > 1:
                 following = self._jobs[1]
-                if following.window.overlap and not self._join(self._jobs[0], following):
+                if following.chunk.overlap and not self._join(self._jobs[0], following):
                     break
             elif not self._ended:
                 break
@@ -194,8 +194,8 @@ class Session:
             if in_turn and job.taken is None:
                 return
 
-    def _start(self, job: _Job) -> None:
-        """Asks for a window's language or, if that is known, its text at the next temperature."""
+    def _start(self, job: _ChunkJob) -> None:
+        """Asks for a chunk's language or, if that is known, its text at the next temperature."""
         job.started = True
         job.tokens, job.scores = [], []
         if self.language is None:
@@ -217,20 +217,20 @@ class Session:
             ids = prompt.ids
         self._ask(job, ids, params)
 
-    def _ask(self, job: _Job, ids: list[int], params: SamplingParams) -> None:
+    def _ask(self, job: _ChunkJob, ids: list[int], params: SamplingParams) -> None:
         [request] = expand(
             ids,
             params,
             self._tokens.info,
             request_id=f"{self._request_id}-{next(self._numbers)}",
-            encoder_input=job.audio,
+            encoder_input=job.encoder_input,
             priority=self._priority,
             cache_salt=self._cache_salt,
         )
         self._running[request.id] = job
         self._outbox.append(request)
 
-    def _attempted(self, job: _Job) -> None:
+    def _attempted(self, job: _ChunkJob) -> None:
         """Takes the transcript if it is good or the last, else asks for another."""
         temperature = self._rules.temperatures[len(job.attempts)]
         attempt = Attempt(
@@ -241,15 +241,17 @@ class Session:
             no_speech_prob=job.no_speech_prob,
         )
         job.attempts.append(attempt)
-        taken = chosen(job.attempts, self._rules)
+        taken = choose(job.attempts, self._rules)
         if taken is None:
             self._start(job)
             return
         job.taken = taken
         if not taken.is_silence(self._rules):
-            found = self._tokens.pieces(taken.tokens, taken.scores, job.window.seconds)
-            job.pieces = [piece for piece in found if self._tokens.text(piece.tokens).strip()]
-        text = [token for piece in job.pieces for token in piece.tokens]
+            found = self._tokens.segments(taken.tokens, taken.scores, job.chunk.seconds)
+            job.decoded = [
+                segment for segment in found if self._tokens.text(segment.tokens).strip()
+            ]
+        text = [token for segment in job.decoded for token in segment.tokens]
         if self._rules.condition_on_previous_text:
             above = taken.temperature > _MAX_CONDITION_TEMPERATURE
             self._context = [] if above else self._context + text
@@ -257,44 +259,46 @@ class Session:
             prompt, params = self._tokens.alignment(self._spoken, self._options.task, text)
             self._ask(job, prompt.ids, params)
         else:
-            job.segments = self._segments(job, [None] * len(job.pieces))
+            job.segments = self._segments(job, [None] * len(job.decoded))
 
-    def _words(self, job: _Job, alignment: Alignment) -> list[tuple[Word, ...]]:
-        """Of each of the job's pieces, with times in the recording."""
-        window, tokens = job.window, self._tokens
-        count = sum(len(piece.tokens) for piece in job.pieces)
-        times = token_times(alignment, count, window.seconds, tokens.row_seconds)
+    def _words(self, job: _ChunkJob, alignment: Alignment) -> list[tuple[Word, ...]]:
+        """Of each of the job's decoded, with times in the recording."""
+        chunk, tokens = job.chunk, self._tokens
+        count = sum(len(segment.tokens) for segment in job.decoded)
+        times = token_times(alignment, count, chunk.seconds, tokens.row_seconds)
         return [
-            tuple(moved(word, *window.recording_times(word.start, word.end)) for word in words)
-            for words in time_words(job.pieces, times, tokens.tokenizer, self._written)
+            tuple(moved(word, *chunk.recording_times(word.start, word.end)) for word in words)
+            for words in time_words(job.decoded, times, tokens.tokenizer, self._written)
         ]
 
-    def _segments(self, job: _Job, words: Sequence[tuple[Word, ...] | None]) -> list[Segment]:
-        """One for each piece; ``words`` are theirs and have the say on when they begin and end."""
-        window, taken = job.window, job.taken
+    def _segments(self, job: _ChunkJob, words: Sequence[tuple[Word, ...] | None]) -> list[Segment]:
+        """One for each segment; ``words`` are theirs and have the say on when they begin and end."""
+        chunk, taken = job.chunk, job.taken
         assert taken is not None
         return [
             Segment(
                 id=0,
-                start=round(its[0].start if its else window.recording_time(piece.start), 3),
-                end=round(its[-1].end if its else window.recording_time(piece.end, end=True), 3),
-                text=self._tokens.text(piece.tokens),
-                tokens=piece.tokens,
+                start=round(timed[0].start if timed else chunk.recording_time(segment.start), 3),
+                end=round(
+                    timed[-1].end if timed else chunk.recording_time(segment.end, end=True), 3
+                ),
+                text=self._tokens.text(segment.tokens),
+                tokens=segment.tokens,
                 temperature=taken.temperature,
                 avg_logprob=taken.avg_logprob,
                 compression_ratio=taken.compression_ratio,
                 no_speech_prob=taken.no_speech_prob,
-                words=its,
+                words=timed,
             )
-            for piece, its in zip(job.pieces, words, strict=True)
+            for segment, timed in zip(job.decoded, words, strict=True)
         ]
 
-    def _join(self, left: _Job, right: _Job) -> bool:
+    def _join(self, left: _ChunkJob, right: _ChunkJob) -> bool:
         """Takes from both what the other says better; False if ``right`` is not there yet."""
         if left.segments is None or right.segments is None:
             return False
-        start = right.window.spans[0].start / SAMPLE_RATE
-        overlap = (start, start + right.window.overlap)
+        start = right.chunk.segments[0].start / SAMPLE_RATE
+        overlap = (start, start + right.chunk.overlap)
         before, after = (
             [words_of(segment, self._written) for segment in job.segments or []]
             for job in (left, right)

@@ -25,7 +25,7 @@ class Prompt(NamedTuple):
     start: int
 
 
-class Piece(NamedTuple):
+class DecodedSegment(NamedTuple):
     """A segment as the model gave it: seconds of its window, tokens of text and their log-probabilities."""
 
     start: float
@@ -157,9 +157,9 @@ class SpeechTokens:
         params = SamplingParams(max_tokens=0, alignment=True)
         return Prompt([*ids, *text, self._text_end], len(ids)), params
 
-    def pieces(
+    def segments(
         self, tokens: Sequence[int], scores: Sequence[float], seconds: float
-    ) -> Iterator[Piece]:
+    ) -> Iterator[DecodedSegment]:
         """Segments of a transcript of a window that lasts so many seconds.
 
         Text between two timestamps is a segment; what has no timestamp before or after it begins where the
@@ -179,11 +179,11 @@ class SpeechTokens:
                 continue
             time = min(seconds, (token - begin) * self.row_seconds)
             if text:
-                yield Piece(min(start, time), time, *zip(*text, strict=True))
+                yield DecodedSegment(min(start, time), time, *zip(*text, strict=True))
                 text = []
             start = time
         if text:
-            yield Piece(start, seconds, *zip(*text, strict=True))
+            yield DecodedSegment(start, seconds, *zip(*text, strict=True))
 
     def text(self, tokens: Sequence[int]) -> str:
         """What tokens say, without special ones."""

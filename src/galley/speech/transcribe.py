@@ -11,24 +11,24 @@ from galley.formats.source import BUNDLED_SPEECH
 from galley.local import Closable, LocalEngine
 from galley.speech.audio import RawPcm, Recording, Samples, Source
 from galley.speech.captions import text_of
+from galley.speech.chunk_source import ChunkSource
 from galley.speech.live import LiveSession
 from galley.speech.live_events import LiveEvent
 from galley.speech.model import SpeechModel
 from galley.speech.options import LiveOptions, TranscribeOptions
 from galley.speech.results import Info, Segment
 from galley.speech.session import Session
-from galley.speech.source import WindowSource
 from galley.text.tokenizer import Tokenizer
 from galley.types import ModelInfo, Output
 
-WINDOWS_AT_ONCE: Final = 8
+CHUNKS_IN_FLIGHT: Final = 8
 """Of one recording. More fill the batch better and hold more memory."""
 
 
 class Transcriber(Closable):
     """A loaded speech model. Use as a context manager, or :meth:`close` it; nothing is left running.
 
-    Several threads may transcribe at once; their windows share the batch.
+    Several threads may transcribe at once; their chunks share the batch.
     """
 
     def __init__(self, model: str | Path = BUNDLED_SPEECH, **settings: Any) -> None:
@@ -87,9 +87,11 @@ class Transcriber(Closable):
             RequestError: the model does not know the language or the task.
         """
         options = options or TranscribeOptions()
-        session = Session(self._model.tokens, options, uuid.uuid4().hex, room=WINDOWS_AT_ONCE)
+        session = Session(
+            self._model.tokens, options, uuid.uuid4().hex, max_chunks=CHUNKS_IN_FLIGHT
+        )
         recording = Recording(source, raw=raw, normalize=normalize, max_seconds=max_seconds)
-        return Transcription(self._engine, session, self._model.windows(recording, options))
+        return Transcription(self._engine, session, self._model.chunks(recording, options))
 
     def live(self, options: LiveOptions | None = None) -> "LiveTranscription":
         """Begin to transcribe what is said while it is said.
@@ -112,22 +114,22 @@ class Transcription:
         self,
         engine: LocalEngine,
         session: Session,
-        windows: WindowSource,
+        chunks: ChunkSource,
     ) -> None:
         """Made by :meth:`Transcriber.transcribe`."""
         self._engine = engine
         self._session = session
-        self._windows = windows
+        self._chunks = chunks
 
     @property
     def info(self) -> Info:
         """What is known so far; complete after the last segment."""
-        return self._windows.info(self._session.language or "")
+        return self._chunks.info(self._session.language or "")
 
     @property
     def stated_duration(self) -> float | None:
         """Seconds, as the file states them before it is read; None if it does not."""
-        return self._windows.stated_duration
+        return self._chunks.stated_duration
 
     def text(self) -> str:
         """All of it in one line."""
@@ -135,13 +137,13 @@ class Transcription:
 
     def __iter__(self) -> Iterator[Segment]:
         session = self._session
-        with closing(self._windows), closing(self._engine.run([])) as run:
-            self._windows.fill(session)
+        with closing(self._chunks), closing(self._engine.run([])) as run:
+            self._chunks.fill(session)
             run.add(session.requests())
             for output in run:
                 session.take(output)
                 segments = session.segments()
-                self._windows.fill(session)
+                self._chunks.fill(session)
                 run.add(session.requests())
                 yield from segments
             yield from session.segments()

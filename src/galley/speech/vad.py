@@ -7,7 +7,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from galley.speech.spans import FRAME
+from galley.speech.segmenter import VAD_FRAME
 
 _CONTEXT: Final = 64
 """Samples before a frame that the model looks at."""
@@ -24,12 +24,12 @@ class SpeechDetector:
             str(_MODEL), sess_options=options, providers=["CPUExecutionProvider"]
         )
 
-    def stream(self) -> "SpeechStream":
+    def stream(self) -> "SileroStream":
         """A new recording, from its first sample."""
-        return SpeechStream(self._session)
+        return SileroStream(self._session)
 
 
-class SpeechStream:
+class SileroStream:
     """One recording as the detector goes through it, in blocks of any size.
 
     All whole frames of a block are one call of the model: a second costs little more than a frame.
@@ -45,16 +45,16 @@ class SpeechStream:
     def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         """Probabilities of the frames that ``samples`` (mono, 16 kHz) complete, float32 ``[frames]``."""
         signal = np.concatenate([self._tail, samples])
-        frames = (len(signal) - _CONTEXT) // FRAME
-        self._tail = signal[frames * FRAME :]
+        frames = (len(signal) - _CONTEXT) // VAD_FRAME
+        self._tail = signal[frames * VAD_FRAME :]
         if not frames:
             return np.empty(0, np.float32)
-        seen = np.lib.stride_tricks.sliding_window_view(signal, _CONTEXT + FRAME)
+        seen = np.lib.stride_tricks.sliding_window_view(signal, _CONTEXT + VAD_FRAME)
         probabilities: NDArray[np.float32]
         probabilities, self._hidden, self._cell = self._session.run(
             ["speech_probs", "hn", "cn"],
             {
-                "input": np.ascontiguousarray(seen[: frames * FRAME : FRAME]),
+                "input": np.ascontiguousarray(seen[: frames * VAD_FRAME : VAD_FRAME]),
                 "h": self._hidden,
                 "c": self._cell,
             },
@@ -63,5 +63,5 @@ class SpeechStream:
 
     def finish(self) -> NDArray[np.float32]:
         """The probability of the last frame, if it is not whole: silence is put after it."""
-        missing = -(len(self._tail) - _CONTEXT) % FRAME
+        missing = -(len(self._tail) - _CONTEXT) % VAD_FRAME
         return self.feed(np.zeros(missing, np.float32))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from galley.speech.results import Word
-from galley.speech.spelling import spell
-from galley.speech.tokens import Piece
+from galley.speech.tokens import DecodedSegment
+from galley.speech.word_tokens import split_to_word_tokens
 from galley.text.tokenizer import Tokenizer
 
 _OPENING: Final = "\"'“¡¿([{-"
@@ -38,7 +38,7 @@ class _Spoken:
 
 
 def time_words(
-    pieces: Sequence[Piece], times: Sequence[float], tokenizer: Tokenizer, language: str
+    pieces: Sequence[DecodedSegment], times: Sequence[float], tokenizer: Tokenizer, language: str
 ) -> list[list[Word]]:
     """The words of each piece, in order and without overlap.
 
@@ -68,11 +68,11 @@ def time_words(
 
 
 def _spoken(
-    piece: Piece, times: Sequence[float], tokenizer: Tokenizer, language: str
+    piece: DecodedSegment, times: Sequence[float], tokenizer: Tokenizer, language: str
 ) -> list[_Spoken]:
     """``times`` begin with the piece's first token."""
     words, first = [], 0
-    for text, count in spell(piece.tokens, tokenizer, language):
+    for text, count in split_to_word_tokens(piece.tokens, tokenizer, language):
         end = first + count
         probability = statistics.fmean(map(math.exp, piece.scores[first:end]))
         words.append(_Spoken(text, times[first], times[end], probability))
@@ -121,7 +121,7 @@ def _shorten_after_pause(words: Sequence[_Spoken], heard_until: float, usual: fl
     first.start = first.end - most
 
 
-def _fit(words: Sequence[_Spoken], piece: Piece, usual: float) -> None:
+def _fit(words: Sequence[_Spoken], piece: DecodedSegment, usual: float) -> None:
     """The model's own times of the piece count where its first or last word reaches far beyond them."""
     first, last = words[0], words[-1]
     if first.start + _TRUSTED_SECONDS < piece.start < first.end:

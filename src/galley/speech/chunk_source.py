@@ -1,23 +1,24 @@
-"""A recording's windows with their features, made while a session takes them."""
+"""A recording's chunks with their features, made while a session takes them."""
 
 import threading
 from collections.abc import Iterator
 
 from galley.speech.audio import Recording, Samples
+from galley.speech.chunks import AudioChunk, chunk_audio
 from galley.speech.features import LogMel
 from galley.speech.options import SpeechOptions, TranscribeOptions
 from galley.speech.results import Info
+from galley.speech.segmenter import AllSpeech
 from galley.speech.session import Session
 from galley.speech.vad import SpeechDetector
-from galley.speech.windows import AllSpeech, Window, windows
 
 
-class WindowSource:
+class ChunkSource:
     """What is left of one recording. It may be closed by another thread than the one that reads it.
 
     Args:
         recording: is closed with this.
-        features: of the model's windows.
+        features: of the model's chunks.
         options: what is wanted.
         detector: finds it.
     """
@@ -35,9 +36,9 @@ class WindowSource:
         self._reading = threading.Lock()
         self._closed = False
         found = AllSpeech() if options.speech is None else detector.stream()
-        self._windows: Iterator[Window] = windows(
+        self._chunks: Iterator[AudioChunk] = chunk_audio(
             self._blocks(),
-            features.window_seconds,
+            features.chunk_seconds,
             options.speech or SpeechOptions(),
             found,
             pack=features.pads,
@@ -49,18 +50,18 @@ class WindowSource:
         return self._recording.duration
 
     def fill(self, session: Session) -> None:
-        """Give the session windows while it has room, and say when there are no more.
+        """Give the session chunks while it has room, and say when there are no more.
 
         Raises:
             AudioError: the recording cannot be decoded any further.
         """
         with self._reading:
             while session.has_room:
-                window = next(self._windows, None)
-                if window is None:
+                chunk = next(self._chunks, None)
+                if chunk is None:
                     session.end()
                 else:
-                    session.add(window, self._features(window.samples))
+                    session.add(chunk, self._features(chunk.samples))
 
     def info(self, language: str) -> Info:
         """Of what was read so far."""

@@ -37,7 +37,7 @@ class Attempt:
         return limit is not None and self.no_speech_prob > limit and not sure
 
 
-def chosen(attempts: Sequence[Attempt], rules: QualityRules) -> Attempt | None:
+def choose(attempts: Sequence[Attempt], rules: QualityRules) -> Attempt | None:
     """The last if it is good, the best of all if there is no other temperature, else None."""
     if attempts[-1].is_good(rules):
         return attempts[-1]

@@ -9,29 +9,31 @@ from galley.speech.languages import UNSPACED
 from galley.text.tokenizer import Tokenizer
 
 
-class Spelled(NamedTuple):
+class WordTokens(NamedTuple):
     """A part of a text, and how many tokens spell it."""
 
     text: str
     tokens: int
 
 
-def spell(tokens: Sequence[int], tokenizer: Tokenizer, language: str) -> list[Spelled]:
+def split_to_word_tokens(
+    tokens: Sequence[int], tokenizer: Tokenizer, language: str
+) -> list[WordTokens]:
     """The words of a text, each with its leading space; punctuation marks are words of their own.
 
     In languages without spaces a word is what a token, or several that share a character, spell. The words'
     texts joined are the text, and none of them is empty.
     """
-    words: list[Spelled] = []
+    words: list[WordTokens] = []
     for part in _characters(tokens, tokenizer):
         if words and not (language in UNSPACED or _begins_word(part.text)):
-            part = Spelled(words[-1].text + part.text, words[-1].tokens + part.tokens)
+            part = WordTokens(words[-1].text + part.text, words[-1].tokens + part.tokens)
             words.pop()
         words.append(part)
     return words
 
 
-def _characters(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[Spelled]:
+def _characters(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[WordTokens]:
     """The text in the smallest parts that have whole tokens and whole characters."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text, count = "", 0
@@ -40,11 +42,11 @@ def _characters(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[Spelled
         if token not in tokenizer.special_ids:
             text += decoder.decode(tokenizer.token_bytes(token))
         if text and not decoder.getstate()[0]:
-            yield Spelled(text, count)
+            yield WordTokens(text, count)
             text, count = "", 0
     text += decoder.decode(b"", final=True)
     if text:
-        yield Spelled(text, count)
+        yield WordTokens(text, count)
 
 
 def _begins_word(text: str) -> bool:

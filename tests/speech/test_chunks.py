@@ -1,4 +1,4 @@
-"""Windows hold all speech once, in order, within the limit, however the recording comes in."""
+"""Chunks hold all speech once, in order, within the limit, however the recording comes in."""
 
 import itertools
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from galley.errors import RequestError
+from galley.speech.chunks import AudioChunk, chunk_audio
 from galley.speech.options import SpeechOptions
-from galley.speech.spans import FRAME, Span
-from galley.speech.windows import AllSpeech, Window, windows
+from galley.speech.segmenter import VAD_FRAME, AllSpeech, SpeechSegment
 
 RATE = 16_000
 OPTIONS = SpeechOptions(min_speech_ms=100, min_silence_ms=300, pad_ms=100)
@@ -29,10 +29,10 @@ class Given:
 
     def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         self._samples += len(samples)
-        return self._until(self._samples // FRAME)
+        return self._until(self._samples // VAD_FRAME)
 
     def finish(self) -> NDArray[np.float32]:
-        return self._until(-(-self._samples // FRAME))
+        return self._until(-(-self._samples // VAD_FRAME))
 
     def _until(self, frame: int) -> NDArray[np.float32]:
         told, self._told = self._told, frame
@@ -45,22 +45,22 @@ def recordings(draw: st.DrawFn) -> tuple[NDArray[np.float32], int]:
     levels = st.sampled_from([0.0, 0.2, 0.4, 0.45, 0.6, 1.0])
     runs = draw(st.lists(st.tuples(levels, st.integers(1, 120)), max_size=30))
     frames = np.repeat([level for level, _ in runs], [length for _, length in runs])
-    missing = draw(st.integers(0, FRAME - 1)) if len(frames) else 0
-    return frames.astype(np.float32), len(frames) * FRAME - missing
+    missing = draw(st.integers(0, VAD_FRAME - 1)) if len(frames) else 0
+    return frames.astype(np.float32), len(frames) * VAD_FRAME - missing
 
 
 def cut(
     recording: tuple[NDArray[np.float32], int], limit: float, block: int = RATE
-) -> list[Window]:
-    """Windows of samples that are their own places, so that it can be seen what each holds."""
+) -> list[AudioChunk]:
+    """Chunks of samples that are their own places, so that it can be seen what each holds."""
     probabilities, length = recording
     places = np.arange(length, dtype=np.float32)
     blocks = (places[first : first + block] for first in range(0, length, block))
-    return list(windows(blocks, limit, OPTIONS, Given(probabilities)))
+    return list(chunk_audio(blocks, limit, OPTIONS, Given(probabilities)))
 
 
-def all_spans(found: list[Window]) -> Iterator[Span]:
-    return itertools.chain.from_iterable(window.spans for window in found)
+def all_segments(found: list[AudioChunk]) -> Iterator[SpeechSegment]:
+    return itertools.chain.from_iterable(chunk.segments for chunk in found)
 
 
 def speech_frames(probabilities: NDArray[np.float32]) -> Iterator[tuple[int, int]]:
@@ -68,7 +68,7 @@ def speech_frames(probabilities: NDArray[np.float32]) -> Iterator[tuple[int, int
     also if the last of them is not whole."""
     for speech, run in itertools.groupby(enumerate(probabilities), key=lambda at: at[1] >= 0.5):
         frames = [frame for frame, _ in run]
-        if speech and (len(frames) - 1) * FRAME >= 100 * 16:
+        if speech and (len(frames) - 1) * VAD_FRAME >= 100 * 16:
             yield frames[0], frames[-1] + 1
 
 
@@ -80,31 +80,31 @@ def test_windows_hold_all_speech_in_order_and_fit(
     found = cut(recording, limit)
     probabilities, length = recording
     end = 0
-    for span in all_spans(found):
-        assert 0 <= span.start < span.end <= length
-        assert span.start == end - span.overlap if span.overlap else span.start >= end
-        assert span.overlap <= min(3.0, limit / 6) * RATE
-        end = span.end
-    for window in found:
-        assert len(window.samples) <= limit * RATE
-        held = np.concatenate([np.arange(span.start, span.end) for span in window.spans])
-        np.testing.assert_array_equal(window.samples, held.astype(np.float32))
-        assert all(span.overlap == 0 for span in window.spans[1:])
-    covered = np.zeros(length + FRAME, bool)
-    for span in all_spans(found):
-        covered[span.start : span.end] = True
+    for segment in all_segments(found):
+        assert 0 <= segment.start < segment.end <= length
+        assert segment.start == end - segment.overlap if segment.overlap else segment.start >= end
+        assert segment.overlap <= min(3.0, limit / 6) * RATE
+        end = segment.end
+    for chunk in found:
+        assert len(chunk.samples) <= limit * RATE
+        held = np.concatenate([np.arange(segment.start, segment.end) for segment in chunk.segments])
+        np.testing.assert_array_equal(chunk.samples, held.astype(np.float32))
+        assert all(segment.overlap == 0 for segment in chunk.segments[1:])
+    covered = np.zeros(length + VAD_FRAME, bool)
+    for segment in all_segments(found):
+        covered[segment.start : segment.end] = True
     covered[length:] = True
     for first, beyond in speech_frames(probabilities):
-        assert covered[first * FRAME : beyond * FRAME].all()
+        assert covered[first * VAD_FRAME : beyond * VAD_FRAME].all()
 
 
 @settings(max_examples=100, deadline=None)
-@given(recordings(), st.sampled_from([1.0, 8.0]), st.sampled_from([100, FRAME, 5_000]))
+@given(recordings(), st.sampled_from([1.0, 8.0]), st.sampled_from([100, VAD_FRAME, 5_000]))
 def test_windows_do_not_depend_on_how_the_recording_is_cut_into_blocks(
     recording: tuple[NDArray[np.float32], int], limit: float, block: int
 ) -> None:
     whole, parts = cut(recording, limit), cut(recording, limit, block)
-    assert [window.spans for window in whole] == [window.spans for window in parts]
+    assert [chunk.segments for chunk in whole] == [chunk.segments for chunk in parts]
 
 
 @settings(max_examples=100, deadline=None)
@@ -112,25 +112,27 @@ def test_windows_do_not_depend_on_how_the_recording_is_cut_into_blocks(
 def test_times_in_a_window_lead_back_to_the_recording(
     recording: tuple[NDArray[np.float32], int], limit: float
 ) -> None:
-    for window in cut(recording, limit):
-        for sample, place in enumerate(window.samples[:: FRAME // 2]):
-            seconds = sample * (FRAME // 2) / RATE
-            assert window.recording_time(seconds) * RATE == pytest.approx(float(place))
-        length = len(window.samples) / RATE
-        assert window.recording_time(length, end=True) == window.spans[-1].end / RATE
-        first = (window.spans[0].end - window.spans[0].start) / RATE
-        assert window.recording_time(first, end=True) == window.spans[0].end / RATE
+    for chunk in cut(recording, limit):
+        for sample, place in enumerate(chunk.samples[:: VAD_FRAME // 2]):
+            seconds = sample * (VAD_FRAME // 2) / RATE
+            assert chunk.recording_time(seconds) * RATE == pytest.approx(float(place))
+        length = len(chunk.samples) / RATE
+        assert chunk.recording_time(length, end=True) == chunk.segments[-1].end / RATE
+        first = (chunk.segments[0].end - chunk.segments[0].start) / RATE
+        assert chunk.recording_time(first, end=True) == chunk.segments[0].end / RATE
 
 
 def levels(*runs: tuple[float, float]) -> tuple[NDArray[np.float32], int]:
     """(probability, seconds), ..."""
-    frames = [np.full(round(seconds * RATE / FRAME), level, np.float32) for level, seconds in runs]
+    frames = [
+        np.full(round(seconds * RATE / VAD_FRAME), level, np.float32) for level, seconds in runs
+    ]
     joined = np.concatenate(frames)
-    return joined, len(joined) * FRAME
+    return joined, len(joined) * VAD_FRAME
 
 
-def seconds(spans: Iterator[Span]) -> list[tuple[float, float]]:
-    return [(round(span.start / RATE, 1), round(span.end / RATE, 1)) for span in spans]
+def seconds(segments: Iterator[SpeechSegment]) -> list[tuple[float, float]]:
+    return [(round(segment.start / RATE, 1), round(segment.end / RATE, 1)) for segment in segments]
 
 
 def test_silence_costs_nothing() -> None:
@@ -142,18 +144,18 @@ def test_silence_costs_nothing() -> None:
 
 def test_a_long_span_is_cut_in_its_pause() -> None:
     found = cut(levels((1.0, 6), (0.1, 0.2), (1.0, 6)), 8)
-    assert seconds(all_spans(found)) == [(0.0, 6.1), (6.1, 12.2)]
+    assert seconds(all_segments(found)) == [(0.0, 6.1), (6.1, 12.2)]
 
 
 def test_a_pause_in_the_first_half_is_no_place_to_cut() -> None:
     found = cut(levels((1.0, 1), (0.1, 0.2), (1.0, 12)), 8)
-    assert seconds(all_spans(found))[0] == (0.0, 7.9)
+    assert seconds(all_segments(found))[0] == (0.0, 7.9)
 
 
 def test_without_a_pause_windows_overlap() -> None:
     found = cut(levels((1.0, 20)), 8)
-    assert [round(window.overlap, 2) for window in found] == [0.0, 1.33, 1.33]
-    assert found[1].spans[0].start < found[0].spans[-1].end
+    assert [round(chunk.overlap, 2) for chunk in found] == [0.0, 1.33, 1.33]
+    assert found[1].segments[0].start < found[0].segments[-1].end
 
 
 def test_noise_shorter_than_speech_is_dropped() -> None:
@@ -162,8 +164,8 @@ def test_noise_shorter_than_speech_is_dropped() -> None:
 
 def test_without_a_detector_all_is_speech() -> None:
     blocks = np.array_split(np.arange(100_001, dtype=np.float32), 7)
-    found = list(windows(blocks, 30, OPTIONS, AllSpeech()))
-    assert [window.spans for window in found] == [(Span(0, 100_001),)]
+    found = list(chunk_audio(blocks, 30, OPTIONS, AllSpeech()))
+    assert [chunk.segments for chunk in found] == [(SpeechSegment(0, 100_001),)]
 
 
 @pytest.mark.parametrize(

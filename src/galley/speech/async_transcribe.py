@@ -4,29 +4,29 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from galley.service.client import EngineClient, OutputStream
+from galley.speech.chunk_source import ChunkSource
 from galley.speech.results import Segment
 from galley.speech.session import Session
-from galley.speech.source import WindowSource
 from galley.types import EngineRequest, Output
 
 
-async def segments_of(
+async def transcribe_async(
     engine: EngineClient,
     session: Session,
-    windows: WindowSource,
+    chunks: ChunkSource,
     seen: Callable[[Output], None],
 ) -> AsyncGenerator[Segment, None]:
     """A recording's segments, in order, as they become certain. Decoding and features run in a thread.
 
     Args:
         engine: runs the requests; those of a generator that is closed early are aborted.
-        session, windows: of the recording, which is closed at the end.
+        session, chunks: of the recording, which is closed at the end.
         seen: told of everything that the engine says.
 
     Raises:
-        QueueFull: there is no room for the first window; later ones wait.
+        QueueFull: there is no room for the first chunk; later ones wait.
         AudioError: the recording cannot be decoded any further.
-        EngineError: the engine gave a window up.
+        EngineError: the engine gave a chunk up.
     """
     outputs: asyncio.Queue[Output] = asyncio.Queue()
     readers: dict[asyncio.Task[None], OutputStream] = {}
@@ -42,7 +42,7 @@ async def segments_of(
             readers[asyncio.create_task(read(stream))] = stream
 
     try:
-        await asyncio.to_thread(windows.fill, session)
+        await asyncio.to_thread(chunks.fill, session)
         await submit(session.requests())
         while not session.idle:
             output = await outputs.get()
@@ -53,7 +53,7 @@ async def segments_of(
                 await asyncio.to_thread(session.take, output)
             segments = session.segments()
             if session.has_room:
-                await asyncio.to_thread(windows.fill, session)
+                await asyncio.to_thread(chunks.fill, session)
             await submit(session.requests())
             for segment in segments:
                 yield segment
@@ -64,4 +64,4 @@ async def segments_of(
             stream.cancel()
             reader.cancel()
         # A thread may be reading still; it ends within a block.
-        await asyncio.shield(asyncio.to_thread(windows.close))
+        await asyncio.shield(asyncio.to_thread(chunks.close))

@@ -1,0 +1,162 @@
+"""Chunks of a recording: speech segments packed to what a model's encoder takes at once, silence left out.
+
+Each chunk is one run of the encoder. For a model whose inputs are padded to one length (Whisper's 30 s),
+segments are packed into a chunk until it is full, so that few chunks are needed; times in a chunk are
+mapped back to the recording. For a model that takes inputs of any length each segment is a chunk of its
+own.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from galley.speech.audio_buffer import AudioBuffer
+from galley.speech.features import SAMPLE_RATE
+from galley.speech.options import SpeechOptions
+from galley.speech.segmenter import VAD_FRAME, SpeechSegment, SpeechSegmenter, VadStream
+
+_OVERLAP_SECONDS: Final = 3.0
+"""Overlap of chunks cut without a pause: some words, so that the two transcripts can be joined at one."""
+_ONSET: Final = 2 * VAD_FRAME
+"""Speech begins about so many samples before the detector is sure of it."""
+
+
+@dataclass(frozen=True)
+class AudioChunk:
+    """The audio of one or several speech segments, joined.
+
+    Attributes:
+        segments: the parts of the recording that the chunk holds, in order. Only the first may overlap
+            another chunk.
+        samples: mono float32 ``[samples]``, 16 kHz: the segments' samples joined.
+    """
+
+    segments: tuple[SpeechSegment, ...]
+    samples: NDArray[np.float32]
+
+    @property
+    def seconds(self) -> float:
+        """Length of the chunk's audio."""
+        return len(self.samples) / SAMPLE_RATE
+
+    @property
+    def overlap(self) -> float:
+        """Seconds at the chunk's start that the chunk before holds, too."""
+        return self.segments[0].overlap / SAMPLE_RATE
+
+    def recording_time(self, seconds: float, *, end: bool = False) -> float:
+        """The time in the recording, in seconds, of a time in the chunk.
+
+        Where two segments meet, that is the start of the later one, or with ``end`` the end of the earlier
+        one.
+        """
+        sample = seconds * SAMPLE_RATE
+        offset = 0
+        for segment in self.segments:
+            length = segment.end - segment.start
+            if sample < offset + length or (end and sample == offset + length):
+                return (segment.start + sample - offset) / SAMPLE_RATE
+            offset += length
+        return self.segments[-1].end / SAMPLE_RATE
+
+    def recording_times(self, start: float, end: float) -> tuple[float, float]:
+        """The times in the recording of a word that lies from ``start`` to ``end`` in the chunk, in
+        seconds.
+
+        A word is placed in one speech segment as a whole, the one its middle is in: no word lies in the
+        silence that was left out between segments, nor in the padding before speech.
+        """
+        middle = (start + end) / 2 * SAMPLE_RATE
+        offset = 0
+        for segment in self.segments:
+            length = segment.end - segment.start
+            if middle < offset + length or segment is self.segments[-1]:
+                break
+            offset += length
+
+        first = max(0, segment.lead - _ONSET)
+
+        def place(seconds: float) -> float:
+            sample = min(max(first, seconds * SAMPLE_RATE - offset), length)
+            return (segment.start + sample) / SAMPLE_RATE
+
+        return place(start), place(end)
+
+
+class Chunker:
+    """Makes chunks of a recording that comes in blocks. Buffers at most about one chunk of audio.
+
+    Args:
+        limit_seconds: longest chunk.
+        options: what counts as speech.
+        pack: fill each chunk with as many speech segments as fit; False: one segment a chunk.
+    """
+
+    def __init__(self, limit_seconds: float, options: SpeechOptions, *, pack: bool = True) -> None:
+        self._packs = pack
+        self._limit = int(limit_seconds * SAMPLE_RATE)
+        overlap = int(min(_OVERLAP_SECONDS, limit_seconds / 6) * SAMPLE_RATE)
+        self._segmenter = SpeechSegmenter(options, self._limit, overlap)
+        self._audio = AudioBuffer()
+        # Of the chunk that is being packed: its segments, and the samples of each.
+        self._segments: list[SpeechSegment] = []
+        self._samples: list[NDArray[np.float32]] = []
+
+    def feed(
+        self, samples: NDArray[np.float32], probabilities: NDArray[np.float32]
+    ) -> Iterator[AudioChunk]:
+        """The chunks that the next samples complete.
+
+        Args:
+            samples: the next block of the recording.
+            probabilities: of the detector's frames that the block completes, float32 ``[frames]``.
+        """
+        self._audio.append(samples)
+        yield from self._pack(self._segmenter.feed(probabilities))
+        self._audio.drop_before(self._segmenter.needed_from)
+
+    def finish(self, probabilities: NDArray[np.float32]) -> Iterator[AudioChunk]:
+        """The last chunks; ``probabilities`` has that of an incomplete last frame, if there is one."""
+        end = self._audio.end
+        segments = self._segmenter.feed(probabilities) + self._segmenter.finish(end)
+        yield from self._pack(segment._replace(end=min(segment.end, end)) for segment in segments)
+        yield from self._flush()
+
+    def _pack(self, segments: Iterable[SpeechSegment]) -> Iterator[AudioChunk]:
+        for segment in segments:
+            length = sum(map(len, self._samples)) + segment.end - segment.start
+            if segment.overlap or length > self._limit or not self._packs:
+                yield from self._flush()
+            self._segments.append(segment)
+            self._samples.append(self._audio.read(segment.start, segment.end))
+
+    def _flush(self) -> Iterator[AudioChunk]:
+        if self._segments:
+            yield AudioChunk(tuple(self._segments), np.concatenate(self._samples))
+        self._segments, self._samples = [], []
+
+
+def chunk_audio(
+    blocks: Iterable[NDArray[np.float32]],
+    limit_seconds: float,
+    options: SpeechOptions,
+    detector: VadStream,
+    *,
+    pack: bool = True,
+) -> Iterator[AudioChunk]:
+    """The chunks of a recording, each as soon as the recording's blocks complete it.
+
+    Args:
+        blocks: mono float32 at 16 kHz, of any size.
+        limit_seconds: longest chunk.
+        options: what counts as speech.
+        detector: of this recording alone, as it keeps state.
+        pack: see :class:`Chunker`.
+    """
+    chunker = Chunker(limit_seconds, options, pack=pack)
+    for block in blocks:
+        yield from chunker.feed(block, detector.feed(block))
+    yield from chunker.finish(detector.finish())

@@ -1,0 +1,138 @@
+"""Engine requests of a live stream, and the text of their answers."""
+
+import itertools
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from galley.audio import EncoderInput
+from galley.service.requests import expand
+from galley.speech.fallback import Attempt, compression_ratio
+from galley.speech.features import SAMPLE_RATE, LogMel
+from galley.speech.options import LiveOptions
+from galley.speech.tokens import Prompt, SpeechTokens
+from galley.speech.utterance import Decoding
+from galley.types import LIVE_PRIORITY, EngineRequest, Output, SamplingParams
+
+_TOKENS_PER_SECOND: Final = 20
+"""Most tokens for a second of audio: nobody speaks faster, but a decoder caught in a loop goes on."""
+
+
+class LiveDecoder:
+    """Makes the engine requests of one live stream, one at a time, and collects the answers.
+
+    Args:
+        tokens: the model's special tokens.
+        features: makes the model's encoder inputs.
+        request_id: prefix of the requests' ids.
+        cache_salt: tenant.
+
+    Attributes:
+        running: the decoding that the engine works on; None if there is none.
+    """
+
+    def __init__(
+        self, tokens: SpeechTokens, features: LogMel, request_id: str, cache_salt: str
+    ) -> None:
+        self._tokens = tokens
+        self._features = features
+        self._request_id = request_id
+        self._cache_salt = cache_salt
+        self._numbers = itertools.count()
+        self._running_id = ""
+        self.running: Decoding | None = None
+
+    def start(
+        self,
+        decoding: Decoding,
+        samples: NDArray[np.float32],
+        language: str,
+        previous: list[int],
+        options: LiveOptions,
+    ) -> EngineRequest:
+        """The engine request of a decoding, which becomes the running one.
+
+        Args:
+            decoding: what is to be decoded.
+            samples: its audio, mono float32 ``[samples]``.
+            language: spoken, as a code; unused if the decoding is to detect it.
+            previous: tokens of the text before the utterance, for the prompt.
+            options: the stream's; give temperatures and beams.
+        """
+        if decoding.purpose == "language":
+            ids, params = self._tokens.detection()
+        else:
+            ids, params = self._prompt(decoding, language, previous, options)
+        features = self._features(samples)
+        frames, mels = features.shape
+        data = np.ascontiguousarray(features, "<f4").tobytes()
+        [request] = expand(
+            ids,
+            params,
+            self._tokens.info,
+            request_id=f"{self._request_id}-{next(self._numbers)}",
+            encoder_input=EncoderInput(frames=frames, mels=mels, data=data),
+            priority=LIVE_PRIORITY,
+            cache_salt=self._cache_salt,
+        )
+        self.running, self._running_id = decoding, request.id
+        return request
+
+    def take(self, output: Output) -> Decoding | None:
+        """Adds an engine output to the running decoding; returns that decoding once it has ended."""
+        decoding = self.running
+        if decoding is None or output.request_id != self._running_id:
+            return None
+        decoding.tokens += output.tokens
+        decoding.scores += output.scores or ()
+        if output.no_speech_prob is not None:
+            decoding.no_speech_prob = output.no_speech_prob
+        if output.finish_reason is None:
+            return None
+        decoding.complete = output.finish_reason == "stop"
+        self.running = None
+        return decoding
+
+    def attempt(self, decoding: Decoding, temperature: float) -> Attempt:
+        """The decoding's transcript, with the measures that :class:`QualityRules` judge."""
+        return Attempt(
+            tokens=tuple(decoding.tokens),
+            scores=tuple(decoding.scores),
+            temperature=temperature,
+            compression_ratio=compression_ratio(self.text(decoding.prefix, decoding.tokens)),
+            no_speech_prob=decoding.no_speech_prob,
+        )
+
+    def text(self, prefix: str, tokens: list[int] | tuple[int, ...]) -> str:
+        """``prefix`` and the text of the ``tokens`` that continue it."""
+        before = self.encode(prefix)
+        beyond = self._tokens.speech.timestamp_begin
+        # The prompt asks for no timestamps; a model may still write some.
+        words = [token for token in tokens if beyond is None or token < beyond]
+        return prefix + self._tokens.text([*before, *words])[len(self._tokens.text(before)) :]
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens."""
+        return self._tokens.tokenizer.encode_plain(text) if text else []
+
+    def _prompt(
+        self, decoding: Decoding, language: str, previous: list[int], options: LiveOptions
+    ) -> tuple[list[int], SamplingParams]:
+        """Prompt and parameters of a request for the text that continues ``decoding.prefix``."""
+        start = self._tokens.prompt(language, "transcribe", timestamps=False, previous=previous)
+        prompt = Prompt(start.ids + self.encode(decoding.prefix), start.start)
+        params = self._tokens.sampling(
+            prompt,
+            options.rules.temperatures[len(decoding.utterance.attempts)],
+            timestamps=False,
+            beam_size=options.rules.beam_size if decoding.is_final else 1,
+        )
+        most = 10 + _TOKENS_PER_SECOND * (decoding.end - decoding.start) // SAMPLE_RATE
+        return prompt.ids, msgspec.structs.replace(
+            params,
+            max_tokens=min(most, params.max_tokens or most),
+            # After a prefix there may be no more text.
+            begin_suppress_tokens=() if decoding.prefix else params.begin_suppress_tokens,
+        )

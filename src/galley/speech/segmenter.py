@@ -1,0 +1,206 @@
+"""From per-frame speech probabilities to speech segments that fit a model's chunk.
+
+The rules are those of Silero VAD's ``get_speech_timestamps``: two thresholds, a minimum length of speech
+and of silence, padding. Galley's own rule is where a speech segment is cut that is longer than a chunk.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from galley.speech.options import SpeechOptions
+
+VAD_FRAME: Final = 512
+"""Samples at 16 kHz that the detector gives one probability to: 32 ms."""
+SAMPLES_PER_MS: Final = 16
+_MIN_PAUSE_FRAMES: Final = 3
+"""A pause of fewer frames may lie within a word; about the 100 ms that Silero asks for."""
+
+
+class SpeechSegment(NamedTuple):
+    """Where somebody speaks, as a range of the recording's samples (16 kHz).
+
+    Attributes:
+        start, end: first sample, and the one after the last; padding included.
+        overlap: of its first samples, how many the segment before holds, too.
+        lead: of its first samples, how many are padding from before the speech began.
+    """
+
+    start: int
+    end: int
+    overlap: int = 0
+    lead: int = 0
+
+
+class VadStream(Protocol):
+    """Voice activity detection over one recording or stream, e.g. ``galley.speech.vad.SileroStream``."""
+
+    def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Speech probabilities, float32 ``[frames]``, of the frames that ``samples`` complete."""
+        ...
+
+    def finish(self) -> NDArray[np.float32]:
+        """The probability of an incomplete last frame, float32 ``[0 or 1]``."""
+        ...
+
+
+class AllSpeech:
+    """A :class:`VadStream` that takes everything for speech."""
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+        """1 for each frame that ``samples`` complete."""
+        frames, self._left = divmod(self._left + len(samples), VAD_FRAME)
+        return np.ones(frames, np.float32)
+
+    def finish(self) -> NDArray[np.float32]:
+        """1 for an incomplete last frame."""
+        return np.ones(min(self._left, 1), np.float32)
+
+
+class SpeechSegmenter:
+    """Takes probabilities frame by frame and gives each speech segment as soon as its end is certain.
+
+    Segments are in order and share no samples except their ``overlap``. A segment that grows beyond
+    ``limit`` is cut at the longest pause in its second half. If it has no pause there, it is cut at
+    ``limit``, and the next segment begins ``overlap`` samples before the cut.
+
+    Args:
+        options: what counts as speech and as silence.
+        limit: longest segment in samples, padding included.
+        overlap: in samples, less than half of ``limit``.
+
+    Raises:
+        ValueError: ``limit`` is too short for the padding or the overlap.
+    """
+
+    def __init__(self, options: SpeechOptions, limit: int, overlap: int) -> None:
+        self._options = options
+        self._pad = options.pad_ms * SAMPLES_PER_MS
+        self._limit = limit
+        self._overlap = overlap
+        if limit < 4 * (self._pad + VAD_FRAME) or not 0 <= 2 * overlap < limit:
+            raise ValueError(
+                f"limit {limit} is too short for padding {self._pad} and overlap {overlap}"
+            )
+        self._position = 0
+        self._last_end = 0
+        self._in_speech = False
+        # The open segment: first sample of speech, first sample with padding, overlap with the one before.
+        self._speech_start = self._start = self._shared = 0
+        self._continues = False
+        """The open segment was cut off the one before: it is kept however short it turns out."""
+        self._silence_start: int | None = None
+        """First sample of the silence that may end the open segment."""
+        self._probabilities: list[float] = []
+        """Of the open segment's frames."""
+
+    @property
+    def needed_from(self) -> int:
+        """The first sample that a segment yet to come may hold; earlier audio may be dropped."""
+        return self._start if self._in_speech else max(self._last_end, self._position - self._pad)
+
+    def feed(self, probabilities: NDArray[np.float32]) -> list[SpeechSegment]:
+        """The segments that end within the next frames; ``probabilities`` is float32 ``[frames]``."""
+        found: list[SpeechSegment] = []
+        for probability in probabilities.tolist():
+            self._take(probability, found)
+            self._position += VAD_FRAME
+        return found
+
+    def finish(self, samples: int) -> list[SpeechSegment]:
+        """The segment still open at the end of the recording, which is ``samples`` long; none or one."""
+        if not self._in_speech:
+            return []
+        speech_end = samples if self._silence_start is None else self._silence_start
+        found: list[SpeechSegment] = []
+        self._end(speech_end, min(samples, speech_end + self._pad), found)
+        return found
+
+    def _take(self, probability: float, found: list[SpeechSegment]) -> None:
+        options = self._options
+        if not self._in_speech:
+            if probability >= options.threshold:
+                self._begin()
+                self._probabilities.append(probability)
+            return
+        if self._position + VAD_FRAME + self._pad - self._start > self._limit:
+            self._cut(found)
+            if not self._in_speech:
+                self._take(probability, found)
+                return
+        self._probabilities.append(probability)
+        if probability >= options.threshold:
+            self._silence_start = None
+        elif probability < options.silence_below:
+            self._silence_start = (
+                self._position if self._silence_start is None else self._silence_start
+            )
+            if self._position - self._silence_start >= options.min_silence_ms * SAMPLES_PER_MS:
+                self._end(self._silence_start, self._silence_start + self._pad, found)
+
+    def _begin(self) -> None:
+        self._in_speech, self._continues, self._silence_start = True, False, None
+        self._speech_start = self._position
+        self._start = max(self._last_end, self._position - self._pad)
+        self._shared = 0
+        self._probabilities = []
+
+    def _end(self, speech_end: int, end: int, found: list[SpeechSegment]) -> None:
+        least = self._options.min_speech_ms * SAMPLES_PER_MS
+        if self._continues or speech_end - self._speech_start > least:
+            lead = max(0, self._speech_start - self._start)
+            found.append(SpeechSegment(self._start, end, self._shared, lead))
+            self._last_end = end
+        self._in_speech = False
+
+    def _cut(self, found: list[SpeechSegment]) -> None:
+        """Ends the open segment before the frame at ``_position``; if speech goes on, begins the next."""
+        if self._silence_start is not None:
+            self._end(
+                self._silence_start, min(self._silence_start + self._pad, self._position), found
+            )
+            return
+        pause = self._longest_pause()
+        end = self._position if pause is None else pause
+        self._continues = True
+        self._end(end, end, found)
+        self._in_speech = True
+        self._shared = self._overlap if pause is None else 0
+        start = end - self._shared
+        frames = -(-(self._position - start) // VAD_FRAME)
+        self._start, self._probabilities = (
+            start,
+            self._probabilities[len(self._probabilities) - frames :],
+        )
+
+    def _longest_pause(self) -> int | None:
+        """Middle, as a sample, of the longest pause in the open segment's second half; the latest one."""
+        first_sample = self._position - len(self._probabilities) * VAD_FRAME
+        first = len(self._probabilities) // 2
+        middle = longest_pause(self._probabilities[first:], self._options.silence_below)
+        return None if middle is None else first_sample + first * VAD_FRAME + middle
+
+
+def longest_pause(probabilities: Sequence[float], silence_below: float) -> int | None:
+    """Middle of the longest pause between words, the latest of equals; None if there is no pause.
+
+    Args:
+        probabilities: of consecutive frames.
+        silence_below: a frame with a lower probability is silence.
+
+    Returns:
+        Samples from the start of the first frame.
+    """
+    first, longest, middle = 0, _MIN_PAUSE_FRAMES, None
+    for quiet, run in itertools.groupby(p < silence_below for p in probabilities):
+        length = len(list(run))
+        if quiet and length >= longest:
+            longest, middle = length, first * VAD_FRAME + length * VAD_FRAME // 2
+        first += length
+    return middle
