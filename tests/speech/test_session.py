@@ -50,7 +50,7 @@ def model_info() -> ModelInfo:
         alignment_heads=((0, 0),),
     )
     return ModelInfo(
-        name="tiny", path="", family="whisper", tasks=(), executor="", dtype="", quantize="",
+        name="tiny", path="", family="whisper", tasks=speech.tasks_done, executor="", dtype="", quantize="",
         activations="", kv_dtype="", vocab_size=2000, max_model_len=64, kv_cache_tokens=4096,
         eos_token_ids=(EOT,), defaults=SamplingDefaults(), costs=StepCosts(
             weight_bytes=0, kv_bytes_per_token=0, row_operations=0, logit_operations=0
