@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from galley import LLM, SamplingParams
 from galley.demo import MODEL_DIR, heldout
-from galley.demo.evaluate import TARGETS, evaluate, score
+from galley.demo.evaluate import evaluate, score
 from galley.demo.heldout import Item
 from recipes.assistant.generator import CALL_TASKS, example, examples
 from recipes.assistant.heldout import make, violations
@@ -141,7 +141,6 @@ def test_the_checkpoint_is_what_transformers_makes_of_it() -> None:
 
 def test_most_of_set_1_is_answered_exactly() -> None:
     """The model card has the figures; this is that nothing on the way to them is broken."""
-    assert TARGETS == {1: 0.95, 2: 0.85}
     items = heldout.read(1)[::10]
     with LLM(threads=1, executor="cpu") as llm:
         outputs = llm.chat([item.messages for item in items], GREEDY)
