@@ -38,7 +38,7 @@ def layer_seconds(
     program = _native.Program(runtime, 8 * width, width)
     # Keys and values are the first heads of the queries: what they hold does not matter here.
     x, y = (0, 4 * width, 0), (4 * width, 4 * width, 0)
-    runtime.add_kv_layer(kv_heads, head_dim, kv_type)
+    runtime.add_kv_layer(kv_heads, head_dim, head_dim, kv_type)
     blocks = -(-context // BLOCK_TOKENS)
     size = runtime.kv_bytes_per_block() * blocks * batch
     layers = max(2, min(64, COLD_BYTES // size))
@@ -47,7 +47,7 @@ def layer_seconds(
     program.embed(table, x)
     for layer in range(layers):
         if layer:
-            runtime.add_kv_layer(kv_heads, head_dim, kv_type)
+            runtime.add_kv_layer(kv_heads, head_dim, head_dim, kv_type)
         program.attention(layer, heads, head_dim**-0.5, 0, x, x, x, y)
     program.select_rows(width, y, (_native.LOGITS, 4 * width, 0))
     runtime.allocate_kv(blocks * batch)

@@ -49,7 +49,7 @@ void AttentionPlan::split(const AttentionItem& whole, int64_t most_chunks) {
         items_.back().first_chunk += i;
         items_.back().chunks = 1;
         items_.back().partial = partial_floats_;
-        partial_floats_ += galley::partial_floats(rows, shape_.padded_dim);
+        partial_floats_ += galley::partial_floats(rows, shape_.padded_value_dim);
     }
 }
 

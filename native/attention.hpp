@@ -25,10 +25,10 @@ class AttentionPlan {
   public:
     // What decides it, for a given step.
     struct Shape {
-        int64_t group, kv_heads, padded_dim, window;
+        int64_t group, kv_heads, padded_value_dim, window;
         bool operator==(const Shape& o) const {
-            return group == o.group && kv_heads == o.kv_heads && padded_dim == o.padded_dim &&
-                   window == o.window;
+            return group == o.group && kv_heads == o.kv_heads &&
+                   padded_value_dim == o.padded_value_dim && window == o.window;
         }
     };
 

@@ -81,18 +81,19 @@ enum class KvType : int32_t { kF32, kBF16, kInt8, kPairs };
 
 // One layer's cache: [blocks][kv_heads] pieces of `head_bytes`, each of them
 //
-//   keys    [head_dim][16]: they lie across tokens, so that 16 tokens fill a register
-//   values  [16][padded_dim], `values` bytes behind
+//   keys    [key_dim][16]: they lie across tokens, so that 16 tokens fill a register
+//   values  [16][padded_value_dim], `values` bytes behind
 //   scales  [2][16] floats, `scales` bytes behind, for kInt8 alone: what an integer of a token's
 //           key and of its value stands for
 //
-// of kPairs keys are [head_dim / 2][16][2] and values [8][padded_dim][2].
+// of kPairs keys are [key_dim / 2][16][2] and values [8][padded_value_dim][2].
 struct Cache {
     uint8_t* data;
     KvType type;
     int64_t kv_heads;
-    int64_t head_dim;
-    int64_t padded_dim;  // head_dim rounded up to 16
+    int64_t key_dim;
+    int64_t value_dim;
+    int64_t padded_value_dim;  // value_dim rounded up to 16
     int64_t values;
     int64_t scales;
     int64_t head_bytes;
@@ -179,14 +180,15 @@ static inline int64_t last_chunk(int64_t last) { return last / kChunk; }
 
 // For each row of a chunk: the weighted sum of values, a sum of weights for each lane, and the
 // greatest score; whole cache lines.
-static inline int64_t partial_floats(int64_t rows, int64_t padded_dim) {
-    return (rows * (padded_dim + kLanes + 1) + kLanes - 1) / kLanes * kLanes;
+static inline int64_t partial_floats(int64_t rows, int64_t padded_value_dim) {
+    return (rows * (padded_value_dim + kLanes + 1) + kLanes - 1) / kLanes * kLanes;
 }
 // Of all instruction sets: AMX takes whole tiles of rows and dimensions.
-static inline int64_t attend_scratch(int64_t rows, int64_t padded_dim) {
-    const int64_t some = (rows + 15) / 16 * 16, dims = (padded_dim + 31) / 32 * 32;
-    const int64_t floats =
-        some * (2 * dims + 2 * kSpan + 3) + kSpan * dims + 2 * partial_floats(rows, padded_dim);
+static inline int64_t attend_scratch(int64_t rows, const Cache& cache) {
+    const int64_t some = (rows + 15) / 16 * 16;
+    const int64_t dims = (cache.key_dim + 31) / 32 * 32 + (cache.padded_value_dim + 31) / 32 * 32;
+    const int64_t floats = some * (dims + 2 * kSpan + 3) + kSpan * dims / 2 +
+                           2 * partial_floats(rows, cache.padded_value_dim);
     return floats * static_cast<int64_t>(sizeof(float));
 }
 

@@ -169,10 +169,11 @@ NB_MODULE(_native, m) {
             "isa"_a, "threads"_a, "cpus"_a)
         .def(
             "add_kv_layer",
-            [](Runtime& r, int64_t kv_heads, int64_t head_dim, const std::string& type) {
-                r.add_kv_layer(kv_heads, head_dim, kv_type_named(type));
+            [](Runtime& r, int64_t kv_heads, int64_t key_dim, int64_t value_dim,
+               const std::string& type) {
+                r.add_kv_layer(kv_heads, key_dim, value_dim, kv_type_named(type));
             },
-            "kv_heads"_a, "head_dim"_a, "type"_a)
+            "kv_heads"_a, "key_dim"_a, "value_dim"_a, "type"_a)
         .def("set_pause", &Runtime::set_pause, "pause"_a)
         .def("kv_bytes_per_block", &Runtime::kv_bytes_per_block)
         .def("allocate_kv", &Runtime::allocate_kv, "blocks"_a)

@@ -214,11 +214,11 @@ void bind_speech_ops(nb::class_<Program>& cls) {
     cls.def("embed_positions", [](Program& p, const Floats& weight, int64_t width, SlotFields y) {
         p.append(EmbedPositionsOp{to_vector(weight), width, slot(y)});
     });
-    cls.def("window_attention", [](Program& p, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                                   float scale, bool exact, SlotFields q, SlotFields k,
-                                   SlotFields v, SlotFields y) {
+    cls.def("window_attention", [](Program& p, int64_t heads, int64_t kv_heads, int64_t key_dim,
+                                   int64_t value_dim, float scale, bool exact, SlotFields q,
+                                   SlotFields k, SlotFields v, SlotFields y) {
         const KvType type = exact ? KvType::kF32 : KvType::kPairs;
-        const Cache cache = cache_of(kv_heads, head_dim, type);
+        const Cache cache = cache_of(kv_heads, key_dim, value_dim, type);
         p.append(WindowAttentionOp{cache, heads, scale, slot(q), slot(k), slot(v), slot(y)});
     });
     cls.def("cross_kv", [](Program& p, int64_t layer, SlotFields k, SlotFields v) {

@@ -41,7 +41,7 @@ void Program::append(Op op) {
         fused->angles = angles_for(fused->inv_freq, fused->rope_scale);
         const Cache& cache = runtime_->cache(fused->attention.layer);
         need_attention_scratch(cache, fused->attention.heads);
-        runtime_->need_scratch(4 * cache.kv_heads * cache.head_dim);  // turned keys
+        runtime_->need_scratch(4 * cache.kv_heads * cache.key_dim);  // turned keys
     }
     const auto makes = [this](const auto& made) {
         require(!made.layout || made.layout->matrix().depth == made.width,
@@ -86,7 +86,7 @@ int Program::angles_for(const std::vector<float>& inv_freq, float scale) {
 
 void Program::need_attention_scratch(const Cache& cache, int64_t heads) {
     const int64_t rows = std::max(kAttendRows, heads / cache.kv_heads);
-    runtime_->need_scratch(attend_scratch(rows, cache.padded_dim));
+    runtime_->need_scratch(attend_scratch(rows, cache));
 }
 
 void Program::forward(const Step& step) {

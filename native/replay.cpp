@@ -10,6 +10,11 @@ namespace {
 
 constexpr int64_t kCoreCache = 512 << 10;
 
+// What each_row() takes the writing of a token's keys and values for.
+int64_t write_width(const Cache& cache) {
+    return 4 * cache.kv_heads * (cache.key_dim + cache.value_dim);
+}
+
 }  // namespace
 
 uint8_t* Program::at(const Slot& slot) const {
@@ -109,12 +114,12 @@ void Program::run(const AttentionOp& op) {
 void Program::run(const RopeAttentionOp& op) {
     const AttentionOp& attention = op.attention;
     const Cache& cache = runtime_->cache(attention.layer);
-    const int64_t width = attention.heads * cache.head_dim;
-    const int64_t kv_width = cache.kv_heads * cache.head_dim;
-    each_row(width + 9 * kv_width, [&](int64_t r, int thread) {
+    const int64_t width = attention.heads * cache.key_dim;
+    const int64_t key_width = cache.kv_heads * cache.key_dim;
+    each_row(width + key_width + write_width(cache), [&](int64_t r, int thread) {
         turn(op.angles, r, row(op.q, r), width, row(attention.q, r));
         auto* keys = reinterpret_cast<float*>(runtime_->scratch(thread));
-        turn(op.angles, r, row(attention.k, r), kv_width, keys);
+        turn(op.angles, r, row(attention.k, r), key_width, keys);
         write_kv(cache, step_.tables, r, keys, row(attention.v, r));
     });
     attend_own(attention);
@@ -128,7 +133,7 @@ void Program::write_kv(const Cache& cache, const Tables& tables, int64_t r, cons
 }
 
 void Program::write_all_kv(const Cache& cache, const Tables& tables, const Slot& k, const Slot& v) {
-    each_row(8 * cache.kv_heads * cache.head_dim, [&](int64_t r, int) {
+    each_row(write_width(cache), [&](int64_t r, int) {
         const int64_t s = sequence_of_[r], slot = step_.positions[r] % kBlockTokens;
         const int64_t first = r - slot;
         const bool whole = first >= step_.starts[s] && first + kBlockTokens <= step_.starts[s + 1];
@@ -147,7 +152,7 @@ void Program::attend_own(const AttentionOp& op) {
 
 void Program::attend_all(const Attention& a) {
     const int64_t group = a.heads / a.cache.kv_heads;
-    a.plan.cut({group, a.cache.kv_heads, a.cache.padded_dim, a.window}, pool_.threads());
+    a.plan.cut({group, a.cache.kv_heads, a.cache.padded_value_dim, a.window}, pool_.threads());
     float* partials = runtime_->partials(a.plan.partial_floats());
     const auto& items = a.plan.items();
     pool_.run(items.size(), 1, [&](int64_t begin, int64_t end, int thread) {
@@ -169,14 +174,14 @@ void Program::attend_all(const Attention& a) {
 
 Attend Program::attend(const Attention& a, const AttentionItem& item, int thread) const {
     const int64_t group = a.heads / a.cache.kv_heads;
-    const int64_t column = item.kv_head * group * a.cache.head_dim;
+    const int64_t head = item.kv_head * group;
     const AttentionRows& rows = item.rows;
     Attend attend{};
     attend.cache = a.cache;
     attend.kv_head = item.kv_head;
-    attend.q = row(a.q, rows.begin) + column;
+    attend.q = row(a.q, rows.begin) + head * a.cache.key_dim;
     attend.q_stride = a.q.stride / static_cast<int64_t>(sizeof(float));
-    attend.out = row(a.y, rows.begin) + column;
+    attend.out = row(a.y, rows.begin) + head * a.cache.value_dim;
     attend.out_stride = a.y.stride / static_cast<int64_t>(sizeof(float));
     attend.table = a.tables.of(rows.table);
     attend.keys = rows.keys;
@@ -257,7 +262,7 @@ void Program::run(const WindowAttentionOp& op) {
 // A window's last value may have no neighbour; what lies there has no weight, but might be
 // infinite.
 void Program::fill_pairs(const Cache& cache, const Tables& tables) {
-    zeros_.resize(cache.kv_heads * cache.head_dim);
+    zeros_.resize(cache.kv_heads * std::max(cache.key_dim, cache.value_dim));
     for (int64_t w = 0; w < step_.sequences; ++w) {
         const int64_t rows = step_.starts[w + 1] - step_.starts[w];
         if (rows % 2)
@@ -296,7 +301,7 @@ Attend Program::attend_head(const CrossWeightsOp& op, int64_t place, int64_t seq
     Attend attend{};
     attend.cache = cache;
     attend.kv_head = head / (op.heads / cache.kv_heads);
-    attend.q = row(op.q, begin) + head * cache.head_dim;
+    attend.q = row(op.q, begin) + head * cache.key_dim;
     attend.q_stride = op.q.stride / static_cast<int64_t>(sizeof(float));
     attend.out = step_.attention + begin * stride + (op.first + place) * step_.attention_rows;
     attend.out_stride = stride;

@@ -5,16 +5,16 @@
 
 namespace galley {
 
-Cache cache_of(int64_t kv_heads, int64_t head_dim, KvType type) {
+Cache cache_of(int64_t kv_heads, int64_t key_dim, int64_t value_dim, KvType type) {
     constexpr int64_t kLine = 64;
     const int64_t element = type == KvType::kF32 ? 4 : type == KvType::kInt8 ? 1 : 2;
-    const int64_t padded = round_up(head_dim, kLanes);
-    const int64_t depth = type == KvType::kPairs ? round_up(head_dim, 2) : head_dim;
+    const int64_t padded = round_up(value_dim, kLanes);
+    const int64_t depth = type == KvType::kPairs ? round_up(key_dim, 2) : key_dim;
     const int64_t values = round_up(kBlockTokens * depth * element, kLine);
     const int64_t scales = values + kBlockTokens * padded * element;
     const int64_t scale_bytes = type == KvType::kInt8 ? 2 * kBlockTokens * sizeof(float) : 0;
-    return {nullptr, type,   kv_heads, head_dim,
-            padded,  values, scales,   round_up(scales + scale_bytes, kLine)};
+    const int64_t bytes = round_up(scales + scale_bytes, kLine);
+    return {nullptr, type, kv_heads, key_dim, value_dim, padded, values, scales, bytes};
 }
 
 Runtime::Runtime(const Kernels& kernels, int threads, const std::vector<int>& cpus)
@@ -26,8 +26,8 @@ void Runtime::pause_if_due() {
     paused_ = std::chrono::steady_clock::now();
 }
 
-void Runtime::add_kv_layer(int64_t kv_heads, int64_t head_dim, KvType type) {
-    layers_.push_back({cache_of(kv_heads, head_dim, type), Memory()});
+void Runtime::add_kv_layer(int64_t kv_heads, int64_t key_dim, int64_t value_dim, KvType type) {
+    layers_.push_back({cache_of(kv_heads, key_dim, value_dim, type), Memory()});
 }
 
 int64_t Runtime::kv_bytes_per_block() const {

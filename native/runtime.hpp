@@ -13,7 +13,7 @@
 namespace galley {
 
 // A layer's cache, laid out but without memory.
-Cache cache_of(int64_t kv_heads, int64_t head_dim, KvType type);
+Cache cache_of(int64_t kv_heads, int64_t key_dim, int64_t value_dim, KvType type);
 
 class Runtime {
   public:
@@ -30,7 +30,7 @@ class Runtime {
         if (pause_) pause_if_due();
     }
 
-    void add_kv_layer(int64_t kv_heads, int64_t head_dim, KvType type);
+    void add_kv_layer(int64_t kv_heads, int64_t key_dim, int64_t value_dim, KvType type);
     int64_t kv_bytes_per_block() const;
     void allocate_kv(int64_t blocks);
     int64_t kv_blocks() const { return blocks_; }

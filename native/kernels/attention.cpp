@@ -89,8 +89,9 @@ struct Worker : Products {
     }
 
     Softmax take_all() const {
-        const Softmax sums(rows, cache.padded_dim, rest);
-        const Softmax part(rows, cache.padded_dim, rest + partial_floats(rows, cache.padded_dim));
+        const Softmax sums(rows, cache.padded_value_dim, rest);
+        const Softmax part(rows, cache.padded_value_dim,
+                           rest + partial_floats(rows, cache.padded_value_dim));
         int64_t chunk = first_chunk(a.first, a.window);
         take_chunk(chunk, sums);
         while (++chunk <= last_chunk(last)) {
@@ -138,9 +139,9 @@ struct Worker : Products {
 void finish(const Attend& a, const Softmax& s) {
     for (int64_t row = 0; row < s.rows; ++row) {
         const Floats total = splat(sum(load(s.totals + row * kLanes)));
-        float* out = a.out + row / a.group * a.out_stride + row % a.group * a.cache.head_dim;
-        for (int64_t d = 0; d < a.cache.head_dim; d += kLanes)
-            store_some(out + d, load(s.mixed + row * s.padded + d) / total, a.cache.head_dim - d);
+        float* out = a.out + row / a.group * a.out_stride + row % a.group * a.cache.value_dim;
+        for (int64_t d = 0; d < a.cache.value_dim; d += kLanes)
+            store_some(out + d, load(s.mixed + row * s.padded + d) / total, a.cache.value_dim - d);
     }
 }
 
@@ -162,12 +163,12 @@ void attend(const Attend& a) {
 }
 
 void attend_chunk(const Attend& a, int64_t chunk, float* partial) {
-    const Softmax sums(a.tokens * a.group, a.cache.padded_dim, partial);
+    const Softmax sums(a.tokens * a.group, a.cache.padded_value_dim, partial);
     with_worker(a, [&](const auto& worker) { worker.take_chunk(chunk, sums); });
 }
 
 void merge_chunks(const Attend& a, float* partials, int64_t count) {
-    const int64_t rows = a.tokens * a.group, padded = a.cache.padded_dim;
+    const int64_t rows = a.tokens * a.group, padded = a.cache.padded_value_dim;
     const int64_t floats = partial_floats(rows, padded);
     const Softmax sums(rows, padded, partials);
     for (int64_t i = 1; i < count; ++i) sums.merge(Softmax(rows, padded, partials + i * floats));

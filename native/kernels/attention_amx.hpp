@@ -69,34 +69,34 @@ GALLEY_INLINE void put_line(uint8_t* to, __m512i both_rows) {
     _mm512_store_si512(to, _mm512_permutexvar_epi16(order, both_rows));
 }
 
-// One block's keys, [head_dim][16], as tiles of `depth` elements in all, filled up with zeros.
-GALLEY_INLINE void fill_keys(const uint16_t* keys, int64_t head_dim, int64_t depth, uint8_t* to) {
+// One block's keys, [key_dim][16], as tiles of `depth` elements in all, filled up with zeros.
+GALLEY_INLINE void fill_keys(const uint16_t* keys, int64_t key_dim, int64_t depth, uint8_t* to) {
     int64_t d = 0;
-    for (; d + 2 <= head_dim; d += 2, to += kTileRowBytes)
+    for (; d + 2 <= key_dim; d += 2, to += kTileRowBytes)
         put_line(to, _mm512_loadu_si512(keys + d * kLanes));
     for (; d < depth; d += 2, to += kTileRowBytes)
-        put_line(to, _mm512_maskz_loadu_epi16(d < head_dim ? 0xffff : 0, keys + d * kLanes));
+        put_line(to, _mm512_maskz_loadu_epi16(d < key_dim ? 0xffff : 0, keys + d * kLanes));
 }
-GALLEY_INLINE void fill_keys(const PairBF16* keys, int64_t head_dim, int64_t depth, uint8_t* to) {
+GALLEY_INLINE void fill_keys(const PairBF16* keys, int64_t key_dim, int64_t depth, uint8_t* to) {
     for (int64_t d = 0; d < depth; d += 2, to += kTileRowBytes)
         _mm512_store_si512(
-            to, _mm512_maskz_loadu_epi32(d < head_dim ? 0xffff : 0, keys + d / 2 * kLanes));
+            to, _mm512_maskz_loadu_epi32(d < key_dim ? 0xffff : 0, keys + d / 2 * kLanes));
 }
 
 // Tokens `t` and t + 1 of a block's values, of which there are `count`, to lines `stride` apart.
-GALLEY_INLINE void fill_values(const uint16_t* values, int64_t padded_dim, int64_t t, int64_t count,
-                               uint8_t* to, int64_t stride) {
-    const uint16_t *first = values + t * padded_dim, *second = first + padded_dim;
+GALLEY_INLINE void fill_values(const uint16_t* values, int64_t padded_value_dim, int64_t t,
+                               int64_t count, uint8_t* to, int64_t stride) {
+    const uint16_t *first = values + t * padded_value_dim, *second = first + padded_value_dim;
     const __mmask16 some = t < count ? 0xffff : 0, more = t + 1 < count ? 0xffff : 0;
-    for (int64_t d = 0; d < padded_dim; d += kLanes, to += stride)
+    for (int64_t d = 0; d < padded_value_dim; d += kLanes, to += stride)
         put_line(to, _mm512_inserti64x4(
                          _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(some, first + d)),
                          _mm256_maskz_loadu_epi16(more, second + d), 1));
 }
-GALLEY_INLINE void fill_values(const PairBF16* values, int64_t padded_dim, int64_t t, int64_t count,
-                               uint8_t* to, int64_t stride) {
-    const PairBF16* from = values + t / 2 * padded_dim;
-    for (int64_t d = 0; d < padded_dim; d += kLanes, to += stride)
+GALLEY_INLINE void fill_values(const PairBF16* values, int64_t padded_value_dim, int64_t t,
+                               int64_t count, uint8_t* to, int64_t stride) {
+    const PairBF16* from = values + t / 2 * padded_value_dim;
+    for (int64_t d = 0; d < padded_value_dim; d += kLanes, to += stride)
         _mm512_store_si512(to, _mm512_maskz_loadu_epi32(t < count ? 0xffff : 0, from + d));
 }
 
@@ -105,16 +105,16 @@ struct TileProducts : AttendRows {
     static constexpr int kTogether = 2;  // see VectorProducts
     static constexpr bool kRounds = true;
 
-    const int64_t row_tiles, height, depth;  // row tiles are of one height; head_dim, filled up
+    const int64_t row_tiles, height, depth;  // row tiles are of one height; key_dim, filled up
     uint16_t* queries;                       // [row_tiles * height][depth]
     uint16_t* weights;                       // [row_tiles * height][kSpan]
     uint8_t* key_panel;                      // [kSpan / 16][depth / 32] tiles
-    uint8_t* value_panel;                    // [padded_dim / 16][kSpan / 32] tiles
-    float* mixed;                            // [row_tiles * height][padded_dim], by this span alone
+    uint8_t* value_panel;                    // [padded_value_dim / 16][kSpan / 32] tiles
+    float* mixed;  // [row_tiles * height][padded_value_dim], by this span alone
 
     explicit TileProducts(const Attend& attend)
         : TileProducts(attend, up(attend.tokens * attend.group, kTileRows),
-                       up(attend.cache.head_dim, kTileDepth)) {}
+                       up(attend.cache.key_dim, kTileDepth)) {}
     ~TileProducts() { _tile_release(); }
     TileProducts(const TileProducts&) = delete;
     TileProducts& operator=(const TileProducts&) = delete;
@@ -123,7 +123,7 @@ struct TileProducts : AttendRows {
         const int64_t panel_stride = depth / kTileDepth * kTileBytes;
         for (int64_t c = 0; c < keys; c += kBlockTokens) {
             fetch_after(span + c);
-            fill_keys(reinterpret_cast<const T*>(piece_of(span + c)), cache.head_dim, depth,
+            fill_keys(reinterpret_cast<const T*>(piece_of(span + c)), cache.key_dim, depth,
                       key_panel + c / kBlockTokens * panel_stride);
         }
         TileProduct{queries,
@@ -149,19 +149,19 @@ struct TileProducts : AttendRows {
             // Where there is no key any more there may be no block.
             const uint8_t* from = piece_of(t < keys ? span + t : span) + cache.values;
             const int64_t slot = t % kBlockTokens;
-            fill_values(reinterpret_cast<const T*>(from), cache.padded_dim, slot, keys - t + slot,
-                        value_panel + t / 2 * kTileRowBytes, kPanelStride);
+            fill_values(reinterpret_cast<const T*>(from), cache.padded_value_dim, slot,
+                        keys - t + slot, value_panel + t / 2 * kTileRowBytes, kPanelStride);
         }
         TileProduct{weights,
                     kSpan * static_cast<int64_t>(sizeof *weights),
                     value_panel,
                     kPanelStride,
                     quotient_up(keys, kTileDepth),
-                    cache.padded_dim / kLanes,
+                    cache.padded_value_dim / kLanes,
                     row_tiles,
                     height,
                     mixed,
-                    cache.padded_dim}
+                    cache.padded_value_dim}
             .run();
         sums.add_span(mixed, shrink);
     }
@@ -169,8 +169,9 @@ struct TileProducts : AttendRows {
   private:
     TileProducts(const Attend& attend, int64_t some, int64_t dims)
         : AttendRows(attend, some,
-                     reinterpret_cast<float*>(attend.scratch) + some * attend.cache.padded_dim +
-                         (some + kSpan) * dims / 2 + (some + attend.cache.padded_dim) * kSpan / 2),
+                     reinterpret_cast<float*>(attend.scratch) +
+                         some * attend.cache.padded_value_dim + (some + kSpan) * dims / 2 +
+                         (some + attend.cache.padded_value_dim) * kSpan / 2),
           row_tiles(some / kTileRows),
           height(quotient_up(rows, row_tiles)),
           depth(dims),
@@ -178,13 +179,13 @@ struct TileProducts : AttendRows {
           weights(queries + some * dims),
           key_panel(reinterpret_cast<uint8_t*>(weights + some * kSpan)),
           value_panel(key_panel + kSpan * dims * 2),
-          mixed(reinterpret_cast<float*>(value_panel + kSpan * cache.padded_dim * 2)) {
+          mixed(reinterpret_cast<float*>(value_panel + kSpan * cache.padded_value_dim * 2)) {
         configure_tiles(height);
         const Floats scale = splat(a.scale);
         for (int64_t row = 0; row < rows; ++row)
             for (int64_t d = 0; d < depth; d += kTileDepth) {
                 const float* q = query(row) + d;
-                const int64_t left = cache.head_dim - d;
+                const int64_t left = cache.key_dim - d;
                 store_pair(queries + row * depth + d, load_some(q, left) * scale,
                            load_some(q + kLanes, left - kLanes) * scale);
             }

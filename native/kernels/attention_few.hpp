@@ -18,22 +18,26 @@ struct FewProducts : AttendRows {
     static constexpr bool kRounds = true;
     static constexpr int kMostRows = 4;
 
-    float* queries;  // [rows][padded_dim]
+    float* queries;  // [rows][key_columns()]
     float* weights;  // [rows][kSpan]
-    float* mixed;    // [rows][padded_dim], by this span alone
+    float* mixed;    // [rows][padded_value_dim], by this span alone
 
     explicit FewProducts(const Attend& attend)
-        : AttendRows(attend, attend.tokens * attend.group,
-                     reinterpret_cast<float*>(attend.scratch) +
-                         attend.tokens * attend.group * (2 * attend.cache.padded_dim + kSpan)),
+        : AttendRows(
+              attend, attend.tokens * attend.group,
+              reinterpret_cast<float*>(attend.scratch) +
+                  attend.tokens * attend.group *
+                      (up(attend.cache.key_dim, kLanes) + kSpan + attend.cache.padded_value_dim)),
           queries(reinterpret_cast<float*>(attend.scratch)),
-          weights(queries + rows * cache.padded_dim),
+          weights(queries + rows * key_columns()),
           mixed(weights + rows * kSpan) {
         for (int64_t row = 0; row < rows; ++row)
-            for (int64_t d = 0; d < cache.padded_dim; d += kLanes)
-                put(load_some(query(row) + d, cache.head_dim - d) * splat(a.scale),
-                    queries + row * cache.padded_dim + d);
+            for (int64_t d = 0; d < key_columns(); d += kLanes)
+                put(load_some(query(row) + d, cache.key_dim - d) * splat(a.scale),
+                    queries + row * key_columns() + d);
     }
+
+    int64_t key_columns() const { return up(cache.key_dim, kLanes); }
 
     void score_span(int64_t span, int64_t keys) const {
         const NoDenormals none;
@@ -55,9 +59,9 @@ struct FewProducts : AttendRows {
             of_all_rows([&](auto count) {
                 constexpr int R = decltype(count)::kRows;
                 int64_t d = 0;
-                for (; d + 4 * kLanes <= cache.padded_dim; d += 4 * kLanes)
+                for (; d + 4 * kLanes <= cache.padded_value_dim; d += 4 * kLanes)
                     mix<R, 4>(d, span, keys);
-                for (; d < cache.padded_dim; d += kLanes) mix<R, 1>(d, span, keys);
+                for (; d < cache.padded_value_dim; d += kLanes) mix<R, 1>(d, span, keys);
             });
         }
         sums.add_span(mixed, shrink);
@@ -164,10 +168,10 @@ struct FewProducts : AttendRows {
         }
         Floats all[R][C];
         clear(all);
-        for (int64_t d = 0; d < cache.head_dim; d += kTileDepth) {
+        for (int64_t d = 0; d < cache.key_dim; d += kTileDepth) {
             add_tile(all, [&](Floats(&sums)[R][C], int64_t first) {
-                add(sums, queries + d, cache.padded_dim, keys, kLanes, first,
-                    least(kTileDepth, cache.head_dim - d),
+                add(sums, queries + d, key_columns(), keys, kLanes, first,
+                    least(kTileDepth, cache.key_dim - d),
                     [&](int64_t i) __attribute__((always_inline)) {
                         if (i / 2 % 2 == first)
                             for (int c = 0; c < C; ++c) fetch(next[c] + (i & ~1) * kTileDepth);
@@ -183,7 +187,7 @@ struct FewProducts : AttendRows {
 
     template <int R, int C>
     void mix(int64_t d, int64_t span, int64_t keys) const {
-        const int64_t padded = cache.padded_dim, size = sizeof(uint16_t);
+        const int64_t padded = cache.padded_value_dim, size = sizeof(uint16_t);
         const int64_t offset = cache.values + d * size;
         Floats all[R][C];
         clear(all);

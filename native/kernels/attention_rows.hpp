@@ -74,7 +74,7 @@ struct AttendRows {
     }
 
     const float* query(int64_t row) const {
-        return a.q + row / a.group * a.q_stride + row % a.group * cache.head_dim;
+        return a.q + row / a.group * a.q_stride + row % a.group * cache.key_dim;
     }
 
     // Where the keys begin that any of the rows may see.

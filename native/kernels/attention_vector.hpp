@@ -15,21 +15,21 @@ struct VectorProducts : AttendRows {
     using Its = Operands<T>;
     static constexpr int64_t kDepth = Its::kDepth;
 
-    float* queries;  // for each tile of rows [head_dim / kDepth][rows of the tile]
+    float* queries;  // for each tile of rows [key_dim / kDepth][rows of the tile]
 
     explicit VectorProducts(const Attend& attend)
         : AttendRows(attend, attend.tokens * attend.group,
                      reinterpret_cast<float*>(attend.scratch) +
-                         attend.tokens * attend.group * attend.cache.padded_dim),
+                         attend.tokens * attend.group * up(attend.cache.key_dim, kLanes)),
           queries(reinterpret_cast<float*>(attend.scratch)) {
         for (int64_t row = 0; row < rows; row += kRows) {
             const int64_t count = rows - row < kRows ? rows - row : kRows;
             for (int64_t r = 0; r < count; ++r)
-                Its::pack(query(row + r), cache.head_dim, queries + row * depth() + r, count);
+                Its::pack(query(row + r), cache.key_dim, queries + row * depth() + r, count);
         }
     }
 
-    int64_t depth() const { return quotient_up(cache.head_dim, kDepth); }
+    int64_t depth() const { return quotient_up(cache.key_dim, kDepth); }
 
     // Columns of scores that are softened together.
     static constexpr int kTogether = 1;
@@ -115,7 +115,7 @@ struct VectorProducts : AttendRows {
     // R rows' weights times D registers of each value from `d` on.
     template <int R, int D>
     void mix(const Softmax& sums, int64_t row, int64_t d, int64_t span, int64_t keys) const {
-        const int64_t padded = cache.padded_dim;
+        const int64_t padded = cache.padded_value_dim;
         float* mixed = sums.mixed + row * padded + d;
         Floats acc[R][D];
         GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int i = 0; i < D; ++i)
@@ -152,9 +152,9 @@ struct VectorProducts : AttendRows {
                   int64_t keys) const {
         if (count >= R) {
             int64_t d = 0;
-            for (; d + kColumns * kLanes <= cache.padded_dim; d += kColumns * kLanes)
+            for (; d + kColumns * kLanes <= cache.padded_value_dim; d += kColumns * kLanes)
                 mix<R, kColumns>(sums, row, d, span, keys);
-            for (; d < cache.padded_dim; d += kLanes) mix<R, 1>(sums, row, d, span, keys);
+            for (; d < cache.padded_value_dim; d += kLanes) mix<R, 1>(sums, row, d, span, keys);
         } else if constexpr (R > 1) {
             mix_rows<R - 1>(sums, count, row, span, keys);
         }

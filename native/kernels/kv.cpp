@@ -46,30 +46,30 @@ void write_value(const float* x, int64_t count, int8_t* out, const Rounding& rou
 
 template <class T>
 void write(const Cache& c, const float* k, const float* v, int64_t block, int64_t slot) {
-    for (int64_t h = 0; h < c.kv_heads; ++h, k += c.head_dim, v += c.head_dim) {
+    for (int64_t h = 0; h < c.kv_heads; ++h, k += c.key_dim, v += c.value_dim) {
         uint8_t* to = piece(c, block, h);
         Rounding keys{}, values{};
         if constexpr (sizeof(T) == 1) {
-            keys = rounding_of(k, c.head_dim);
-            values = rounding_of(v, c.head_dim);
+            keys = rounding_of(k, c.key_dim);
+            values = rounding_of(v, c.value_dim);
             key_scales(c, to)[slot] = keys.scale;
             value_scales(c, to)[slot] = values.scale;
         }
-        T* out = reinterpret_cast<T*>(to + c.values) + slot * c.padded_dim;
-        write_head(k, c.head_dim, reinterpret_cast<T*>(to) + slot, kBlockTokens, keys);
-        write_value(v, c.head_dim, out, values);
+        T* out = reinterpret_cast<T*>(to + c.values) + slot * c.padded_value_dim;
+        write_head(k, c.key_dim, reinterpret_cast<T*>(to) + slot, kBlockTokens, keys);
+        write_value(v, c.value_dim, out, values);
     }
 }
 
 // Of a token with an even number the neighbour's values are left as they are.
 template <>
 void write<PairBF16>(const Cache& c, const float* k, const float* v, int64_t block, int64_t slot) {
-    for (int64_t h = 0; h < c.kv_heads; ++h, k += c.head_dim, v += c.head_dim) {
+    for (int64_t h = 0; h < c.kv_heads; ++h, k += c.key_dim, v += c.value_dim) {
         uint8_t* to = piece(c, block, h);
-        uint16_t* out =
-            reinterpret_cast<uint16_t*>(to + c.values) + slot / 2 * 2 * c.padded_dim + slot % 2;
-        Operands<PairBF16>::pack(k, c.head_dim, reinterpret_cast<float*>(to) + slot, kBlockTokens);
-        write_head(v, c.head_dim, out, 2, {});
+        uint16_t* out = reinterpret_cast<uint16_t*>(to + c.values) +
+                        slot / 2 * 2 * c.padded_value_dim + slot % 2;
+        Operands<PairBF16>::pack(k, c.key_dim, reinterpret_cast<float*>(to) + slot, kBlockTokens);
+        write_head(v, c.value_dim, out, 2, {});
     }
 }
 
@@ -177,7 +177,7 @@ void write_block(const Cache& c, const Rows& k, const Rows& v, uint8_t* to) {
     write_keys(k, reinterpret_cast<T*>(to), keys);
     T* out = reinterpret_cast<T*>(to + c.values);
     for (int64_t t = 0; t < kBlockTokens; ++t)
-        write_value(v[t], v.count, out + t * c.padded_dim, values[t]);
+        write_value(v[t], v.count, out + t * c.padded_value_dim, values[t]);
 }
 
 template <>
@@ -185,7 +185,7 @@ void write_block<PairBF16>(const Cache& c, const Rows& k, const Rows& v, uint8_t
     const Rounding none[kBlockTokens] = {};
     write_keys(k, reinterpret_cast<PairBF16*>(to), none);
     PairBF16* out = reinterpret_cast<PairBF16*>(to + c.values);
-    for (int64_t t = 0; t < kBlockTokens; t += 2, out += c.padded_dim)
+    for (int64_t t = 0; t < kBlockTokens; t += 2, out += c.padded_value_dim)
         for (int64_t d = 0; d < v.count; d += kLanes) {
             uint16_t first[kLanes], second[kLanes];
             store_bf16(first, load_some(v[t] + d, v.count - d));
@@ -204,8 +204,8 @@ void write_kv(const Cache& c, const float* k, const float* v, int64_t block, int
 void write_kv_block(const Cache& c, const float* k, int64_t k_stride, const float* v,
                     int64_t v_stride, int64_t block) {
     for (int64_t h = 0; h < c.kv_heads; ++h) {
-        const Rows keys = {k + h * c.head_dim, k_stride, c.head_dim};
-        const Rows values = {v + h * c.head_dim, v_stride, c.head_dim};
+        const Rows keys = {k + h * c.key_dim, k_stride, c.key_dim};
+        const Rows values = {v + h * c.value_dim, v_stride, c.value_dim};
         with_element(
             c.type, [&](auto e) { write_block<decltype(e)>(c, keys, values, piece(c, block, h)); });
     }

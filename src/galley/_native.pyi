@@ -97,7 +97,7 @@ class Runtime:
     """
 
     def __init__(self, isa: str, threads: int, cpus: list[int]) -> None: ...
-    def add_kv_layer(self, kv_heads: int, head_dim: int, type: str) -> None: ...
+    def add_kv_layer(self, kv_heads: int, key_dim: int, value_dim: int, type: str) -> None: ...
     def set_pause(self, pause: Callable[[], None]) -> None:
         """Call it between two ops, about once a millisecond. It may wait, and raise."""
 
@@ -213,7 +213,8 @@ class Program:
         self,
         heads: int,
         kv_heads: int,
-        head_dim: int,
+        key_dim: int,
+        value_dim: int,
         scale: float,
         exact: bool,
         q: Slot,

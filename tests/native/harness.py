@@ -160,9 +160,9 @@ class RoundingExecutor(ReferenceExecutor):
 
     def _attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         q, *kv = inputs
-        heads = (-1, op.attrs["head_dim"])
         rounded = [
-            [self.kv_rounding(tile.view(heads)).view(tile.shape) for tile in tiles] for tiles in kv
+            [self.kv_rounding(tile.view(-1, dim)).view(tile.shape) for tile in tiles]
+            for tiles, dim in zip(kv, (op.attrs["key_dim"], op.attrs["value_dim"]), strict=True)
         ]
         if self.isa == "amx" and self.kv_rounding is ROUNDING["bfloat16"]:
             scale = op.attrs["scale"]

@@ -36,17 +36,24 @@ POOL_BLOCKS = 700
 class Shape:
     kv_heads: int
     group: int
-    head_dim: int
+    key_dim: int
+    value_dim: int
     window: int = 0
 
     @property
     def scale(self) -> float:
-        return float(self.head_dim**-0.5)
+        return float(self.key_dim**-0.5)
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        kv = self.kv_heads * self.head_dim
-        return self.group * kv, kv, kv
+        """Of queries, keys and values."""
+        keys = self.kv_heads * self.key_dim
+        return self.group * keys, keys, self.kv_heads * self.value_dim
+
+    @property
+    def width(self) -> int:
+        """Of the result."""
+        return self.kv_heads * self.group * self.value_dim
 
 
 @dataclass
@@ -61,18 +68,17 @@ class Attention:
     def of(
         cls, shape: Shape, rows: tuple[Floats, ...], kv_type: str, isa: str, threads: int = 1
     ) -> "Attention":
-        strides = [-(-4 * width // 64) * 64 for width in shape.widths]
-        strides.append(strides[0])
+        strides = [-(-4 * width // 64) * 64 for width in (*shape.widths, shape.width)]
         offsets = np.cumsum([0, *strides]).tolist()
         slots = [(offset, stride, 0) for offset, stride in zip(offsets, strides, strict=False)]
         runtime = _native.Runtime(isa, threads, [])
-        runtime.add_kv_layer(shape.kv_heads, shape.head_dim, kv_type)
-        program = _native.Program(runtime, sum(strides), shape.widths[0])
+        runtime.add_kv_layer(shape.kv_heads, shape.key_dim, shape.value_dim, kv_type)
+        program = _native.Program(runtime, sum(strides), shape.width)
         for slot, values in zip(slots[:3], rows, strict=True):
             table = _native.Packed("float32", *values.shape)
             table.fill([(as_weight(values).data, "F32")], threads=1)
             program.embed(table, slot)
-        heads, width = shape.kv_heads * shape.group, shape.widths[0]
+        heads, width = shape.kv_heads * shape.group, shape.width
         program.attention(0, heads, shape.scale, shape.window, *slots)
         program.select_rows(width, slots[3], (_native.LOGITS, 4 * width, 0))
         runtime.allocate_kv(POOL_BLOCKS)
@@ -88,7 +94,7 @@ class Attention:
         starts = np.cumsum([0, *map(len, positions)])
         tables = [table[: -(-last // BLOCK_TOKENS)] for _, _, last, table in parts]
         tokens = [at + base for at, (base, *_) in zip(positions, parts, strict=True)]
-        out = np.full((starts[-1], self.shape.widths[0]), np.nan, dtype=np.float32)
+        out = np.full((starts[-1], self.shape.width), np.nan, dtype=np.float32)
         self.program.forward(
             np.concatenate(tokens),
             np.concatenate(positions),
@@ -122,23 +128,20 @@ def attend(
         queries = rounded_queries(queries, shape.scale, isa)
         slack = float(np.abs(rows[2]).max()) * 2**-9
 
-    def heads(x: Floats) -> npt.NDArray[np.float64]:
-        """[rows, kv_heads, heads that share one, head_dim]"""
-        return x.reshape(len(x), shape.kv_heads, -1, shape.head_dim).astype(np.float64)
+    def rounded(x: Floats, dim: int) -> npt.NDArray[np.float64]:
+        """[rows, kv_heads, dim]"""
+        result = ROUNDING[kv_type](torch.from_numpy(x.reshape(-1, dim))).double().numpy()
+        return result.reshape(len(x), shape.kv_heads, dim)
 
-    def rounded(x: Floats) -> Floats:
-        flat = torch.from_numpy(x.reshape(-1, shape.head_dim))
-        result: Floats = ROUNDING[kv_type](flat).numpy().reshape(x.shape)
-        return result
-
-    q, k, v = heads(queries), heads(rounded(rows[1])), heads(rounded(rows[2]))
+    q = queries.reshape(len(queries), shape.kv_heads, shape.group, -1).astype(np.float64)
+    k, v = rounded(rows[1], shape.key_dim), rounded(rows[2], shape.value_dim)
     at, keys = chosen[:, None], np.arange(len(k))
     seen = (keys <= at) & ((keys > at - shape.window) | (shape.window == 0))
-    scores = np.einsum("qhgd,khd->hgqk", q, k[:, :, 0], optimize=True) * shape.scale
+    scores = np.einsum("qhgd,khd->hgqk", q, k, optimize=True) * shape.scale
     scores = np.where(seen, scores, -np.inf)
     p = np.exp(scores - scores.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
-    mixed: npt.NDArray[np.float64] = np.einsum("hgqk,khd->qhgd", p, v[:, :, 0], optimize=True)
+    mixed: npt.NDArray[np.float64] = np.einsum("hgqk,khd->qhgd", p, v, optimize=True)
     return mixed.reshape(len(q), -1), slack + 3e-5 * float(np.abs(mixed).max())
 
 
@@ -149,22 +152,28 @@ def tables_of(lengths: list[int], rng: np.random.Generator) -> list[npt.NDArray[
 
 
 SHAPES = (
-    Shape(1, 1, 2),
-    Shape(3, 1, 16),
-    Shape(2, 2, 14, window=1),
-    Shape(1, 5, 34),
-    Shape(2, 7, 64, window=100),
-    Shape(2, 4, 64),
-    Shape(1, 3, 80, window=600),
-    Shape(1, 9, 128),
-    Shape(1, 70, 20),
+    Shape(1, 1, 2, 2),
+    Shape(3, 1, 16, 16),
+    Shape(2, 2, 14, 14, window=1),
+    Shape(1, 5, 34, 34),
+    Shape(2, 7, 64, 64, window=100),
+    Shape(2, 4, 64, 64),
+    Shape(1, 3, 80, 80, window=600),
+    Shape(1, 9, 128, 128),
+    Shape(1, 70, 20, 20),
+    Shape(1, 1, 2, 17),
+    Shape(3, 1, 24, 40),
+    Shape(2, 3, 40, 24, window=100),
+    Shape(4, 1, 192, 128),
+    Shape(1, 5, 33, 70, window=600),
+    Shape(1, 6, 576, 512),
 )
 
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_ragged_batches_agree_with_float64(shape: Shape, kv_type: str) -> None:
-    rng = np.random.default_rng(shape.head_dim * 100 + shape.group)
+    rng = np.random.default_rng(shape.key_dim * 100 + shape.group)
     # Two with more than a chunk of 512 keys, some shorter than a span of 64, one of a single token.
     lengths = [1030 + int(rng.integers(40)), 513, *rng.integers(2, 200, 4).tolist(), 1]
     rows = random_rows(shape, sum(lengths), rng)
@@ -189,7 +198,15 @@ def test_ragged_batches_agree_with_float64(shape: Shape, kv_type: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
     "shape",
-    [Shape(2, 4, 48), Shape(1, 7, 20, window=700), Shape(2, 1, 80), Shape(1, 2, 33, window=100)],
+    [
+        Shape(2, 4, 48, 48),
+        Shape(1, 7, 20, 20, window=700),
+        Shape(2, 1, 80, 80),
+        Shape(1, 2, 33, 33, window=100),
+        Shape(2, 4, 40, 24),
+        Shape(1, 3, 24, 40, window=700),
+        Shape(2, 1, 192, 128),
+    ],
     ids=str,
 )
 def test_bits_of_long_contexts_depend_on_neither_threads_nor_chunks_nor_neighbours(
@@ -218,7 +235,7 @@ def test_bits_of_long_contexts_depend_on_neither_threads_nor_chunks_nor_neighbou
 @pytest.mark.parametrize("isa", ISAS)
 def test_a_row_alone_has_the_bits_of_the_smallest_values(isa: str, exponent: int) -> None:
     """AMX takes denormal numbers for zeros; so does what computes a few rows in its place."""
-    shape, rng = Shape(2, 4, 48), np.random.default_rng(3)
+    shape, rng = Shape(2, 4, 48, 48), np.random.default_rng(3)
     q, k, v = random_rows(shape, 100, rng)
     rows = (q, k, v * np.float32(2.0**exponent))
     (table,) = tables_of([100], rng)
@@ -233,7 +250,7 @@ def test_a_row_alone_has_the_bits_of_the_smallest_values(isa: str, exponent: int
 @pytest.mark.parametrize("isa", ISAS)
 def test_what_an_evicted_block_held_does_not_show(isa: str, kv_type: str) -> None:
     """Blocks are handed on uncleared: behind a sequence's end lie another's keys, even infinite ones."""
-    shape, rng = Shape(2, 2, 20), np.random.default_rng(1)
+    shape, rng = Shape(2, 2, 20, 20), np.random.default_rng(1)
     rows = random_rows(shape, 64, rng)
     for part in rows:
         part[32:] = np.inf
@@ -248,10 +265,14 @@ def test_what_an_evicted_block_held_does_not_show(isa: str, kv_type: str) -> Non
 def test_a_block_takes_the_bytes_of_its_type() -> None:
     for kv_type, element, scales in (("float32", 4, 0), ("bfloat16", 2, 0), ("int8", 1, 4)):
         runtime = _native.Runtime(ISAS[0], 1, [])
-        runtime.add_kv_layer(8, 64, kv_type)
-        assert runtime.kv_bytes_per_block() == 2 * BLOCK_TOKENS * 8 * (64 * element + scales)
+        runtime.add_kv_layer(8, 64, 64, kv_type)
+        block = 2 * BLOCK_TOKENS * 8 * (64 * element + scales)
+        assert runtime.kv_bytes_per_block() == block
+        runtime.add_kv_layer(4, 192, 128, kv_type)
+        block += BLOCK_TOKENS * 4 * ((192 + 128) * element + 2 * scales)
+        assert runtime.kv_bytes_per_block() == block
     with pytest.raises(ValueError, match="unknown KV type 'int4'"):
-        runtime.add_kv_layer(8, 64, "int4")
+        runtime.add_kv_layer(8, 64, 64, "int4")
 
 
 @pytest.mark.parametrize("isa", ISAS)

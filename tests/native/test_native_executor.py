@@ -277,7 +277,7 @@ def test_activations_are_rounded_unless_told_otherwise(
 
 def test_only_blocks_that_exist_are_copied() -> None:
     runtime = _native.Runtime("portable", 1, [])
-    runtime.add_kv_layer(1, 16, "float32")
+    runtime.add_kv_layer(1, 16, 16, "float32")
     runtime.allocate_kv(3)
     runtime.copy_block(2, 0)
     for source, target in ((3, 0), (0, 3), (-1, 0), (0, -1)):

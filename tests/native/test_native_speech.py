@@ -29,6 +29,7 @@ Doubles = npt.NDArray[np.float64]
 odd = st.integers(1, 100)
 seeds = st.integers(0, 2**32 - 1)
 isas = st.sampled_from(ISAS)
+dims = st.sampled_from([1, 8, 20, 64])
 
 
 def slots_of(*widths: int) -> tuple[list[Slot], int]:
@@ -116,7 +117,7 @@ class Encoder:
         width = max(widths[-1], 2)
         slots, arena = slots_of(*widths, width)
         runtime = _native.Runtime(isa, threads, [])
-        runtime.add_kv_layer(1, width, "float32")
+        runtime.add_kv_layer(1, width, width, "float32")
         encoder = _native.Program(runtime, arena, 0)
         encoder.features(widths[0], slots[0])
         append(encoder, slots)
@@ -189,29 +190,37 @@ class Heads:
 
     kv_heads: int
     group: int
-    head_dim: int
+    key_dim: int
+    value_dim: int
 
     @property
     def scale(self) -> float:
-        return float(self.head_dim**-0.5)
+        return float(self.key_dim**-0.5)
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        kv = self.kv_heads * self.head_dim
-        return self.group * kv, kv, kv
+        """Of queries, keys and values."""
+        keys = self.kv_heads * self.key_dim
+        return self.group * keys, keys, self.kv_heads * self.value_dim
+
+    @property
+    def width(self) -> int:
+        """Of the result."""
+        return self.kv_heads * self.group * self.value_dim
 
 
 def attend(heads: Heads, q: Floats, k: Floats, v: Floats) -> Doubles:
     """Every row of q over all rows of k and v, in float64."""
 
     def split(x: Floats) -> Doubles:
-        """[rows, kv_heads, heads that share one, head_dim]"""
-        return x.reshape(len(x), heads.kv_heads, -1, heads.head_dim).astype(np.float64)
+        """[rows, kv_heads, ...]"""
+        return x.reshape(len(x), heads.kv_heads, -1).astype(np.float64)
 
-    scores = np.einsum("qhgd,khd->hgqk", split(q), split(k)[:, :, 0]) * heads.scale
+    queries = split(q).reshape(len(q), heads.kv_heads, heads.group, -1)
+    scores = np.einsum("qhgd,khd->hgqk", queries, split(k)) * heads.scale
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
-    mixed: Doubles = np.einsum("hgqk,khd->qhgd", weights, split(v)[:, :, 0])
+    mixed: Doubles = np.einsum("hgqk,khd->qhgd", weights, split(v))
     return mixed.reshape(len(q), -1)
 
 
@@ -219,11 +228,12 @@ def window_attention(heads: Heads, *, isa: str, exact: bool = True, threads: int
     """Its features are q, k and v side by side."""
     q, k, v = heads.widths
     return Encoder.of(
-        (q + k + v, q),
+        (q + k + v, heads.width),
         lambda p, s: p.window_attention(
             heads.kv_heads * heads.group,
             heads.kv_heads,
-            heads.head_dim,
+            heads.key_dim,
+            heads.value_dim,
             heads.scale,
             exact,
             s[0],
@@ -255,7 +265,7 @@ def parts(heads: Heads, window: Floats, isa: str, exact: bool) -> list[Floats]:
 @settings(max_examples=25, deadline=None)
 @given(
     isa=isas,
-    heads=st.builds(Heads, st.integers(1, 3), st.integers(1, 2), st.sampled_from([1, 8, 20, 64])),
+    heads=st.builds(Heads, st.integers(1, 3), st.integers(1, 2), dims, dims),
     lengths=st.lists(st.one_of(st.integers(1, 70), st.integers(490, 530)), min_size=1, max_size=4),
     exact=st.booleans(),
     threads=st.integers(1, 3),
@@ -268,7 +278,7 @@ def test_window_attention(
     rng = np.random.default_rng(seed)
     windows = [random_window(heads, n, rng) for n in lengths]
     encoder = window_attention(heads, isa=isa, exact=exact, threads=threads)
-    got = encoder.run(windows, lengths, heads.widths[0])
+    got = encoder.run(windows, lengths, heads.width)
     for window, result in zip(windows, got, strict=True):
         expected = attend(heads, *parts(heads, window, isa, exact))
         error = np.abs(result - expected).max() / max(np.abs(expected).max(), 1e-30)
@@ -277,7 +287,14 @@ def test_window_attention(
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
-    ("heads", "exact"), [(Heads(2, 1, 64), True), (Heads(3, 1, 20), True), (Heads(2, 1, 33), False)]
+    ("heads", "exact"),
+    [
+        (Heads(2, 1, 64, 64), True),
+        (Heads(3, 1, 20, 20), True),
+        (Heads(2, 1, 33, 33), False),
+        (Heads(2, 1, 40, 23), False),
+        (Heads(1, 3, 17, 64), True),
+    ],
 )
 def test_a_whole_window_has_the_same_bits_alone_among_others_and_on_any_threads(
     heads: Heads, exact: bool, isa: str
@@ -285,7 +302,7 @@ def test_a_whole_window_has_the_same_bits_alone_among_others_and_on_any_threads(
     """Windows of infinities before it show nowhere."""
     rng = np.random.default_rng(5)
     long, others = random_window(heads, 1499, rng), [random_window(heads, n, rng) for n in (1, 33)]
-    width = heads.widths[0]
+    width = heads.width
     (alone,) = window_attention(heads, isa=isa, exact=exact).run([long], [1499], width)
     expected = attend(heads, *parts(heads, long, isa, exact))
     error = np.abs(alone - expected).max() / np.abs(expected).max()
@@ -314,16 +331,16 @@ class CrossContext:
     ) -> "CrossContext":
         q, k, v = heads.widths
         runtime = _native.Runtime(isa, threads, [])
-        runtime.add_kv_layer(heads.kv_heads, heads.head_dim, kv_type)
+        runtime.add_kv_layer(heads.kv_heads, heads.key_dim, heads.value_dim, kv_type)
         ((at, stride, _),), arena = slots_of(k + v)
         encoder = _native.Program(runtime, arena, 0)
         encoder.features(k + v, (at, stride, 0))
         encoder.cross_kv(0, (at, stride, 0), (at, stride, 4 * k))
-        (x, y), arena = slots_of(q, q)
-        decoder = _native.Program(runtime, arena, q)
+        (x, y), arena = slots_of(q, heads.width)
+        decoder = _native.Program(runtime, arena, heads.width)
         decoder.embed(exact(queries), x)
         decoder.cross_attention(0, heads.kv_heads * heads.group, heads.scale, x, y)
-        decoder.select_rows(q, y, (_native.LOGITS, 4 * q, 0))
+        decoder.select_rows(heads.width, y, (_native.LOGITS, 4 * heads.width, 0))
         runtime.allocate_kv(400)
         return cls(heads, encoder, decoder)
 
@@ -345,7 +362,7 @@ class CrossContext:
         starts = np.cumsum([0, *(len(ids) for ids, _, _ in sequences)])
         tables = [table for _, table, _ in sequences]
         own = np.arange(len(sequences))
-        out = np.full((len(tokens), self.heads.widths[0]), np.nan, dtype=np.float32)
+        out = np.full((len(tokens), self.heads.width), np.nan, dtype=np.float32)
         self.decoder.forward(
             tokens,
             np.concatenate([np.arange(len(ids)) for ids, _, _ in sequences]),
@@ -374,7 +391,7 @@ _ROUNDING: dict[str, Callable[[Any], Any]] = {"float32": lambda x: x, "bfloat16"
 @settings(max_examples=25, deadline=None)
 @given(
     isa=isas,
-    heads=st.builds(Heads, st.integers(1, 3), st.integers(1, 2), st.sampled_from([1, 8, 20, 64])),
+    heads=st.builds(Heads, st.integers(1, 3), st.integers(1, 2), dims, dims),
     lengths=st.lists(st.one_of(st.integers(1, 70), st.integers(490, 530)), min_size=1, max_size=3),
     kv_type=st.sampled_from(["float32", "bfloat16"]),
     threads=st.integers(1, 3),
@@ -406,20 +423,21 @@ def test_cross_attention(
 
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)
+@pytest.mark.parametrize("value_dim", [40, 64])
 @pytest.mark.parametrize("isa", ISAS)
 def test_bits_of_cross_attention_depend_on_neither_threads_nor_neighbours(
-    isa: str, kv_type: str
+    isa: str, value_dim: int, kv_type: str
 ) -> None:
     """Beams over one window share its loads; a lone row is split over threads; blocks held infinities."""
-    heads, rng = Heads(2, 1, 40), np.random.default_rng(2)
-    lengths = [1500, 40]
-    windows = [random_window(heads, n, rng)[:, -160:].copy() for n in lengths]
+    heads, rng = Heads(2, 1, 40, value_dim), np.random.default_rng(2)
+    lengths, kv_width = [1500, 40], 2 * (40 + value_dim)
+    windows = [random_window(heads, n, rng)[:, -kv_width:].copy() for n in lengths]
     queries = rng.standard_normal((12, 80), dtype=np.float32)
     tables = tables_of(lengths, rng)
     expected: list[Floats] = []
     for threads in (1, 2, 4):
         cross = CrossContext.of(heads, queries, kv_type, isa, threads)
-        cross.encode([np.full((400 * 16, 160), np.inf, np.float32)], [np.arange(400)])
+        cross.encode([np.full((400 * 16, kv_width), np.inf, np.float32)], [np.arange(400)])
         cross.encode(windows, tables)
         alone = [cross.run([([i], tables[0], 1500)])[0] for i in range(12)]
         expected = expected or alone
@@ -438,7 +456,7 @@ def test_bits_of_cross_attention_depend_on_neither_threads_nor_neighbours(
 
 
 def test_windows_that_would_leave_memory_are_refused() -> None:
-    heads = Heads(1, 1, 4)
+    heads = Heads(1, 1, 4, 4)
     cross = CrossContext.of(heads, np.ones((2, 4), np.float32), "float32", ISAS[0])
     window, table = np.ones((20, 8), np.float32), np.arange(2)
     cross.encode([window], [table])

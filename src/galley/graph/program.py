@@ -67,10 +67,11 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """What one layer keeps per token: keys and values, each ``kv_heads * head_dim`` wide."""
+    """What a layer keeps per token and KV head: a key, ``key_dim`` wide, and a value, ``value_dim``."""
 
     kv_heads: int
-    head_dim: int
+    key_dim: int
+    value_dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,4 +203,4 @@ class Program:
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values over all layers for one token."""
-        return sum(2 * kv.kv_heads * kv.head_dim * element_bytes for kv in self.kv)
+        return sum(kv.kv_heads * (kv.key_dim + kv.value_dim) for kv in self.kv) * element_bytes

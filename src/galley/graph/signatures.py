@@ -10,7 +10,8 @@ rms_norm        x * rsqrt(mean(x^2) + eps) * ``weight``, over each group of ``he
 rope            rotates the two halves of each head by position * inv_freq, times ``scale``;
                 arXiv:2104.09864
 attention       q, k, v -> causal attention over the paged KV of ``layer``, written first;
-                softmax(q k^T * scale) v; ``window`` > 0 limits keys to the last ``window``
+                softmax(q k^T * scale) v; ``window`` > 0 limits keys to the last ``window``.
+                q has heads * ``key_dim`` columns, the result heads * ``value_dim``
 silu_mul        silu(a) * b
 add             a + b
 select_rows     keeps the rows whose logits are wanted
@@ -76,7 +77,7 @@ class Signature:
 _WEIGHT: Final = frozenset({"weight"})
 _WEIGHT_BIAS: Final = frozenset({"weight", "bias"})
 _NORM: Final = ("eps", "head_dim")
-_HEADS: Final = ("heads", "kv_heads", "head_dim", "scale")
+_HEADS: Final = ("heads", "kv_heads", "key_dim", "value_dim", "scale")
 _ATTENTION: Final = ("layer", *_HEADS, "window")
 
 SIGNATURES: Final[Mapping[str, Signature]] = {
@@ -94,7 +95,7 @@ SIGNATURES: Final[Mapping[str, Signature]] = {
     "layer_norm": Signature(1, weights=_WEIGHT_BIAS, attrs=("eps",)),
     "gelu": Signature(1),
     "window_attention": Signature(3, attrs=_HEADS),
-    "cross_kv": Signature(2, outputs=0, attrs=("layer", "kv_heads", "head_dim")),
+    "cross_kv": Signature(2, outputs=0, attrs=("layer", "kv_heads", "key_dim", "value_dim")),
     "cross_attention": Signature(1, attrs=("layer", *_HEADS)),
     "cross_weights": Signature(1, outputs=0, attrs=("layer", *_HEADS, "chosen", "first")),
     "prepare": Signature(1),

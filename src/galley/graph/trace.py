@@ -1,5 +1,6 @@
 """Traces a model's plain-Python description into a :class:`Program`, once, at load."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -95,42 +96,45 @@ class Tracer:
         return self._emit("rope", (x,), x.width, head_dim=head_dim, inv_freq=inv_freq, scale=scale)
 
     def attention(
-        self, q: Buffer, k: Buffer, v: Buffer, *, head_dim: int, scale: float, window: int
+        self, q: Buffer, k: Buffer, v: Buffer, *, key_dim: int, scale: float, window: int
     ) -> Buffer:
-        """Adds a KV layer. ``window`` 0 means the whole context."""
-        layer, heads = len(self.kv), _heads(q.width, k.width, head_dim)
-        self.kv.append(KVLayout(heads["kv_heads"], head_dim))
+        """Adds a KV layer. ``window`` 0 means the whole context.
+
+        A head of q and of k has ``key_dim`` columns; v has as many heads as k, of any width.
+        """
+        layer, kv = len(self.kv), _kv_layout(k, v, key_dim)
+        self.kv.append(kv)
+        width, heads = _heads(q, kv)
         return self._emit(
-            "attention", (q, k, v), q.width, layer=layer, **heads, scale=scale, window=window
+            "attention", (q, k, v), width, layer=layer, **heads, scale=scale, window=window
         )
 
     def window_attention(
-        self, q: Buffer, k: Buffer, v: Buffer, *, head_dim: int, scale: float
+        self, q: Buffer, k: Buffer, v: Buffer, *, key_dim: int, scale: float
     ) -> Buffer:
-        """Every row of a window sees all of them."""
-        heads = _heads(q.width, k.width, head_dim)
-        return self._emit("window_attention", (q, k, v), q.width, **heads, scale=scale)
+        """Every row of a window sees all of them. Widths as in :meth:`attention`."""
+        width, heads = _heads(q, _kv_layout(k, v, key_dim))
+        return self._emit("window_attention", (q, k, v), width, **heads, scale=scale)
 
-    def cross_kv(self, k: Buffer, v: Buffer, *, head_dim: int) -> None:
-        """Adds a KV layer, for the decoder's layer of that number."""
-        assert k.width == v.width
-        layer, kv_heads = len(self.kv), k.width // head_dim
-        self.kv.append(KVLayout(kv_heads, head_dim))
-        attrs = {"layer": layer, "kv_heads": kv_heads, "head_dim": head_dim}
+    def cross_kv(self, k: Buffer, v: Buffer, *, key_dim: int) -> None:
+        """Adds a KV layer, for the decoder's layer of that number. Widths as in :meth:`attention`."""
+        layer, kv = len(self.kv), _kv_layout(k, v, key_dim)
+        self.kv.append(kv)
+        attrs = {"layer": layer, **dataclasses.asdict(kv)}
         self.ops.append(Op("cross_kv", (k.id, v.id), (), (), {}, attrs))
 
-    def cross_attention(self, q: Buffer, *, head_dim: int, scale: float) -> Buffer:
+    def cross_attention(self, q: Buffer, *, scale: float) -> Buffer:
         """Over the window, in the KV layer that the last :meth:`attention` added."""
         layer = len(self.kv) - 1
-        heads = _heads(q.width, self.kv[layer].kv_heads * head_dim, head_dim)
-        return self._emit("cross_attention", (q,), q.width, layer=layer, **heads, scale=scale)
+        width, heads = _heads(q, self.kv[layer])
+        return self._emit("cross_attention", (q,), width, layer=layer, **heads, scale=scale)
 
     def cross_weights(
-        self, q: Buffer, chosen: tuple[int, ...], *, first: int, head_dim: int, scale: float
+        self, q: Buffer, chosen: tuple[int, ...], *, first: int, scale: float
     ) -> None:
         """Where these heads of the layer look; ``first`` is the place of the first in the result."""
         layer = len(self.kv) - 1
-        heads = _heads(q.width, self.kv[layer].kv_heads * head_dim, head_dim)
+        _, heads = _heads(q, self.kv[layer])
         attrs = {"layer": layer, **heads, "scale": scale, "chosen": chosen, "first": first}
         self.ops.append(Op("cross_weights", (q.id,), (), (), {}, attrs))
 
@@ -152,10 +156,19 @@ class Tracer:
         return self._emit("select_rows", (x,), x.width)
 
 
-def _heads(q_width: int, k_width: int, head_dim: int) -> dict[str, int]:
-    heads, kv_heads = q_width // head_dim, k_width // head_dim
-    assert heads % kv_heads == 0
-    return {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+def _kv_layout(k: Buffer, v: Buffer, key_dim: int) -> KVLayout:
+    kv_heads = k.width // key_dim
+    assert k.width == kv_heads * key_dim
+    assert v.width % kv_heads == 0
+    return KVLayout(kv_heads, key_dim, v.width // kv_heads)
+
+
+def _heads(q: Buffer, kv: KVLayout) -> tuple[int, dict[str, int]]:
+    """Columns of the result of ``q`` attending to ``kv``, and the attributes of the op."""
+    heads = q.width // kv.key_dim
+    assert q.width == heads * kv.key_dim
+    assert heads % kv.kv_heads == 0
+    return heads * kv.value_dim, {"heads": heads, **dataclasses.asdict(kv)}
 
 
 def trace(

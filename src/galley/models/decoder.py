@@ -136,7 +136,7 @@ def _attention(g: Tracer, c: DecoderConfig, h: Buffer, name: str, window: int) -
         k = g.rms_norm(k, f"{name}.k_norm.weight", eps=c.eps, head_dim=c.head_dim)
     q = g.rope(q, head_dim=c.head_dim, inv_freq=c.rope.inv_freq, scale=c.rope.scale)
     k = g.rope(k, head_dim=c.head_dim, inv_freq=c.rope.inv_freq, scale=c.rope.scale)
-    mixed = g.attention(q, k, v, head_dim=c.head_dim, scale=c.head_dim**-0.5, window=window)
+    mixed = g.attention(q, k, v, key_dim=c.head_dim, scale=c.head_dim**-0.5, window=window)
     return project("o", c.hidden_size, mixed, c.o_bias)
 
 

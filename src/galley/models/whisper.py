@@ -104,13 +104,13 @@ def _encoder(g: Tracer, c: WhisperConfig) -> None:
     for layer in (f"{name}.layers.{i}" for i in range(c.encoder_layers)):
         h = g.layer_norm(x, f"{layer}.self_attn_layer_norm", eps=EPS)
         q, k, v = _qkv(g, h, f"{layer}.self_attn")
-        mixed = g.window_attention(q, k, v, head_dim=head_dim, scale=head_dim**-0.5)
+        mixed = g.window_attention(q, k, v, key_dim=head_dim, scale=head_dim**-0.5)
         x = g.add(x, _project(g, mixed, f"{layer}.self_attn.out_proj", c.width))
         x = g.add(x, _mlp(g, x, layer, c.encoder_ffn))
     x = g.layer_norm(x, f"{name}.layer_norm", eps=EPS)
     for attention in (f"model.decoder.layers.{i}.encoder_attn" for i in range(c.decoder_layers)):
         k, v = _key_value(g, x, attention)
-        g.cross_kv(k, v, head_dim=c.width // c.decoder_heads)
+        g.cross_kv(k, v, key_dim=c.width // c.decoder_heads)
 
 
 def _decoder(g: Tracer, c: WhisperConfig) -> Buffer:
@@ -133,7 +133,7 @@ def _aligner(g: Tracer, c: WhisperConfig, heads: Sequence[tuple[int, int]]) -> N
         x, q = _until_cross_attention(g, c, x, layer)
         chosen = tuple(head for at, head in heads if at == layer)
         if chosen:
-            g.cross_weights(q, chosen, first=first, head_dim=head_dim, scale=head_dim**-0.5)
+            g.cross_weights(q, chosen, first=first, scale=head_dim**-0.5)
             first += len(chosen)
         if layer < last:
             x = _after_cross_query(g, c, x, q, layer)
@@ -152,7 +152,7 @@ def _until_cross_attention(
     layer, head_dim = f"{DECODER}.layers.{number}", c.width // c.decoder_heads
     h = g.layer_norm(x, f"{layer}.self_attn_layer_norm", eps=EPS)
     q, k, v = _qkv(g, h, f"{layer}.self_attn")
-    mixed = g.attention(q, k, v, head_dim=head_dim, scale=head_dim**-0.5, window=0)
+    mixed = g.attention(q, k, v, key_dim=head_dim, scale=head_dim**-0.5, window=0)
     x = g.add(x, _project(g, mixed, f"{layer}.self_attn.out_proj", c.width))
     h = g.layer_norm(x, f"{layer}.encoder_attn_layer_norm", eps=EPS)
     return x, _project(g, h, f"{layer}.encoder_attn.q_proj", c.width)
@@ -161,7 +161,7 @@ def _until_cross_attention(
 def _after_cross_query(g: Tracer, c: WhisperConfig, x: Buffer, q: Buffer, number: int) -> Buffer:
     """The rest of the layer."""
     layer, head_dim = f"{DECODER}.layers.{number}", c.width // c.decoder_heads
-    mixed = g.cross_attention(q, head_dim=head_dim, scale=head_dim**-0.5)
+    mixed = g.cross_attention(q, scale=head_dim**-0.5)
     x = g.add(x, _project(g, mixed, f"{layer}.encoder_attn.out_proj", c.width))
     return g.add(x, _mlp(g, x, layer, c.decoder_ffn))
 

@@ -78,7 +78,7 @@ class CpuExecutor:
         if options.pause is not None:
             self._runtime.set_pause(options.pause)
         for kv in program.kv:
-            self._runtime.add_kv_layer(kv.kv_heads, kv.head_dim, options.kv_dtype)
+            self._runtime.add_kv_layer(kv.kv_heads, kv.key_dim, kv.value_dim, options.kv_dtype)
         self._decoder = decoder.built(self._runtime, program.vocab_size)
         self._encoder, self._aligner = (
             None if lowered is None else lowered.built(self._runtime, 0)

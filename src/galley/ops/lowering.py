@@ -231,7 +231,7 @@ def _arguments(
             return (op.width // a["size"], a["size"], a["stride"])
         case "window_attention":
             exact = not layouts
-            return (a["heads"], a["kv_heads"], a["head_dim"], a["scale"], exact)
+            return (a["heads"], a["kv_heads"], a["key_dim"], a["value_dim"], a["scale"], exact)
         case "columns":
             return (4 * a["start"],)
         case name if name in _ATTRIBUTES:

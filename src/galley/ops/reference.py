@@ -109,9 +109,9 @@ class ReferenceExecutor(ReferenceOps):
     def allocate_kv(self, blocks: int) -> None:
         """Zeroed, so pages are only touched when they are used."""
         for kv in self._program.kv:
-            shape = (blocks, BLOCK_TOKENS, kv.kv_heads, kv.head_dim)
-            self._keys.append(torch.zeros(shape, dtype=self._dtype, device=self._device))
-            self._values.append(torch.zeros(shape, dtype=self._dtype, device=self._device))
+            for caches, dim in ((self._keys, kv.key_dim), (self._values, kv.value_dim)):
+                shape = (blocks, BLOCK_TOKENS, kv.kv_heads, dim)
+                caches.append(torch.zeros(shape, dtype=self._dtype, device=self._device))
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """See :meth:`galley.ops.executor.Executor.copy_blocks`."""

@@ -72,7 +72,7 @@ class ReferenceOps:
         self._weights: Mapping[str, torch.Tensor] = {}
         self._dtype = dtype
         self._device = device
-        # Of each layer, [blocks, BLOCK_TOKENS, kv_heads, head_dim].
+        # Of each layer, [blocks, BLOCK_TOKENS, kv_heads, key_dim] and [..., value_dim].
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
         self._kernels: Mapping[str, Callable[[Op, Step, list[Tiles]], Tiles]] = {
@@ -186,8 +186,8 @@ class ReferenceOps:
         """The layer's caches, in which the rows' keys and values are now."""
         a = op.attrs
         keys, values = self._keys[a["layer"]], self._values[a["layer"]]
-        shape = (-1, a["kv_heads"], a["head_dim"])
         for cache, tiles in ((keys, k), (values, v)):
+            shape = (-1, *cache.shape[2:])
             cache.view(shape)[self._kv_slots(step)] = step.layout.gather(tiles).view(shape)
         return keys, values
 
@@ -195,13 +195,14 @@ class ReferenceOps:
         self, op: Op, step: Step, q: Tiles, chunks: Callable[[Pair], Iterable[Chunk]]
     ) -> Tiles:
         a = op.attrs
-        out = [torch.zeros_like(tile) for tile in q]
+        out = [tile.new_zeros(TILE, op.width) for tile in q]
         for pair in step.pairs:
             mixed = attend(
                 q[pair.tile],
                 chunks(pair),
                 heads=a["heads"],
                 kv_heads=a["kv_heads"],
+                value_dim=a["value_dim"],
                 scale=a["scale"],
             )
             out[pair.tile][pair.slots] = mixed[pair.slots]
@@ -256,7 +257,7 @@ class ReferenceOps:
 
     def _window_attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         q, *kv = inputs
-        shape = (-1, BLOCK_TOKENS, op.attrs["kv_heads"], op.attrs["head_dim"])
+        shape = (-1, BLOCK_TOKENS, op.attrs["kv_heads"])
         lengths = np.diff(step.starts).tolist()
         keys, values = (torch.split(step.layout.gather(tiles), lengths) for tiles in kv)
 
@@ -264,8 +265,8 @@ class ReferenceOps:
         def chunks(window: int) -> list[Chunk]:
             rows = lengths[window]
             k, v = (
-                pad(part[window], (0, 0, 0, -rows % BLOCK_TOKENS)).view(shape)
-                for part in (keys, values)
+                pad(part[window], (0, 0, 0, -rows % BLOCK_TOKENS)).view(*shape, op.attrs[dim])
+                for part, dim in ((keys, "key_dim"), (values, "value_dim"))
             )
             return list(all_chunks(k, v, torch.arange(len(k), device=self._device), rows))
 

@@ -99,7 +99,11 @@ def pairs_of(layout: Layout, starts: Ints, positions: Ints) -> list[Pair]:
 
 
 class Chunk(NamedTuple):
-    """``keys`` and ``values`` [kv_heads, KEY_CHUNK, dim]; ``seen`` [TILE or 1, KEY_CHUNK] by which row."""
+    """Keys that a tile attends to in one step.
+
+    ``keys`` [kv_heads, KEY_CHUNK, key_dim]; ``values`` [kv_heads, KEY_CHUNK, value_dim]; ``seen``
+    [TILE or 1, KEY_CHUNK] by which row.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -118,7 +122,7 @@ def causal_chunks(
     """The keys up to each row's own, of one sequence's cache.
 
     Args:
-        keys, values: [blocks, BLOCK_TOKENS, kv_heads, head_dim].
+        keys, values: [blocks, BLOCK_TOKENS, kv_heads, key_dim] and [..., value_dim].
         table: the sequence's blocks.
         positions: [TILE] of the rows; rows of other sequences give garbage, to be dropped.
         pair: whose rows count.
@@ -146,18 +150,24 @@ def all_chunks(
 
 
 def attend(
-    q: torch.Tensor, chunks: Iterable[Chunk], *, heads: int, kv_heads: int, scale: float
+    q: torch.Tensor,
+    chunks: Iterable[Chunk],
+    *,
+    heads: int,
+    kv_heads: int,
+    value_dim: int,
+    scale: float,
 ) -> torch.Tensor:
     """Attention of one tile with a running softmax (arXiv:2205.14135).
 
     Args:
-        q: [TILE, heads * head_dim].
+        q: [TILE, heads * key_dim].
         chunks: of keys and values, in order.
         heads, kv_heads: as many heads share each KV head.
         scale: multiplies q k^T.
 
     Returns:
-        [TILE, heads * head_dim].
+        [TILE, heads * value_dim].
     """
     dim = q.shape[1] // heads
     group = heads // kv_heads
@@ -165,7 +175,7 @@ def attend(
     rows = q.view(TILE, kv_heads, group, dim).transpose(0, 1).reshape(kv_heads, TILE * group, dim)
     total = torch.zeros((kv_heads, TILE * group, 1), device=q.device)
     best = torch.full_like(total, _LOWEST)
-    mixed = torch.zeros((kv_heads, TILE * group, dim), device=q.device)
+    mixed = torch.zeros((kv_heads, TILE * group, value_dim), device=q.device)
     for keys, values, seen in chunks:
         hidden = ~seen.expand(TILE, KEY_CHUNK).repeat_interleave(group, dim=0)
         scores = torch.bmm(rows, keys.transpose(1, 2)).float() * scale
@@ -177,7 +187,7 @@ def attend(
         mixed = mixed * shrink + torch.bmm(p.to(values.dtype), values).float()
         best = new_best
     mixed = (mixed / total.clamp_min(1e-38)).to(q.dtype)
-    return mixed.view(kv_heads, TILE, group, dim).transpose(0, 1).reshape(TILE, -1)
+    return mixed.view(kv_heads, TILE, group, value_dim).transpose(0, 1).reshape(TILE, -1)
 
 
 def attention_weights(
