@@ -27,7 +27,7 @@ from rich.progress import Progress
 
 from galley.formats.source import BUNDLED_SPEECH
 from galley.speech.audio import SAMPLE_RATE, Recording
-from galley.speech.evaluate import Heard, Sample, read_manifest, score, transcribe_all
+from galley.speech.evaluate import ManifestEntry, Transcribed, read_manifest, score, transcribe_all
 from galley.speech.options import QualityRules, TranscribeOptions
 from galley.speech.transcribe import Transcriber
 
@@ -84,17 +84,19 @@ def main() -> None:
             whole, memory = _transcribe(
                 transcriber, joined, options, lambda at: bars.update(bar, completed=at)
             )
-    heard = {one.sample.audio: one for one in short}
+    heard = {one.entry.audio: one for one in short}
     result = _result([heard[sample.audio] for sample in order], whole, spoken, memory)
     _print(result, console)
     if arguments.json:
         arguments.json.write_text(json.dumps(asdict(result), indent=2) + "\n")
 
 
-def _join(samples: list[Sample], file: Path, seconds: float) -> tuple[Sample, list[Sample], float]:
+def _join(
+    samples: list[ManifestEntry], file: Path, seconds: float
+) -> tuple[ManifestEntry, list[ManifestEntry], float]:
     """Write the long recording; what it is made of, and the seconds of it that are recordings."""
     rng, noise = random.Random(0), np.random.default_rng(0)
-    order: list[Sample] = []
+    order: list[ManifestEntry] = []
     spoken = total = 0.0
     with wave.open(str(file), "wb") as out:
         out.setnchannels(1)
@@ -113,15 +115,15 @@ def _join(samples: list[Sample], file: Path, seconds: float) -> tuple[Sample, li
                 total += (len(said) + len(silence)) / SAMPLE_RATE
                 if total >= seconds:
                     break
-    return Sample(file, " ".join(sample.text for sample in order)), order, spoken
+    return ManifestEntry(file, " ".join(sample.text for sample in order)), order, spoken
 
 
 def _transcribe(
     transcriber: Transcriber,
-    sample: Sample,
+    sample: ManifestEntry,
     options: TranscribeOptions,
     moved: Callable[[float], None],
-) -> tuple[Heard, list[tuple[float, int]]]:
+) -> tuple[Transcribed, list[tuple[float, int]]]:
     """The long recording's text, and the memory in use when each of its seconds had been heard."""
     began = time.monotonic()
     transcription = transcriber.transcribe(sample.audio, options)
@@ -132,11 +134,11 @@ def _transcribe(
         memory.append((segment.end, psutil.Process().memory_info().rss))
         moved(segment.end)
     seconds = time.monotonic() - began
-    return Heard(sample, " ".join(texts), transcription.info.duration, seconds), memory
+    return Transcribed(sample, " ".join(texts), transcription.info.duration, seconds), memory
 
 
 def _result(
-    short: list[Heard], whole: Heard, spoken: float, memory: list[tuple[float, int]]
+    short: list[Transcribed], whole: Transcribed, spoken: float, memory: list[tuple[float, int]]
 ) -> Result:
     alone, together = score(short), score([whole])
     early = [used for at, used in memory if at <= whole.audio_seconds / 10]

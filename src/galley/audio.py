@@ -1,4 +1,4 @@
-"""The vocabulary of speech models: the audio a request carries, what their checkpoints say of decoding."""
+"""Shared types of speech models: encoder inputs of requests, alignments, a checkpoint's special tokens."""
 
 from typing import Final, Literal
 
@@ -10,11 +10,11 @@ FLOAT_BYTES: Final = 4
 
 
 class EncoderInput(msgspec.Struct, frozen=True, kw_only=True):
-    """One stretch of audio as log-mel features, which an encoder reads as a whole.
+    """Audio as log-mel features, which the encoder reads as a whole.
 
     Attributes:
-        frames, mels: rows and columns.
-        data: float32, little-endian, row-major; finite.
+        frames, mels: rows and columns of ``data``.
+        data: ``[frames, mels]``, float32, little-endian, row-major; finite.
 
     Raises:
         RequestError: ``data`` has another size.
@@ -37,14 +37,14 @@ class EncoderInput(msgspec.Struct, frozen=True, kw_only=True):
 class TimestampRules(msgspec.Struct, frozen=True, kw_only=True):
     """Whisper's grammar of timestamp tokens (arXiv:2212.04356, section 2.3).
 
-    They come in pairs and never go back, the first token is one, and one is chosen whenever all of them
-    together are likelier than any other token.
+    Timestamps come in pairs and never decrease. The first token is a timestamp. A timestamp is chosen
+    whenever all timestamps together are likelier than any other token.
 
     Attributes:
-        begin: id of ``<|0.00|>``; all ids from here on are timestamps, and the one before is
+        begin: id of ``<|0.00|>``; all ids from this one on are timestamps, and the id before is
             ``<|notimestamps|>``.
-        text_end: ids below it are text; the id of ``<|endoftext|>``.
-        max_initial: the first timestamp is at most this many steps after ``begin``; None: any.
+        text_end: id of ``<|endoftext|>``; all ids below are text.
+        max_initial: the first timestamp is at most this many steps after ``begin``; None: no limit.
     """
 
     begin: int
@@ -60,12 +60,13 @@ class TimestampRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alignment(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a decoder's alignment heads look while it writes a text.
+    """Cross-attention weights of the decoder's alignment heads over a text.
 
     Attributes:
-        tokens, heads, rows: of the prompt and of its window.
-        data: float32, little-endian, [tokens, heads, rows]: the weight that a head at a token gives to a
-            row of what was heard. Over the rows they add up to 1.
+        tokens: of the request's prompt, which holds the text.
+        heads: alignment heads.
+        rows: of the encoder's output.
+        data: ``[tokens, heads, rows]``, float32, little-endian; the weights of a token and head sum to 1.
     """
 
     tokens: int
@@ -75,21 +76,22 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a speech model's checkpoint says of its input and its special tokens.
+    """A speech checkpoint's input format and special tokens.
 
     Attributes:
-        mels: values in a frame.
-        max_frames: the longest window.
-        stride: frames for each row that the encoder makes.
-        start_token: ``<|startoftranscript|>``, where every transcript begins.
-        previous_token: ``<|startofprev|>``, in front of earlier text; None if the checkpoint is silent.
-        no_timestamps_token: ``<|notimestamps|>``; None if the checkpoint is silent.
-        languages: ``<|en|>`` and its like -> id; empty for a model of one language.
+        mels: mel bands of a frame.
+        max_frames: of the longest encoder input.
+        stride: input frames for each row of the encoder's output.
+        start_token: ``<|startoftranscript|>``, which begins every transcript.
+        previous_token: ``<|startofprev|>``, in front of earlier text; None if the checkpoint names none.
+        no_timestamps_token: ``<|notimestamps|>``; None if the checkpoint names none.
+        languages: ``<|en|>`` and the other language tokens -> id; empty for a model of one language.
         tasks: ``transcribe`` and ``translate`` -> id; empty for a model of one task.
-        suppress_tokens, begin_suppress_tokens: never chosen, or not as the first token.
+        suppress_tokens: never chosen.
+        begin_suppress_tokens: not chosen as the first token.
         max_initial_timestamp: see :class:`TimestampRules`.
-        alignment_heads: (decoder layer, head) whose cross-attention follows the speech; empty for a large
-            model whose checkpoint names none.
+        alignment_heads: (decoder layer, head) of the heads whose cross-attention follows the speech; empty
+            for a large model whose checkpoint names none.
     """
 
     mels: int
@@ -107,11 +109,11 @@ class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_rows(self) -> int:
-        """Positions in the KV cache that the longest window takes."""
+        """Rows of the encoder's output for the longest encoder input; each takes one KV cache position."""
         return self.rows_of(self.max_frames)
 
     def rows_of(self, frames: int) -> int:
-        """Positions in the KV cache that a window takes."""
+        """Rows of the encoder's output for an encoder input of ``frames``; each takes a KV position."""
         return -(-frames // self.stride)
 
     @property
@@ -126,10 +128,10 @@ class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def timestamp_begin(self) -> int | None:
-        """``<|0.00|>``."""
+        """Id of ``<|0.00|>``."""
         return None if self.no_timestamps_token is None else self.no_timestamps_token + 1
 
     @property
     def no_speech_token(self) -> int | None:
-        """``<|nospeech|>``, the one before ``<|notimestamps|>``."""
+        """Id of ``<|nospeech|>``, the one before ``<|notimestamps|>``."""
         return None if self.no_timestamps_token is None else self.no_timestamps_token - 1

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from galley.errors import RequestError
-from galley.speech.evaluate import Heard, Sample, plain_text, read_manifest, score
+from galley.speech.evaluate import ManifestEntry, Transcribed, plain_text, read_manifest, score
 
 
-def heard(said: str, text: str, audio_seconds: float = 10.0, seconds: float = 1.0) -> Heard:
-    return Heard(Sample(Path("a.wav"), said), text, audio_seconds, seconds)
+def heard(said: str, text: str, audio_seconds: float = 10.0, seconds: float = 1.0) -> Transcribed:
+    return Transcribed(ManifestEntry(Path("a.wav"), said), text, audio_seconds, seconds)
 
 
 def test_case_and_punctuation_are_no_errors() -> None:
@@ -47,14 +47,14 @@ def test_plain_text(text: str, expected: str) -> None:
 def test_a_manifest_names_recordings_beside_it(tmp_path: Path) -> None:
     manifest = tmp_path / "m.jsonl"
     manifest.write_text(json.dumps({"audio": "a/b.wav", "text": "Hi"}) + "\n\n")
-    assert read_manifest(manifest) == [Sample(tmp_path / "a" / "b.wav", "Hi")]
+    assert read_manifest(manifest) == [ManifestEntry(tmp_path / "a" / "b.wav", "Hi")]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "no sample"),
-        ('{"audio": "a.wav", "text": "..."}', "no sample"),
+        ("", "no entry"),
+        ('{"audio": "a.wav", "text": "..."}', "no entry"),
         ('{"audio": "a.wav", "text": "x"}\n{"audio": "b.wav"}', "line 2: needs audio and text"),
         ("[1]", "line 1: needs audio and text"),
         ("nonsense", "line 1: needs audio and text"),

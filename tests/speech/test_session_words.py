@@ -44,8 +44,8 @@ def heard(request: EngineRequest, tokenizer: Tokenizer, ends: Sequence[float]) -
     weights = np.full((len(request.prompt), 1, ROWS), 0.001, np.float32)
     row, begin = len(START) - 1, 0.0
     for word, end in zip(split_to_word_tokens(text, tokenizer, "en"), ends, strict=True):
-        for token in range(word.tokens):
-            share = (end - begin) / word.tokens
+        for token in range(word.token_count):
+            share = (end - begin) / word.token_count
             first = round(50 * (begin + token * share))
             weights[row, 0, first : max(first + 1, round(50 * (begin + (token + 1) * share)))] = 0.5
             row += 1

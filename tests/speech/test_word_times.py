@@ -52,7 +52,7 @@ def test_words_are_those_of_transformers(text: str, language: str, tokenizer: To
     said = piece(text, tokenizer)
     words_and_counts = split_to_word_tokens(said.tokens, tokenizer, language)
     assert "".join(word.text for word in words_and_counts) == text
-    assert sum(word.tokens for word in words_and_counts) == len(said.tokens)
+    assert sum(word.token_count for word in words_and_counts) == len(said.tokens)
     times = [0.1 * i for i in range(len(said.tokens) + 1)]
     (words,) = time_words([said], times, tokenizer, language)
     assert [w.text for w in words] == words_of_transformers(said.tokens, tokenizer, language)
@@ -63,10 +63,10 @@ def test_a_text_that_ends_in_half_a_character_keeps_its_tokens(tokenizer: Tokeni
     whole = split_to_word_tokens(tokens, tokenizer, "zh")
     cut = split_to_word_tokens(tokens[:-1], tokenizer, "zh")
     assert cut[:-1] == whole[:-1]
-    assert cut[-1] == ("\ufffd", whole[-1].tokens - 1)
+    assert cut[-1] == ("\ufffd", whole[-1].token_count - 1)
     special = tiny.token_id("<|nospeech|>")
     (first, *others) = split_to_word_tokens([special, *tokens], tokenizer, "zh")
-    assert (first.text, first.tokens) == (whole[0].text, whole[0].tokens + 1)
+    assert (first.text, first.token_count) == (whole[0].text, whole[0].token_count + 1)
     assert others == whole[1:]
 
 
@@ -113,7 +113,7 @@ def test_a_segments_own_times_bound_its_words(tokenizer: Tokenizer) -> None:
 
 def test_probability_is_the_mean_of_the_tokens(tokenizer: Tokenizer) -> None:
     said = piece(" evening my", tokenizer)
-    count = split_to_word_tokens(said.tokens, tokenizer, "en")[0].tokens
+    count = split_to_word_tokens(said.tokens, tokenizer, "en")[0].token_count
     scores = [math.log(0.2 + 0.1 * i) for i in range(len(said.tokens))]
     times = [0.1 * i for i in range(len(scores) + 1)]
     (words,) = time_words([said._replace(scores=tuple(scores))], times, tokenizer, "en")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from galley.demo.evaluate import Evaluation
     from galley.demo.heldout import Message
     from galley.llm import LLM
-    from galley.speech.evaluate import Heard, Scores
+    from galley.speech.evaluate import Scores, Transcribed
 
 _LONGEST_ANSWER: Final = 256
 """Tokens. Right answers have at most as many characters; a model that rambles on is wrong already."""
@@ -113,13 +113,13 @@ def _write_json(file: Path | None, page: dict[str, Any]) -> None:
         file.write_text(text + "\n", encoding="utf-8")
 
 
-def _speech_json(heard: "Sequence[Heard]", scores: "Scores") -> dict[str, Any]:
+def _speech_json(heard: "Sequence[Transcribed]", scores: "Scores") -> dict[str, Any]:
     return {
         **asdict(scores),
         "recordings": [
             {
-                "audio": str(one.sample.audio),
-                "expected": one.sample.text,
+                "audio": str(one.entry.audio),
+                "expected": one.entry.text,
                 "text": one.text,
                 "audio_seconds": round(one.audio_seconds, 3),
                 "seconds": round(one.seconds, 3),

@@ -158,7 +158,7 @@ class _Connection:
         self._stream: LiveStream = LiveStream(
             served.backend().engine,
             session,
-            seen=self._seen,
+            on_output=self._seen,
             tell=self._tell,
             patience=_PATIENCE_SECONDS,
         )

@@ -1,6 +1,6 @@
-"""From a recording to text: decoding, features, speech detection, windows, captions.
+"""From a recording or live stream to text: audio decoding, speech detection, chunks, features, captions.
 
-Needs the extra ``speech``; nothing of it is imported before it is used.
+Needs the extra ``speech``, whose packages are imported only when they are used.
 """
 
 import importlib

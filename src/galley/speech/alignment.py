@@ -1,7 +1,9 @@
-"""When each token of a text is said: the likeliest way of the decoder's attention through the window.
+"""Forced alignment: when each token of a text is said, from the decoder's cross-attention.
 
-The method is openai/whisper's (``timing.py``): what is peculiar to a token in the weights of the heads that
-follow the speech, smoothed, and dynamic time warping over it.
+The method is openai/whisper's (``timing.py``). The cross-attention weights of the alignment heads are
+normalised over the tokens, smoothed and averaged over the heads; dynamic time warping (DTW) finds the best
+monotonic path of tokens through the encoder's rows. A row is one position of the encoder's output, 20 ms of
+audio in Whisper.
 """
 
 from typing import Final
@@ -12,45 +14,48 @@ from numpy.typing import NDArray
 from galley.audio import Alignment
 
 _FILTER: Final = 7
-"""Rows of the median filter; ``median_filter_width`` of Whisper's checkpoints."""
+"""Width of the median filter in rows; ``median_filter_width`` of Whisper's checkpoints."""
 _BOTH, _TOKEN, _ROW = range(3)
-"""What a step of the way goes on by."""
+"""A step of the path advances by a token and a row, by a token, or by a row."""
 
 
 def token_times(
     alignment: Alignment, tokens: int, seconds: float, row_seconds: float
 ) -> list[float]:
-    """Where each token of a text begins and where the last one ends, in seconds of the window.
+    """Start of each token of a text and end of the last one, in seconds of the encoder input.
 
     Args:
-        alignment: of a prompt that ends in the text and one token after it.
-        tokens: of the text.
-        seconds: of sound in the window; what is beyond is padding.
+        alignment: of a prompt that ends with the text and one more token.
+        tokens: how many the text has.
+        seconds: of audio in the encoder input; the rest is padding.
         row_seconds: from one row to the next.
+
+    Returns:
+        ``tokens + 1`` times, ascending.
     """
     shape = (alignment.tokens, alignment.heads, alignment.rows)
     weights = np.frombuffer(alignment.data, "<f4").reshape(shape)
-    belongs = affinity(weights[..., : max(1, int(seconds / row_seconds))])
-    # The decoder looks where a token is said when it reads the one before.
-    return [row * row_seconds for row in first_rows(belongs[-tokens - 2 : -1]).tolist()]
+    matrix = affinity(weights[..., : max(1, int(seconds / row_seconds))])
+    # The decoder attends to where a token is said when it reads the token before.
+    return [row * row_seconds for row in first_rows(matrix[-tokens - 2 : -1]).tolist()]
 
 
 def affinity(weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """How much each token belongs to each row of the window, all heads taken together.
+    """How strongly each token is tied to each row, averaged over the heads.
 
     Args:
-        weights: [tokens, heads, rows], as :class:`galley.audio.Alignment` has them, of the rows that hold
-            sound. Tokens of the prompt that take part are those that a weight is judged against.
+        weights: ``[tokens, heads, rows]``, as in :class:`galley.audio.Alignment`, of the rows that hold
+            audio. Weights are normalised over all these tokens, those of the prompt before the text
+            included.
 
     Returns:
-        [tokens, rows]; the mean over the heads of how far a weight is above those of the other tokens, in
-        standard deviations.
+        ``[tokens, rows]``: how many standard deviations a weight is above the mean of its row.
     """
     total = np.zeros(weights.shape[::2], np.float32)
     for head in range(weights.shape[1]):
         of_head = weights[:, head]
         deviation = of_head.std(axis=0)
-        # Where all tokens are alike, as those are that get nothing, the row says nothing.
+        # A row whose weights are all equal, zeros for example, says nothing about tokens.
         scale = np.divide(1, deviation, out=np.zeros_like(deviation), where=deviation > 0)
         total += _smooth((of_head - of_head.mean(axis=0)) * scale)
     total /= weights.shape[1]
@@ -58,14 +63,15 @@ def affinity(weights: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _smooth(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The median of each value and its neighbours along the last axis, whose ends are mirrored."""
+    """Median filter along the last axis, whose ends are mirrored."""
     half, count = _FILTER // 2, values.shape[-1]
     if count <= half:
         return values
     padded = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(half, half)], mode="reflect")
     shifted = [padded[..., i : i + count] for i in range(_FILTER)]
-    # Of one value more than half of them, neither the least nor the greatest can be the median: they make
-    # room for the next, until one is left. On whole arrays that is faster than sorting.
+    # Median by elimination: of half the values and one more, neither the least nor the greatest can be the
+    # median. Both are dropped and the next value is added, until one is left. Faster than sorting whole
+    # arrays.
     kept, others = shifted[: half + 1], shifted[half + 1 :]
     for other in others:
         kept.append(other)
@@ -77,21 +83,21 @@ def _smooth(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return kept[0]
 
 
-def first_rows(belongs: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Where each token begins on the way from the first token and row to the last that belongs best.
+def first_rows(matrix: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The first row of each token on the DTW path with the greatest sum.
 
-    A step goes on by a token, a row or both. Of ways that are equally good it takes the one that
-    openai/whisper and transformers take.
+    The path leads from the first token and row to the last ones; each step advances by a token, a row or
+    both. Of equally good paths it is the one that openai/whisper and transformers take.
 
     Args:
-        belongs: [tokens, rows], finite.
+        matrix: ``[tokens, rows]``, finite; see :func:`affinity`.
 
     Returns:
-        [tokens] rows, ascending.
+        ``[tokens]``, ascending.
     """
-    steps = _steps(belongs)
-    first = np.empty(len(belongs), np.int64)
-    token, row = len(belongs) - 1, belongs.shape[1] - 1
+    steps = _steps(matrix)
+    first = np.empty(len(matrix), np.int64)
+    token, row = len(matrix) - 1, matrix.shape[1] - 1
     while token >= 0:
         first[token] = row
         step = steps[token + row, token]
@@ -100,19 +106,22 @@ def first_rows(belongs: NDArray[np.float32]) -> NDArray[np.int64]:
     return first
 
 
-def _steps(belongs: NDArray[np.float32]) -> NDArray[np.int8]:
-    """[tokens + rows - 1, tokens]: the last step of the best way to (token, row), at (token + row, token).
+def _steps(matrix: NDArray[np.float32]) -> NDArray[np.int8]:
+    """The last step of the best path to each (token, row).
 
-    Cells of one anti-diagonal depend on the two before it alone, so numpy takes each at once.
+    Cells of an anti-diagonal depend only on the two anti-diagonals before, so numpy computes each at once.
+
+    Returns:
+        ``[tokens + rows - 1, tokens]``; the step to (token, row) is at ``[token + row, token]``.
     """
-    tokens, rows = belongs.shape
-    # Each token's costs begin one column after those of the token before: columns are anti-diagonals.
+    tokens, rows = matrix.shape
+    # Each token's costs are shifted by a column against the token before: columns are anti-diagonals.
     costs = np.full((tokens, tokens + rows), np.inf, np.float32)
-    costs[:, :rows] = -belongs
+    costs[:, :rows] = -matrix
     width = tokens + rows - 1
     costs = np.ascontiguousarray(costs.reshape(-1)[: tokens * width].reshape(tokens, width).T)
     steps = np.empty((width, tokens), np.int8)
-    # Of ways that end on the anti-diagonal, and on the one before; in front of the first token are none.
+    # Costs of the best paths to the last anti-diagonal and to the one before; none lead to "token -1".
     last, before = (np.full(tokens + 1, np.inf, np.float32) for _ in range(2))
     before[0] = 0.0
     for diagonal, step in zip(costs, steps, strict=True):
@@ -120,6 +129,6 @@ def _steps(belongs: NDArray[np.float32]) -> NDArray[np.int8]:
         best = np.minimum(by_token, by_row)
         step[:] = np.where(by_token < np.minimum(both, by_row), _TOKEN, _ROW)
         step[both < best] = _BOTH
-        ways = np.choose(step, (both, by_token, by_row))
-        before, last = last, np.concatenate(([np.float32(np.inf)], diagonal + ways))
+        paths = np.choose(step, (both, by_token, by_row))
+        before, last = last, np.concatenate(([np.float32(np.inf)], diagonal + paths))
     return steps

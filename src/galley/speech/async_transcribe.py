@@ -1,4 +1,4 @@
-"""Transcribing through the engine process, as the server does."""
+"""Transcribes a recording through the engine process, as the server does."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -14,19 +14,23 @@ async def transcribe_async(
     engine: EngineClient,
     session: Session,
     chunks: ChunkSource,
-    seen: Callable[[Output], None],
+    on_output: Callable[[Output], None],
 ) -> AsyncGenerator[Segment, None]:
-    """A recording's segments, in order, as they become certain. Decoding and features run in a thread.
+    """A recording's segments, in order, as they become certain.
+
+    The audio is decoded, and its features made, in a thread. Closing the generator early aborts its
+    requests.
 
     Args:
-        engine: runs the requests; those of a generator that is closed early are aborted.
-        session, chunks: of the recording, which is closed at the end.
-        seen: told of everything that the engine says.
+        engine: runs the session's requests.
+        session: of the recording.
+        chunks: the recording's; closed when the generator ends.
+        on_output: called with every output of the engine.
 
     Raises:
-        QueueFull: there is no room for the first chunk; later ones wait.
+        QueueFull: the engine's queue has no room for the first request; later requests wait.
         AudioError: the recording cannot be decoded any further.
-        EngineError: the engine gave a chunk up.
+        EngineError: the engine gave a request up.
     """
     outputs: asyncio.Queue[Output] = asyncio.Queue()
     readers: dict[asyncio.Task[None], OutputStream] = {}
@@ -36,8 +40,8 @@ async def transcribe_async(
             outputs.put_nowait(output)
 
     async def submit(requests: Sequence[EngineRequest]) -> None:
-        begun = bool(readers)
-        streams = await engine.submit_patiently(requests) if begun else engine.submit_all(requests)
+        waits = bool(readers)
+        streams = await engine.submit_patiently(requests) if waits else engine.submit_all(requests)
         for stream in streams:
             readers[asyncio.create_task(read(stream))] = stream
 
@@ -46,7 +50,7 @@ async def transcribe_async(
         await submit(session.requests())
         while not session.idle:
             output = await outputs.get()
-            seen(output)
+            on_output(output)
             if output.alignment is None:
                 session.take(output)
             else:
@@ -63,5 +67,5 @@ async def transcribe_async(
         for reader, stream in readers.items():
             stream.cancel()
             reader.cancel()
-        # A thread may be reading still; it ends within a block.
+        # A thread may still be reading the recording; it stops after its present block.
         await asyncio.shield(asyncio.to_thread(chunks.close))

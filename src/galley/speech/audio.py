@@ -1,6 +1,6 @@
-"""Recordings in any usual format as mono float32 samples, about a second at a time.
+"""Recordings in common formats to mono float32 samples, about a second at a time.
 
-FFmpeg decodes (through PyAV), soxr resamples. A file is never held decoded, however long it is.
+FFmpeg decodes (through PyAV), soxr resamples. Memory does not grow with a recording's length.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ READABLE: Final = "wav, mp3, flac, ogg, opus, m4a, mp4, aac, webm"
 _DEMUXERS: Final = "aac,flac,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,mpeg,ogg,wav"
 _GUARD: Final = {"format_whitelist": _DEMUXERS, "protocol_whitelist": "none"}
 _MISSING_SECONDS: Final = 0.5
-"""So much less than a recording states is worth a warning."""
+"""Missing audio, compared with the length that a file states, from which a warning is given."""
 
 
 @dataclass(frozen=True)
 class RawPcm:
-    """What a file without a header holds; channels interleaved, telephone formats among the types."""
+    """Format of a file without a header; channels are interleaved."""
 
     sample_rate: int
     channels: int = 1
@@ -56,25 +56,26 @@ class RawPcm:
 
 
 class Recording:
-    """One recording as mono blocks of about a second, decoded while they are taken.
+    """One recording as mono blocks of about a second, decoded while iterating.
 
-    Iterate once. Blocks are float32 ``[samples]`` in [-1, 1] at ``sample_rate``; channels are averaged.
+    Iterate only once. Blocks are float32 ``[samples]`` in [-1, 1] at ``sample_rate``; channels are
+    averaged.
 
     Args:
         source: what to read.
         sample_rate: of the blocks, in Hz.
-        raw: what ``source`` holds if it has no header; default: the file says it.
+        raw: format of a ``source`` without a header; default: the header states the format.
         normalize: even out loudness, so that a quiet caller is as loud as a loud one.
         max_seconds: longer recordings are refused, at once if they state their length.
-        name: what error messages call it; default: its path.
+        name: the recording's name in error messages; default: its path.
 
     Attributes:
-        duration: seconds, as the file states them; ``None`` if it does not.
-        warnings: damage that was passed over; complete after the last block.
+        duration: in seconds, as the file states it; None if it does not.
+        warnings: damaged parts that were skipped; complete after the last block.
 
     Raises:
-        AudioError: it cannot be read, or (while iterating) holds what cannot be decoded.
-        AudioTooLong: it is longer than ``max_seconds``.
+        AudioError: the recording cannot be read or, while iterating, cannot be decoded.
+        AudioTooLong: the recording is longer than ``max_seconds``.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Recording:
 
     @property
     def seconds(self) -> float:
-        """How much was decoded so far."""
+        """Seconds of audio decoded so far."""
         return self._samples / self._sample_rate
 
     def close(self) -> None:
@@ -165,7 +166,7 @@ class Recording:
         return file
 
     def _decoded(self) -> Iterator[tuple[int, Samples]]:
-        """(Hz, mono samples) of each frame; damaged packets are left out and counted."""
+        """(sample rate, mono samples) of each frame; damaged packets are skipped and counted."""
         damaged = 0
         with self._ffmpeg_errors("cannot be decoded"):
             for packet in self._packets():
@@ -231,7 +232,7 @@ def _mono(frame: AudioFrame) -> Samples:
 
 
 def _resampled(frames: Iterable[tuple[int, Samples]], to_rate: int) -> Iterator[Samples]:
-    """Blocks at one rate of frames at any; the rate may change in the middle (joined files)."""
+    """Blocks at one sample rate from frames whose rate may change in the middle, as in joined files."""
     for rate, run in itertools.groupby(frames, key=operator.itemgetter(0)):
         blocks = _joined((samples for _, samples in run), rate)
         if rate == to_rate:
@@ -239,12 +240,12 @@ def _resampled(frames: Iterable[tuple[int, Samples]], to_rate: int) -> Iterator[
             continue
         resampler = soxr.ResampleStream(rate, to_rate, 1, dtype="float32", quality="HQ")
         for block in blocks:
-            yield from _some(resampler.resample_chunk(block))
-        yield from _some(resampler.resample_chunk(np.empty(0, np.float32), last=True))
+            yield from _unless_empty(resampler.resample_chunk(block))
+        yield from _unless_empty(resampler.resample_chunk(np.empty(0, np.float32), last=True))
 
 
 def _joined(frames: Iterable[Samples], size: int) -> Iterator[Samples]:
-    """Blocks of ``size`` samples or somewhat more: a frame is 20 ms, too little for a call of its own."""
+    """Blocks of at least ``size`` samples: a frame of some 20 ms is too little for a call of its own."""
     waiting: list[Samples] = []
     count = 0
     for frame in frames:
@@ -254,9 +255,9 @@ def _joined(frames: Iterable[Samples], size: int) -> Iterator[Samples]:
             yield np.concatenate(waiting)
             waiting, count = [], 0
     if waiting:
-        yield from _some(np.concatenate(waiting))
+        yield from _unless_empty(np.concatenate(waiting))
 
 
-def _some(block: Samples) -> Iterator[Samples]:
+def _unless_empty(block: Samples) -> Iterator[Samples]:
     if len(block):
         yield block

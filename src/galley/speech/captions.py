@@ -1,4 +1,4 @@
-"""A transcript in the formats of OpenAI's audio API: json, text, srt, vtt, verbose_json."""
+"""Transcripts in the response formats of OpenAI's audio API: json, text, srt, vtt, verbose_json."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, get_args
@@ -26,14 +26,14 @@ def check_format(name: str) -> Format:
 
 
 def text_of(segments: Iterable[Segment]) -> str:
-    """The whole transcript, spaced as the model did."""
+    """The whole transcript, with the model's own spaces."""
     return "".join(segment.text for segment in segments).strip()
 
 
 def lines_of(segments: Iterable[Segment], width: int) -> Iterator[Segment]:
-    """Each segment in parts of at most ``width`` characters, for captions; a longer word stays whole.
+    """Splits segments at words into parts of at most ``width`` characters, for captions.
 
-    A segment without words stays whole, too.
+    A longer word stays whole, and so does a segment without word times.
     """
     for segment in segments:
         line: list[Word] = []
@@ -52,20 +52,20 @@ def _part(segment: Segment, words: Sequence[Word]) -> Segment:
 
 
 def as_text(segments: Iterable[Segment]) -> Iterator[str]:
-    """One line a segment."""
+    """One line for each segment."""
     return (f"{_one_line(segment.text)}\n" for segment in segments)
 
 
 def as_srt(segments: Iterable[Segment]) -> Iterator[str]:
-    """SubRip captions, one piece a segment."""
+    """SubRip captions, one for each segment."""
     for number, segment in enumerate(segments, start=1):
         times = f"{_clock(segment.start, ',')} --> {_clock(segment.end, ',')}"
-        # SubRip has no escapes; an arrow in the text would be taken for the line of times.
+        # SubRip has no escapes; a reader would take an arrow in the text for the line of times.
         yield f"{number}\n{times}\n{_one_line(segment.text).replace('-->', '->')}\n\n"
 
 
 def as_vtt(segments: Iterable[Segment]) -> Iterator[str]:
-    """WebVTT captions: the header, then one piece a segment."""
+    """WebVTT captions: the header, then one caption for each segment."""
     yield "WEBVTT\n\n"
     for segment in segments:
         times = f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}"
@@ -74,7 +74,7 @@ def as_vtt(segments: Iterable[Segment]) -> Iterator[str]:
 
 
 def as_json(segments: Sequence[Segment]) -> bytes:
-    """The text and, if their times were asked for, its words."""
+    """The text and, if word times were asked for, the words."""
     answer: dict[str, Any] = {"text": text_of(segments)}
     if any(segment.words is not None for segment in segments):
         answer["words"] = _words(segments)
@@ -84,7 +84,7 @@ def as_json(segments: Sequence[Segment]) -> bytes:
 def as_verbose_json(
     segments: Sequence[Segment], info: Info, granularities: Sequence[Granularity] = ("segment",)
 ) -> bytes:
-    """All that is known, in OpenAI's fields, and the warnings if there are any."""
+    """Everything known of the transcript in OpenAI's fields, and ``warnings`` if there are any."""
     answer: dict[str, Any] = {
         "task": info.task,
         "language": NAMES.get(info.language, info.language),
@@ -108,7 +108,7 @@ def _segment(segment: Segment) -> dict[str, Any]:
 
 
 def _words(segments: Iterable[Segment]) -> list[dict[str, Any]]:
-    """In OpenAI's fields, and how sure the model is of each."""
+    """All words in OpenAI's fields, and their probabilities."""
     return [
         {
             "word": word.text.strip(),
@@ -122,12 +122,12 @@ def _words(segments: Iterable[Segment]) -> list[dict[str, Any]]:
 
 
 def _one_line(text: str) -> str:
-    # An empty line would end a caption.
+    # An empty line in the text would end its caption.
     return " ".join(text.split())
 
 
 def _clock(seconds: float, point: str) -> str:
-    """ "01:02:03,456" """
+    """A time as ``01:02:03,456``; ``point`` stands before the milliseconds."""
     whole, milliseconds = divmod(round(seconds * 1000), 1000)
     minutes, second = divmod(whole, 60)
     hour, minute = divmod(minutes, 60)

@@ -1,4 +1,4 @@
-"""A recording's chunks with their features, made while a session takes them."""
+"""A recording's chunks and their features, made while a session takes them."""
 
 import threading
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ from galley.speech.vad import SpeechDetector
 
 
 class ChunkSource:
-    """What is left of one recording. It may be closed by another thread than the one that reads it.
+    """Reads one recording's chunks into a session. :meth:`close` may be called from another thread.
 
     Args:
-        recording: is closed with this.
-        features: of the model's chunks.
-        options: what is wanted.
-        detector: finds it.
+        recording: what to read; closed with the source.
+        features: makes the model's encoder inputs.
+        options: what the caller wants; ``options.speech`` says how speech is found.
+        detector: finds speech.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ChunkSource:
         return self._recording.duration
 
     def fill(self, session: Session) -> None:
-        """Give the session chunks while it has room, and say when there are no more.
+        """Adds chunks to the session while it has room, and ends the session after the last chunk.
 
         Raises:
             AudioError: the recording cannot be decoded any further.
@@ -64,7 +64,7 @@ class ChunkSource:
                     session.add(chunk, self._features(chunk.samples))
 
     def info(self, language: str) -> Info:
-        """Of what was read so far."""
+        """What is known of the recording by what was read so far."""
         return Info(
             task=self._task,
             language=language,
@@ -73,7 +73,7 @@ class ChunkSource:
         )
 
     def close(self) -> None:
-        """Close the recording. A :meth:`fill` on its way ends within a block."""
+        """Closes the recording. A :meth:`fill` in another thread stops after its present block."""
         self._closed = True
         with self._reading:
             self._recording.close()

@@ -16,18 +16,23 @@ from galley.speech.transcribe import Transcriber
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A recording and what is said in it."""
+class ManifestEntry:
+    """A recording and its reference transcript."""
 
     audio: Path
     text: str
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What a model made of a sample: its text, and the seconds that the recording and the work took."""
+class Transcribed:
+    """A model's transcript of a manifest entry.
 
-    sample: Sample
+    Attributes:
+        audio_seconds: length of the recording.
+        seconds: that the transcription took.
+    """
+
+    entry: ManifestEntry
     text: str
     audio_seconds: float
     seconds: float
@@ -35,12 +40,12 @@ class Heard:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of a set of samples.
+    """Error rates and speed over a manifest.
 
     Attributes:
-        wer, cer: word and character errors for each word or character that was said.
-        audio_seconds: how long the recordings are.
-        real_time_factor: seconds of work for each second of audio.
+        wer, cer: word and character error rate: errors for each word or character of the references.
+        audio_seconds: total length of the recordings.
+        real_time_factor: seconds of transcription for each second of audio.
     """
 
     wer: float
@@ -49,25 +54,25 @@ class Scores:
     real_time_factor: float
 
 
-def read_manifest(path: Path) -> list[Sample]:
-    """A file of JSON lines: ``{"audio": "call.wav", "text": "what is said"}``.
+def read_manifest(path: Path) -> list[ManifestEntry]:
+    """The entries of a JSON Lines file: ``{"audio": "call.wav", "text": "what is said"}``.
 
-    Paths are relative to the file.
+    Paths of recordings are relative to the manifest.
 
     Raises:
-        RequestError: it cannot be read, is empty, or a line is wrong; names the line.
+        RequestError: the manifest cannot be read, has no text, or has a wrong line, whose number is named.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{path} cannot be read: {error}") from error
-    samples = [_sample(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not any(plain_text(sample.text) for sample in samples):
-        raise RequestError(f"{path} has no sample in which something is said")
-    return samples
+    entries = [_entry(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not any(plain_text(entry.text) for entry in entries):
+        raise RequestError(f"{path} has no entry whose text has words")
+    return entries
 
 
-def _sample(path: Path, number: int, line: str) -> Sample:
+def _entry(path: Path, number: int, line: str) -> ManifestEntry:
     try:
         entry = json.loads(line)
         audio, text = entry["audio"], entry["text"]
@@ -75,37 +80,37 @@ def _sample(path: Path, number: int, line: str) -> Sample:
         raise RequestError(f"{path}, line {number}: needs audio and text ({error!r})") from error
     if not isinstance(audio, str) or not isinstance(text, str):
         raise RequestError(f"{path}, line {number}: audio and text must be strings")
-    return Sample(path.parent / audio, text)
+    return ManifestEntry(path.parent / audio, text)
 
 
 def transcribe_all(
     transcriber: Transcriber,
-    samples: Sequence[Sample],
+    entries: Sequence[ManifestEntry],
     options: TranscribeOptions,
     advance: Callable[[int], None],
-) -> list[Heard]:
-    """Transcribes one after another, and counts the seconds."""
-    heard = []
-    for sample in samples:
+) -> list[Transcribed]:
+    """Transcribes and times one recording after another; calls ``advance(1)`` after each."""
+    transcripts = []
+    for entry in entries:
         began = time.monotonic()
-        transcription = transcriber.transcribe(sample.audio, options)
+        transcription = transcriber.transcribe(entry.audio, options)
         text = transcription.text()
         seconds = time.monotonic() - began
-        heard.append(Heard(sample, text, transcription.info.duration, seconds))
+        transcripts.append(Transcribed(entry, text, transcription.info.duration, seconds))
         advance(1)
-    return heard
+    return transcripts
 
 
-def score(heard: Sequence[Heard]) -> Scores:
-    """Error rates over all words, whatever their case and punctuation; an empty reference counts too."""
-    said = [plain_text(one.sample.text) for one in heard]
-    texts = [plain_text(one.text) for one in heard]
-    audio_seconds = sum(one.audio_seconds for one in heard)
+def score(transcripts: Sequence[Transcribed]) -> Scores:
+    """Error rates regardless of case and punctuation; words invented for an empty reference are errors."""
+    references = [plain_text(one.entry.text) for one in transcripts]
+    hypotheses = [plain_text(one.text) for one in transcripts]
+    audio_seconds = sum(one.audio_seconds for one in transcripts)
     return Scores(
-        wer=jiwer.wer(said, texts),
-        cer=jiwer.cer(said, texts),
+        wer=jiwer.wer(references, hypotheses),
+        cer=jiwer.cer(references, hypotheses),
         audio_seconds=audio_seconds,
-        real_time_factor=sum(one.seconds for one in heard) / audio_seconds,
+        real_time_factor=sum(one.seconds for one in transcripts) / audio_seconds,
     )
 
 

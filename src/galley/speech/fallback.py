@@ -1,15 +1,22 @@
-"""A window's transcripts at one temperature after another, and which of them is taken."""
+"""Temperature fallback (arXiv:2212.04356, 4.5): transcribe again, hotter, until a transcript is good."""
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from galley.speech.options import QualityRules
+from galley.types import Output
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A window's transcript at one temperature; ``scores`` are its tokens' log-probabilities."""
+    """The transcript of some audio at one temperature.
+
+    Attributes:
+        scores: log-probability of each token.
+        compression_ratio: of the transcript's text, see :func:`compression_ratio`.
+        no_speech_prob: probability that the audio holds no speech.
+    """
 
     tokens: tuple[int, ...]
     scores: tuple[float, ...]
@@ -19,7 +26,7 @@ class Attempt:
 
     @property
     def avg_logprob(self) -> float:
-        """Mean of the scores; 0 for nothing."""
+        """Mean log-probability of the tokens; 0 without tokens."""
         return sum(self.scores) / max(1, len(self.scores))
 
     def is_good(self, rules: QualityRules) -> bool:
@@ -31,20 +38,46 @@ class Attempt:
         return not repeats and (least is None or self.avg_logprob >= least)
 
     def is_silence(self, rules: QualityRules) -> bool:
-        """Whether what was transcribed is no speech at all."""
+        """Whether the audio is taken for silence, and the transcript for invented."""
         limit, least = rules.no_speech_threshold, rules.log_prob_threshold
-        sure = least is not None and self.avg_logprob > least
-        return limit is not None and self.no_speech_prob > limit and not sure
+        likely = least is not None and self.avg_logprob > least
+        return limit is not None and self.no_speech_prob > limit and not likely
+
+
+@dataclass(slots=True)
+class Answer:
+    """What the engine has answered to one request so far."""
+
+    tokens: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    no_speech_prob: float = 0.0
+
+    def add(self, output: Output) -> None:
+        """Adds the next output of the request."""
+        self.tokens += output.tokens
+        self.scores += output.scores or ()
+        if output.no_speech_prob is not None:
+            self.no_speech_prob = output.no_speech_prob
+
+    def attempt(self, temperature: float, text: str) -> Attempt:
+        """The complete answer as an attempt; ``text`` is that of its tokens."""
+        return Attempt(
+            tokens=tuple(self.tokens),
+            scores=tuple(self.scores),
+            temperature=temperature,
+            compression_ratio=compression_ratio(text),
+            no_speech_prob=self.no_speech_prob,
+        )
 
 
 def choose(attempts: Sequence[Attempt], rules: QualityRules) -> Attempt | None:
-    """The last if it is good, the best of all if there is no other temperature, else None."""
+    """The last attempt if it is good, the best one if all temperatures were tried, else None."""
     if attempts[-1].is_good(rules):
         return attempts[-1]
     if len(attempts) < len(rules.temperatures):
         return None
     most = rules.compression_ratio_threshold
-    # None is good: one that does not repeat itself, then the likeliest.
+    # No attempt is good: prefer those that do not repeat themselves, then the likeliest.
     return max(
         attempts,
         key=lambda one: (most is None or one.compression_ratio <= most, one.avg_logprob),
@@ -52,6 +85,6 @@ def choose(attempts: Sequence[Attempt], rules: QualityRules) -> Attempt | None:
 
 
 def compression_ratio(text: str) -> float:
-    """How much smaller zlib makes it; 0 for nothing."""
+    """Bytes of a text for each byte after zlib; high for text that repeats itself, 0 for no text."""
     data = text.encode()
     return len(data) / len(zlib.compress(data)) if data else 0.0

@@ -1,7 +1,8 @@
 """Log-mel features as Whisper was trained on (arXiv:2212.04356, 2.2).
 
-A frame is a Hann window of 25 ms every 10 ms; its power spectrum is summed into triangular bands, of which
-the logarithm is taken, at most 80 dB below the window's loudest, and scaled to about [-1, 1].
+A frame is 25 ms under a Hann window, one every 10 ms. Each frame's power spectrum is summed into triangular
+mel bands. Their logarithms are clamped to 80 dB below the loudest band of the encoder input, and scaled to
+about [-1, 1].
 """
 
 from pathlib import Path
@@ -10,33 +11,36 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from galley.audio import SpeechInfo
+from galley.audio import EncoderInput, SpeechInfo
 from galley.errors import CheckpointError, UnsupportedModel
 from galley.formats.json_file import read_json
 
 CONFIG_FILE: Final = "preprocessor_config.json"
 SAMPLE_RATE: Final = 16_000
 FRAME: Final = 400
-"""Samples that a frame looks at."""
+"""Samples of a frame (``n_fft``)."""
 HOP: Final = 160
-"""Samples from one frame to the next."""
+"""Samples from the start of one frame to that of the next (``hop_length``)."""
 
 _FLOOR: Final = 1e-10
-"""Of a band's power, so that silence has a logarithm."""
+"""Least power of a band, so that silence has a logarithm."""
 _RANGE: Final = 8.0
-"""Powers of ten below the loudest band of the window that are told apart."""
+"""Powers of ten between the loudest band and the clamp."""
 _TILE: Final = 256
-"""Frames transformed at a time: their spectra stay in the cache."""
+"""Frames transformed at a time, so that their spectra stay in the CPU's cache."""
 
 
 class LogMel:
-    """Makes features of windows of one model.
+    """Makes log-mel features of chunks of audio, as one model's encoder expects them.
 
     Args:
-        mels: bands; 80, or 128 since large-v3.
-        chunk_seconds: how long the model's windows are.
-        pad: shorter ones with silence up to that, as Whisper's own checkpoints expect; else a window
-            has as many frames as its samples make.
+        mels: mel bands; 80, or 128 since large-v3.
+        chunk_seconds: the longest chunk, that is the encoder's input length.
+        pad: pad shorter chunks with silence to ``chunk_seconds``, as Whisper's own checkpoints expect;
+            False: a chunk has as many frames as its samples make.
+
+    Attributes:
+        chunk_samples: samples of the longest chunk.
     """
 
     def __init__(self, mels: int = 80, chunk_seconds: float = 30, *, pad: bool = True) -> None:
@@ -50,13 +54,13 @@ class LogMel:
 
     @classmethod
     def of_model(cls, folder: Path, speech: SpeechInfo) -> Self:
-        """As ``preprocessor_config.json`` has it, if the checkpoint brings one.
+        """Reads ``preprocessor_config.json`` in the checkpoint's ``folder``, if there is one.
 
-        It may say ``"padding": "do_not_pad"`` of a model that was trained on windows of any length.
+        ``"padding": "do_not_pad"`` in that file marks a model that was trained on inputs of any length.
 
         Raises:
-            CheckpointError: it is damaged, or contradicts the model.
-            UnsupportedModel: it asks for other features than Whisper's.
+            CheckpointError: the file is damaged, or contradicts the model.
+            UnsupportedModel: the file asks for other features than Whisper's.
         """
         path = folder / CONFIG_FILE
         seconds = speech.max_frames * HOP / SAMPLE_RATE
@@ -80,31 +84,34 @@ class LogMel:
         return cls(speech.mels, seconds, pad=padding == "max_length")
 
     def __call__(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Features of one window, float32 ``[frames, mels]``.
+        """Features of one chunk, float32 ``[frames, mels]``.
 
         Args:
-            samples: mono float32 ``[samples]``, at most ``chunk_samples``.
+            samples: mono float32 ``[samples]`` at 16 kHz, at most ``chunk_samples``.
 
         Raises:
-            ValueError: the window is longer than the model's.
+            ValueError: there are more samples than that.
         """
         if len(samples) > self.chunk_samples:
             raise ValueError(
-                f"a window of {len(samples)} samples is longer than {self.chunk_samples}"
+                f"a chunk of {len(samples)} samples is longer than {self.chunk_samples}"
             )
         length = self.chunk_samples if self.pads else max(len(samples), FRAME)
         features = np.empty((length // HOP, self.mels), np.float32)
-        heard = min(len(features), -(-(len(samples) + FRAME // 2) // HOP))
-        self._powers(self._framed(samples, length)[:heard], features)
-        np.log10(np.maximum(features[:heard], _FLOOR), out=features[:heard])
-        features[heard:] = np.log10(_FLOOR)
+        # Frames beyond these lie in the padding alone.
+        used = min(len(features), -(-(len(samples) + FRAME // 2) // HOP))
+        self._powers(self._framed(samples, length)[:used], features)
+        np.log10(np.maximum(features[:used], _FLOOR), out=features[:used])
+        features[used:] = np.log10(_FLOOR)
         np.maximum(features, features.max() - _RANGE, out=features)
         features += 4.0
         features /= 4.0
         return features
 
     def _framed(self, samples: NDArray[np.float32], length: int) -> NDArray[np.float32]:
-        """Overlapping frames, as a view; frame t has sample t * hop in its middle, ends are mirrored."""
+        """Overlapping frames ``[frames, FRAME]``, a view. Frame t is centred on sample t * HOP of
+        ``samples`` padded with zeros to ``length``; beyond both ends the signal is mirrored.
+        """
         half = FRAME // 2
         signal = np.zeros(length + 2 * half, np.float32)
         signal[half : half + len(samples)] = samples
@@ -113,11 +120,19 @@ class LogMel:
         return np.lib.stride_tricks.sliding_window_view(signal, FRAME)[::HOP]
 
     def _powers(self, frames: NDArray[np.float32], into: NDArray[np.float32]) -> None:
+        """Writes the power of each frame's mel bands to the first rows of ``into``, ``[frames, mels]``."""
         for start in range(0, len(frames), _TILE):
             tile = frames[start : start + _TILE] * self._hann
             spectrum: NDArray[Any] = np.fft.rfft(tile)
             power = np.square(spectrum.real) + np.square(spectrum.imag)
             into[start : start + len(tile)] = power @ self._bands
+
+
+def encoder_input(features: NDArray[np.float32]) -> EncoderInput:
+    """Features ``[frames, mels]`` in the form that requests carry them to the engine."""
+    frames, mels = features.shape
+    data = np.ascontiguousarray(features, "<f4").tobytes()
+    return EncoderInput(frames=frames, mels=mels, data=data)
 
 
 def mel_bands(mels: int, bins: int, sample_rate: int) -> NDArray[np.float32]:
@@ -137,11 +152,11 @@ def mel_bands(mels: int, bins: int, sample_rate: int) -> NDArray[np.float32]:
 
 
 _LINEAR_HERTZ: Final = 200.0 / 3.0
-"""A mel, below 1 kHz."""
+"""Hertz of one mel, below 1 kHz."""
 _BREAK_HERTZ: Final = 1000.0
 _BREAK_MEL: Final = 15.0
 _LOG_STEP: Final = np.log(6.4) / 27.0
-"""A mel above 1 kHz, as a step of the frequency's natural logarithm."""
+"""Increase of the frequency's natural logarithm by one mel, above 1 kHz."""
 
 
 def _mel(hertz: float) -> float:

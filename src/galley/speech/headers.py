@@ -1,23 +1,23 @@
-"""What a file's header says of its length, where FFmpeg does not tell whether to believe it."""
+"""Checks of the length that a file's header states, which FFmpeg does not make."""
 
 from typing import BinaryIO, Final
 
 from galley.errors import AudioError
 
 _UNKNOWN_LENGTH: Final = 0x7FFFF000
-"""Sizes from here on are what programs write that could not go back to the header."""
+"""Sizes from here on mean "unknown": programs that stream write them because they cannot seek back."""
 _MAX_CHUNKS: Final = 1024
 _LENGTH_TAGS: Final = (b"Xing", b"Info", b"VBRI")
 _TAG_WITHIN: Final = 4096
 
 
 def check_riff(file: BinaryIO, name: str) -> None:
-    """A WAV file must hold the samples that its header announces; other files pass.
+    """Checks that a WAV file holds all samples that its header announces; files of other formats pass.
 
-    FFmpeg would read up to the end of the file and say nothing.
+    FFmpeg reads a truncated file up to its end without an error.
 
     Raises:
-        AudioError: the data chunk is longer than what is left of the file, or there is none.
+        AudioError: the header announces more data than the file has, or the file has no samples.
     """
     start = file.tell()
     try:
@@ -39,7 +39,7 @@ def check_riff(file: BinaryIO, name: str) -> None:
 
 
 def _data_bytes(file: BinaryIO) -> int:
-    """The size of the data chunk, which the file then stands at; at the end if there is none."""
+    """The size of the data chunk, which the file is then positioned at; at its end if there is none."""
     for _ in range(_MAX_CHUNKS):
         chunk = file.read(8)
         size = int.from_bytes(chunk[4:], "little")
@@ -50,9 +50,9 @@ def _data_bytes(file: BinaryIO) -> int:
 
 
 def states_length(file: BinaryIO, demuxer: str) -> bool:
-    """Whether FFmpeg's duration is what the file states; else it is guessed from the bit rate.
+    """Whether FFmpeg's duration is stated in the file, not estimated from the bit rate.
 
-    MPEG audio states its length in a tag of its first frame, if its encoder wrote one.
+    MP3 files state it in a tag of the first frame, if the encoder wrote one.
     """
     if demuxer != "mp3":
         return demuxer not in ("aac", "mpeg")

@@ -184,7 +184,7 @@ class LiveSession:
             message = output.error or "the engine gave the request up"
             self._fail(decoding.utterance.turn, message)
         elif decoding.purpose == "language":
-            self.language = self.language or self._tokens.language(decoding.tokens[0])
+            self.language = self.language or self._tokens.language(decoding.answer.tokens[0])
         elif decoding.utterance in self._utterances:
             self._use(decoding)
         self._complete()
@@ -330,7 +330,7 @@ class LiveSession:
         attempt = self._decoder.attempt(decoding, rules.temperatures[len(utterance.attempts)])
         if not decoding.is_final:
             good = decoding.complete and attempt.is_good(rules) and not attempt.is_silence(rules)
-            text = self._decoder.text(decoding.prefix, decoding.tokens) if good else None
+            text = self._decoder.text(decoding.prefix, decoding.answer.tokens) if good else None
             self._take_partial(utterance, text)
             return
         utterance.attempts.append(attempt)

@@ -1,16 +1,16 @@
 """Engine requests of a live stream, and the text of their answers."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from galley.audio import EncoderInput
 from galley.service.requests import expand
-from galley.speech.fallback import Attempt, compression_ratio
-from galley.speech.features import SAMPLE_RATE, LogMel
+from galley.speech.fallback import Attempt
+from galley.speech.features import SAMPLE_RATE, LogMel, encoder_input
 from galley.speech.options import LiveOptions
 from galley.speech.tokens import Prompt, SpeechTokens
 from galley.speech.utterance import Decoding
@@ -65,15 +65,12 @@ class LiveDecoder:
             ids, params = self._tokens.detection()
         else:
             ids, params = self._prompt(decoding, language, previous, options)
-        features = self._features(samples)
-        frames, mels = features.shape
-        data = np.ascontiguousarray(features, "<f4").tobytes()
         [request] = expand(
             ids,
             params,
             self._tokens.info,
             request_id=f"{self._request_id}-{next(self._numbers)}",
-            encoder_input=EncoderInput(frames=frames, mels=mels, data=data),
+            encoder_input=encoder_input(self._features(samples)),
             priority=LIVE_PRIORITY,
             cache_salt=self._cache_salt,
         )
@@ -85,10 +82,7 @@ class LiveDecoder:
         decoding = self.running
         if decoding is None or output.request_id != self._running_id:
             return None
-        decoding.tokens += output.tokens
-        decoding.scores += output.scores or ()
-        if output.no_speech_prob is not None:
-            decoding.no_speech_prob = output.no_speech_prob
+        decoding.answer.add(output)
         if output.finish_reason is None:
             return None
         decoding.complete = output.finish_reason == "stop"
@@ -96,16 +90,11 @@ class LiveDecoder:
         return decoding
 
     def attempt(self, decoding: Decoding, temperature: float) -> Attempt:
-        """The decoding's transcript, with the measures that :class:`QualityRules` judge."""
-        return Attempt(
-            tokens=tuple(decoding.tokens),
-            scores=tuple(decoding.scores),
-            temperature=temperature,
-            compression_ratio=compression_ratio(self.text(decoding.prefix, decoding.tokens)),
-            no_speech_prob=decoding.no_speech_prob,
-        )
+        """The transcript of a decoding that has ended, as an attempt at a temperature."""
+        text = self.text(decoding.prefix, decoding.answer.tokens)
+        return decoding.answer.attempt(temperature, text)
 
-    def text(self, prefix: str, tokens: list[int] | tuple[int, ...]) -> str:
+    def text(self, prefix: str, tokens: Sequence[int]) -> str:
         """``prefix`` and the text of the ``tokens`` that continue it."""
         before = self.encode(prefix)
         beyond = self._tokens.speech.timestamp_begin

@@ -1,4 +1,4 @@
-"""What a live transcription tells. Turns count from 0; times are milliseconds of the stream."""
+"""Events of a live transcription. Turns count from 0; times are milliseconds since the stream began."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class SpeechStarted:
-    """Somebody speaks; ``at_ms`` is the beginning of what will be heard, padding included."""
+    """Speech has started; the audio that will be transcribed starts at ``at_ms``, padding included."""
 
     turn: int
     at_ms: int
@@ -14,7 +14,7 @@ class SpeechStarted:
 
 @dataclass(frozen=True, slots=True)
 class SpeechStopped:
-    """Nobody speaks any more, as was found at ``at_ms``."""
+    """Speech has ended, which was detected at ``at_ms``."""
 
     turn: int
     at_ms: int
@@ -22,14 +22,14 @@ class SpeechStopped:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A turn's audio is complete."""
+    """A turn's audio is complete; its transcript may still be missing."""
 
     turn: int
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Text that is final: all of a turn's, joined, are its transcript."""
+    """More final text: the deltas of a turn, joined, are the turn's transcript."""
 
     turn: int
     text: str
@@ -37,7 +37,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Interim:
-    """What would come next as things are; replaces what was said so before. Nothing, if empty."""
+    """Text after the turn's final text that may still change; replaces the last interim text."""
 
     turn: int
     text: str
@@ -45,7 +45,7 @@ class Interim:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A turn's transcript, and the seconds of audio that it had."""
+    """A turn's whole transcript, and the seconds of audio in the turn."""
 
     turn: int
     text: str
@@ -54,7 +54,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The engine gave up on a turn; the next one is not hurt."""
+    """The engine gave up on a turn; later turns are transcribed."""
 
     turn: int
     message: str

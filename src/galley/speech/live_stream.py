@@ -1,4 +1,4 @@
-"""A live session driven through the engine process, as the server does."""
+"""Transcribes a live stream through the engine process, as the server does."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,17 +17,17 @@ Tell = Callable[[Sequence[LiveEvent]], Awaitable[None]]
 
 
 class LiveStream:
-    """One stream, in one event loop. Speech detection and features run in a thread.
+    """Drives one :class:`LiveSession` in one event loop. Speech detection and features run in a thread.
 
     Args:
-        engine: runs the requests.
-        session: is nobody else's.
-        seen: told of everything that the engine says.
-        tell: told of events, in order; the stream waits for it.
-        patience: seconds that audio waits for an engine that does not come along.
+        engine: runs the session's requests.
+        session: used by this stream alone.
+        on_output: called with every output of the engine.
+        tell: awaited with new events, in order.
+        patience: seconds that :meth:`append` waits for an engine that is behind.
 
     Attributes:
-        seconds: of audio that came so far.
+        seconds: of audio received so far.
     """
 
     def __init__(
@@ -35,42 +35,41 @@ class LiveStream:
         engine: EngineClient,
         session: LiveSession,
         *,
-        seen: Callable[[Output], None],
+        on_output: Callable[[Output], None],
         tell: Tell,
         patience: float,
     ) -> None:
         self._engine = engine
         self._session = session
-        self._seen = seen
+        self._on_output = on_output
         self._tell = tell
         self._patience = patience
         self._pcm = PcmStream("s16le", 24_000)
-        self._turn = asyncio.Lock()
-        """Of those who use the session."""
-        self._moved = asyncio.Event()
-        """Set when there may be something for the engine."""
+        self._session_lock = asyncio.Lock()
+        self._changed = asyncio.Event()
+        """Set when the session may have a new request."""
         self._answered = asyncio.Event()
-        """Set when the engine has said something."""
+        """Set when the engine has answered a request."""
         self.seconds = 0.0
 
     async def configure(self, coding: Coding, rate: int, options: LiveOptions) -> None:
-        """What comes, in which form, and what is wanted of it.
+        """Replaces the encoding of the audio to come, and the options.
 
         Raises:
             RequestError: the model does not know the language.
         """
-        async with self._turn:
+        async with self._session_lock:
             self._session.configure(options)
         if (self._pcm.coding, self._pcm.rate) != (coding, rate):
             await self._feed(self._pcm.flush())
             self._pcm = PcmStream(coding, rate)
 
     async def append(self, data: bytes) -> None:
-        """More of the audio. Waits while the engine is behind.
+        """Takes the stream's next audio. Waits while the engine is behind.
 
         Raises:
-            RequestError: it ends within a sample.
-            Unavailable: the engine was behind for too long.
+            RequestError: ``data`` ends within a sample.
+            Unavailable: the engine was behind for ``patience`` seconds.
         """
         for block in self._pcm.feed(data):
             while not self._session.has_room:
@@ -86,39 +85,39 @@ class LiveStream:
             await self._feed(block)
 
     async def commit(self) -> None:
-        """End the turn. Raises RequestError if there is no audio for one."""
+        """Ends the turn. Raises RequestError if the turn has no audio."""
         await self._feed(self._pcm.flush())
-        async with self._turn:
+        async with self._session_lock:
             self._session.commit()
             await self._tell(self._session.events())
-        self._moved.set()
+        self._changed.set()
 
     async def clear(self) -> None:
-        """Forget the turn that is not committed."""
-        async with self._turn:
+        """Discards the turn that is not committed yet."""
+        async with self._session_lock:
             self._pcm.flush()
             self._session.clear()
             await self._tell(self._session.events())
 
     async def settled(self) -> None:
-        """Wait until all that was committed is transcribed."""
+        """Waits until all committed turns are transcribed."""
         while not self._session.idle:
             self._answered.clear()
             await self._answered.wait()
 
     async def run(self) -> None:
-        """Keep the engine busy with the stream, until cancelled.
+        """Submits the session's requests to the engine, one after another, until cancelled.
 
         Raises:
             EngineFailed, EngineNotReady: the engine will not come back.
         """
         while True:
-            self._moved.clear()
-            async with self._turn:
+            self._changed.clear()
+            async with self._session_lock:
                 request = await asyncio.to_thread(self._session.request)
                 await self._tell(self._session.events())
             if request is None:
-                await self._moved.wait()
+                await self._changed.wait()
                 continue
             await self._ask(request)
             self._answered.set()
@@ -127,8 +126,8 @@ class LiveStream:
         [stream] = await self._engine.submit_patiently([request])
         try:
             async for output in stream:
-                self._seen(output)
-                async with self._turn:
+                self._on_output(output)
+                async with self._session_lock:
                     self._session.take(output)
                     await self._tell(self._session.events())
         finally:
@@ -136,7 +135,7 @@ class LiveStream:
 
     async def _feed(self, block: Samples) -> None:
         self.seconds += len(block) / SAMPLE_RATE
-        async with self._turn:
+        async with self._session_lock:
             await asyncio.to_thread(self._session.feed, block)
             await self._tell(self._session.events())
-        self._moved.set()
+        self._changed.set()

@@ -1,4 +1,4 @@
-"""Evens out loudness while samples pass: FFmpeg's dynamic audio normaliser, made for speech."""
+"""Evens out loudness block by block with FFmpeg's dynamic audio normaliser."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ _FILTER = ("dynaudnorm", "framelen=500:gausssize=15:maxgain=20")
 def normalized(
     blocks: Iterable[NDArray[np.float32]], sample_rate: int
 ) -> Iterator[NDArray[np.float32]]:
-    """As many samples as ``blocks`` have, some seconds later; the quiet parts louder."""
+    """The blocks' samples with quiet parts amplified; as many samples, some seconds behind the input."""
     graph = av.filter.Graph()
     source = graph.add_abuffer(format="fltp", sample_rate=sample_rate, layout="mono")
     sink = graph.add("abuffersink")

@@ -1,4 +1,4 @@
-"""Joins the words of two windows that overlap, so that none is lost and none is there twice."""
+"""Joins the words of two chunks whose audio overlaps, so that no word is lost or doubled."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -7,27 +7,27 @@ from typing import Final, NamedTuple
 from galley.speech.results import Word
 
 _FAR_SECONDS: Final = 1.0
-"""Equal words this far apart in time are different ones; word times are rarely off by more."""
+"""Equal words this far apart are not the same spoken word; word times are rarely off by more."""
 
 
 class Join(NamedTuple):
-    """How many words of the left window stay, and how many of the right one go."""
+    """How many words of the left chunk stay, and how many of the right chunk are skipped."""
 
     keep_left: int
     skip_right: int
 
 
 def join(left: Sequence[Word], right: Sequence[Word], overlap: tuple[float, float]) -> Join:
-    """Where to go over from one window's words to the next one's.
+    """Where to switch from the left chunk's words to the right chunk's.
 
-    The words that both heard are aligned (longest common subsequence, weighted by how close in time two
-    equal words are). The change is made after the pair nearest to the middle of the overlap: what lies
-    beyond it is heard better by the other window, and a word cut in half at an end is dropped. If they
-    agree on nothing, it is made by time, in the middle.
+    The words of the overlap are aligned: longest common subsequence, weighted by how close in time two
+    equal words are. The switch is after the aligned pair nearest to the middle of the overlap, because each
+    chunk has more context on its own side of the middle; words cut in half at a chunk's end are dropped.
+    Without aligned words the switch is at the middle in time.
 
     Args:
-        left, right: in order, with times in the recording that may be rough.
-        overlap: (start, end) of what both windows heard, in seconds of the recording.
+        left, right: words in order, with times in the recording that may be rough.
+        overlap: (start, end) of the audio that both chunks hold, in seconds of the recording.
     """
     middle = sum(overlap) / 2
     first = next(
@@ -47,7 +47,7 @@ def join(left: Sequence[Word], right: Sequence[Word], overlap: tuple[float, floa
 
 
 def _aligned(left: Sequence[Word], right: Sequence[Word]) -> list[tuple[int, int]]:
-    """Pairs (index in left, index in right) of the best alignment, in order."""
+    """Pairs (index in left, index in right) of the alignment with the greatest worth, in order."""
     best = [[0.0] * (len(right) + 1) for _ in range(len(left) + 1)]
     worth = [[_worth(one, other) for other in right] for one in left]
     for i in reversed(range(len(left))):
@@ -75,7 +75,7 @@ def _worth(one: Word, other: Word) -> float:
 
 
 def plain(text: str) -> str:
-    """A word without case, spaces and punctuation; all of it if it is nothing else."""
+    """A word without case, spaces and punctuation; a word of punctuation alone stays as it is."""
     letters = "".join(
         character
         for character in text.casefold()

@@ -1,4 +1,4 @@
-"""What transcribing needs of a model beside its engine, loaded once for any number of recordings."""
+"""What transcription needs besides the engine, loaded once for any number of recordings."""
 
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from galley.types import ModelInfo
 
 
 class SpeechModel:
-    """Tokens, features and the speech detector.
+    """A speech model's special tokens, feature extraction and speech detector.
 
     Raises:
-        ModelError: it is a text model, or one of its files is wrong.
+        ModelError: the model is a text model, or one of its files is wrong.
     """
 
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer) -> None:
@@ -26,11 +26,11 @@ class SpeechModel:
         self._detector = SpeechDetector()
 
     def chunks(self, recording: Recording, options: TranscribeOptions) -> ChunkSource:
-        """The recording's chunks, which close it."""
+        """The recording's chunks; closing them closes the recording."""
         return ChunkSource(recording, self._features, options, self._detector)
 
     def live(self, options: LiveOptions, request_id: str, *, cache_salt: str = "") -> LiveSession:
-        """A new stream. Raises RequestError if the model does not know the language."""
+        """A new live stream. Raises RequestError if the model does not know the language."""
         detector = self._detector.stream()
         return LiveSession(
             self.tokens, self._features, detector, options, request_id, cache_salt=cache_salt

@@ -1,4 +1,4 @@
-"""What a caller may say about how speech is found, windowed and judged. Validated at construction."""
+"""Options of speech detection, transcription and live transcription. Validated at construction."""
 
 import math
 from dataclasses import dataclass
@@ -21,20 +21,21 @@ def _between(name: str, value: float, low: float, high: float) -> None:
 
 
 def _silence_below(threshold: float) -> float:
-    """Silero's: speech ends a little below where it begins, so that it does not flicker."""
+    """Silero's default ``neg_threshold``: below the onset threshold, so that speech does not flicker."""
     return max(threshold - 0.15, 0.01)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechOptions:
-    """Where speech begins and ends, by the detector's probability of each 32 ms.
+    """How speech segments are found in the detector's probabilities, one for each 32 ms (Silero VAD's
+    names).
 
     Attributes:
-        threshold: speech begins at this probability.
-        neg_threshold: it ends below this one; default: ``threshold`` - 0.15.
-        min_speech_ms: shorter speech is taken for noise.
-        min_silence_ms: a shorter pause does not end speech.
-        pad_ms: kept before and after speech, at most half of ``min_silence_ms``.
+        threshold: a segment begins at this probability.
+        neg_threshold: a segment ends below this probability; default: ``threshold`` - 0.15.
+        min_speech_ms: shorter segments are taken for noise.
+        min_silence_ms: a shorter pause does not end a segment.
+        pad_ms: audio kept before and after a segment, at most half of ``min_silence_ms``.
 
     Raises:
         RequestError: a value is out of range; ``param`` names it.
@@ -69,17 +70,19 @@ class SpeechOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityRules:
-    """When a window's transcript is good, and what is tried if it is not (arXiv:2212.04356, 4.5).
+    """Beam search and temperature fallback (arXiv:2212.04356, 4.5): when a chunk's transcript is good, and
+    what is tried if it is not.
 
     Attributes:
-        beam_size: hypotheses that are searched at temperature 0, 1 to 10; 1 is greedy.
-        temperatures: tried in turn until a transcript is good; above 0 it is sampled.
-        compression_ratio_threshold: text that zlib shrinks more than this repeats itself; None: any goes.
-        log_prob_threshold: a mean log-probability below this is a guess; None: any goes.
-        no_speech_threshold: a window that is silence with more than this probability has no text, unless
-            its text passes ``log_prob_threshold``; None: no window is taken for silence.
-        condition_on_previous_text: give each window the text before it. Windows of one recording then
-            wait for each other, and a mistake may go on from one to the next.
+        beam_size: hypotheses of the beam search at temperature 0, 1 to 10; 1 is greedy.
+        temperatures: tried in turn until a transcript is good; above 0 text is sampled.
+        compression_ratio_threshold: a transcript that zlib compresses more than this repeats itself and is
+            not good; None: no limit.
+        log_prob_threshold: a transcript with a lower mean log-probability is not good; None: no limit.
+        no_speech_threshold: a chunk that holds no speech with more than this probability has no text,
+            unless its transcript passes ``log_prob_threshold``; None: no chunk is taken for silence.
+        condition_on_previous_text: give the decoder each chunk's preceding text. The chunks of a recording
+            are then transcribed one after another, and a mistake may carry over to the next chunk.
 
     Raises:
         RequestError: a value is out of range; ``param`` names it.
@@ -113,16 +116,17 @@ class QualityRules:
 
 @dataclass(frozen=True, kw_only=True)
 class TranscribeOptions:
-    """What is wanted of a transcription.
+    """What a caller wants of a transcription.
 
     Attributes:
-        language: spoken, as a code or an English name; None: detected in the first window.
+        language: spoken language as a code or an English name; None: detected in the first chunk.
         task: "transcribe", or "translate" into English.
-        prompt: text before the recording's, in its spelling and style; names, for example.
-        timestamps: let the model say when each segment begins and ends; else one segment is a window.
-        word_timestamps: find out when each word is said, too, which takes another look at each window.
+        prompt: text that the decoder takes for the text before the recording; sets spelling and style, of
+            names for example.
+        timestamps: have the model write segment timestamps; False: each chunk is one segment.
+        word_timestamps: also find the times of each word, with one more request for each chunk.
         speech: how speech is found; None: all of the recording is speech.
-        rules: when a transcript is good.
+        rules: when a transcript is good, and what is tried if it is not.
 
     Raises:
         RequestError: a value is out of range; ``param`` names it.
@@ -147,12 +151,12 @@ class TranscribeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TurnOptions:
-    """Where a live stream's turns begin and end; names and defaults are OpenAI's ``server_vad``.
+    """Turn detection of a live stream; names and defaults are those of OpenAI's ``server_vad``.
 
     Attributes:
-        threshold: speech begins at this probability; it ends 0.15 below.
-        prefix_padding_ms: kept before speech.
-        silence_duration_ms: so much silence ends a turn.
+        threshold: speech begins at this probability, and ends 0.15 below.
+        prefix_padding_ms: audio kept before speech.
+        silence_duration_ms: silence that ends a turn.
 
     Raises:
         RequestError: a value is out of range; ``param`` names it.
@@ -169,22 +173,23 @@ class TurnOptions:
 
     @property
     def silence_below(self) -> float:
-        """What a frame of silence has."""
+        """A frame with a lower probability is silence."""
         return _silence_below(self.threshold)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveOptions:
-    """What is wanted of a live transcription.
+    """What a caller wants of a live transcription.
 
     Attributes:
-        language: spoken, as a code or an English name; None: detected in the first turn.
-        prompt: text before the stream's, in its spelling and style; names, for example.
-        turns: where they begin and end.
-        commit_turns: a turn ends with silence; False: only when the caller says so.
-        interval_ms: so much new speech is worth another look at the window.
-        rules: when a transcript is good. Beams and further temperatures count where a window ends; on the
-            way there it is transcribed greedily.
+        language: spoken language as a code or an English name; None: detected in the first turn.
+        prompt: text that the decoder takes for the text before the stream; sets spelling and style, of
+            names for example.
+        turns: how turns are detected.
+        commit_turns: silence ends a turn; False: only the caller's commit does.
+        interval_ms: new speech between two partial transcripts.
+        rules: when a transcript is good. Beams and further temperatures are used for final text; partial
+            transcripts are greedy.
 
     Raises:
         RequestError: a value is out of range; ``param`` names it.

@@ -1,4 +1,4 @@
-"""Live audio without a header to the 16-kHz samples that models hear, however its bytes are parted."""
+"""Headerless live audio, in messages of any size, to 16 kHz samples."""
 
 from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
@@ -15,10 +15,10 @@ _FULL: Final = np.float32(32_768)
 
 
 class PcmStream:
-    """One stream, mono.
+    """Decoder and resampler of one mono stream.
 
     Args:
-        coding: of its samples; the laws are those of G.711.
+        coding: of the samples: 16-bit PCM, or mu-law or A-law of G.711.
         rate: in Hz.
     """
 
@@ -28,14 +28,18 @@ class PcmStream:
         self._resampler = self._fresh()
 
     def check(self, data: bytes) -> None:
-        """Raises RequestError if it ends within a sample."""
+        """Raises RequestError if ``data`` ends within a sample."""
         if self.coding == "s16le" and len(data) % 2:
             raise RequestError(
                 f"audio has {len(data)} bytes; samples of PCM16 have two each", param="audio"
             )
 
     def feed(self, data: bytes) -> Iterator[Samples]:
-        """What it adds, in blocks of a second at most."""
+        """The samples that ``data`` adds, mono float32 at 16 kHz, in blocks of at most a second.
+
+        Raises:
+            RequestError: ``data`` ends within a sample.
+        """
         self.check(data)
         size = self.rate * (2 if self.coding == "s16le" else 1)
         for first in range(0, len(data), size):
@@ -45,7 +49,7 @@ class PcmStream:
             yield block
 
     def flush(self) -> Samples:
-        """What the resampler has kept back. What comes after begins anew."""
+        """The samples that the resampler still holds. Audio fed later starts with a new resampler."""
         if self._resampler is None:
             return np.empty(0, np.float32)
         rest: Samples = self._resampler.resample_chunk(np.empty(0, np.float32), last=True)

@@ -1,4 +1,4 @@
-"""What a transcription is made of. Times are seconds of the recording."""
+"""Results of a transcription. Times are seconds of the recording."""
 
 import msgspec
 
@@ -6,7 +6,9 @@ import msgspec
 class Word(msgspec.Struct, frozen=True):
     """One word as it stands in the text, with its leading space and its punctuation.
 
-    ``probability`` is the mean of its tokens'; None where times are guessed from those of the segment.
+    Attributes:
+        probability: mean of the word's token probabilities; None if the word's times were not aligned but
+            interpolated in its segment.
     """
 
     text: str
@@ -16,16 +18,16 @@ class Word(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A sentence or what else the model takes for one.
+    """A stretch of text between two of the model's timestamps, about a sentence.
 
     Attributes:
         id: counts from 0.
         tokens: of the text, without timestamps.
-        temperature: that it was sampled at; above 0 only if lower ones gave nothing good.
-        avg_logprob: mean log-probability of its window's tokens, in nats.
-        compression_ratio: of its window's text; high if that repeats itself.
-        no_speech_prob: how likely its window holds no speech.
-        words: if word times were asked for.
+        temperature: of the chunk's transcript; above 0 only if lower temperatures gave no good transcript.
+        avg_logprob: mean log-probability of the tokens of the segment's chunk, in nats.
+        compression_ratio: of the text of the segment's chunk; high if that text repeats itself.
+        no_speech_prob: probability that the segment's chunk holds no speech.
+        words: None unless word times were asked for.
     """
 
     id: int
@@ -41,13 +43,13 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a recording as a whole once it is transcribed.
+    """What is known of a transcribed recording as a whole.
 
     Attributes:
         task: "transcribe" or "translate".
-        language: spoken in it, as a code ("en").
-        duration: seconds of it.
-        warnings: damage that was passed over.
+        language: spoken language as a code ("en").
+        duration: of the recording, in seconds.
+        warnings: damaged parts of the file that were skipped.
     """
 
     task: str

@@ -1,7 +1,7 @@
-"""One recording's way through the engine: chunks in, engine requests out, segments in order.
+"""Transcription of one recording: chunks in, engine requests out, segments in order.
 
-It waits for nothing and reads nothing. Who drives it feeds it chunks while it has room, hands its requests
-to an engine, and gives it what the engine says.
+A :class:`Session` does no waiting and no I/O. Its caller adds chunks while the session has room, hands the
+session's requests to an engine, and passes the engine's outputs back.
 """
 
 import itertools
@@ -19,8 +19,8 @@ from galley.errors import EngineError
 from galley.service.requests import expand
 from galley.speech.alignment import token_times
 from galley.speech.chunks import AudioChunk
-from galley.speech.fallback import Attempt, choose, compression_ratio
-from galley.speech.features import SAMPLE_RATE
+from galley.speech.fallback import Answer, Attempt, choose
+from galley.speech.features import SAMPLE_RATE, encoder_input
 from galley.speech.languages import UNSPACED
 from galley.speech.merge import join
 from galley.speech.options import TranscribeOptions
@@ -31,38 +31,43 @@ from galley.speech.words import after_space, keep_words, moved, not_before, word
 from galley.types import EngineRequest, Output, SamplingParams
 
 _MAX_CONDITION_TEMPERATURE: Final = 0.5
-"""Text that was guessed at a higher one is no context for what follows (openai/whisper)."""
+"""Text sampled at a higher temperature does not condition what follows, as in openai/whisper."""
 
 
 @dataclass(slots=True)
 class _ChunkJob:
-    """A chunk and how far its transcription is."""
+    """A chunk and the state of its transcription.
+
+    Attributes:
+        started: whether its current request was made.
+        attempts: one for each temperature tried so far.
+        answer: to its current request, so far.
+        best: the attempt that counts; None until one was chosen.
+        decoded: the segments of the chosen attempt, with times in the chunk; none if the chunk is silence.
+        segments: the same with times in the recording; None until they, and word times if asked for, are
+            known.
+    """
 
     chunk: AudioChunk
     encoder_input: EncoderInput
     started: bool = False
     attempts: list[Attempt] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    no_speech_prob: float = 0.0
-    taken: Attempt | None = None
-    """None while it is transcribed."""
+    answer: Answer = field(default_factory=Answer)
+    best: Attempt | None = None
     decoded: list[DecodedSegment] = field(default_factory=list)
-    """Of what is taken; none if that is silence."""
     segments: list[Segment] | None = None
-    """None while it is transcribed, or its words are timed."""
 
 
 class Session:
-    """One recording.
+    """The state of one recording's transcription.
 
     Args:
-        tokens: of the model.
-        options: what is wanted.
-        request_id: unique; the engine's requests are named after it.
-        max_chunks: chunks that may be on their way at a time.
-        priority: lower is sooner.
-        cache_salt: tenant, whose chunks no other one's requests find in the cache.
+        tokens: the model's special tokens.
+        options: what the caller wants.
+        request_id: unique; prefix of the ids of the engine requests.
+        max_chunks: how many chunks may be in the session at a time.
+        priority: of the engine requests; lower is sooner.
+        cache_salt: the tenant; requests of another tenant never reuse this recording's encoded audio.
 
     Raises:
         RequestError: the model does not know the language or the task, or cannot time words.
@@ -91,81 +96,83 @@ class Session:
         self._max_chunks = max_chunks
         self._jobs: deque[_ChunkJob] = deque()
         self._running: dict[str, _ChunkJob] = {}
+        """By the id of its request to the engine."""
         self._outbox: list[EngineRequest] = []
         self._numbers = itertools.count()
         self._segment_ids = itertools.count()
         self._ended = False
         self._context: list[int] = []
+        """Tokens of the text that conditions the next chunk."""
         prompt = options.prompt.strip()
         if prompt:
             self._context = tokens.tokenizer.encode_plain(" " + prompt)
         self.language = options.language
-        """A code; None until it is detected."""
+        """The spoken language as a code; None until it is detected."""
         if self.language is None and not tokens.detects_language:
             self.language = "en"
 
     @property
     def _spoken(self) -> str:
+        """Language of the audio."""
         return self.language or "en"
 
     @property
     def _written(self) -> str:
+        """Language of the text."""
         return "en" if self._options.task == "translate" else self._spoken
 
     @property
     def has_room(self) -> bool:
-        """Whether another chunk is welcome."""
+        """Whether :meth:`add` may be called."""
         return not self._ended and len(self._jobs) < self._max_chunks
 
     @property
     def idle(self) -> bool:
-        """Whether the engine has nothing of it."""
+        """Whether no request is with the engine or waiting for it."""
         return not self._running and not self._outbox
 
     def add(self, chunk: AudioChunk, features: NDArray[np.float32]) -> None:
-        """The next chunk, with its features ``[frames, mels]``."""
-        frames, mels = features.shape
-        data = np.ascontiguousarray(features, "<f4").tobytes()
-        self._jobs.append(_ChunkJob(chunk, EncoderInput(frames=frames, mels=mels, data=data)))
+        """Adds the recording's next chunk; ``features`` are its float32 ``[frames, mels]``."""
+        self._jobs.append(_ChunkJob(chunk, encoder_input(features)))
         self._start_jobs()
 
     def end(self) -> None:
-        """There are no more chunks."""
+        """Takes note that the recording has no more chunks."""
         self._ended = True
 
     def requests(self) -> list[EngineRequest]:
-        """What the engine is to be given now."""
+        """The requests made since the last call, for the engine."""
         requests, self._outbox = self._outbox, []
         return requests
 
     def take(self, output: Output) -> None:
-        """What the engine says of one of the requests. It takes some 50 ms to make times of an alignment.
+        """Takes one of the engine's outputs. An output with an alignment costs some 50 ms of CPU time.
 
         Raises:
-            EngineError: it gave the request up.
+            EngineError: the engine gave the request up.
         """
         job = self._running[output.request_id]
         if output.finish_reason in ("error", "abort"):
             raise EngineError(output.error or "the engine gave the request up")
-        job.tokens += output.tokens
-        job.scores += output.scores or ()
-        if output.no_speech_prob is not None:
-            job.no_speech_prob = output.no_speech_prob
+        job.answer.add(output)
         if output.finish_reason is None:
             return
         del self._running[output.request_id]
         if self.language is None:
-            self.language = self._tokens.language(job.tokens[0])
+            self.language = self._tokens.language(job.answer.tokens[0])
             job.started = False
-        elif job.taken is None:
-            self._attempted(job)
+        elif job.best is None:
+            self._judge(job)
         else:
             assert output.alignment is not None
             job.segments = self._segments(job, self._words(job, output.alignment))
         self._start_jobs()
 
     def segments(self) -> list[Segment]:
-        """Segments that are certain, each once, in order."""
+        """The segments that have become certain since the last call, in order.
+
+        A chunk's segments are certain once the next chunk is known not to overlap, or is joined with it.
+        """
         certain: list[Segment] = []
         while self._jobs and self._jobs[0].segments is not None:
             if len(self._jobs) > 1:
@@ -179,25 +186,26 @@ class Session:
         return [self._numbered(segment) for segment in certain]
 
     def _numbered(self, segment: Segment) -> Segment:
-        """In its place: with its number, and a space before it even if its model puts none there."""
+        """The segment as it follows the segments before: numbered, and with a space in front, which some
+        models leave out.
+        """
         number = next(self._segment_ids)
         if number and self._written not in UNSPACED:
             segment = after_space(segment)
         return msgspec.structs.replace(segment, id=number)
 
     def _start_jobs(self) -> None:
-        """Starts what need not wait: for the language, or for the text before."""
+        """Makes the first requests of all chunks that need not wait for the language or the text before."""
         for job in self._jobs:
             if not job.started:
                 self._start(job)
             in_turn = self.language is None or self._rules.condition_on_previous_text
-            if in_turn and job.taken is None:
+            if in_turn and job.best is None:
                 return
 
     def _start(self, job: _ChunkJob) -> None:
-        """Asks for a chunk's language or, if that is known, its text at the next temperature."""
+        """Requests a chunk's language or, if that is known, its transcript at the next temperature."""
         job.started = True
-        job.tokens, job.scores = [], []
         if self.language is None:
             ids, params = self._tokens.detection()
         else:
@@ -215,9 +223,10 @@ class Session:
                 beam_size=self._rules.beam_size,
             )
             ids = prompt.ids
-        self._ask(job, ids, params)
+        self._request(job, ids, params)
 
-    def _ask(self, job: _ChunkJob, ids: list[int], params: SamplingParams) -> None:
+    def _request(self, job: _ChunkJob, ids: list[int], params: SamplingParams) -> None:
+        job.answer = Answer()
         [request] = expand(
             ids,
             params,
@@ -230,39 +239,32 @@ class Session:
         self._running[request.id] = job
         self._outbox.append(request)
 
-    def _attempted(self, job: _ChunkJob) -> None:
-        """Takes the transcript if it is good or the last, else asks for another."""
+    def _judge(self, job: _ChunkJob) -> None:
+        """Uses the chunk's transcript if it is good or the last one; else requests another."""
         temperature = self._rules.temperatures[len(job.attempts)]
-        attempt = Attempt(
-            tokens=tuple(job.tokens),
-            scores=tuple(job.scores),
-            temperature=temperature,
-            compression_ratio=compression_ratio(self._tokens.text(job.tokens)),
-            no_speech_prob=job.no_speech_prob,
-        )
-        job.attempts.append(attempt)
-        taken = choose(job.attempts, self._rules)
-        if taken is None:
+        job.attempts.append(job.answer.attempt(temperature, self._tokens.text(job.answer.tokens)))
+        best = choose(job.attempts, self._rules)
+        if best is None:
             self._start(job)
             return
-        job.taken = taken
-        if not taken.is_silence(self._rules):
-            found = self._tokens.segments(taken.tokens, taken.scores, job.chunk.seconds)
+        job.best = best
+        if not best.is_silence(self._rules):
+            found = self._tokens.segments(best.tokens, best.scores, job.chunk.seconds)
             job.decoded = [
                 segment for segment in found if self._tokens.text(segment.tokens).strip()
             ]
         text = [token for segment in job.decoded for token in segment.tokens]
         if self._rules.condition_on_previous_text:
-            above = taken.temperature > _MAX_CONDITION_TEMPERATURE
+            above = best.temperature > _MAX_CONDITION_TEMPERATURE
             self._context = [] if above else self._context + text
         if self._options.word_timestamps and text:
             prompt, params = self._tokens.alignment(self._spoken, self._options.task, text)
-            self._ask(job, prompt.ids, params)
+            self._request(job, prompt.ids, params)
         else:
             job.segments = self._segments(job, [None] * len(job.decoded))
 
     def _words(self, job: _ChunkJob, alignment: Alignment) -> list[tuple[Word, ...]]:
-        """Of each of the job's decoded, with times in the recording."""
+        """The words of each decoded segment, with times in the recording."""
         chunk, tokens = job.chunk, self._tokens
         count = sum(len(segment.tokens) for segment in job.decoded)
         times = token_times(alignment, count, chunk.seconds, tokens.row_seconds)
@@ -272,9 +274,9 @@ class Session:
         ]
 
     def _segments(self, job: _ChunkJob, words: Sequence[tuple[Word, ...] | None]) -> list[Segment]:
-        """One for each segment; ``words`` are theirs and have the say on when they begin and end."""
-        chunk, taken = job.chunk, job.taken
-        assert taken is not None
+        """The chunk's segments with times in the recording; those of ``words``, if given, count."""
+        chunk, best = job.chunk, job.best
+        assert best is not None
         return [
             Segment(
                 id=0,
@@ -284,17 +286,17 @@ class Session:
                 ),
                 text=self._tokens.text(segment.tokens),
                 tokens=segment.tokens,
-                temperature=taken.temperature,
-                avg_logprob=taken.avg_logprob,
-                compression_ratio=taken.compression_ratio,
-                no_speech_prob=taken.no_speech_prob,
+                temperature=best.temperature,
+                avg_logprob=best.avg_logprob,
+                compression_ratio=best.compression_ratio,
+                no_speech_prob=best.no_speech_prob,
                 words=timed,
             )
             for segment, timed in zip(job.decoded, words, strict=True)
         ]
 
     def _join(self, left: _ChunkJob, right: _ChunkJob) -> bool:
-        """Takes from both what the other says better; False if ``right`` is not there yet."""
+        """Removes the words that two overlapping chunks both have; False if one has no segments yet."""
         if left.segments is None or right.segments is None:
             return False
         start = right.chunk.segments[0].start / SAMPLE_RATE

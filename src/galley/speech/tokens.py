@@ -1,4 +1,4 @@
-"""Whisper's special tokens: what a prompt is made of, and what a transcript's tokens mean."""
+"""Whisper's special tokens: prompts, sampling parameters, and segments from timestamp tokens."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
@@ -15,18 +15,26 @@ from galley.types import ModelInfo, SamplingParams
 
 _FRAME_SECONDS: Final = HOP / SAMPLE_RATE
 _SEED: Final = 0
-"""A recording has the same text every time."""
+"""Sampling at a temperature above 0 gives the same text for a recording every time."""
 
 
 class Prompt(NamedTuple):
-    """Token ids, and where among them the transcript starts."""
+    """Token ids, and the index of the token (``<|startoftranscript|>``, or the first of a given text) that
+    starts what the request is about.
+    """
 
     ids: list[int]
     start: int
 
 
 class DecodedSegment(NamedTuple):
-    """A segment as the model gave it: seconds of its window, tokens of text and their log-probabilities."""
+    """A segment as the model wrote it.
+
+    Attributes:
+        start, end: seconds of the encoder input.
+        tokens: of the text, without timestamps.
+        scores: log-probability of each token.
+    """
 
     start: float
     end: float
@@ -35,10 +43,10 @@ class DecodedSegment(NamedTuple):
 
 
 class SpeechTokens:
-    """One model's special tokens, beside its tokeniser.
+    """One model's special tokens, together with its tokenizer.
 
     Raises:
-        ModelError: it is a text model.
+        ModelError: the model is a text model.
     """
 
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer) -> None:
@@ -55,12 +63,12 @@ class SpeechTokens:
 
     @property
     def row_seconds(self) -> float:
-        """From one row of the encoder to the next, and from one timestamp to the next."""
+        """Seconds of one row of the encoder's output, and between two timestamp tokens."""
         return self.speech.stride * _FRAME_SECONDS
 
     @property
     def detects_language(self) -> bool:
-        """Whether the model knows more than one."""
+        """Whether the model knows several languages, so that it can tell which one is spoken."""
         return len(self._languages) > 1
 
     def check(self, language: str | None, task: Task) -> None:
@@ -84,20 +92,20 @@ class SpeechTokens:
             )
 
     def detection(self) -> tuple[list[int], SamplingParams]:
-        """Prompt and parameters of a request whose one token is the language."""
+        """Prompt and parameters of a request whose only output token is the spoken language's."""
         params = SamplingParams(
             temperature=0.0, max_tokens=1, allowed_tokens=tuple(self._languages.values())
         )
         return [self.speech.start_token], params
 
     def language(self, token: int) -> str:
-        """The code that a detected token stands for."""
+        """The language code of a language token."""
         return next(code for code, known in self._languages.items() if known == token)
 
     def prompt(
         self, language: str, task: Task, *, timestamps: bool, previous: Sequence[int]
     ) -> Prompt:
-        """What a transcript begins with; of ``previous`` text the last that fits half of the context."""
+        """The prompt of a transcript; ``previous`` tokens are cut at the front to half of the context."""
         ids: list[int] = []
         if previous and self.speech.previous_token is not None:
             room = self.info.max_model_len // 2 - 1
@@ -115,9 +123,9 @@ class SpeechTokens:
     def sampling(
         self, prompt: Prompt, temperature: float, *, timestamps: bool, beam_size: int
     ) -> SamplingParams:
-        """Parameters of a transcript; everything that shapes the distribution is Whisper's own.
+        """Sampling parameters of a transcript, those that Whisper was published with.
 
-        ``beam_size`` counts at temperature 0 alone.
+        ``beam_size`` is used at temperature 0 only.
         """
         speech = self.speech
         begin, silence = speech.timestamp_begin, speech.no_speech_token
@@ -149,9 +157,9 @@ class SpeechTokens:
     def alignment(
         self, language: str, task: Task, text: Sequence[int]
     ) -> tuple[Prompt, SamplingParams]:
-        """Prompt and parameters of a request that finds where a text's tokens are heard.
+        """Prompt and parameters of a request that aligns a text's tokens with the audio.
 
-        The text is the prompt's from ``start`` on, with an end that is no token of it.
+        The prompt's ``start`` is the text's first token; one end token follows the text.
         """
         ids = self.prompt(language, task, timestamps=False, previous=()).ids
         params = SamplingParams(max_tokens=0, alignment=True)
@@ -160,15 +168,15 @@ class SpeechTokens:
     def segments(
         self, tokens: Sequence[int], scores: Sequence[float], seconds: float
     ) -> Iterator[DecodedSegment]:
-        """Segments of a transcript of a window that lasts so many seconds.
+        """The segments of a chunk's transcript.
 
-        Text between two timestamps is a segment; what has no timestamp before or after it begins where the
-        last one ended, or ends with the window.
+        Text between two timestamps is a segment. A segment without a timestamp before it begins where the
+        segment before ended; a segment without one after it ends with the chunk.
 
         Args:
             tokens: of the transcript.
-            scores: the log-probability of each.
-            seconds: how long the window is.
+            scores: log-probability of each token.
+            seconds: length of the chunk.
         """
         begin = self.speech.timestamp_begin
         start, text = 0.0, list[tuple[int, float]]()
@@ -186,12 +194,12 @@ class SpeechTokens:
             yield DecodedSegment(start, seconds, *zip(*text, strict=True))
 
     def text(self, tokens: Sequence[int]) -> str:
-        """What tokens say, without special ones."""
+        """The text of tokens, without special ones."""
         return self.tokenizer.decode(tokens)
 
 
 def _completed(speech: SpeechInfo, tokenizer: Tokenizer) -> SpeechInfo:
-    """What an early checkpoint does not say of its tokens, by their names in the tokeniser."""
+    """``speech`` with special tokens that early checkpoints do not list, found by name in the tokenizer."""
     named = {token.text: token.id for token in tokenizer.added_tokens}
     found = {
         field: named[name]

@@ -1,4 +1,4 @@
-"""``galley.Transcriber``: recordings to text, with the engine in the caller's own process."""
+"""``galley.Transcriber``: recordings and live audio to text, with the engine in the caller's process."""
 
 import uuid
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ from galley.text.tokenizer import Tokenizer
 from galley.types import ModelInfo, Output
 
 CHUNKS_IN_FLIGHT: Final = 8
-"""Of one recording. More fill the batch better and hold more memory."""
+"""Chunks of one recording in transcription at a time. More fill the batch better and take more memory."""
 
 
 class Transcriber(Closable):
     """A loaded speech model. Use as a context manager, or :meth:`close` it; nothing is left running.
 
-    Several threads may transcribe at once; their chunks share the batch.
+    Several threads may transcribe at once; their chunks share the engine's batch.
     """
 
     def __init__(self, model: str | Path = BUNDLED_SPEECH, **settings: Any) -> None:
@@ -46,7 +46,7 @@ class Transcriber(Closable):
 
     @classmethod
     def from_settings(cls, settings: EngineSettings) -> Self:
-        """The same from one object, as the command line has it. Raises as the constructor."""
+        """Loads the model of an :class:`EngineSettings`. Raises what the constructor raises."""
         transcriber = cls.__new__(cls)
         transcriber._load(settings)
         return transcriber
@@ -77,8 +77,8 @@ class Transcriber(Closable):
 
         Args:
             source: a path, a file's bytes, or an open file that can seek.
-            options: what is wanted.
-            raw: what ``source`` holds if it has no header.
+            options: language, task, timestamps and so on.
+            raw: format of a ``source`` without a header.
             normalize: even out loudness.
             max_seconds: longer recordings are refused.
 
@@ -94,7 +94,7 @@ class Transcriber(Closable):
         return Transcription(self._engine, session, self._model.chunks(recording, options))
 
     def live(self, options: LiveOptions | None = None) -> "LiveTranscription":
-        """Begin to transcribe what is said while it is said.
+        """Begin to transcribe live audio.
 
         Raises:
             RequestError: the model does not know the language.
@@ -108,7 +108,7 @@ class Transcriber(Closable):
 
 
 class Transcription:
-    """A recording that is transcribed while its segments are taken, in order. Iterate once."""
+    """A recording that is transcribed while iterating over its segments, in order. Iterate only once."""
 
     def __init__(
         self,
@@ -123,16 +123,16 @@ class Transcription:
 
     @property
     def info(self) -> Info:
-        """What is known so far; complete after the last segment."""
+        """What is known of the recording so far; complete after the last segment."""
         return self._chunks.info(self._session.language or "")
 
     @property
     def stated_duration(self) -> float | None:
-        """Seconds, as the file states them before it is read; None if it does not."""
+        """Seconds, as the file's header states them; None if it does not."""
         return self._chunks.stated_duration
 
     def text(self) -> str:
-        """All of it in one line."""
+        """Transcribes the whole recording; the transcript in one line."""
         return text_of(self)
 
     def __iter__(self) -> Iterator[Segment]:
@@ -150,7 +150,7 @@ class Transcription:
 
 
 class LiveTranscription:
-    """A stream that is transcribed while it is fed. Memory does not grow with its length."""
+    """A live stream that is transcribed as it is fed. Memory does not grow with the stream's length."""
 
     def __init__(self, engine: LocalEngine, session: LiveSession) -> None:
         """Made by :meth:`Transcriber.live`."""
@@ -158,15 +158,15 @@ class LiveTranscription:
         self._session = session
 
     def feed(self, samples: Samples) -> list[LiveEvent]:
-        """What comes next of the stream, mono float32 at 16 kHz, and what there is to tell by now.
+        """Takes the stream's next samples, mono float32 ``[samples]`` at 16 kHz; returns the new events.
 
-        Takes as long as the model: feed it less than a second at a time.
+        The call runs the model: feed less than a second at a time.
         """
         self._session.feed(samples)
         return self._advance()
 
     def commit(self) -> list[LiveEvent]:
-        """End the turn here, whatever is being said. Raises RequestError if there is no audio for one."""
+        """Ends the turn, even while somebody speaks. Raises RequestError if the turn has no audio."""
         self._session.commit()
         return self._advance()
 
@@ -177,7 +177,7 @@ class LiveTranscription:
                     for output in run:
                         self._session.take(output)
             except BaseException:
-                # An interrupt in a notebook costs its turn, not the stream.
+                # An interrupt in a notebook fails the turn, not the stream.
                 self._session.take(Output(request_id=request.id, finish_reason="abort"))
                 raise
         return self._session.events()

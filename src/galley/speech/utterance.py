@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from galley.speech.agreement import LocalAgreement
-from galley.speech.fallback import Attempt
+from galley.speech.fallback import Answer, Attempt
 from galley.speech.segmenter import SAMPLES_PER_MS
 
 SETTLED: Final = 192 * SAMPLES_PER_MS
@@ -74,7 +74,7 @@ class Decoding:
             goes on; the transcript of the "head" of an utterance that is too long and will be cut at
             ``end``; or the "final" transcript of an utterance that has ended.
         prefix: text that the decoder is given and continues.
-        tokens, scores, no_speech_prob: the engine's answer so far; ``scores`` are log-probabilities.
+        answer: the engine's answer so far.
         complete: whether the text ended with an end token, not at a limit.
     """
 
@@ -83,9 +83,7 @@ class Decoding:
     end: int
     purpose: Literal["language", "partial", "head", "final"]
     prefix: str = ""
-    tokens: list[int] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    no_speech_prob: float = 0.0
+    answer: Answer = field(default_factory=Answer)
     complete: bool = False
 
     @property

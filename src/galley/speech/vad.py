@@ -1,4 +1,4 @@
-"""How likely each 32 ms of a recording are speech: Silero VAD (in ``silero/``) on onnxruntime."""
+"""Voice activity detection: Silero VAD (in ``silero/``) on onnxruntime, one probability for each 32 ms."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from galley.speech.segmenter import VAD_FRAME
 
 _CONTEXT: Final = 64
-"""Samples before a frame that the model looks at."""
+"""Samples before a frame that the model gets together with the frame."""
 _MODEL: Final = Path(__file__).parent / "silero" / "silero_vad_16k_sequence.onnx"
 
 
 class SpeechDetector:
-    """The model, loaded once for any number of streams and threads."""
+    """The detection model, loaded once for any number of streams and threads."""
 
     def __init__(self) -> None:
         options = onnxruntime.SessionOptions()
@@ -25,14 +25,14 @@ class SpeechDetector:
         )
 
     def stream(self) -> "SileroStream":
-        """A new recording, from its first sample."""
+        """The detector's state for a new recording or stream."""
         return SileroStream(self._session)
 
 
 class SileroStream:
-    """One recording as the detector goes through it, in blocks of any size.
+    """Detection over one recording or stream, which comes in blocks of any size.
 
-    All whole frames of a block are one call of the model: a second costs little more than a frame.
+    All complete frames of a block are one call of the model: a second costs little more than a frame.
     """
 
     def __init__(self, session: Any) -> None:
@@ -40,7 +40,7 @@ class SileroStream:
         self._hidden = np.zeros((1, 1, 128), np.float32)
         self._cell = np.zeros((1, 1, 128), np.float32)
         self._tail = np.zeros(_CONTEXT, np.float32)
-        """The context of the next frame, and what came of that frame so far."""
+        """The context of the next frame, and the samples of that frame so far."""
 
     def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         """Probabilities of the frames that ``samples`` (mono, 16 kHz) complete, float32 ``[frames]``."""
@@ -49,12 +49,12 @@ class SileroStream:
         self._tail = signal[frames * VAD_FRAME :]
         if not frames:
             return np.empty(0, np.float32)
-        seen = np.lib.stride_tricks.sliding_window_view(signal, _CONTEXT + VAD_FRAME)
+        frames_in_context = np.lib.stride_tricks.sliding_window_view(signal, _CONTEXT + VAD_FRAME)
         probabilities: NDArray[np.float32]
         probabilities, self._hidden, self._cell = self._session.run(
             ["speech_probs", "hn", "cn"],
             {
-                "input": np.ascontiguousarray(seen[: frames * VAD_FRAME : VAD_FRAME]),
+                "input": np.ascontiguousarray(frames_in_context[: frames * VAD_FRAME : VAD_FRAME]),
                 "h": self._hidden,
                 "c": self._cell,
             },
@@ -62,6 +62,6 @@ class SileroStream:
         return probabilities
 
     def finish(self) -> NDArray[np.float32]:
-        """The probability of the last frame, if it is not whole: silence is put after it."""
+        """The probability of an incomplete last frame, which is padded with silence."""
         missing = -(len(self._tail) - _CONTEXT) % VAD_FRAME
         return self.feed(np.zeros(missing, np.float32))

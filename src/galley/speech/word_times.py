@@ -1,7 +1,7 @@
-"""When each word of a window is said, from where its tokens begin.
+"""Word times of a chunk, from its token times.
 
-What is done about words that are too long, and punctuation, is openai/whisper's ``add_word_timestamps``: a
-pause has no token, so that a word beside it, or a full stop, takes it.
+Alignment has no token for a pause, so the word beside it, or a full stop, takes the pause's time. The
+corrections of such words, and of punctuation, are those of openai/whisper's ``add_word_timestamps``.
 """
 
 import itertools
@@ -20,13 +20,13 @@ _OPENING: Final = "\"'“¡¿([{-"
 _CLOSING: Final = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001
 _SENTENCE_END: Final = ".。!！?？"  # noqa: RUF001
 _USUAL_SECONDS: Final = 0.7
-"""Of a word, at most."""
+"""Upper limit of a chunk's usual word length, which is the median over its words."""
 _TRUSTED_SECONDS: Final = 0.5
-"""A word may lie so far beyond its segment's times before these are trusted more."""
+"""How far a word may exceed its segment's timestamps before the timestamps are trusted more."""
 
 
 @dataclass(slots=True)
-class _Spoken:
+class _TimedWord:
     text: str
     start: float
     end: float
@@ -38,49 +38,49 @@ class _Spoken:
 
 
 def time_words(
-    pieces: Sequence[DecodedSegment], times: Sequence[float], tokenizer: Tokenizer, language: str
+    segments: Sequence[DecodedSegment], times: Sequence[float], tokenizer: Tokenizer, language: str
 ) -> list[list[Word]]:
-    """The words of each piece, in order and without overlap.
+    """The words of each segment, in order and without overlap, with times in the chunk.
 
     Args:
-        pieces: of one window, none blank.
-        times: seconds of the window where each of their tokens begins, and where the last one ends.
-        tokenizer: that of the model.
+        segments: of one chunk, none without text.
+        times: start of each of the segments' tokens and end of the last one, in seconds of the chunk.
+        tokenizer: the model's.
         language: of the text, as a code.
     """
-    spoken, first = [], 0
-    for piece in pieces:
-        spoken.append(_spoken(piece, times[first:], tokenizer, language))
-        first += len(piece.tokens)
-    everything = list(itertools.chain(*spoken))
+    by_segment, first = [], 0
+    for segment in segments:
+        by_segment.append(_timed_words(segment, times[first:], tokenizer, language))
+        first += len(segment.tokens)
+    everything = list(itertools.chain(*by_segment))
     lengths = [word.seconds for word in everything if word.seconds]
     usual = min(_USUAL_SECONDS, statistics.median(lengths)) if lengths else 0.0
     _shorten_at_sentence_ends(everything, 2 * usual)
-    heard_until = 0.0
+    speech_until = 0.0
     timed = []
-    for piece, words in zip(pieces, spoken, strict=True):
+    for segment, words in zip(segments, by_segment, strict=True):
         words = _with_punctuation(words)
-        _shorten_after_pause(words, heard_until, usual)
-        _fit(words, piece, usual)
-        heard_until = words[-1].end
+        _shorten_after_pause(words, speech_until, usual)
+        _fit(words, segment, usual)
+        speech_until = words[-1].end
         timed.append([Word(w.text, w.start, w.end, w.probability) for w in words])
     return timed
 
 
-def _spoken(
-    piece: DecodedSegment, times: Sequence[float], tokenizer: Tokenizer, language: str
-) -> list[_Spoken]:
-    """``times`` begin with the piece's first token."""
+def _timed_words(
+    segment: DecodedSegment, times: Sequence[float], tokenizer: Tokenizer, language: str
+) -> list[_TimedWord]:
+    """The segment's words as aligned; ``times`` begin with the segment's first token."""
     words, first = [], 0
-    for text, count in split_to_word_tokens(piece.tokens, tokenizer, language):
+    for text, count in split_to_word_tokens(segment.tokens, tokenizer, language):
         end = first + count
-        probability = statistics.fmean(map(math.exp, piece.scores[first:end]))
-        words.append(_Spoken(text, times[first], times[end], probability))
+        probability = statistics.fmean(map(math.exp, segment.scores[first:end]))
+        words.append(_TimedWord(text, times[first], times[end], probability))
         first = end
     return words
 
 
-def _shorten_at_sentence_ends(words: Sequence[_Spoken], most: float) -> None:
+def _shorten_at_sentence_ends(words: Sequence[_TimedWord], most: float) -> None:
     for before, word in itertools.pairwise(words):
         if word.seconds <= most:
             continue
@@ -90,15 +90,15 @@ def _shorten_at_sentence_ends(words: Sequence[_Spoken], most: float) -> None:
             word.start = word.end - most
 
 
-def _with_punctuation(words: Sequence[_Spoken]) -> list[_Spoken]:
-    """Opening marks go to the next word and closing ones to the last; the time stays the word's."""
-    opened: list[_Spoken] = []
+def _with_punctuation(words: Sequence[_TimedWord]) -> list[_TimedWord]:
+    """Joins opening marks to the next word and closing marks to the last; the word's times stay."""
+    opened: list[_TimedWord] = []
     for word in reversed(words):
         if opened and word.text.startswith(" ") and word.text.strip() in _OPENING:
             opened[-1].text = word.text + opened[-1].text
         else:
             opened.append(word)
-    whole: list[_Spoken] = []
+    whole: list[_TimedWord] = []
     for word in reversed(opened):
         closes = word.text in _CLOSING or not word.text.strip()
         if closes and whole and not whole[-1].text.endswith(" "):
@@ -108,11 +108,11 @@ def _with_punctuation(words: Sequence[_Spoken]) -> list[_Spoken]:
     return whole
 
 
-def _shorten_after_pause(words: Sequence[_Spoken], heard_until: float, usual: float) -> None:
-    """Of a piece's first two words; speech before it ended at ``heard_until``."""
+def _shorten_after_pause(words: Sequence[_TimedWord], speech_until: float, usual: float) -> None:
+    """Shortens the first two words of a segment after a pause; earlier speech ended at ``speech_until``."""
     most = 2 * usual
     first, second = words[0], words[1] if len(words) > 1 else None
-    if first.end - heard_until <= 2 * most:
+    if first.end - speech_until <= 2 * most:
         return
     if first.seconds <= most and (second is None or second.end - first.start <= 2 * most):
         return
@@ -121,10 +121,10 @@ def _shorten_after_pause(words: Sequence[_Spoken], heard_until: float, usual: fl
     first.start = first.end - most
 
 
-def _fit(words: Sequence[_Spoken], piece: DecodedSegment, usual: float) -> None:
-    """The model's own times of the piece count where its first or last word reaches far beyond them."""
+def _fit(words: Sequence[_TimedWord], segment: DecodedSegment, usual: float) -> None:
+    """Moves a first or last word that reaches far beyond the segment's timestamps back to these."""
     first, last = words[0], words[-1]
-    if first.start + _TRUSTED_SECONDS < piece.start < first.end:
-        first.start = max(first.start, min(first.end - usual, piece.start))
-    if last.start < piece.end < last.end - _TRUSTED_SECONDS:
-        last.end = min(last.end, max(last.start + usual, piece.end))
+    if first.start + _TRUSTED_SECONDS < segment.start < first.end:
+        first.start = max(first.start, min(first.end - usual, segment.start))
+    if last.start < segment.end < last.end - _TRUSTED_SECONDS:
+        last.end = min(last.end, max(last.start + usual, segment.end))

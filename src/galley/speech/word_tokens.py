@@ -10,31 +10,32 @@ from galley.text.tokenizer import Tokenizer
 
 
 class WordTokens(NamedTuple):
-    """A part of a text, and how many tokens spell it."""
+    """A word, or a smaller part of a text, and how many tokens spell it."""
 
     text: str
-    tokens: int
+    token_count: int
 
 
 def split_to_word_tokens(
     tokens: Sequence[int], tokenizer: Tokenizer, language: str
 ) -> list[WordTokens]:
-    """The words of a text, each with its leading space; punctuation marks are words of their own.
+    """Splits a text's tokens into words, each with its leading space; punctuation marks are words of their
+    own.
 
-    In languages without spaces a word is what a token, or several that share a character, spell. The words'
-    texts joined are the text, and none of them is empty.
+    In languages without spaces each token is a word, or the tokens that share a character are. The words'
+    texts joined are the whole text, and none is empty.
     """
     words: list[WordTokens] = []
     for part in _characters(tokens, tokenizer):
         if words and not (language in UNSPACED or _begins_word(part.text)):
-            part = WordTokens(words[-1].text + part.text, words[-1].tokens + part.tokens)
+            part = WordTokens(words[-1].text + part.text, words[-1].token_count + part.token_count)
             words.pop()
         words.append(part)
     return words
 
 
 def _characters(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[WordTokens]:
-    """The text in the smallest parts that have whole tokens and whole characters."""
+    """The smallest parts of the text that consist of whole tokens and of whole characters."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text, count = "", 0
     for token in tokens:

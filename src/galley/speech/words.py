@@ -1,4 +1,4 @@
-"""Words of segments: when they are said, and what is left of a segment without some of them."""
+"""Segments and their words: estimated times, segments without some of their words, changed times."""
 
 import itertools
 import re
@@ -12,9 +12,9 @@ from galley.text.tokenizer import Tokenizer
 
 
 def words_of(segment: Segment, language: str) -> list[Word]:
-    """Its words; their texts joined are the segment's.
+    """The segment's words, whose texts joined are the segment's text.
 
-    Where nobody asked for their times, these are their share of the segment's characters.
+    If the segment has no word times, each word's are interpolated by its characters' place in the text.
     """
     if segment.words is not None:
         return list(segment.words)
@@ -31,7 +31,7 @@ def words_of(segment: Segment, language: str) -> list[Word]:
 
 
 def after_space(segment: Segment) -> Segment:
-    """The segment as it follows another one, in a language with spaces."""
+    """The segment with a space in front of its text, to follow another segment."""
     if segment.text[:1].isspace():
         return segment
     words = segment.words
@@ -44,13 +44,13 @@ def after_space(segment: Segment) -> Segment:
 def keep_words(
     segments: Sequence[Segment], words: Sequence[Sequence[Word]], kept: slice, tokenizer: Tokenizer
 ) -> list[Segment]:
-    """The segments with only some of their words.
+    """The segments with only some of their words; segments without words are left out.
 
     Args:
         segments: in order.
-        words: of each of them.
-        kept: which of all these words stay.
-        tokenizer: spells what is left of a segment that loses words.
+        words: of each segment.
+        kept: which of the words of all segments stay.
+        tokenizer: encodes the text of a segment that loses words.
     """
     return list(_kept(segments, words, kept, tokenizer))
 
@@ -77,12 +77,12 @@ def _kept(
 
 
 def moved(word: Word, start: float, end: float) -> Word:
-    """The word at other times, in milliseconds' precision."""
+    """The word with other times, rounded to milliseconds."""
     return msgspec.structs.replace(word, start=round(start, 3), end=round(end, 3))
 
 
 def not_before(seconds: float, segments: Sequence[Segment]) -> list[Segment]:
-    """The segments, and their words, with nothing that begins or ends earlier than that."""
+    """The segments with all earlier times, of words too, raised to ``seconds``."""
     return [_not_before(seconds, segment) for segment in segments]
 
 
