@@ -4,15 +4,20 @@ import dataclasses
 import re
 from pathlib import Path
 
+from scripts import benchmarks_page
+
 from galley.config import Settings
 from galley.observe.metrics import Metrics
 from galley.types import EngineStats
 
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+ROOT = Path(__file__).parents[2]
+SETTINGS = ROOT / "docs/operations/settings.md"
+METRICS = ROOT / "docs/operations/metrics.md"
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 
 
 def settings_table() -> list[str]:
-    """The table in docs/operations.md; print it to bring the page up to date."""
+    """The table in docs/operations/settings.md; print it to bring the page up to date."""
     rows = ["| setting | default | group | meaning |", "|---|---|---|---|"]
     for field in dataclasses.fields(Settings):
         default = "" if field.default in (None, "", ()) else f"`{field.default}`".lower()
@@ -22,16 +27,25 @@ def settings_table() -> list[str]:
 
 
 def test_the_settings_table_is_current() -> None:
-    lines = OPERATIONS.read_text(encoding="utf-8").splitlines()
+    lines = SETTINGS.read_text(encoding="utf-8").splitlines()
     start = lines.index(settings_table()[0])
     assert lines[start : start + len(settings_table())] == settings_table()
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    root = OPERATIONS.parents[1]
-    for page in [*root.glob("*.md"), *root.glob("docs/*.md")]:
+    assert len(PAGES) > 10
+    for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
             assert "://" in target or (page.parent / target).exists(), (page.name, target)
+
+
+def test_the_benchmarks_page_is_made_of_the_results() -> None:
+    machines = benchmarks_page.read_results()
+    assert benchmarks_page.PAGE.read_text(encoding="utf-8") == benchmarks_page.page(machines)
+    readme = benchmarks_page.README.read_text(encoding="utf-8")
+    assert readme == benchmarks_page.in_readme(readme, benchmarks_page.readme_table(machines))
+    notes = {figure.note for machine in machines for figure in machine.figures if figure.note}
+    assert all((ROOT / "docs/notes" / note).is_file() for note in notes)
 
 
 def test_every_metric_is_described() -> None:
@@ -40,5 +54,5 @@ def test_every_metric_is_described() -> None:
     page = metrics.render().decode()
     names = set(re.findall(r"^# TYPE (\S+)", page, flags=re.MULTILINE))
     names = {name for name in names if not name.endswith("_created")}
-    described = set(re.findall(r"`(galley_\w+)`", OPERATIONS.read_text(encoding="utf-8")))
+    described = set(re.findall(r"`(galley_\w+)`", METRICS.read_text(encoding="utf-8")))
     assert described == names

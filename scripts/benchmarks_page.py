@@ -1,0 +1,216 @@
+"""Makes docs/benchmarks.md, and the table of peers in README.md, of benchmarks/results/*.json.
+
+    python scripts/benchmarks_page.py
+
+A file of results is one machine; its fields are those of `Machine` and `Figure` below, in pages' order
+from the newest machine to the oldest. A test holds that the pages are what this script makes.
+"""
+
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+ROOT: Final = Path(__file__).parents[1]
+RESULTS: Final = ROOT / "benchmarks/results"
+PAGE: Final = ROOT / "docs/benchmarks.md"
+README: Final = ROOT / "README.md"
+BEGIN: Final = "<!-- made by scripts/benchmarks_page.py -->\n"
+END: Final = "<!-- end -->\n"
+
+METHOD: Final = """# Benchmarks
+
+Made by `python scripts/benchmarks_page.py` of the files in
+[benchmarks/results](../benchmarks/results): the newest figure of each kind, machine by machine. How
+each came about, what was predicted and what was tried without gain is in the
+[notes](notes/README.md).
+
+## Method
+
+- **Beside peers** (`python -m benchmarks.peers`, `benchmarks.speech`): all contenders load the same
+  checkpoint (random weights of a real model's shape), run in turns on an idle machine with as many
+  threads as it has cores, greedy, without a prefix cache; medians of the rounds. Prefill is one
+  prompt of 512 tokens; decode goes on from contexts of 64 tokens. A ratio is Galley's rate divided
+  by that of the fastest peer named, so above 1 Galley is faster.
+- **Beside the machine** (`galley bench machine`, `galley bench engine`): the rate at which all
+  cores read memory is measured beside each repeat, since on shared machines it changes from minute
+  to minute.
+- **Service** (`make bench`, `benchmarks.together`, `benchmarks.live`): HTTP clients against `galley
+  serve`.
+- Absolute figures move with the machine; compare within one table. A bold figure misses its target.
+- Peers are the versions in `benchmarks/peers/requirements`; a figure that another version gave says
+  so.
+"""
+
+
+class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One measurement: `measured[i]` at `at[i]`.
+
+    Attributes:
+        what: model, weights, or part of the service.
+        unit: `ratio` is Galley's rate through the peer's.
+        target: one for each of `measured`, or one for all.
+        before: of the same run, with what there was before a change.
+        command: what gives the figure again.
+        peer: whom a ratio is to, with version.
+        remark: what a reader must know to not misread it.
+        note: file in docs/notes.
+        readme: whether README's table has it.
+    """
+
+    what: str
+    unit: str
+    at: tuple[str, ...]
+    measured: tuple[float | None, ...]
+    date: str
+    command: str
+    target: tuple[float, ...] = ()
+    better: Literal["higher", "lower"] = "higher"
+    before: tuple[float | None, ...] = ()
+    peer: str = ""
+    remark: str = ""
+    note: str = ""
+    readme: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for figures that do not fit each other."""
+        for name in ("measured", "before"):
+            values = getattr(self, name)
+            if values and len(values) != len(self.at):
+                raise ValueError(f"{self.what}: {len(values)} {name} at {len(self.at)} points")
+        if len(self.target) not in (0, 1, len(self.at)):
+            raise ValueError(f"{self.what}: {len(self.target)} targets at {len(self.at)} points")
+        if (self.unit == "ratio") != bool(self.peer):
+            raise ValueError(f"{self.what}: a ratio, and nothing else, names its peer")
+
+    def target_at(self, place: int) -> float | None:
+        """The target of `measured[place]`."""
+        if not self.target:
+            return None
+        return self.target[place if len(self.target) > 1 else 0]
+
+    def missed(self, place: int) -> bool:
+        """Whether `measured[place]` is on the wrong side of its target."""
+        value, target = self.measured[place], self.target_at(place)
+        if value is None or target is None:
+            return False
+        return value < target if self.better == "higher" else value > target
+
+
+class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was measured on one machine.
+
+    Attributes:
+        name: as the tables call it.
+        description: cores, instruction sets, memory and arithmetic, as measured.
+        figures: in the order of the table.
+    """
+
+    name: str
+    description: str
+    figures: tuple[Figure, ...]
+
+
+def read_results(folder: Path = RESULTS) -> list[Machine]:
+    """Every machine, in the order of file names.
+
+    Raises:
+        msgspec.ValidationError: a file has unknown, missing or contradictory fields.
+    """
+    return [
+        msgspec.json.decode(file.read_bytes(), type=Machine)
+        for file in sorted(folder.glob("*.json"))
+    ]
+
+
+def page(machines: list[Machine]) -> str:
+    """docs/benchmarks.md."""
+    parts = [METHOD]
+    parts += [
+        f"\n## {machine.name}\n\n{machine.description}\n\n{_table(machine)}" for machine in machines
+    ]
+    parts.append(f"\n## Targets missed\n\n{_missed(machines)}")
+    parts.append(f"\n## Commands\n\n{_commands(machines)}")
+    return "".join(parts)
+
+
+def readme_table(machines: list[Machine]) -> str:
+    """The ratios to peers that README shows."""
+    rows = ["| machine | what | at | times as fast | as the best of |", "|---|---|---|---|---|"]
+    rows += [
+        f"| {machine.name} | {figure.what} | {', '.join(figure.at)} | "
+        f"{_values(figure, figure.measured)} | {figure.peer} |"
+        for machine in machines
+        for figure in machine.figures
+        if figure.readme
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def in_readme(text: str, table: str) -> str:
+    """README's text with the table between its marks."""
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+
+
+def _table(machine: Machine) -> str:
+    before = any(figure.before for figure in machine.figures)
+    head = ["what", "unit", "at", *(["before"] if before else []), "measured", "target"]
+    head += ["beside, remarks", "from"]
+    rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for figure in machine.figures:
+        told = "; ".join(filter(None, (figure.peer, figure.remark)))
+        cells = [figure.what, figure.unit, ", ".join(figure.at)]
+        cells += [_values(figure, figure.before)] if before else []
+        cells += [_values(figure, figure.measured, bold=True), _target(figure), told]
+        cells.append(f"[{figure.date}](notes/{figure.note})" if figure.note else figure.date)
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def _values(figure: Figure, values: tuple[float | None, ...], *, bold: bool = False) -> str:
+    shown = []
+    for place, value in enumerate(values):
+        text = "-" if value is None else f"{value:,g}"
+        shown.append(f"**{text}**" if bold and figure.missed(place) else text)
+    return "; ".join(shown)
+
+
+def _target(figure: Figure) -> str:
+    if not figure.target:
+        return ""
+    sign = "≥" if figure.better == "higher" else "≤"
+    return f"{sign} " + "; ".join(f"{value:g}" for value in figure.target)
+
+
+def _missed(machines: list[Machine]) -> str:
+    rows = [
+        f"- {machine.name}, {figure.what}{f', {label}' if label else ''}: {figure.measured[place]:g} "
+        f"{figure.unit} (target {figure.target_at(place):g})"
+        for machine in machines
+        for figure in machine.figures
+        for place, label in enumerate(figure.at)
+        if figure.missed(place)
+    ]
+    return "\n".join(rows or ["None."]) + "\n"
+
+
+def _commands(machines: list[Machine]) -> str:
+    told: dict[str, list[str]] = {}
+    for figure in (figure for machine in machines for figure in machine.figures):
+        whats = told.setdefault(figure.command, [])
+        if figure.what not in whats:
+            whats.append(figure.what)
+    return "".join(f"- `{command}`: {'; '.join(whats)}\n" for command, whats in told.items())
+
+
+def main() -> None:
+    """Write both pages."""
+    machines = read_results()
+    PAGE.write_text(page(machines), encoding="utf-8")
+    text = in_readme(README.read_text(encoding="utf-8"), readme_table(machines))
+    README.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
