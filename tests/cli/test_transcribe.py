@@ -10,11 +10,9 @@ import srt
 from galley.speech.audio import Recording
 from tests.missing import without
 from tests.speech import tiny
-from tests.speech.recordings import encode
+from tests.speech.recordings import CALL, encode
 
 from .command import galley
-
-CALL = Path(__file__).parents[1] / "speech" / "data" / "call.ogg"
 
 
 @pytest.fixture(scope="module")

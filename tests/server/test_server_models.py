@@ -20,8 +20,7 @@ from galley.speech.audio import Recording
 from tests.server.live_client import TEXT, LiveClient
 from tests.server.serving import Server, events, until
 from tests.speech import tiny
-from tests.speech.recordings import encode
-from tests.speech.test_transcribe import CALL
+from tests.speech.recordings import CALL, encode
 
 pytestmark = pytest.mark.xdist_group("server_models")
 

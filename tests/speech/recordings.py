@@ -1,11 +1,15 @@
-"""Recordings in every format, made here."""
+"""A recorded call, and recordings made here in every format."""
 
 import io
+from pathlib import Path
 
 import av
 import numpy as np
 from av.audio.frame import AudioFrame
 from numpy.typing import NDArray
+
+CALL = Path(__file__).parent / "data" / "call.ogg"
+"""20 s of a telephone call, English."""
 
 CODECS = {
     "wav": ("wav", "pcm_s16le", 16_000),

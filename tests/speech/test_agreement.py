@@ -1,4 +1,4 @@
-"""What two transcripts in a row agree on is final, and where a window's head ends in its text."""
+"""What two transcripts in a row agree on is final, and where the head of an utterance ends in its text."""
 
 import pytest
 from hypothesis import given

@@ -120,10 +120,10 @@ def test_token_times_are_those_of_transformers(
             said, heads, num_frames=frames, num_input_ids=len(PROMPT)
         )[0]
         ids = said.sequences[0].tolist()
-        window = EncoderInput(frames=400, mels=tiny.MELS, data=features.tobytes())
+        encoder_input = EncoderInput(frames=400, mels=tiny.MELS, data=features.tobytes())
         params = SamplingParams(max_tokens=0, alignment=True)
         (output,) = engine.run(
-            expand(ids, params, engine.info, request_id="a", encoder_input=window)
+            expand(ids, params, engine.info, request_id="a", encoder_input=encoder_input)
         )
         found = output.alignment
         assert found is not None

@@ -74,7 +74,7 @@ def speech_frames(probabilities: NDArray[np.float32]) -> Iterator[tuple[int, int
 
 @settings(max_examples=300, deadline=None)
 @given(recordings(), st.sampled_from([1.0, 2.5, 8.0, 30.0]))
-def test_windows_hold_all_speech_in_order_and_fit(
+def test_chunks_hold_all_speech_in_order_and_fit(
     recording: tuple[NDArray[np.float32], int], limit: float
 ) -> None:
     found = cut(recording, limit)
@@ -100,7 +100,7 @@ def test_windows_hold_all_speech_in_order_and_fit(
 
 @settings(max_examples=100, deadline=None)
 @given(recordings(), st.sampled_from([1.0, 8.0]), st.sampled_from([100, VAD_FRAME, 5_000]))
-def test_windows_do_not_depend_on_how_the_recording_is_cut_into_blocks(
+def test_chunks_do_not_depend_on_how_the_recording_is_cut_into_blocks(
     recording: tuple[NDArray[np.float32], int], limit: float, block: int
 ) -> None:
     whole, parts = cut(recording, limit), cut(recording, limit, block)
@@ -109,7 +109,7 @@ def test_windows_do_not_depend_on_how_the_recording_is_cut_into_blocks(
 
 @settings(max_examples=100, deadline=None)
 @given(recordings(), st.sampled_from([1.0, 8.0]))
-def test_times_in_a_window_lead_back_to_the_recording(
+def test_times_in_a_chunk_lead_back_to_the_recording(
     recording: tuple[NDArray[np.float32], int], limit: float
 ) -> None:
     for chunk in cut(recording, limit):
@@ -142,7 +142,7 @@ def test_silence_costs_nothing() -> None:
     assert len(found[0].samples) < 9 * RATE
 
 
-def test_a_long_span_is_cut_in_its_pause() -> None:
+def test_a_long_segment_is_cut_in_its_pause() -> None:
     found = cut(levels((1.0, 6), (0.1, 0.2), (1.0, 6)), 8)
     assert seconds(all_segments(found)) == [(0.0, 6.1), (6.1, 12.2)]
 
@@ -152,7 +152,7 @@ def test_a_pause_in_the_first_half_is_no_place_to_cut() -> None:
     assert seconds(all_segments(found))[0] == (0.0, 7.9)
 
 
-def test_without_a_pause_windows_overlap() -> None:
+def test_without_a_pause_chunks_overlap() -> None:
     found = cut(levels((1.0, 20)), 8)
     assert [round(chunk.overlap, 2) for chunk in found] == [0.0, 1.33, 1.33]
     assert found[1].segments[0].start < found[0].segments[-1].end

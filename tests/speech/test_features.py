@@ -1,4 +1,4 @@
-"""Features are transformers' own, for every number of bands and length of window."""
+"""Features are transformers' own, for every number of bands and length of input."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from galley.speech.features import LogMel
 from tests.speech.recordings import tone
 
 SHAPES = [(80, 30), (128, 30), (80, 8), (128, 5), (40, 1)]
-"""(bands, seconds in a window)"""
+"""(bands, seconds of the longest input)"""
 
 
 def voice(seconds: float, seed: int = 0) -> NDArray[np.float32]:
@@ -38,7 +38,7 @@ def expected(
 
 @pytest.mark.parametrize(("mels", "seconds"), SHAPES)
 @pytest.mark.parametrize("filled", [0.0, 0.3, 0.995, 1.0])
-def test_windows_are_transformers_own(mels: int, seconds: int, filled: float) -> None:
+def test_features_are_transformers_own(mels: int, seconds: int, filled: float) -> None:
     samples = voice(seconds * filled)
     features = LogMel(mels, seconds)(samples)
     assert features.dtype == np.float32
@@ -46,7 +46,7 @@ def test_windows_are_transformers_own(mels: int, seconds: int, filled: float) ->
 
 
 @pytest.mark.parametrize("samples", [400, 401, 1599, 47_999, 48_000])
-def test_windows_without_silence_at_their_end_are_transformers_own(samples: int) -> None:
+def test_features_without_padding_at_their_end_are_transformers_own(samples: int) -> None:
     sound = voice(3)[:samples]
     features = LogMel(80, 30, pad=False)(sound)
     np.testing.assert_allclose(features, expected(sound, 80, 30, "do_not_pad"), atol=1e-4)
@@ -73,7 +73,7 @@ def speech(mels: int = 80, max_frames: int = 800) -> SpeechInfo:
     return SpeechInfo(mels=mels, max_frames=max_frames, stride=2, start_token=0)
 
 
-def test_a_checkpoint_says_how_its_windows_are_made(tmp_path: Path) -> None:
+def test_a_checkpoint_says_how_its_features_are_made(tmp_path: Path) -> None:
     features = LogMel.of_model(tmp_path, speech())
     assert features(voice(1)).shape == (800, 80)
     WhisperFeatureExtractor(feature_size=128, chunk_length=5).save_pretrained(tmp_path)
@@ -102,10 +102,10 @@ def test_other_features_than_whispers_are_refused(
         LogMel.of_model(tmp_path, speech())
 
 
-def test_a_few_samples_are_a_window_too() -> None:
+def test_a_few_samples_are_a_frame_too() -> None:
     assert LogMel(80, 30, pad=False)(voice(0.001)).shape == (2, 80)
 
 
-def test_a_window_that_is_too_long_is_refused() -> None:
+def test_a_chunk_that_is_too_long_is_refused() -> None:
     with pytest.raises(ValueError, match="16001 samples is longer than 16000"):
         LogMel(80, 1)(np.zeros(16_001, np.float32))

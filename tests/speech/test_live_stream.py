@@ -18,9 +18,8 @@ from galley.speech.segmenter import VAD_FRAME
 from galley.speech.tokens import SpeechTokens
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineRequest, Output
-from tests.speech.test_live import ENGLISH, Places
-from tests.speech.test_session import model_info, says, to
-from tests.speech.test_session import tokenizer as tokenizer
+from tests.speech.answers import model_info, says, to
+from tests.speech.live_driver import ENGLISH, Places
 
 SECOND = bytes(2 * 16_000)
 

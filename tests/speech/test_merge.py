@@ -1,4 +1,4 @@
-"""Overlapping windows are joined without a word lost or doubled."""
+"""Overlapping chunks are joined without a word lost or doubled."""
 
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ class Overlapped(NamedTuple):
 
 @st.composite
 def overlapped(draw: st.DrawFn) -> Overlapped:
-    """Words of two windows, with rough times, halves of words at the cut, and other punctuation."""
+    """Words of two chunks, with rough times, halves of words at the cut, and other punctuation."""
     lengths = draw(st.lists(st.floats(0.2, 0.6), min_size=24, max_size=40))
     said: list[Word] = []
     end = 0.0
@@ -70,18 +70,18 @@ def test_a_repeated_word_stays_repeated() -> None:
     assert joined(said[:7], said[3:], (1.5, 3.5)) == [plain(word.text) for word in said]
 
 
-def test_the_window_that_heard_more_of_a_word_has_it() -> None:
+def test_the_chunk_that_heard_more_of_a_word_has_it() -> None:
     left, right = words("my broad band keep"), words("band keeps dropping", start=1.0)
     assert joined(left, right, (1.0, 2.0)) == ["my", "broad", "band", "keeps", "dropping"]
 
 
-def test_windows_that_agree_on_nothing_are_joined_by_time() -> None:
+def test_chunks_that_agree_on_nothing_are_joined_by_time() -> None:
     left, right = words("one two three four"), words("five six seven eight", start=1.0)
     assert joined(left, right, (1.0, 2.0)) == ["one", "two", "three", "six", "seven", "eight"]
 
 
 @pytest.mark.parametrize(("left", "right"), [("", ""), ("one two", ""), ("", "one two")])
-def test_a_window_without_words_takes_none_away(left: str, right: str) -> None:
+def test_a_chunk_without_words_takes_none_away(left: str, right: str) -> None:
     kept = joined(words(left), words(right, start=2.0), (2.0, 3.0))
     assert kept == (left + right).split()
 

@@ -1,8 +1,10 @@
 """Rules judge as faster-whisper's generate_with_fallback does, and refuse values out of range."""
 
+import inspect
 import math
 from typing import Any
 
+import faster_whisper
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,12 +14,17 @@ from galley.speech.fallback import Attempt
 from galley.speech.options import QualityRules, TranscribeOptions
 
 
-def test_defaults_are_the_fields() -> None:
+def test_defaults_are_faster_whispers() -> None:
+    theirs = inspect.signature(faster_whisper.WhisperModel.transcribe).parameters
     rules = QualityRules()
-    assert rules.beam_size == 5
-    assert rules.temperatures == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    assert (rules.compression_ratio_threshold, rules.log_prob_threshold) == (2.4, -1.0)
-    assert rules.no_speech_threshold == 0.6
+    assert rules.temperatures == tuple(theirs["temperature"].default)
+    for name in (
+        "beam_size",
+        "compression_ratio_threshold",
+        "log_prob_threshold",
+        "no_speech_threshold",
+    ):
+        assert getattr(rules, name) == theirs[name].default
 
 
 maybe = st.none()

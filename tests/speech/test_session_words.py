@@ -16,23 +16,10 @@ from galley.speech.segmenter import SpeechSegment
 from galley.speech.word_tokens import split_to_word_tokens
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineRequest, Output
-from tests.speech.test_session import (
-    EN,
-    EOT,
-    RATE,
-    SOT,
-    Answer,
-    Driver,
-    chunk,
-    model_info,
-    place,
-    says,
-    to,
-    tokenizer,
-)
+from tests.speech.answers import EN, EOT, RATE, SOT, Answer, model_info, place, says, to
+from tests.speech.session_driver import Driver, chunk
 from tests.speech.tiny import token_id
 
-__all__ = ["tokenizer"]  # a fixture
 START = [SOT, EN, token_id("<|transcribe|>"), token_id("<|notimestamps|>")]
 WORDS = TranscribeOptions(language="en", word_timestamps=True)
 ROWS = 200
@@ -107,7 +94,7 @@ def test_words_have_the_recordings_times(tokenizer: Tokenizer) -> None:
     assert segments[0].avg_logprob == pytest.approx(-0.5)
 
 
-def test_one_request_more_a_window(tokenizer: Tokenizer) -> None:
+def test_one_request_more_for_each_chunk(tokenizer: Tokenizer) -> None:
     """Over the same chunk, without what was said before."""
     texts = {start: says(tokenizer, 0.0, f" at {start:.0f}", 1.0) for start in (0.0, 10.0)}
     rules = QualityRules(condition_on_previous_text=True)
@@ -162,7 +149,7 @@ def test_the_first_word_begins_with_the_speech(tokenizer: Tokenizer) -> None:
         check([segment])
 
 
-def test_overlapping_windows_are_joined_by_the_times_of_their_words(tokenizer: Tokenizer) -> None:
+def test_overlapping_chunks_are_joined_by_the_times_of_their_words(tokenizer: Tokenizer) -> None:
     texts = {
         0.0: says(tokenizer, 0.0, " one two three four fi", 4.0),
         3.0: says(tokenizer, 0.0, " four five six", 4.0),

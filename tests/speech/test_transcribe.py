@@ -25,10 +25,9 @@ from galley.speech.features import LogMel
 from galley.speech.results import Segment
 from tests.conftest import CheckpointMaker
 from tests.speech import tiny
-from tests.speech.recordings import encode
-from tests.speech.test_chunks import OPTIONS as SHORT_PAUSES
+from tests.speech.recordings import CALL, encode
 
-CALL = Path(__file__).parent / "data" / "call.ogg"
+SHORT_PAUSES = SpeechOptions(min_speech_ms=100, min_silence_ms=300, pad_ms=100)
 GREEDY = QualityRules(
     beam_size=1,
     temperatures=(0.0,),
@@ -57,9 +56,9 @@ def told(segments: list[Segment]) -> list[tuple[float, float, str]]:
 def truth(
     folder: Path, samples: NDArray[np.float32], prompt: str, timestamps: bool, beams: int
 ) -> list[int]:
-    """Tokens that transformers generates for one window; its own loop over windows is left out."""
+    """Tokens that transformers generates for one chunk; its own loop over chunks is left out."""
     model = WhisperForConditionalGeneration.from_pretrained(folder, attn_implementation="eager")
-    features = LogMel(tiny.MELS, tiny.WINDOW_SECONDS)(samples)
+    features = LogMel(tiny.MELS, tiny.INPUT_SECONDS)(samples)
     prefix = [tiny.token_id(f"<|{name}|>") for name in prompt.split()]
     config = model.generation_config
     processors = LogitsProcessorList(
@@ -89,7 +88,7 @@ def truth(
 @pytest.mark.parametrize("language", ["en", "de"])
 @pytest.mark.parametrize("timestamps", [True, False])
 @pytest.mark.parametrize("beams", [1, 5])
-def test_a_windows_text_is_transformers_own(
+def test_a_chunks_text_is_transformers_own(
     folder: Path, transcriber: Transcriber, language: str, timestamps: bool, beams: int
 ) -> None:
     recording = encode("wav", np.concatenate(list(Recording(CALL)))[32_000:80_000])
@@ -177,14 +176,17 @@ def test_long_speech_without_a_pause_is_cut_and_joined(transcriber: Transcriber)
     options = TranscribeOptions(language="en", speech=None, rules=GREEDY)
     segments = list(transcriber.transcribe(CALL, options))
     starts = [segment.start for segment in segments]
+    assert len(starts) > 2
     assert starts == sorted(starts)
+    # All of the 20 s count as speech, and 4 s fit the encoder: there is text in each part of the recording.
+    assert {int(start // 4) for start in starts} >= set(range(5))
 
 
 @pytest.mark.parametrize("speech", [SHORT_PAUSES, None])
 def test_words_are_in_order_in_their_segments(
     speech: SpeechOptions | None, folder: Path, transcriber: Transcriber
 ) -> None:
-    """Windows cut at pauses, and overlapped; the same on both executors."""
+    """Chunks cut at pauses, and overlapped; the same on both executors."""
     plain = TranscribeOptions(language="en", rules=GREEDY, speech=speech)
     options = dataclasses.replace(plain, word_timestamps=True)
     segments = list(transcriber.transcribe(CALL, options))

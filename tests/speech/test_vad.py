@@ -1,7 +1,5 @@
 """The detector finds the speech that Silero's own package finds, in blocks of any size."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -11,8 +9,7 @@ from galley.speech.chunks import chunk_audio
 from galley.speech.options import SpeechOptions
 from galley.speech.segmenter import VAD_FRAME, SpeechSegmenter
 from galley.speech.vad import SpeechDetector
-
-CALL = Path(__file__).parent / "data" / "call.ogg"
+from tests.speech.recordings import CALL
 
 SILERO = [
     (
@@ -90,7 +87,7 @@ def test_no_samples_are_no_speech(detector: SpeechDetector) -> None:
     assert len(stream.feed(np.empty(0, np.float32))) == len(stream.finish()) == 0
 
 
-def test_a_recording_becomes_windows_while_it_is_read(detector: SpeechDetector) -> None:
+def test_a_recording_becomes_chunks_while_it_is_read(detector: SpeechDetector) -> None:
     found = list(
         chunk_audio(
             Recording(CALL), 5.5, SpeechOptions(min_silence_ms=500, pad_ms=250), detector.stream()

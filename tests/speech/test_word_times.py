@@ -28,11 +28,6 @@ TEXTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(tiny.write_text_side(tmp_path_factory.mktemp("tokenizer")))
-
-
 def words_of_transformers(tokens: Sequence[int], tokenizer: Tokenizer, language: str) -> list[str]:
     theirs: Any = SimpleNamespace(
         decode=lambda ids, **_: tokenizer.decode(ids), eos_token_id=tiny.TEXT_TOKENS

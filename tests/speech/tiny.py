@@ -24,10 +24,10 @@ CONTROL: Final = [
     "<|notimestamps|>",
 ]
 """In the order of Whisper's vocabulary, in which timestamps come last."""
-WINDOW_SECONDS: Final = 4
+INPUT_SECONDS: Final = 4
 MELS: Final = 16
 TEXT_TOKENS: Final = 320
-TIMES: Final = [f"<|{step * 0.02:.2f}|>" for step in range(WINDOW_SECONDS * 50 + 1)]
+TIMES: Final = [f"<|{step * 0.02:.2f}|>" for step in range(INPUT_SECONDS * 50 + 1)]
 
 
 def make_tokenizer() -> Tokenizer:
@@ -78,7 +78,7 @@ def write_text_side(folder: Path) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
     (folder / "generation_config.json").write_text(json.dumps(generation_config()))
     (folder / "preprocessor_config.json").write_text(
-        json.dumps({"feature_size": MELS, "chunk_length": WINDOW_SECONDS, "sampling_rate": 16_000})
+        json.dumps({"feature_size": MELS, "chunk_length": INPUT_SECONDS, "sampling_rate": 16_000})
     )
     return folder
 
@@ -99,7 +99,7 @@ def make_whisper(folder: Path, *, seed: int = 0) -> Path:
         decoder_attention_heads=4,
         encoder_ffn_dim=96,
         decoder_ffn_dim=96,
-        max_source_positions=WINDOW_SECONDS * 50,
+        max_source_positions=INPUT_SECONDS * 50,
         max_target_positions=64,
         init_std=0.25,
         bos_token_id=token_id("<|endoftext|>"),
