@@ -2,6 +2,7 @@
 
 ``GalleyError``
     ``RequestError``        the caller's request is wrong (HTTP 400); ``param`` names the field
+        ``UnknownModel``        no model has the name (HTTP 404)
         ``ContextExceeded``     prompt or ``max_tokens`` do not fit the context
         ``AudioError``          the recording cannot be read
             ``AudioTooLong``        it is longer than the limit (HTTP 413)
@@ -40,6 +41,13 @@ class RequestError(GalleyError, ValueError):
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+class UnknownModel(RequestError):
+    """No served model has the name that a request gives."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="model", code="model_not_found")
 
 
 class ContextExceeded(RequestError):

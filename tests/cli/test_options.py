@@ -17,7 +17,7 @@ from galley.types import SamplingParams
 from .command import galley
 from .test_settings import SOME_SETTINGS
 
-HEAVY = ("torch", "numpy", "fastapi", "tokenizers", "huggingface_hub", "yaml", "jinja2", "rich")
+HEAVY = ("torch", "numpy", "starlette", "tokenizers", "huggingface_hub", "yaml", "jinja2", "rich")
 
 
 def parse(

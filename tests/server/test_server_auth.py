@@ -15,10 +15,12 @@ from starlette.routing import Route
 
 from galley.config import Settings
 from galley.errors import SettingsError
+from galley.gateway.caller import Caller
+from galley.gateway.registry import Registry
 from galley.server import run
 from galley.server.app import create_app
-from galley.server.auth import KeyRing, cache_salt, check_exposure
-from galley.server.registry import Registry
+from galley.server.auth import KeyRing, check_exposure
+from galley.server.openapi import document
 from tests.server.conftest import CONTEXT
 from tests.server.serving import Server
 
@@ -43,7 +45,7 @@ def routes() -> list[tuple[str, str]]:
     app = create_app(Registry(Settings()), keys=KeyRing([]))
     described = [
         (method.upper(), path)
-        for path, methods in app.openapi()["paths"].items()
+        for path, methods in document(app.routes)["paths"].items()
         for method in methods
     ]
     pages = [("GET", route.path) for route in app.routes if isinstance(route, Route)]
@@ -192,5 +194,5 @@ def test_keys_may_hold_what_a_header_can() -> None:
 
 def test_salts_of_different_tenants_differ() -> None:
     pairs = [("", None), ("", "a"), ("a", None), ("a", "a"), ("aa", "a"), ("a", "aa"), ("b", None)]
-    assert len({cache_salt(*pair) for pair in pairs}) == len(pairs)
-    assert cache_salt("", None) == ""
+    assert len({Caller("id", tenant).cache_salt(salt) for tenant, salt in pairs}) == len(pairs)
+    assert Caller("id").cache_salt() == ""

@@ -1,5 +1,6 @@
-"""The OpenAPI page against the server: what it promises is what comes."""
+"""The OpenAPI document against the server: what it promises is what comes."""
 
+import re
 from typing import Any
 
 import httpx
@@ -15,9 +16,10 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from galley.config import Settings
+from galley.gateway.registry import Registry
 from galley.server.app import create_app
 from galley.server.auth import KeyRing
-from galley.server.registry import Registry
+from galley.server.openapi import document
 from tests.server.serving import Server
 
 pytestmark = pytest.mark.xdist_group("server_openapi")
@@ -28,7 +30,7 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
-PAGE: dict[str, Any] = create_app(Registry(Settings()), keys=KeyRing([])).openapi()
+PAGE: dict[str, Any] = document(create_app(Registry(Settings()), keys=KeyRing([])).routes)
 SCHEMA = schemathesis.openapi.from_dict(PAGE)
 OPERATIONS = [result.ok() for result in SCHEMA.get_all_operations()]
 SPOKEN = [operation for operation in OPERATIONS if "/audio/" in operation.path]
@@ -38,10 +40,20 @@ SPOKEN = [operation for operation in OPERATIONS if "/audio/" in operation.path]
 def test_the_page_names_every_route(server: Server) -> None:
     page = httpx.get(f"{server.url}/openapi.json").json()
     assert page == PAGE
-    assert httpx.get(f"{server.url}/docs").status_code == 200
     for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
         assert "$ref" in str(page["paths"][path]["post"]["requestBody"])
     assert "422" not in str(page["paths"])
+
+
+def test_the_page_for_people_needs_nothing_from_outside(server: Server) -> None:
+    answer = httpx.get(f"{server.url}/docs")
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+    assert not re.search(r"<script|<link|<img|@import|//", answer.text)
+    for method, path in ((m, p) for p, methods in PAGE["paths"].items() for m in methods):
+        assert f"<code>{method.upper()} {path}</code>" in answer.text
+    links = re.findall(r'href="#(\w+)"', answer.text)
+    assert "ChatRequest" in links
+    assert all(f'id="{name}"' in answer.text for name in links)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)

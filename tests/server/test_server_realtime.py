@@ -259,7 +259,7 @@ INPUTS: list[tuple[dict[str, Any], str]] = [
     ({"transcription": {"prompt": 7}}, "transcription.prompt"),
     ({"transcription": {"prompt": "x" * 20_000}}, "transcription.prompt"),
     ({"format": {"type": "audio/pcm", "rate": 1}}, "format.rate"),
-    ({"format": {"type": "audio/opus"}}, "format"),
+    ({"format": {"type": "audio/opus"}}, "format.type"),
     ({"format": {"type": "audio/pcmu", "rate": 16_000}}, "format.rate"),
 ]  # fmt: skip
 

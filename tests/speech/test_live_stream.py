@@ -85,7 +85,7 @@ def stream_of(engine: Any, tokenizer: Tokenizer) -> tuple[LiveStream, list[LiveE
         told.extend(events)
 
     session = LiveSession(SpeechTokens(model_info(), tokenizer), Blank(), Talk(), ENGLISH, "s")
-    stream = LiveStream(engine, session, on_output=lambda output: None, tell=tell, patience=0.05)
+    stream = LiveStream(engine, session, tell=tell, patience=0.05)
     return stream, told
 
 

@@ -1,4 +1,4 @@
-"""``galley batch``: a file of OpenAI batch lines through the server's own handlers, without HTTP."""
+"""``galley batch``: a file of OpenAI batch lines through the server's gateway, without HTTP."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -64,7 +64,7 @@ async def _run(
 ) -> None:
     """Keep the engine full until every line has its result."""
     from galley.cli.batch_lines import answer
-    from galley.server.registry import open_models
+    from galley.gateway.registry import open_models
 
     async with open_models(settings) as models:
 

@@ -1,24 +1,26 @@
-"""One line of a batch: checked and answered by the server's own code, which this module imports."""
+"""One line of a batch: checked and answered as over HTTP, by ``galley.api`` through the gateway."""
 
 import asyncio
 import logging
 import secrets
 from typing import Any, Literal
 
+from galley.api.chat import ChatAnswer
+from galley.api.completions import CompletionAnswer
+from galley.api.errors import envelope, to_api_error
+from galley.api.json_body import parse_json
+from galley.api.schemas import ChatRequest, CompletionRequest, Strict
+from galley.api.validate import validate
 from galley.cli.batch_files import result_id
 from galley.errors import EngineFailed, RequestError, Unavailable
-from galley.server import chat, completions
-from galley.server.body import parse_json, validate
-from galley.server.errors import envelope, to_http
-from galley.server.generate import Origin
-from galley.server.registry import Registry
-from galley.server.schemas import ChatRequest, CompletionRequest, Strict
+from galley.gateway.caller import Caller
+from galley.gateway.registry import Registry
 from galley.service.client import LONGEST_WAIT
 
 log = logging.getLogger("galley.batch")
 
 
-class BatchLine(Strict):
+class BatchLine(Strict, frozen=True, kw_only=True):
     """One request of OpenAI's batch format."""
 
     custom_id: str
@@ -57,31 +59,39 @@ async def _respond(
     models: Registry, line: BatchLine, request_id: str
 ) -> tuple[int, dict[str, Any]]:
     try:
-        return 200, await _complete(models, line, Origin(request_id))
+        return 200, await _complete(models, line, Caller(request_id))
     except EngineFailed:
         raise
     except Exception as error:  # one line's failure is that line's result, as over HTTP
         models.expect()  # not so if the engine is gone for good, which this raises
-        http = to_http(error)
-        if http.status >= 500:
+        told = to_api_error(error)
+        if told.status >= 500:
             log.exception("request %s failed", request_id)
-        return http.status, dict(envelope(http))
+        return told.status, dict(envelope(told))
 
 
-async def _complete(models: Registry, line: BatchLine, origin: Origin) -> dict[str, Any]:
+async def _complete(models: Registry, line: BatchLine, caller: Caller) -> dict[str, Any]:
     while True:
         try:
-            if line.url == "/v1/chat/completions":
-                asked = validate(ChatRequest, line.body)
-                _refuse_stream(asked.stream)
-                served = models.find(asked.model, "generate")
-                return dict(await chat.complete(served, asked, origin))
-            prompt = validate(CompletionRequest, line.body)
-            _refuse_stream(prompt.stream)
-            served = models.find(prompt.model, "generate")
-            return dict(await completions.complete(served, prompt, origin))
+            answer = await _start(models, line, caller)
+            try:
+                return dict(await answer.whole())
+            finally:
+                answer.close()
         except Unavailable as error:
             await asyncio.sleep(min(error.retry_after, LONGEST_WAIT))
+
+
+async def _start(
+    models: Registry, line: BatchLine, caller: Caller
+) -> ChatAnswer | CompletionAnswer:
+    if line.url == "/v1/chat/completions":
+        asked = validate(ChatRequest, line.body)
+        _refuse_stream(asked.stream)
+        return await ChatAnswer.start(models.find(asked.model, "generate"), asked, caller)
+    prompt = validate(CompletionRequest, line.body)
+    _refuse_stream(prompt.stream)
+    return await CompletionAnswer.start(models.find(prompt.model, "generate"), prompt, caller)
 
 
 def _refuse_stream(stream: bool | None) -> None:

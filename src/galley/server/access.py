@@ -6,11 +6,13 @@ import time
 from typing import Any, Final
 
 from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from galley.gateway.caller import Caller
 from galley.observe.metrics import Metrics
+from galley.server.drain import PROBES
 from galley.server.errors import CLIENT_GONE, error_response
-from galley.server.lifecycle import PROBES
 
 log = logging.getLogger("galley.access")
 
@@ -23,7 +25,7 @@ class AccessLog:
     """ASGI middleware, the outermost: what nobody else handles ends here.
 
     Leaves in ``scope["state"]``: ``request_id`` (also the header ``X-Request-Id``), ``arrived`` (on the
-    monotonic clock) and ``facts``, a dictionary to which handlers add what the log line will tell.
+    monotonic clock) and ``record``, a dictionary to which others add what the log line will tell.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -34,8 +36,8 @@ class AccessLog:
         """Handle one ASGI connection."""
         arrived = time.monotonic()
         request_id = secrets.token_hex(12)
-        facts: dict[str, Any] = {}
-        scope.setdefault("state", {}).update(request_id=request_id, arrived=arrived, facts=facts)
+        record: dict[str, Any] = {}
+        scope.setdefault("state", {}).update(request_id=request_id, arrived=arrived, record=record)
         status: int | None = None
 
         async def send_with_id(message: Message) -> None:
@@ -53,7 +55,7 @@ class AccessLog:
                 await error_response(error)(scope, receive, send_with_id)
         finally:
             endpoint = _route(scope)
-            final = facts.pop("status", status or CLIENT_GONE)
+            final = record.pop("status", status or CLIENT_GONE)
             self._metrics.request_answered(endpoint, final)
             log.log(
                 logging.DEBUG if scope["path"] in PROBES else logging.INFO,
@@ -63,8 +65,14 @@ class AccessLog:
                 final,
                 time.monotonic() - arrived,
                 request_id,
-                "".join(f" {name}={value}" for name, value in facts.items()),
+                "".join(f" {name}={value}" for name, value in record.items()),
             )
+
+
+def caller_of(request: HTTPConnection) -> Caller:
+    """Who asks, as the middlewares found out."""
+    state = request.state
+    return Caller(state.request_id, getattr(state, "tenant", ""), state.record, state.arrived)
 
 
 def _route(scope: Scope) -> str:

@@ -9,9 +9,10 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from galley.api.errors import ApiError
 from galley.config import LOOPBACK_HOSTS, Settings
 from galley.errors import SettingsError
-from galley.server.errors import HTTPError, error_response
+from galley.server.errors import error_response
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 """Answered without a key, for orchestrators; they tell nothing but up or down."""
@@ -77,21 +78,10 @@ def check_exposure(settings: Settings, keys: KeyRing) -> None:
         )
 
 
-def cache_salt(key_identity: str, salt: str | None) -> str:
-    """What separates prefix caches: the caller's key, and the ``cache_salt`` of the request."""
-    if not key_identity and salt is None:
-        return ""
-    digest = hashlib.sha256()
-    for part in (key_identity, salt or ""):
-        data = part.encode()
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return digest.hexdigest()
-
-
 class RequireKey:
     """ASGI middleware: 401 for every path but the open ones without a valid ``Authorization``.
 
-    Leaves the key's identity in ``scope["state"]["key"]``.
+    Leaves the key's identity in ``scope["state"]["tenant"]``.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: frozenset[str]) -> None:
@@ -107,7 +97,7 @@ class RequireKey:
             if scheme.lower() != "bearer" or identity is None:
                 await error_response(_unauthorized(bool(presented)))(scope, receive, send)
                 return
-            scope["state"]["key"] = identity
+            scope["state"]["tenant"] = identity
         await self._app(scope, receive, send)
 
 
@@ -158,13 +148,13 @@ def _host_name(header: str) -> str:
     return header.partition(":")[0].lower()
 
 
-def _unauthorized(given: bool) -> HTTPError:
+def _unauthorized(given: bool) -> ApiError:
     message = (
         "Incorrect API key"
         if given
         else "This server needs an API key: send the header 'Authorization: Bearer KEY'"
     )
-    return HTTPError(
+    return ApiError(
         401,
         message,
         type="authentication_error",
@@ -173,8 +163,8 @@ def _unauthorized(given: bool) -> HTTPError:
     )
 
 
-def _foreign(header: str, host: str) -> HTTPError:
-    return HTTPError(
+def _foreign(header: str, host: str) -> ApiError:
+    return ApiError(
         403,
         f"{header} {host[:100]!r} is not one this server answers to; --allowed-host adds one",
         type="permission_error",

@@ -1,22 +1,23 @@
 """Reading a multipart form with one file: bounded, strict, and with errors that name the field."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Set
 from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 
-import pydantic
+import msgspec
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
+from galley.api.errors import ApiError
+from galley.api.validate import validate
 from galley.errors import RequestError
-from galley.server.body import validate
-from galley.server.errors import TOO_LARGE, ClientGone, HTTPError
+from galley.server.errors import TOO_LARGE, ClientGone
 
 _MAX_FIELDS: Final = 64
 _MAX_FIELD_BYTES: Final = 64 * 1024
 
-Model = TypeVar("Model", bound=pydantic.BaseModel)
+Model = TypeVar("Model", bound=msgspec.Struct)
 
 
 class Upload(NamedTuple):
@@ -34,14 +35,14 @@ async def read_form(
     A field that ``model`` has as a sequence may be sent as ``name[]``, and several times.
 
     Raises:
-        HTTPError: 415 for a body that is no multipart form, 413 for one over ``max_bytes``;
+        ApiError: 415 for a body that is no multipart form, 413 for one over ``max_bytes``;
             reading stops there.
         RequestError: not a form, or a field that ``model`` refuses; ``param`` names it.
         ClientGone: the client hung up before the body was complete.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "multipart/form-data":
-        raise HTTPError(
+        raise ApiError(
             415,
             f"Content-Type must be multipart/form-data, got {kind[:80]!r}",
             code="unsupported_media_type",
@@ -55,7 +56,8 @@ async def read_form(
         raise ClientGone("client hung up while sending its request") from None
     except HTTPException as error:
         raise RequestError(f"The body is no form that can be read: {error.detail}") from None
-    return validate(model, _values(form, model.model_fields)), _upload(form)
+    lists = {f.name for f in msgspec.structs.fields(model) if isinstance(f.default, tuple)}
+    return validate(model, _values(form, lists), text=True), _upload(form)
 
 
 class _Bounded:
@@ -75,8 +77,8 @@ class _Bounded:
             raise self._too_large()
         return message
 
-    def _too_large(self) -> HTTPError:
-        return HTTPError(
+    def _too_large(self) -> ApiError:
+        return ApiError(
             413,
             f"The body is larger than {self._limit} bytes (--max-audio-bytes)",
             param="file",
@@ -85,7 +87,8 @@ class _Bounded:
         )
 
 
-def _values(form: FormData, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _values(form: FormData, lists: Set[str]) -> dict[str, Any]:
+    """Field name -> its text; a list of texts for those in ``lists``."""
     values: dict[str, Any] = {}
     for key in form:
         name = key.removesuffix("[]")
@@ -95,12 +98,8 @@ def _values(form: FormData, fields: Mapping[str, Any]) -> dict[str, Any]:
         if any(not isinstance(value, str) for value in given):
             raise RequestError(f"{name[:64]}: expected text, got a file", param=name[:64])
         repeated = key.endswith("[]") or len(given) > 1
-        values[name] = list(given) if repeated or _is_sequence(fields.get(name)) else given[0]
+        values[name] = list(given) if repeated or name in lists else given[0]
     return values
-
-
-def _is_sequence(field: pydantic.fields.FieldInfo | None) -> bool:
-    return field is not None and isinstance(field.default, tuple)
 
 
 def _upload(form: FormData) -> Upload:

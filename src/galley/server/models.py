@@ -1,29 +1,33 @@
 """The routes that list the served models."""
 
-from fastapi import APIRouter
-from starlette.responses import JSONResponse, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
-from galley.server.registry import Registry
-from galley.server.responses import ModelCard, ModelList
-from galley.server.served import ServedModel
+from galley.api.responses import ModelCard, ModelList
+from galley.gateway.registry import Registry
+from galley.gateway.served import ServedModel
+from galley.server.answers import Json
+from galley.server.openapi import Operation
 
 
-def router(models: Registry) -> APIRouter:
+def routes(models: Registry) -> list[Operation]:
     """``GET /v1/models`` and ``GET /v1/models/{model}``."""
-    routes = APIRouter(tags=["models"])
 
-    @routes.get("/v1/models", responses={200: {"model": ModelList}})
-    async def list_models() -> Response:
+    async def list_models(_: Request) -> Response:
         """All served models."""
         answer: ModelList = {"object": "list", "data": [_card(model) for model in models]}
-        return JSONResponse(answer)
+        return Json(answer)
 
-    @routes.get("/v1/models/{model:path}", responses={200: {"model": ModelCard}})
-    async def get_model(model: str) -> Response:
+    async def get_model(request: Request) -> Response:
         """One of them; names may hold slashes."""
-        return JSONResponse(_card(models.find(model)))
+        return Json(_card(models.find(request.path_params["model"])))
 
-    return routes
+    return [
+        Operation("GET", "/v1/models", list_models, tag="models", answers={200: ModelList}),
+        Operation(
+            "GET", "/v1/models/{model:path}", get_model, tag="models", answers={200: ModelCard}
+        ),
+    ]
 
 
 def _card(served: ServedModel) -> ModelCard:

@@ -8,18 +8,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from fastapi import APIRouter
 from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from galley.errors import EngineError, GalleyError, QueueFull, RequestError, Unavailable
-from galley.server.audio import require_extra
-from galley.server.auth import cache_salt
-from galley.server.body import LARGE, validate
-from galley.server.errors import ClientGone, HTTPError, envelope, error_response, to_http
-from galley.server.generate import Origin
-from galley.server.lifecycle import RETRY_SECONDS, Lifecycle
-from galley.server.realtime_schemas import (
+from galley.api.errors import ApiError, envelope
+from galley.api.realtime import (
     EVENTS,
     MAX_EVENT_ID,
     Append,
@@ -27,10 +22,18 @@ from galley.server.realtime_schemas import (
     SessionUpdate,
     Settings,
 )
-from galley.server.registry import Registry
-from galley.server.served import ServedModel
+from galley.api.validate import validate
+from galley.errors import EngineError, GalleyError, QueueFull, RequestError, Unavailable
+from galley.gateway.call import Call
+from galley.gateway.caller import Caller
+from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
+from galley.gateway.registry import Registry
+from galley.gateway.served import ServedModel
+from galley.server.access import caller_of
+from galley.server.audio import require_extra
+from galley.server.body import LARGE
+from galley.server.errors import ClientGone, error_response
 from galley.server.websocket import EventSocket
-from galley.types import Output
 
 if TYPE_CHECKING:
     from galley.speech.live_events import LiveEvent
@@ -51,12 +54,10 @@ NORMAL, GOING_AWAY, INTERNAL_ERROR, TRY_AGAIN = 1000, 1001, 1011, 1013
 """Close codes (RFC 6455, 7.4.1; 1013 by IANA's registry)."""
 
 
-def router(models: Registry) -> APIRouter:
+def routes(models: Registry) -> list[BaseRoute]:
     """The route, answered by ``models``."""
-    routes = APIRouter(tags=["audio"])
     places = _Places(models.settings.max_live_streams)
 
-    @routes.websocket(ENDPOINT)
     async def realtime(socket: WebSocket) -> None:
         """What is said, while it is said."""
         try:
@@ -69,18 +70,20 @@ def router(models: Registry) -> APIRouter:
         finally:
             places.leave()
 
-    @routes.get(ENDPOINT, include_in_schema=False)
-    async def no_upgrade(_: Request) -> None:
+    async def no_upgrade(_: Request) -> Response:
         """Whoever comes without a WebSocket, or to a server that has none."""
         await asyncio.to_thread(require_extra)
-        raise HTTPError(
+        raise ApiError(
             426,
             f"{ENDPOINT} is a WebSocket: connect with one",
             code="upgrade_required",
             headers={"Upgrade": "websocket"},
         )
 
-    return routes
+    return [
+        WebSocketRoute(ENDPOINT, realtime),
+        Route(ENDPOINT, no_upgrade, include_in_schema=False),
+    ]
 
 
 class _Places:
@@ -115,7 +118,7 @@ async def _serve(models: Registry, socket: WebSocket) -> None:
     offered = socket.scope.get("subprotocols", [])
     await socket.accept("realtime" if "realtime" in offered else None)
     flat = "realtime=v1" in socket.headers.get("openai-beta", "")
-    connection = _Connection(EventSocket(socket), served, model, Origin.of(socket), flat=flat)
+    connection = _Connection(EventSocket(socket), served, model, caller_of(socket), flat=flat)
     await connection.serve(models.lifecycle)
 
 
@@ -140,7 +143,7 @@ class _Connection:
         socket: EventSocket,
         served: ServedModel,
         model: "SpeechModel",
-        origin: Origin,
+        caller: Caller,
         *,
         flat: bool,
     ) -> None:
@@ -148,17 +151,13 @@ class _Connection:
         from galley.speech.options import TurnOptions
 
         self._socket = socket
-        self._served = served
-        self._origin = origin
-        self._id = origin.request_id
+        self._call = Call(served, ENDPOINT, caller)
+        self._id = caller.request_id
         self._settings = Settings(served.name, TurnOptions(), flat=flat)
-        session = model.live(
-            self._settings.options(), self._id, cache_salt=cache_salt(origin.key, None)
-        )
+        session = model.live(self._settings.options(), self._id, cache_salt=caller.cache_salt())
         self._stream: LiveStream = LiveStream(
-            served.backend().engine,
+            self._call,
             session,
-            on_output=self._seen,
             tell=self._tell,
             patience=_PATIENCE_SECONDS,
         )
@@ -168,7 +167,7 @@ class _Connection:
         self._event_id: str | None = None
         """Of the client's event that is being handled."""
         self._last_item: str | None = None
-        self._tokens = self._turns = 0
+        self._turns = 0
 
     async def serve(self, lifecycle: Lifecycle) -> None:
         """Everything up to the end of the connection."""
@@ -185,13 +184,8 @@ class _Connection:
             with suppress(ClientGone):
                 await self._refuse(error)
         finally:
-            self._served.metrics.audio_heard(ENDPOINT, self._stream.seconds, finish)
-            self._origin.facts.update(
-                audio=f"{self._stream.seconds:.1f}s",
-                turns=self._turns,
-                generated=self._tokens,
-                finish=finish,
-            )
+            self._call.close()
+            self._call.audio_ended(self._stream.seconds, finish, turns=self._turns)
         await self._socket.close(code, reason)
 
     async def _until_over(self, lifecycle: Lifecycle) -> tuple[int, str]:
@@ -310,7 +304,7 @@ class _Connection:
                     {"type": f"{_TEXT}completed", "transcript": event.text, "usage": usage, **part}
                 ]
             case live.Failed():
-                error = envelope(to_http(EngineError(event.message)))["error"]
+                error = envelope(EngineError(event.message))["error"]
                 return [{"type": f"{_TEXT}failed", "error": error, **part}]
 
     def _committed(self, turn: int) -> list[dict[str, Any]]:
@@ -336,7 +330,7 @@ class _Connection:
         return {"type": f"{kind}.{what}", "session": self._settings.shown(f"sess_{self._id}")}
 
     async def _refuse(self, error: Exception) -> None:
-        told = envelope(to_http(error))["error"]
+        told = envelope(error)["error"]
         await self._send({"type": "error", "error": {**told, "event_id": self._event_id}})
 
     async def _send(self, event: dict[str, Any]) -> None:
@@ -344,10 +338,6 @@ class _Connection:
 
     def _item_id(self, turn: int) -> str:
         return f"item_{self._id}_{turn}"
-
-    def _seen(self, output: Output) -> None:
-        self._tokens += len(output.tokens)
-        self._served.metrics.step_seen(len(output.tokens))
 
 
 def _decoded(audio: str) -> bytes:

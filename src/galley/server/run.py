@@ -17,10 +17,10 @@ import uvicorn
 from galley import __version__
 from galley.config import LOG_FORMAT, LOOPBACK_HOSTS, Settings
 from galley.errors import GalleyError
+from galley.gateway.registry import Registry
 from galley.server import websocket
 from galley.server.app import create_app
 from galley.server.auth import KeyRing, check_exposure
-from galley.server.registry import Registry
 from galley.service.spawn import Spawner
 
 log = logging.getLogger("galley.server")

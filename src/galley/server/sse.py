@@ -11,8 +11,9 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from galley.api.errors import envelope
 from galley.errors import GalleyError
-from galley.server.errors import CLIENT_GONE, ClientGone, envelope, to_http
+from galley.server.errors import CLIENT_GONE, ClientGone
 
 log = logging.getLogger("galley.server")
 
@@ -66,7 +67,7 @@ class EventStream(Response):
         try:
             await while_connected(receive, self._send_all(send, scope["state"]["request_id"]))
         except ClientGone:
-            scope["state"]["facts"]["status"] = CLIENT_GONE
+            scope["state"]["record"]["status"] = CLIENT_GONE
         finally:
             self._close()
 
@@ -81,7 +82,7 @@ class EventStream(Response):
             except Exception as error:  # the status line is gone: this is the only place to tell it
                 if not isinstance(error, GalleyError):
                     log.exception("stream %s failed", request_id)
-                await _send_body(send, _event(envelope(to_http(error))))
+                await _send_body(send, _event(envelope(error)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -2,27 +2,27 @@
 
 import asyncio
 
-from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
+from galley.api.responses import Text, Tokens
+from galley.api.schemas import DetokenizeRequest, TokenizeRequest
 from galley.errors import RequestError
+from galley.gateway.registry import Registry
+from galley.gateway.served import Backend
 from galley.server import body
-from galley.server.registry import Registry
-from galley.server.responses import Text, Tokens
-from galley.server.schemas import DetokenizeRequest, TokenizeRequest
-from galley.server.served import Backend
+from galley.server.answers import Json
+from galley.server.openapi import Operation
 
 
-def router(models: Registry) -> APIRouter:
+def routes(models: Registry) -> list[Operation]:
     """The routes, answered by ``models``."""
-    routes = APIRouter(tags=["tokens"])
+    max_bytes = models.settings.max_body_bytes
 
-    @routes.post("/tokenize", responses={200: {"model": Tokens}}, response_model=None)
     async def tokenize(request: Request) -> Response:
         """The token ids of a prompt, or of messages as the chat template writes them."""
         models.expect()
-        asked = await body.read(request, TokenizeRequest, max_bytes=models.settings.max_body_bytes)
+        asked = await body.read(request, TokenizeRequest, max_bytes=max_bytes)
         backend = models.find(asked.model).backend()
         tokens = await asyncio.to_thread(_tokens, backend, asked)
         answer: Tokens = {
@@ -30,24 +30,38 @@ def router(models: Registry) -> APIRouter:
             "count": len(tokens),
             "max_model_len": backend.engine.info.max_request_tokens,
         }
-        return JSONResponse(answer)
+        return Json(answer)
 
-    @routes.post("/detokenize", responses={200: {"model": Text}}, response_model=None)
     async def detokenize(request: Request) -> Response:
         """The text of token ids, special tokens included."""
         models.expect()
-        asked = await body.read(
-            request, DetokenizeRequest, max_bytes=models.settings.max_body_bytes
-        )
+        asked = await body.read(request, DetokenizeRequest, max_bytes=max_bytes)
         backend = models.find(asked.model).backend()
         _check_ids(asked.tokens, backend.engine.info.vocab_size)
         text = await asyncio.to_thread(
             backend.tokenizer.decode, asked.tokens, skip_special_tokens=False
         )
         answer: Text = {"prompt": text}
-        return JSONResponse(answer)
+        return Json(answer)
 
-    return routes
+    return [
+        Operation(
+            "POST",
+            "/tokenize",
+            tokenize,
+            tag="tokens",
+            body=TokenizeRequest,
+            answers={200: Tokens},
+        ),
+        Operation(
+            "POST",
+            "/detokenize",
+            detokenize,
+            tag="tokens",
+            body=DetokenizeRequest,
+            answers={200: Text},
+        ),
+    ]
 
 
 def _tokens(backend: Backend, asked: TokenizeRequest) -> list[int]:

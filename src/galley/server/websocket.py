@@ -8,8 +8,9 @@ from typing import Any, Final, Literal, cast
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from galley.api.json_body import parse_json
 from galley.errors import RequestError
-from galley.server.body import LARGE, parse_json
+from galley.server.body import LARGE
 from galley.server.errors import ClientGone
 
 _SEND_SECONDS: Final = 10.0

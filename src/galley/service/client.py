@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -74,6 +74,29 @@ class _Live:
             preemptions=output.timing.preemptions,
         )
         return msgspec.structs.replace(output, cached_tokens=self.cached, timing=timing)
+
+
+class Outputs(Protocol):
+    """One request's Outputs, as they come; ends after the one that has a ``finish_reason``."""
+
+    def __aiter__(self) -> AsyncIterator[Output]:
+        """Iterate once."""
+
+    async def __anext__(self) -> Output:
+        """Wait for the next."""
+
+    def cancel(self) -> None:
+        """The engine forgets the request within one step. Harmless when it has finished."""
+
+
+class Submitter(Protocol):
+    """Who takes engine requests: :class:`EngineClient`, or what counts them on their way to it."""
+
+    def submit_all(self, requests: Sequence[EngineRequest]) -> Sequence[Outputs]:
+        """See :meth:`EngineClient.submit_all`."""
+
+    async def submit_patiently(self, requests: Sequence[EngineRequest]) -> Sequence[Outputs]:
+        """See :meth:`EngineClient.submit_patiently`."""
 
 
 class OutputStream:

@@ -1,9 +1,9 @@
 """Transcribes a recording through the engine process, as the server does."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
-from galley.service.client import EngineClient, OutputStream
+from galley.service.client import Outputs, Submitter
 from galley.speech.chunk_source import ChunkSource
 from galley.speech.results import Segment
 from galley.speech.session import Session
@@ -11,10 +11,9 @@ from galley.types import EngineRequest, Output
 
 
 async def transcribe_async(
-    engine: EngineClient,
+    engine: Submitter,
     session: Session,
     chunks: ChunkSource,
-    on_output: Callable[[Output], None],
 ) -> AsyncGenerator[Segment, None]:
     """A recording's segments, in order, as they become certain.
 
@@ -25,7 +24,6 @@ async def transcribe_async(
         engine: runs the session's requests.
         session: of the recording.
         chunks: the recording's; closed when the generator ends.
-        on_output: called with every output of the engine.
 
     Raises:
         QueueFull: the engine's queue has no room for the first request; later requests wait.
@@ -33,9 +31,9 @@ async def transcribe_async(
         EngineError: the engine gave a request up.
     """
     outputs: asyncio.Queue[Output] = asyncio.Queue()
-    readers: dict[asyncio.Task[None], OutputStream] = {}
+    readers: dict[asyncio.Task[None], Outputs] = {}
 
-    async def read(stream: OutputStream) -> None:
+    async def read(stream: Outputs) -> None:
         async for output in stream:
             outputs.put_nowait(output)
 
@@ -50,7 +48,6 @@ async def transcribe_async(
         await submit(session.requests())
         while not session.idle:
             output = await outputs.get()
-            on_output(output)
             if output.alignment is None:
                 session.take(output)
             else:

@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from galley.errors import Unavailable
-from galley.service.client import EngineClient
+from galley.service.client import Submitter
 from galley.speech.audio import Samples
 from galley.speech.features import SAMPLE_RATE
 from galley.speech.live import LiveSession
 from galley.speech.live_events import LiveEvent
 from galley.speech.options import LiveOptions
 from galley.speech.pcm import Coding, PcmStream
-from galley.types import EngineRequest, Output
+from galley.types import EngineRequest
 
 Tell = Callable[[Sequence[LiveEvent]], Awaitable[None]]
 
@@ -22,7 +22,6 @@ class LiveStream:
     Args:
         engine: runs the session's requests.
         session: used by this stream alone.
-        on_output: called with every output of the engine.
         tell: awaited with new events, in order.
         patience: seconds that :meth:`append` waits for an engine that is behind.
 
@@ -32,16 +31,14 @@ class LiveStream:
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: Submitter,
         session: LiveSession,
         *,
-        on_output: Callable[[Output], None],
         tell: Tell,
         patience: float,
     ) -> None:
         self._engine = engine
         self._session = session
-        self._on_output = on_output
         self._tell = tell
         self._patience = patience
         self._pcm = PcmStream("s16le", 24_000)
@@ -126,7 +123,6 @@ class LiveStream:
         [stream] = await self._engine.submit_patiently([request])
         try:
             async for output in stream:
-                self._on_output(output)
                 async with self._session_lock:
                     self._session.take(output)
                     await self._tell(self._session.events())

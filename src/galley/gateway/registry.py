@@ -6,11 +6,10 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from galley.config import Settings
-from galley.errors import EngineNotReady, GalleyError, ModelError, RequestError
+from galley.errors import EngineNotReady, GalleyError, ModelError, RequestError, UnknownModel
+from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
+from galley.gateway.served import ServedModel
 from galley.observe.metrics import Metrics
-from galley.server.errors import HTTPError
-from galley.server.lifecycle import RETRY_SECONDS, Lifecycle
-from galley.server.served import ServedModel
 from galley.service.client import EngineState
 from galley.service.spawn import Spawner
 from galley.types import Task
@@ -84,17 +83,14 @@ class Registry:
             task: what the request needs; None: nothing but a model.
 
         Raises:
-            HTTPError: 404 ``model_not_found``.
+            UnknownModel: no model has the name.
             RequestError: it does not do the task, or several could be meant.
             EngineNotReady, EngineFailed: as :meth:`ServedModel.backend`.
         """
         model = self._only(task) if name is None else self._models.get(name)
         if model is None:
-            raise HTTPError(
-                404,
-                f"The model {str(name)[:100]!r} does not exist; this server has {self._listed()}",
-                param="model",
-                code="model_not_found",
+            raise UnknownModel(
+                f"The model {str(name)[:100]!r} does not exist; this server has {self._listed()}"
             )
         model.check(task)
         return model

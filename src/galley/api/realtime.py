@@ -6,12 +6,12 @@ OpenAI has two spellings of them: ``session.update`` with nested settings, and t
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import Field
+from msgspec import UNSET, Meta, UnsetType
 
+from galley.api.schemas import Strict
 from galley.errors import RequestError
-from galley.server.schemas import Strict
 
 if TYPE_CHECKING:
     from galley.speech.options import LiveOptions, TurnOptions
@@ -22,13 +22,19 @@ INTERIM: Final = "item.input_audio_transcription.interim"
 
 MAX_EVENT_ID: Final = 512
 
-Include = Annotated[list[Literal["item.input_audio_transcription.interim"]], Field(max_length=8)]
+Include: TypeAlias = Annotated[
+    list[Literal["item.input_audio_transcription.interim"]], Meta(max_length=8)
+]
 
 
-_FLAT_FORMATS: Final = {"pcm16": "audio/pcm", "g711_ulaw": "audio/pcmu", "g711_alaw": "audio/pcma"}
+_FLAT_FORMATS: Final[dict[str, Literal["audio/pcm", "audio/pcmu", "audio/pcma"]]] = {
+    "pcm16": "audio/pcm",
+    "g711_ulaw": "audio/pcmu",
+    "g711_alaw": "audio/pcma",
+}
 
 
-class ServerVad(Strict):
+class ServerVad(Strict, frozen=True, kw_only=True):
     """Turns end with silence."""
 
     type: Literal["server_vad"]
@@ -37,98 +43,102 @@ class ServerVad(Strict):
     silence_duration_ms: int | None = None
 
 
-class Transcription(Strict):
+class Transcription(Strict, frozen=True, kw_only=True):
     """What is transcribed how."""
 
     model: str | None = None
-    language: str | None = None
-    prompt: Annotated[str, Field(max_length=10_000)] | None = None
+    language: str | UnsetType | None = UNSET
+    prompt: Annotated[str, Meta(max_length=10_000)] | UnsetType | None = UNSET
 
 
-class Pcm16(Strict):
-    """Samples of 16 bits, little-endian, mono. OpenAI has 24,000 Hz alone."""
+class Format(Strict, frozen=True, kw_only=True):
+    """Mono samples: of 16 bits, little-endian, OpenAI's at 24,000 Hz alone; or a telephone's of 8 bits."""
 
-    type: Literal["audio/pcm"]
-    rate: Annotated[int, Field(ge=8_000, le=48_000)] = 24_000
+    type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
+    rate: int | None = None
+
+    def __post_init__(self) -> None:
+        low, high = (8_000, 48_000) if self.type == "audio/pcm" else (8_000, 8_000)
+        if self.rate is not None and not low <= self.rate <= high:
+            range_ = f"{low}" if low == high else f"between {low} and {high}"
+            raise RequestError(
+                f"rate: must be {range_} Hz for {self.type}, got {self.rate}", param="rate"
+            )
+
+    @property
+    def hertz(self) -> int:
+        """``rate``, or its default."""
+        return self.rate or (24_000 if self.type == "audio/pcm" else 8_000)
 
 
-class G711(Strict):
-    """A telephone's samples of 8 bits."""
-
-    type: Literal["audio/pcmu", "audio/pcma"]
-    rate: Literal[8_000] = 8_000
-
-
-class AudioInput(Strict):
+class AudioInput(Strict, frozen=True, kw_only=True):
     """``session.audio.input``."""
 
-    format: Annotated[Pcm16 | G711, Field(discriminator="type")] | None = None
+    format: Format | None = None
     noise_reduction: None = None
     transcription: Transcription | None = None
-    turn_detection: ServerVad | None = None
+    turn_detection: ServerVad | UnsetType | None = UNSET
 
 
-class Audio(Strict):
+class Audio(Strict, frozen=True, kw_only=True):
     """``session.audio``."""
 
     input: AudioInput | None = None
 
 
-class Session(Strict):
+class Session(Strict, frozen=True, kw_only=True):
     """``session`` of ``session.update``."""
 
     type: Literal["transcription"]
     audio: Audio | None = None
     include: Include | None = None
 
-    def nested(self) -> "Session":
-        """Itself."""
-        return self
+    @property
+    def source(self) -> AudioInput:
+        """The settings of the audio."""
+        return (self.audio and self.audio.input) or AudioInput()
 
 
-class FlatSession(Strict):
+class FlatSession(Strict, frozen=True, kw_only=True):
     """``session`` of ``transcription_session.update``."""
 
     input_audio_format: Literal["pcm16", "g711_ulaw", "g711_alaw"] | None = None
     input_audio_noise_reduction: None = None
     input_audio_transcription: Transcription | None = None
-    turn_detection: ServerVad | None = None
+    turn_detection: ServerVad | UnsetType | None = UNSET
     include: Include | None = None
 
-    def nested(self) -> Session:
-        """The same in the other dialect."""
-        source = {
-            name.removeprefix("input_audio_"): value
-            for name, value in self.model_dump(exclude_unset=True, exclude={"include"}).items()
-        }
-        if source.get("format") is not None:
-            source["format"] = {"type": _FLAT_FORMATS[source["format"]]}
-        audio = {"input": source}
-        return Session.model_validate(
-            {"type": "transcription", "audio": audio, "include": self.include}
+    @property
+    def source(self) -> AudioInput:
+        """The settings of the audio, as the other dialect has them."""
+        name = self.input_audio_format
+        return AudioInput(
+            format=None if name is None else Format(type=_FLAT_FORMATS[name]),
+            transcription=self.input_audio_transcription,
+            turn_detection=self.turn_detection,
         )
 
 
-class Event(Strict):
+class Event(Strict, frozen=True, kw_only=True):
     """What every event may have."""
 
     type: str
-    event_id: Annotated[str, Field(max_length=MAX_EVENT_ID)] | None = None
+    event_id: Annotated[str, Meta(max_length=MAX_EVENT_ID)] | None = None
 
 
-class SessionUpdate(Event):
+class SessionUpdate(Event, frozen=True, kw_only=True):
     """``session.update``."""
 
     session: Session
 
 
-class FlatSessionUpdate(Event):
+class FlatSessionUpdate(Event, frozen=True, kw_only=True):
     """``transcription_session.update``."""
 
     session: FlatSession
 
 
-class Append(Event):
+class Append(Event, frozen=True, kw_only=True):
     """``input_audio_buffer.append``: base64 of audio in the session's format."""
 
     audio: str
@@ -179,19 +189,18 @@ class Settings:
             RequestError: a value is out of range, or it is of another model; ``param`` names it.
         """
         flat = isinstance(event, FlatSessionUpdate)
-        session = event.session.nested()
-        source = (session.audio and session.audio.input) or AudioInput()
+        session, source = event.session, event.session.source
         changes: dict[str, Any] = {"flat": flat}
         if session.include is not None:
             changes["interim"] = INTERIM in session.include
         if source.format is not None:
             changes["format"] = source.format.type
-            changes["rate"] = source.format.rate
+            changes["rate"] = source.format.hertz
         settings = dataclasses.replace(self, **changes)
         try:
             if source.transcription is not None:
                 settings = settings._with_transcription(source.transcription)
-            if "turn_detection" in source.model_fields_set:
+            if source.turn_detection is not UNSET:
                 settings = settings._with_turns(source.turn_detection)
             settings.options()
         except RequestError as error:
@@ -199,8 +208,8 @@ class Settings:
         return settings
 
     def located(self, error: RequestError) -> RequestError:
-        """An error of the speech room's options, with the place of its value in an event."""
-        of_transcription = error.param in Transcription.model_fields
+        """An error of ``galley.speech``'s options, with the place of its value in an event."""
+        of_transcription = error.param in Transcription.__struct_fields__
         if self.flat:
             parent = "input_audio_transcription" if of_transcription else "turn_detection"
         else:
@@ -209,11 +218,11 @@ class Settings:
 
     @property
     def coding(self) -> "Coding":
-        """The format as the speech room names it."""
+        """The format as ``galley.speech`` names it."""
         return _CODINGS[self.format]
 
     def options(self) -> "LiveOptions":
-        """The same as the speech room has it. Raises RequestError for a language that is none."""
+        """The same as ``galley.speech`` has it. Raises RequestError for a language that is none."""
         from galley.speech.options import LiveOptions, TurnOptions
 
         return LiveOptions(
@@ -229,7 +238,7 @@ class Settings:
         turns = self.turns and {"type": "server_vad", **dataclasses.asdict(self.turns)}
         include = [INTERIM] if self.interim else None
         if self.flat:
-            names = {value: key for key, value in _FLAT_FORMATS.items()}
+            names: dict[str, str] = {value: key for key, value in _FLAT_FORMATS.items()}
             return {
                 "id": session_id,
                 "object": "realtime.transcription_session",
@@ -261,16 +270,17 @@ class Settings:
                 param="model",
                 code="model_not_found",
             )
-        changes = given.model_dump(include={"language", "prompt"}, exclude_unset=True)
-        settings = dataclasses.replace(self, **changes)
-        return dataclasses.replace(settings, prompt=settings.prompt or "")
+        language = self.language if given.language is UNSET else given.language
+        prompt = self.prompt if given.prompt is UNSET else given.prompt or ""
+        return dataclasses.replace(self, language=language, prompt=prompt)
 
     def _with_turns(self, given: ServerVad | None) -> "Settings":
         from galley.speech.options import TurnOptions
 
         if given is None:
             return dataclasses.replace(self, turns=None)
-        values = given.model_dump(exclude={"type"}, exclude_none=True)
+        names = ("threshold", "prefix_padding_ms", "silence_duration_ms")
+        values = {name: value for name in names if (value := getattr(given, name)) is not None}
         return dataclasses.replace(
             self, turns=dataclasses.replace(self.turns or TurnOptions(), **values)
         )

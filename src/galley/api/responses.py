@@ -1,10 +1,9 @@
 """What the API answers, field by field: plain dictionaries, typed, and the source of the OpenAPI page."""
 
-from typing import Literal
+from typing import Literal, TypedDict
 
-from typing_extensions import TypedDict  # pydantic cannot read typing's before Python 3.12
-
-Finish = Literal["stop", "length"]
+from galley.gateway.generation import Finish
+from galley.gateway.generation import Usage as TokenCounts
 
 
 class ErrorDetail(TypedDict):
@@ -35,6 +34,16 @@ class Usage(TypedDict):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+
+
+def usage(counts: TokenCounts) -> Usage:
+    """The answer's ``usage``."""
+    return {
+        "prompt_tokens": counts.prompt,
+        "completion_tokens": counts.generated,
+        "total_tokens": counts.prompt + counts.generated,
+        "prompt_tokens_details": {"cached_tokens": counts.cached},
+    }
 
 
 class TopLogprob(TypedDict):

@@ -1,100 +1,24 @@
-"""``POST /v1/completions``: a prompt, or several, as text or token ids, and what comes after."""
+"""Completions: a prompt, or several, as text or token ids, and what comes after."""
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, Self
 
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-
-from galley.server import body
-from galley.server.chat import LOWEST_LOGPROB
-from galley.server.generate import Generation, Origin, Piece, check_count
-from galley.server.registry import Registry
-from galley.server.responses import (
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    Finish,
-)
-from galley.server.schemas import CompletionRequest
-from galley.server.served import Backend, ServedModel
-from galley.server.sse import EventStream, while_connected
+from galley.api.chat import LOWEST_LOGPROB
+from galley.api.responses import Completion, CompletionChoice, CompletionLogprobs, usage
+from galley.api.schemas import CompletionRequest
+from galley.gateway.call import Call
+from galley.gateway.caller import Caller
+from galley.gateway.generation import Finish, Generation, Piece, check_count
+from galley.gateway.served import Backend, ServedModel
 from galley.text.stream import TextStream, TokenText, describe
 from galley.text.tokenizer import Tokenizer
 from galley.types import Output, TokenLogprob
 
 ENDPOINT: Final = "/v1/completions"
-
-
-def router(models: Registry) -> APIRouter:
-    """The route, answered by ``models``."""
-    routes = APIRouter(tags=["generation"])
-    answers: dict[int | str, dict[str, Any]] = {
-        200: {
-            "model": Completion,
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
-            "description": "The completions; with `stream`, chunks of them as server-sent events",
-        }
-    }
-
-    @routes.post(ENDPOINT, responses=answers, response_model=None)
-    async def completions(request: Request) -> Response:
-        """Continue prompts. In a text, special tokens' text means those tokens."""
-        models.expect("generate")
-        asked = await body.read(
-            request, CompletionRequest, max_bytes=models.settings.max_body_bytes
-        )
-        served = models.find(asked.model, "generate")
-        origin = Origin.of(request)
-        if not asked.stream:
-            answer = await while_connected(request.receive, complete(served, asked, origin))
-            return JSONResponse(answer)
-        job = await while_connected(request.receive, _start(served, asked, origin))
-        return EventStream(job.chunks(), job.generation.close)
-
-    return routes
-
-
-async def complete(served: ServedModel, asked: CompletionRequest, origin: Origin) -> Completion:
-    """The whole answer to ``asked``, whose ``stream`` is not looked at.
-
-    Cancelling the task that awaits it aborts the request in the engine.
-
-    Raises:
-        GalleyError: as ``errors.to_http`` tells clients.
-    """
-    job = await _start(served, asked, origin)
-    with job.generation as generation:
-        parts: list[list[CompletionChoice]] = [[] for _ in range(generation.choices)]
-        async with aclosing(job.pieces()) as pieces:
-            async for piece in pieces:
-                parts[piece.choice].append(job.choice(piece))
-        usage = generation.usage()
-        return {**job.answer([_joined(choice) for choice in parts]), "usage": usage}
-
-
-async def _start(served: ServedModel, asked: CompletionRequest, origin: Origin) -> "_Job":
-    """The request's sequences, in the engine."""
-    params = asked.sampling()
-    given = asked.prompts()
-    check_count(served, len(given), params.n, "prompt")
-    backend = served.backend()
-    # Long texts take a while; in a thread they delay nobody else's tokens.
-    prompts = await asyncio.to_thread(_token_ids, given, backend)
-    generation = Generation.submit(
-        served, asked, params, prompts, endpoint=ENDPOINT, prompt_param="prompt", origin=origin
-    )
-    try:
-        echoes = await asyncio.to_thread(_echoes, given, prompts, asked, backend.tokenizer)
-    except BaseException:
-        generation.close()
-        raise
-    return _Job(served, asked, origin, echoes, generation)
 
 
 def _token_ids(given: Sequence[str | list[int]], backend: Backend) -> list[list[int]]:
@@ -136,23 +60,24 @@ def _echoes(
     return echoes
 
 
-class _Job:
-    """One request on its way, and how its pieces are told."""
+class CompletionAnswer:
+    """The answer to one request, on its way; ask for it whole or in chunks, once."""
 
     def __init__(
         self,
         served: ServedModel,
         asked: CompletionRequest,
-        origin: Origin,
+        caller: Caller,
         echoes: Sequence[_Echo],
         generation: Generation,
     ) -> None:
-        self.generation = generation
+        """Made by :meth:`start`."""
+        self._generation = generation
         self._asked = asked
         self._tokenizer = served.backend().tokenizer
         self._echoes = echoes
         self._frame = {
-            "id": f"cmpl-{origin.request_id}",
+            "id": f"cmpl-{caller.request_id}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": served.name,
@@ -160,14 +85,67 @@ class _Job:
         self._scores: dict[int, list[TokenLogprob]] = {}
         self._begun: set[int] = set()
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
+    @classmethod
+    async def start(cls, served: ServedModel, asked: CompletionRequest, caller: Caller) -> Self:
+        """Hand the request to the engine; ``asked.stream`` is not looked at.
+
+        Raises:
+            GalleyError: as ``errors.to_api_error`` tells clients.
+        """
+        params = asked.sampling()
+        given = asked.prompts()
+        check_count(served, len(given), params.n, "prompt")
+        backend = served.backend()
+        # Long texts take a while; in a thread they delay nobody else's tokens.
+        prompts = await asyncio.to_thread(_token_ids, given, backend)
+        generation = Generation.submit(
+            Call(served, ENDPOINT, caller),
+            params,
+            prompts,
+            priority=asked.priority or 0,
+            cache_salt=asked.cache_salt,
+            prompt_param="prompt",
+        )
+        try:
+            echoes = await asyncio.to_thread(_echoes, given, prompts, asked, backend.tokenizer)
+        except BaseException:
+            generation.close()
+            raise
+        return cls(served, asked, caller, echoes, generation)
+
+    def close(self) -> None:
+        """Cancel what still runs. Idempotent."""
+        self._generation.close()
+
+    async def whole(self) -> Completion:
+        """The complete answer. Raises EngineError or Draining if there is none."""
+        parts: list[list[CompletionChoice]] = [[] for _ in range(self._generation.choices)]
+        async with aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                parts[piece.choice].append(self._choice(piece))
+        choices = [_joined(choice) for choice in parts]
+        return {**self._answer(choices), "usage": usage(self._generation.usage())}
+
+    async def chunks(self) -> AsyncGenerator[Completion, None]:
+        """The streamed answer. Raises as :meth:`whole`."""
+        with_usage = self._asked.include_usage
+        async with aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                choice = self._choice(piece)
+                if choice["text"] or choice["logprobs"] or choice["finish_reason"]:
+                    chunk = self._answer([choice])
+                    yield {**chunk, "usage": None} if with_usage else chunk
+        if with_usage:
+            yield {**self._answer([]), "usage": usage(self._generation.usage())}
+
+    async def _pieces(self) -> AsyncGenerator[Piece, None]:
         """The generation's.
 
         A prompt is scored once, by its first choice; where an echo tells the scores, the others wait.
         """
         scored = self._asked.echo and self._asked.logprobs is not None
         held: dict[int, list[Piece]] = {}
-        async with aclosing(self.generation.pieces()) as pieces:
+        async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
                 prompt = self._prompt_of(piece)
                 if piece.prompt_logprobs is not None:
@@ -177,23 +155,11 @@ class _Job:
                     for ready in held.pop(prompt):
                         yield ready
 
-    async def chunks(self) -> AsyncGenerator[Completion, None]:
-        """The streamed answer."""
-        with_usage = self._asked.include_usage
-        async with aclosing(self.pieces()) as pieces:
-            async for piece in pieces:
-                choice = self.choice(piece)
-                if choice["text"] or choice["logprobs"] or choice["finish_reason"]:
-                    chunk = self.answer([choice])
-                    yield {**chunk, "usage": None} if with_usage else chunk
-        if with_usage:
-            yield {**self.answer([]), "usage": self.generation.usage()}
-
-    def answer(self, choices: list[CompletionChoice]) -> Completion:
+    def _answer(self, choices: list[CompletionChoice]) -> Completion:
         """``choices`` in the frame of the answer, without usage."""
         return {**self._frame, "choices": choices}  # type: ignore[typeddict-item]
 
-    def choice(self, piece: Piece) -> CompletionChoice:
+    def _choice(self, piece: Piece) -> CompletionChoice:
         """What ``piece`` adds to its choice; the first one of each brings the echo."""
         prompt = self._prompt_of(piece)
         echo = self._echoes[prompt] if self._echoes else None

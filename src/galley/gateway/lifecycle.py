@@ -4,16 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Literal
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from galley.errors import Draining
-from galley.server.errors import error_response
 from galley.service.client import EngineState
 
 State = EngineState | Literal["draining"]
-
-PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
-"""Answered in every state; they neither wait for a drain nor hold it up."""
 
 RETRY_SECONDS: Final = 5.0
 """When to come back to a server that starts or stops."""
@@ -56,26 +49,3 @@ class Lifecycle:
         self._in_flight -= 1
         if self._in_flight == 0:
             self._idle.set()
-
-
-class DrainGate:
-    """ASGI middleware: counts requests in flight and refuses new ones while draining."""
-
-    def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
-        self._app = app
-        self._lifecycle = lifecycle
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one ASGI connection."""
-        if scope["path"] in PROBES:
-            await self._app(scope, receive, send)
-            return
-        if self._lifecycle.state == "draining":
-            error = Draining("The server is shutting down", retry_after=RETRY_SECONDS)
-            await error_response(error)(scope, receive, send)
-            return
-        self._lifecycle.enter()
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._lifecycle.leave()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 from galley.config import Settings
 from galley.errors import EngineFailed, EngineNotReady, RequestError
 from galley.formats.source import BUNDLED, resolve_model
+from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.observe.metrics import Metrics
-from galley.server.lifecycle import RETRY_SECONDS
 from galley.service.client import EngineClient, EngineState
 from galley.service.spawn import Spawner
 from galley.text.template import ChatTemplate

@@ -12,10 +12,10 @@ and, in assistant messages sent back as they were received, ``null`` for what th
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+import msgspec
+from msgspec import Meta
 
 from galley.errors import RequestError
 from galley.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
@@ -23,8 +23,7 @@ from galley.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
 if TYPE_CHECKING:
     from galley.speech.options import TranscribeOptions
 
-# Bounds far beyond use keep the work that a hostile body can ask for small: without fail_fast a list of
-# a million wrong items makes a million errors, which takes minutes.
+# Bounds far beyond use, which keep the work that a hostile body can ask for small.
 MAX_PROMPTS: Final = 2048
 MAX_PROMPT_IDS: Final = 2**20
 MAX_MESSAGES: Final = 4096
@@ -32,8 +31,32 @@ MAX_PARTS: Final = 256
 MAX_METADATA: Final = 64
 
 Granularity = Literal["segment", "word"]
-Texts = Annotated[list[str], Field(max_length=MAX_PROMPTS, fail_fast=True)]
-TokenIds = Annotated[list[int], Field(max_length=MAX_PROMPT_IDS, fail_fast=True)]
+Texts: TypeAlias = Annotated[list[str], Meta(max_length=MAX_PROMPTS)]
+TokenIds: TypeAlias = Annotated[list[int], Meta(max_length=MAX_PROMPT_IDS)]
+_ID_LISTS: Final = {
+    "type": "array",
+    "items": {"type": "array", "items": {"type": "integer"}, "maxItems": MAX_PROMPT_IDS},
+    "maxItems": MAX_PROMPTS,
+}
+Prompt: TypeAlias = Annotated[
+    str | Annotated[list[str | int | TokenIds], Meta(max_length=MAX_PROMPT_IDS)],
+    # One kind of items in a list, which msgspec has no type for.
+    Meta(
+        description="A text, token ids, or a list of either.",
+        extra_json_schema={
+            "allOf": [
+                {
+                    "anyOf": [
+                        {"type": "string"},
+                        {"type": "array", "items": {"type": "string"}, "maxItems": MAX_PROMPTS},
+                        {"type": "array", "items": {"type": "integer"}},
+                        _ID_LISTS,
+                    ]
+                }
+            ]
+        },
+    ),
+]
 
 _PASSED_ON: Final = (
     "temperature",
@@ -51,42 +74,26 @@ _PASSED_ON: Final = (
 )
 """Fields whose names and meanings are those of :class:`SamplingParams`."""
 
-UNKNOWN_FIELD: Final = "unknown_field"
-"""Type of the validation error whose context names a field that is not here."""
-
 _TOKEN_KEY: Final = re.compile(r"[0-9]{1,10}")
 
 
-class Strict(BaseModel):
-    """No conversions, no unknown fields, no infinities."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown(cls, data: Any) -> Any:
-        """One error for the first unknown field, where pydantic makes one for each of a million."""
-        if isinstance(data, dict) and not data.keys() <= cls.model_fields.keys():
-            name = next(key for key in data if key not in cls.model_fields)
-            raise PydanticCustomError(UNKNOWN_FIELD, "unknown field", {"name": name})
-        return data
+class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """No conversions, no unknown fields."""
 
 
-class TextPart(Strict):
+class TextPart(Strict, frozen=True, kw_only=True):
     """One part of a message's content."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(Strict):
+class Message(Strict, frozen=True, kw_only=True):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: (
-        str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
-    )
-    name: str | None = Field(None, description="Given to the chat template.")
+    content: str | Annotated[list[TextPart], Meta(min_length=1, max_length=MAX_PARTS)]
+    name: Annotated[str | None, Meta(description="Given to the chat template.")] = None
     refusal: None = None
     tool_calls: None = None
     function_call: None = None
@@ -108,58 +115,77 @@ class Message(Strict):
         return message if self.name is None else {**message, "name": self.name}
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+Messages: TypeAlias = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
-class TextFormat(Strict):
+class TextFormat(Strict, frozen=True, kw_only=True):
     """``response_format``: plain text is the only one implemented."""
 
     type: Literal["text"]
 
 
-class StreamOptions(Strict):
+class StreamOptions(Strict, frozen=True, kw_only=True):
     """Options of a streamed answer."""
 
-    include_usage: bool | None = Field(
-        None, description="Send a last chunk with the usage and no choices."
-    )
+    include_usage: Annotated[
+        bool | None, Meta(description="Send a last chunk with the usage and no choices.")
+    ] = None
 
 
-class GenerationRequest(Strict):
+class GenerationRequest(Strict, frozen=True, kw_only=True):
     """The fields that chat and plain completions share."""
 
-    model: str = Field(description="The served model's name, as in `GET /v1/models`.")
-    temperature: float | None = Field(None, description="0 is greedy. Default: the model's.")
-    top_p: float | None = Field(None, description="In (0, 1].")
-    top_k: Annotated[int, Field(lt=2**31)] | None = Field(None, description="0 or -1 keeps all.")
-    min_p: float | None = Field(None, description="In [0, 1].")
-    presence_penalty: float | None = Field(None, description="In [-2, 2].")
-    frequency_penalty: float | None = Field(None, description="In [-2, 2].")
-    repetition_penalty: float | None = Field(None, description="In [0.01, 100]; 1 is off.")
-    logit_bias: (
-        Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIAS, fail_fast=True)] | None
-    ) = Field(None, description="Token id, as text, to a bias in [-100, 100].")
-    seed: int | None = Field(None, description="64 bits; the same seed gives the same text.")
-    n: int | None = Field(None, description="Choices for each prompt.")
-    max_tokens: int | None = Field(None, description="Default: the rest of the context.")
-    min_tokens: int | None = Field(None, description="Nothing ends the text before.")
-    stop: str | Texts | None = Field(None, description="Not part of the text they end.")
+    model: Annotated[str, Meta(description="The served model's name, as in `GET /v1/models`.")]
+    temperature: Annotated[float | None, Meta(description="0 is greedy. Default: the model's.")] = (
+        None
+    )
+    top_p: Annotated[float | None, Meta(description="In (0, 1].")] = None
+    top_k: Annotated[
+        Annotated[int, Meta(lt=2**31)] | None, Meta(description="0 or -1 keeps all.")
+    ] = None
+    min_p: Annotated[float | None, Meta(description="In [0, 1].")] = None
+    presence_penalty: Annotated[float | None, Meta(description="In [-2, 2].")] = None
+    frequency_penalty: Annotated[float | None, Meta(description="In [-2, 2].")] = None
+    repetition_penalty: Annotated[float | None, Meta(description="In [0.01, 100]; 1 is off.")] = (
+        None
+    )
+    logit_bias: Annotated[
+        Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS)] | None,
+        Meta(description="Token id, as text, to a bias in [-100, 100]."),
+    ] = None
+    seed: Annotated[int | None, Meta(description="64 bits; the same seed gives the same text.")] = (
+        None
+    )
+    n: Annotated[int | None, Meta(description="Choices for each prompt.")] = None
+    max_tokens: Annotated[int | None, Meta(description="Default: the rest of the context.")] = None
+    min_tokens: Annotated[int | None, Meta(description="Nothing ends the text before.")] = None
+    stop: Annotated[str | Texts | None, Meta(description="Not part of the text they end.")] = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
-    priority: Annotated[int, Field(ge=-100, le=100)] | None = Field(
-        None, description="Lower is sooner; waiting makes up for it."
-    )
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
-        None, description="Cached prefixes are shared between equal salts only."
-    )
-    user: str | None = Field(None, description="Taken and not used.")
-    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA, fail_fast=True)] | None = (
-        Field(None, description="Taken and not used.")
-    )
-    store: Literal[False] | None = Field(None, description="Nothing is stored.")
+    stream_options: Annotated[StreamOptions | None, Meta(description="Only with `stream`.")] = None
+    priority: Annotated[
+        Annotated[int, Meta(ge=-100, le=100)] | None,
+        Meta(description="Lower is sooner; waiting makes up for it."),
+    ] = None
+    cache_salt: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=1024)] | None,
+        Meta(description="Cached prefixes are shared between equal salts only."),
+    ] = None
+    user: Annotated[str | None, Meta(description="Taken and not used.")] = None
+    metadata: Annotated[
+        Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] | None,
+        Meta(description="Taken and not used."),
+    ] = None
+    store: Annotated[
+        bool | None,
+        Meta(description="Nothing is stored.", extra_json_schema={"enum": [False, None]}),
+    ] = None
     service_tier: Literal["auto", "default"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.store:
+            raise RequestError("store: only false is supported; nothing is stored", param="store")
 
     @property
     def include_usage(self) -> bool:
@@ -179,15 +205,18 @@ class GenerationRequest(Strict):
         )
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
     messages: Messages
-    max_completion_tokens: int | None = Field(None, description="Newer name of `max_tokens`.")
+    max_completion_tokens: Annotated[
+        int | None, Meta(description="Newer name of `max_tokens`.")
+    ] = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="Only with `logprobs`."
-    )
+    top_logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None,
+        Meta(description="Only with `logprobs`."),
+    ] = None
     response_format: TextFormat | None = None
 
     def sampling(self) -> SamplingParams:
@@ -215,19 +244,20 @@ class ChatRequest(GenerationRequest):
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """Body of `POST /v1/completions`."""
 
-    prompt: (
-        str
-        | Texts
-        | TokenIds
-        | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast=True)]
-    ) = Field(description="A text, token ids, or a list of either.")
-    echo: bool | None = Field(None, description="Put the prompt before the completion.")
-    logprobs: int | None = Field(
-        None, description="Alternatives for each token; with `echo`, for the prompt's tokens too."
-    )
+    prompt: Prompt
+    echo: Annotated[bool | None, Meta(description="Put the prompt before the completion.")] = None
+    logprobs: Annotated[
+        int | None,
+        Meta(description="Alternatives for each token; with `echo`, for the prompt's tokens too."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.prompt, str):
+            _check_prompts(self.prompt)
 
     def sampling(self) -> SamplingParams:
         """How to generate.
@@ -245,37 +275,46 @@ class CompletionRequest(GenerationRequest):
         Raises:
             RequestError: there is none, or one is empty.
         """
-        match self.prompt:
-            case str():
-                prompts: Any = [self.prompt]
-            case [int(), *_]:
-                prompts = [self.prompt]
-            case _:
-                prompts = self.prompt
+        prompts: Any = self.prompt
+        if isinstance(prompts, str) or isinstance(next(iter(prompts), None), int):
+            prompts = [prompts]
         if not prompts or not all(prompts):
             raise RequestError("prompt is empty; give at least one token", param="prompt")
         return prompts  # type: ignore[no-any-return]
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(Strict, frozen=True, kw_only=True):
     """Body of `POST /tokenize`: a prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: bool | None = Field(
-        None, description="Only with `prompt`: whether to add BOS and the like. Default: true."
-    )
-    add_generation_prompt: bool | None = Field(
-        None, description="Only with `messages`: whether to open the answer. Default: true."
-    )
+    add_special_tokens: Annotated[
+        bool | None,
+        Meta(description="Only with `prompt`: whether to add BOS and the like. Default: true."),
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None,
+        Meta(description="Only with `messages`: whether to open the answer. Default: true."),
+    ] = None
 
 
-class DetokenizeRequest(Strict):
+class DetokenizeRequest(Strict, frozen=True, kw_only=True):
     """Body of `POST /detokenize`."""
 
     model: str | None = None
     tokens: TokenIds
+
+
+def _check_prompts(items: list[Any]) -> None:
+    """Raise RequestError unless the items are of one kind, and no more than of that kind are taken."""
+    kinds = {type(item) for item in items}
+    if len(kinds) > 1:
+        raise RequestError(
+            "prompt: expected texts, token ids or lists of token ids, not a mixture", param="prompt"
+        )
+    if kinds != {int} and len(items) > MAX_PROMPTS:
+        raise RequestError(f"prompt: at most {MAX_PROMPTS} items are taken", param="prompt")
 
 
 def _token_keys(bias: dict[str, float]) -> dict[int, float]:
@@ -289,19 +328,17 @@ def _token_keys(bias: dict[str, float]) -> dict[int, float]:
     return by_id
 
 
-class TranslationRequest(Strict):
+class TranslationRequest(Strict, frozen=True, kw_only=True):
     """``POST /v1/audio/translations``, beside the ``file``. A form's fields are text, and read as such."""
-
-    model_config = ConfigDict(strict=False)
 
     model: str | None = None
     prompt: str = ""
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
-    temperature: float = Field(0.0, ge=0.0, le=1.0)
+    temperature: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     stream: bool = False
 
     def options(self) -> "TranscribeOptions":
-        """What is wanted, as the speech room has it.
+        """What is wanted, as ``galley.speech`` has it.
 
         Raises:
             RequestError: fields contradict each other.
@@ -325,7 +362,7 @@ class TranslationRequest(Strict):
         return ("segment",)
 
 
-class TranscriptionRequest(TranslationRequest):
+class TranscriptionRequest(TranslationRequest, frozen=True, kw_only=True):
     """``POST /v1/audio/transcriptions``, beside the ``file``."""
 
     language: str | None = None

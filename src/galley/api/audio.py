@@ -1,0 +1,126 @@
+"""Transcriptions and translations: a recording in, what is said in it out."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeAlias
+
+from galley.api.schemas import TranslationRequest
+from galley.gateway.call import Call
+from galley.gateway.caller import Caller
+from galley.gateway.served import ServedModel
+
+if TYPE_CHECKING:
+    from galley.speech.chunk_source import ChunkSource
+    from galley.speech.results import Info, Segment
+    from galley.speech.session import Session
+
+TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
+TRANSLATIONS: Final = "/v1/audio/translations"
+ENDPOINTS: Final = {"transcribe": TRANSCRIPTIONS, "translate": TRANSLATIONS}
+"""Task -> the route that does it."""
+
+Event: TypeAlias = Mapping[str, Any]
+_CHUNKS_IN_FLIGHT: Final = 8
+"""Of one recording; the engine is shared with everybody else's."""
+
+
+class Transcript:
+    """One recording on its way to text; ask for it whole or as events, once."""
+
+    def __init__(
+        self,
+        call: Call,
+        session: "Session",
+        chunks: "ChunkSource",
+    ) -> None:
+        """Made by :meth:`begin`."""
+        self._call = call
+        self._session = session
+        self._chunks = chunks
+
+    @classmethod
+    def begin(
+        cls,
+        served: ServedModel,
+        asked: TranslationRequest,
+        file: BinaryIO,
+        name: str,
+        caller: Caller,
+    ) -> Self:
+        """Open the recording and find out whether it can be transcribed. Takes a while.
+
+        Args:
+            file: the recording; closed when the transcript is.
+            name: of the file, for errors.
+
+        Raises:
+            ModelError, AudioError, RequestError: the recording or the request is wrong for this model.
+        """
+        from galley.speech.audio import Recording
+        from galley.speech.session import Session
+
+        model = served.speech_model()
+        options = asked.options()
+        session = Session(
+            model.tokens,
+            options,
+            caller.request_id,
+            max_chunks=_CHUNKS_IN_FLIGHT,
+            cache_salt=caller.cache_salt(),
+        )
+        recording = Recording(file, name=name, max_seconds=served.settings.max_audio_seconds)
+        chunks = model.chunks(recording, options)
+        return cls(Call(served, ENDPOINTS[options.task], caller), session, chunks)
+
+    async def page(self, asked: TranslationRequest) -> bytes:
+        """The whole transcript as it was asked for."""
+        from galley.speech import captions
+
+        segments = [segment async for segment in self._segments()]
+        match asked.response_format:
+            case "json":
+                return captions.as_json(segments)
+            case "text":
+                return (captions.text_of(segments) + "\n").encode()
+            case "srt":
+                return "".join(captions.as_srt(segments)).encode()
+            case "vtt":
+                return "".join(captions.as_vtt(segments)).encode()
+            case "verbose_json":
+                return captions.as_verbose_json(segments, self._info(), asked.granularities)
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """OpenAI's events: each segment's text as it becomes certain, and all of it at the end."""
+        from galley.speech.captions import text_of
+
+        segments: list[Segment] = []
+        async with aclosing(self._segments()) as found:
+            async for segment in found:
+                delta = segment.text if segments else segment.text.lstrip()
+                segments.append(segment)
+                yield {"type": "transcript.text.delta", "delta": delta}
+        yield {"type": "transcript.text.done", "text": text_of(segments)}
+
+    def close(self) -> None:
+        """Close the recording, if nobody has taken its first segment."""
+        self._chunks.close()
+
+    def _info(self) -> "Info":
+        return self._chunks.info(self._session.language or "")
+
+    async def _segments(self) -> "AsyncGenerator[Segment, None]":
+        from galley.speech.async_transcribe import transcribe_async
+
+        reason = "cancelled"
+        try:
+            segments = transcribe_async(self._call, self._session, self._chunks)
+            async with aclosing(segments):
+                async for segment in segments:
+                    yield segment
+            reason = "stop"
+        except Exception:
+            reason = "error"
+            raise
+        finally:
+            self._call.close()
+            self._call.audio_ended(self._info().duration, reason)

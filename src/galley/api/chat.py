@@ -1,0 +1,178 @@
+"""Chat completions: a conversation in, an answer out."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Final, Self
+
+from galley.api.responses import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprob,
+    ChatLogprobs,
+    TopLogprob,
+    usage,
+)
+from galley.api.schemas import ChatRequest
+from galley.errors import RequestError
+from galley.gateway.call import Call
+from galley.gateway.caller import Caller
+from galley.gateway.generation import Finish, Generation, Piece, check_count
+from galley.gateway.served import ServedModel
+from galley.text.stream import TokenText, describe
+from galley.text.tokenizer import Tokenizer
+from galley.types import TokenLogprob
+
+ENDPOINT: Final = "/v1/chat/completions"
+
+LOWEST_LOGPROB: Final = -9999.0
+"""What OpenAI's API says for minus infinity, which JSON cannot."""
+
+
+class ChatAnswer:
+    """The answer to one request, on its way; ask for it whole or in chunks, once."""
+
+    def __init__(
+        self, served: ServedModel, asked: ChatRequest, caller: Caller, generation: Generation
+    ) -> None:
+        """Made by :meth:`start`."""
+        self._served = served
+        self._asked = asked
+        self._caller = caller
+        self._generation = generation
+        self._tokenizer = served.backend().tokenizer
+
+    @classmethod
+    async def start(cls, served: ServedModel, asked: ChatRequest, caller: Caller) -> Self:
+        """Hand the request to the engine; ``asked.stream`` is not looked at.
+
+        Raises:
+            GalleyError: as ``errors.to_api_error`` tells clients.
+        """
+        with _named_as_given(asked):
+            params = asked.sampling()
+            check_count(served, 1, params.n, "messages")
+            prompt = await _prompt(served, asked)
+            generation = Generation.submit(
+                Call(served, ENDPOINT, caller),
+                params,
+                [prompt],
+                priority=asked.priority or 0,
+                cache_salt=asked.cache_salt,
+                prompt_param="messages",
+            )
+        return cls(served, asked, caller, generation)
+
+    def close(self) -> None:
+        """Cancel what still runs. Idempotent."""
+        self._generation.close()
+
+    async def whole(self) -> ChatCompletion:
+        """The complete answer. Raises EngineError or Draining if there is none."""
+        parts: list[list[Piece]] = [[] for _ in range(self._generation.choices)]
+        async with aclosing(self._generation.pieces()) as pieces:
+            async for piece in pieces:
+                parts[piece.choice].append(piece)
+        return {
+            "id": f"chatcmpl-{self._caller.request_id}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": self._served.name,
+            "choices": [_whole(self._asked, self._tokenizer, choice) for choice in parts],
+            "usage": usage(self._generation.usage()),
+        }
+
+    async def chunks(self) -> AsyncGenerator[ChatChunk, None]:
+        """The streamed answer. Raises as :meth:`whole`."""
+        asked, created = self._asked, int(time.time())
+
+        def chunk(*choices: ChatChunkChoice) -> ChatChunk:
+            value: ChatChunk = {
+                "id": f"chatcmpl-{self._caller.request_id}",
+                "object": "chat.completion.chunk",
+                "created": created,
+                "model": self._served.name,
+                "choices": list(choices),
+            }
+            return {**value, "usage": None} if asked.include_usage else value
+
+        for index in range(self._generation.choices):
+            yield chunk(_choice(index, {"role": "assistant", "content": ""}))
+        async with aclosing(self._generation.pieces()) as pieces:
+            async for piece in pieces:
+                entries = _entries(self._tokenizer, piece)
+                if piece.delta.text or entries:
+                    logprobs: ChatLogprobs | None = None
+                    if asked.logprobs:
+                        logprobs = {"content": entries, "refusal": None}
+                    yield chunk(_choice(piece.choice, {"content": piece.delta.text}, logprobs))
+                if piece.finish is not None:
+                    yield chunk(_choice(piece.choice, {}, finish=piece.finish))
+        if asked.include_usage:
+            yield {**chunk(), "usage": usage(self._generation.usage())}
+
+
+async def _prompt(served: ServedModel, asked: ChatRequest) -> list[int]:
+    backend = served.backend()
+    messages = [message.plain() for message in asked.messages]
+    # A long conversation takes a while; in a thread it delays nobody else's tokens.
+    return await asyncio.to_thread(
+        backend.template.encode,
+        backend.tokenizer,
+        messages,
+        context=backend.engine.info.max_request_tokens,
+    )
+
+
+def _whole(asked: ChatRequest, tokenizer: Tokenizer, parts: Sequence[Piece]) -> ChatChoice:
+    """The pieces of one choice, of which there is at least the last, as one."""
+    content = "".join(piece.delta.text for piece in parts)
+    entries = [entry for piece in parts for entry in _entries(tokenizer, piece)]
+    return {
+        "index": parts[-1].choice,
+        "message": {"role": "assistant", "content": content, "refusal": None},
+        "logprobs": {"content": entries, "refusal": None} if asked.logprobs else None,
+        "finish_reason": parts[-1].finish or "stop",
+    }
+
+
+def _choice(
+    index: int,
+    delta: ChatDelta,
+    logprobs: ChatLogprobs | None = None,
+    finish: Finish | None = None,
+) -> ChatChunkChoice:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+
+def _entries(tokenizer: Tokenizer, piece: Piece) -> list[ChatLogprob]:
+    return [_entry(tokenizer, logprob) for logprob in piece.delta.logprobs or []]
+
+
+def _entry(tokenizer: Tokenizer, logprob: TokenLogprob) -> ChatLogprob:
+    chosen, top = describe(tokenizer, logprob)
+    return {**_token(chosen), "top_logprobs": [_token(entry) for entry in top]}
+
+
+def _token(entry: TokenText) -> TopLogprob:
+    return {
+        "token": entry.text,
+        "logprob": max(entry.logprob, LOWEST_LOGPROB),
+        "bytes": list(entry.bytes),
+    }
+
+
+@contextmanager
+def _named_as_given(asked: ChatRequest) -> Iterator[None]:
+    """``max_tokens`` has two names in chat; errors use the one that the request used."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param != "max_tokens":
+            raise
+        message = str(error).replace("max_tokens", asked.limit_name)
+        raise RequestError(message, param=asked.limit_name, code=error.code) from None

@@ -1,0 +1,96 @@
+"""Every exception as OpenAI's error envelope, ``{"error": {message, type, param, code}}``, and status."""
+
+import math
+from collections.abc import Mapping
+
+from galley.errors import (
+    AudioTooLong,
+    Draining,
+    GalleyError,
+    QueueFull,
+    RequestError,
+    Unavailable,
+    UnknownModel,
+)
+
+
+class ApiError(GalleyError):
+    """What a client is told.
+
+    Attributes:
+        status: of the HTTP answer, or of the line in a file of results.
+        headers: of the HTTP answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """What the client is told about ``error``; anything unforeseen keeps its details to the log."""
+    match error:
+        case ApiError():
+            return error
+        case UnknownModel():
+            return ApiError(404, str(error), param=error.param, code=error.code)
+        case AudioTooLong():
+            return ApiError(413, str(error), param=error.param, code="audio_too_long")
+        case RequestError():
+            return ApiError(400, str(error), param=error.param, code=error.code)
+        case QueueFull():
+            return ApiError(
+                429,
+                str(error),
+                type="rate_limit_error",
+                code="queue_full",
+                headers=_retry_after(error),
+            )
+        case Unavailable():
+            code = "draining" if isinstance(error, Draining) else "engine_not_ready"
+            return ApiError(
+                503,
+                str(error),
+                type="service_unavailable",
+                code=code,
+                headers=_retry_after(error),
+            )
+        case GalleyError():
+            return ApiError(500, str(error), type="internal_error", code="engine_error")
+        case _:
+            return ApiError(
+                500,
+                "Internal error; the server's log has the details under this answer's X-Request-Id",
+                type="internal_error",
+                code="internal_error",
+            )
+
+
+def envelope(error: Exception) -> dict[str, dict[str, str | None]]:
+    """The body that OpenAI's clients read."""
+    told = to_api_error(error)
+    return {
+        "error": {
+            "message": str(told),
+            "type": told.type,
+            "param": told.param,
+            "code": told.code,
+        }
+    }
+
+
+def _retry_after(error: Unavailable) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}

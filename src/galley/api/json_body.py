@@ -1,0 +1,103 @@
+"""JSON objects from outside: strict, bounded in depth, and with errors that name the field.
+
+Stricter than JSON parsers usually are, because what is ambiguous here is somebody's bug or attack:
+duplicate keys, ``NaN`` and nesting beyond :data:`MAX_DEPTH` are refused.
+"""
+
+import json
+import re
+from collections import Counter
+from typing import Any, Final, NoReturn
+
+from galley.errors import RequestError
+from galley.text.tokenizer import replace_surrogates
+
+MAX_DEPTH: Final = 64
+
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+_KINDS: Final = {
+    list: "an array",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}
+
+
+def parse_json(body: bytes, *, what: str = "The body") -> dict[str, Any]:
+    """A JSON object, under the rules of this module; lone surrogates become U+FFFD.
+
+    Args:
+        body: in UTF-8.
+        what: begins an error's message.
+
+    Raises:
+        RequestError: it is none, or breaks a rule.
+    """
+    try:
+        value: Any = json.loads(
+            body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
+        )
+    except RecursionError:
+        raise RequestError(f"{what} nests deeper than {MAX_DEPTH} levels") from None
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{what} is not UTF-8 (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise RequestError(
+            f"{what} is not JSON: {error.msg} at line {error.lineno} column {error.colno}"
+        ) from None
+    except RequestError:
+        raise
+    except ValueError:  # Python's limit on the digits of an integer
+        raise RequestError(f"{what} holds a number with too many digits") from None
+    if not isinstance(value, dict):
+        raise RequestError(
+            f'{what} must be a JSON object, like {{"model": "NAME"}}; got {_KINDS[type(value)]}'
+        )
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+        _check_depth(value, what)
+    if _ESCAPED_SURROGATE.search(body):
+        # No tokenizer takes half a character, which JSON's escapes let through.
+        return {replace_surrogates(key): _whole(item) for key, item in value.items()}
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        name = replace_surrogates(twice[:64])
+        raise RequestError(f"The key {name!r} appears twice in one object", param=name)
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise RequestError(f"{name} is not JSON")
+
+
+def _check_depth(value: Any, what: str) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return
+    raise RequestError(f"{what} nests deeper than {MAX_DEPTH} levels")
+
+
+def _whole(value: Any) -> Any:
+    match value:
+        case str():
+            return replace_surrogates(value)
+        case list():
+            return [_whole(item) for item in value]
+        case dict():
+            return {replace_surrogates(key): _whole(item) for key, item in value.items()}
+        case _:
+            return value

@@ -1,0 +1,144 @@
+"""One request of one caller to one model: submitted, counted and recorded here for all protocols."""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Self
+
+from galley.gateway.caller import Caller
+from galley.gateway.served import ServedModel
+from galley.service.client import OutputStream
+from galley.types import EngineRequest, ModelInfo, Output, Timing
+
+
+class Call:
+    """The way of a request into the engine and its Outputs back.
+
+    Use as a context manager, or :meth:`close` it: what still runs is cancelled, in the engine too.
+
+    Attributes:
+        served: the model.
+        endpoint: the route that it came by, for metrics.
+        caller: whose log record the call writes.
+        generated: tokens that the engine has brought so far.
+    """
+
+    def __init__(self, served: ServedModel, endpoint: str, caller: Caller) -> None:
+        """Raises EngineNotReady or EngineFailed if the model cannot answer."""
+        self.served = served
+        self.endpoint = endpoint
+        self.caller = caller
+        self.generated = 0
+        self._backend = served.backend()
+        self._open: set[CallStream] = set()
+
+    @property
+    def info(self) -> ModelInfo:
+        """Of the model."""
+        return self._backend.engine.info
+
+    def submit_all(self, requests: Sequence[EngineRequest]) -> "list[CallStream]":
+        """Start all of them or none; see :meth:`galley.service.client.EngineClient.submit_all`."""
+        return self._counted(self._backend.engine.submit_all(requests))
+
+    async def submit_patiently(self, requests: Sequence[EngineRequest]) -> "list[CallStream]":
+        """The same for a call that has begun: waits while the queue is full."""
+        return self._counted(await self._backend.engine.submit_patiently(requests))
+
+    def close(self) -> None:
+        """Cancel what still runs. Idempotent."""
+        for stream in list(self._open):
+            stream.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # What is counted of texts, a sequence for each choice, and of audio.
+
+    def prompts_taken(self, tokens: int) -> None:
+        """The request's prompts have so many tokens together."""
+        self.served.metrics.prompts_taken(tokens)
+
+    def sequence_begun(self, stream: "CallStream") -> None:
+        """A sequence has its first token."""
+        assert stream.first_token is not None
+        waited = stream.first_token - self.caller.arrived
+        self.served.metrics.first_token(self.endpoint, waited)
+
+    def sequence_ended(self, stream: "CallStream", reason: str, timing: Timing | None) -> None:
+        """A sequence's text is complete: ``reason`` is its finish reason."""
+        now = time.monotonic()
+        per_token = None
+        if stream.first_token is not None and stream.tokens > 1:
+            per_token = (now - stream.first_token) / (stream.tokens - 1)
+        metrics = self.served.metrics
+        metrics.sequence_finished(self.endpoint, reason)
+        metrics.sequence_timed(
+            self.endpoint,
+            duration=now - self.caller.arrived,
+            queued=timing.queued if timing else None,
+            per_token=per_token,
+        )
+
+    def sequence_lost(self, reason: str) -> None:
+        """A sequence has no end of its own: ``reason`` is "cancelled" or "error"."""
+        self.served.metrics.sequence_finished(self.endpoint, reason)
+
+    def texts_ended(self, *, prompt: int, cached: int, generated: int, reason: str) -> None:
+        """All sequences of a request for text have ended; counts of tokens."""
+        self.served.metrics.prefixes_reused(cached)
+        self._record(prompt=prompt, cached=cached, generated=generated, finish=reason)
+
+    def audio_ended(self, seconds: float, reason: str, **facts: Any) -> None:
+        """A recording or a live stream has ended: "stop", "cancelled" or "error"."""
+        self.served.metrics.audio_heard(self.endpoint, seconds, reason)
+        self._record(audio=f"{seconds:.1f}s", **facts, generated=self.generated, finish=reason)
+
+    def _record(self, **facts: Any) -> None:
+        self.caller.record.update(facts)
+
+    def _counted(self, streams: Sequence[OutputStream]) -> "list[CallStream]":
+        counted = [CallStream(self, stream) for stream in streams]
+        self._open.update(counted)
+        return counted
+
+    def _delivered(self, tokens: int) -> None:
+        self.generated += tokens
+        self.served.metrics.step_seen(tokens)
+
+
+class CallStream:
+    """One engine request's Outputs, counted as they come; ends after the one with a ``finish_reason``.
+
+    Attributes:
+        tokens: so far.
+        first_token: when it came, on the monotonic clock.
+    """
+
+    def __init__(self, call: Call, stream: OutputStream) -> None:
+        """Made by :meth:`Call.submit_all`."""
+        self.tokens = 0
+        self.first_token: float | None = None
+        self._call = call
+        self._stream = stream
+
+    def __aiter__(self) -> AsyncIterator[Output]:
+        return self
+
+    async def __anext__(self) -> Output:
+        output = await self._stream.__anext__()
+        count = len(output.tokens)
+        if count and self.first_token is None:
+            self.first_token = time.monotonic()
+        self.tokens += count
+        self._call._delivered(count)
+        if output.finish_reason is not None:
+            self._call._open.discard(self)
+        return output
+
+    def cancel(self) -> None:
+        """The engine forgets the request within one step. Harmless when it has finished."""
+        self._call._open.discard(self)
+        self._stream.cancel()

@@ -1,0 +1,33 @@
+"""Who asks: what every request brings to the gateway, whatever protocol it came by."""
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Where a request comes from.
+
+    Attributes:
+        request_id: unique; the engine's request ids and the answer's id are made of it.
+        tenant: identity of the API key, "" without one; tenants never share cached prefixes.
+        record: what the request's log line will tell, name -> value.
+        arrived: on the monotonic clock, in seconds.
+    """
+
+    request_id: str
+    tenant: str = ""
+    record: dict[str, Any] = field(default_factory=dict)
+    arrived: float = field(default_factory=time.monotonic)
+
+    def cache_salt(self, salt: str | None = None) -> str:
+        """What separates prefix caches: the tenant, and the ``cache_salt`` of the request."""
+        if not self.tenant and salt is None:
+            return ""
+        digest = hashlib.sha256()
+        for part in (self.tenant, salt or ""):
+            data = part.encode()
+            digest.update(len(data).to_bytes(8, "little") + data)
+        return digest.hexdigest()

@@ -1,0 +1,125 @@
+"""The OpenAPI document (version 3.1), made of the routes and of the types that they read and answer."""
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from galley import __version__
+from galley.api.responses import ErrorBody
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+Schema: TypeAlias = dict[str, Any]
+Answer: TypeAlias = Any
+"""A type that is answered as JSON, or media type -> such a type or a schema."""
+
+_REFERENCE: Final = "#/components/schemas/{name}"
+_JSON: Final = "application/json"
+_PATH_PARAMETER: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
+
+
+class Operation(Route):
+    """A route that the document describes. Its summary is the first line of its handler's docstring."""
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        *,
+        tag: str,
+        answers: Mapping[int, Answer],
+        about: str = "",
+        body: type[msgspec.Struct] | None = None,
+        form: type[msgspec.Struct] | None = None,
+    ) -> None:
+        """What is asked and answered.
+
+        Args:
+            answers: status -> what comes with it; every other status comes with the error envelope.
+            about: what an answer with status 200 is.
+            body: what the handler reads as JSON.
+            form: the fields that the handler reads beside a file.
+        """
+        super().__init__(path, handler, methods=[method])
+        self.method = method
+        self.tag = tag
+        self.answers = answers
+        self.about = about
+        self.body = body
+        self.form = form
+
+    @property
+    def types(self) -> list[Any]:
+        """All types that the operation's schemas are made of."""
+        answered = [part for answer in self.answers.values() for part in _media(answer).values()]
+        named = [part for part in answered if not isinstance(part, dict)]
+        return [*named, *(part for part in (self.body, self.form) if part is not None)]
+
+
+def document(routes: Sequence[BaseRoute]) -> Schema:
+    """The document of those ``routes`` that are operations, as plain JSON values."""
+    operations = [route for route in routes if isinstance(route, Operation)]
+    types = [ErrorBody, *(kind for operation in operations for kind in operation.types)]
+    unique = list(dict.fromkeys(types))
+    references, schemas = msgspec.json.schema_components(unique, ref_template=_REFERENCE)
+    named = dict(zip(unique, references, strict=True))
+    for form in dict.fromkeys(operation.form for operation in operations if operation.form):
+        schema = schemas[form.__name__]
+        schema["properties"]["file"] = {"type": "string", "format": "binary"}
+        schema["required"] = [*schema.get("required", []), "file"]
+    paths: dict[str, Schema] = {}
+    for operation in operations:
+        path = _PATH_PARAMETER.sub(r"{\1}", operation.path)
+        paths.setdefault(path, {})[operation.method.lower()] = _described(operation, named)
+    page = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Galley",
+            "description": "OpenAI-compatible inference. Errors have OpenAI's envelope.",
+            "version": __version__,
+        },
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+    plain: Schema = msgspec.json.decode(msgspec.json.encode(page))
+    return plain
+
+
+def _described(operation: Operation, named: Mapping[Any, Schema]) -> Schema:
+    def content(media: Mapping[str, Any]) -> Schema:
+        return {
+            kind: {"schema": part if isinstance(part, dict) else named[part]}
+            for kind, part in media.items()
+        }
+
+    responses = {
+        str(status): {"description": operation.about or "OK", "content": content(_media(answer))}
+        for status, answer in operation.answers.items()
+    }
+    responses["default"] = {"description": "Any error", "content": content({_JSON: ErrorBody})}
+    described: Schema = {
+        "tags": [operation.tag],
+        "summary": inspect.getdoc(operation.endpoint),
+        "operationId": operation.name,
+        "responses": responses,
+    }
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, "content": content({_JSON: operation.body})}
+    if operation.form is not None:
+        form = content({"multipart/form-data": operation.form})
+        described["requestBody"] = {"required": True, "content": form}
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PATH_PARAMETER.findall(operation.path)
+    ]
+    return {**described, "parameters": parameters} if parameters else described
+
+
+def _media(answer: Answer) -> Mapping[str, Any]:
+    return answer if isinstance(answer, dict) else {_JSON: answer}
