@@ -13,10 +13,11 @@ import time
 import numpy as np
 
 from galley import _native
-from galley.formats.weights import Weight
-from galley.ops.cpu import choose_activations
+from galley.formats.weights import DenseWeight
 from galley.ops.isa import choose_isa
+from galley.ops.kinds import choose_activations
 from galley.ops.packing import pack
+from galley.quant.rtn import rounded_kind
 
 COLD_BYTES = 400 << 20
 KINDS = (
@@ -34,12 +35,16 @@ def layer_seconds(
     isa = choose_isa(os.environ)
     activations = choose_activations(kind, wanted or "auto", isa)
     values = np.random.default_rng(0).standard_normal((outputs, depth), dtype=np.float32)
-    weight = Weight("w", "F32", values.shape, values.reshape(-1).view(np.uint8))
-    first = pack([weight], kind)
-    packed = [first, *(pack([weight], kind) for _ in range(min(7, COLD_BYTES // first.bytes)))]
+    weight = DenseWeight("w", "F32", values.shape, values.reshape(-1).view(np.uint8))
+    rounded = rounded_kind(kind, depth)
+    first = pack([weight], rounded)
+    copies = min(7, COLD_BYTES // first.bytes)
+    packed = [first, *(pack([weight], rounded) for _ in range(copies))]
     table = _native.Packed("float32", outputs, depth)
     table.fill([(weight.data, "F32")], threads)
-    layout = None if activations == "float32" else _native.InputLayout(first, activations)
+    layout = None
+    if activations != "float32":
+        layout = _native.InputLayout(kind, depth, rounded.group, activations)
     x = (0, 4 * depth, 0)
     source = (x[1], layout.row_bytes, 0) if layout else x
     y = (x[1] + (layout.row_bytes if layout else 0), 4 * outputs, 0)
@@ -49,7 +54,7 @@ def layer_seconds(
     program = _native.Program(runtime, y[0] + y[1], outputs)
     program.embed(table, x)
     if layout:
-        program.prepare(layout, x, source)
+        program.quantize_input(layout, x, source)
     repeats = max(len(packed), 24 if rows == 1 else 8)
     for i in range(repeats):
         program.linear(packed[i % len(packed)], None, layout, source, y)

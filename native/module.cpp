@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <tuple>
@@ -24,11 +25,12 @@ using namespace nanobind::literals;
 namespace galley {
 namespace {
 
+// In the order of Kind.
+constexpr const char* kKindNames[] = {"float32", "bf16", "int8", "int4"};
+
 Kind kind_named(const std::string& name) {
-    if (name == "float32") return Kind::kF32;
-    if (name == "bf16") return Kind::kBF16;
-    if (name == "int8") return Kind::kInt8;
-    if (name == "int4") return Kind::kInt4;
+    for (size_t i = 0; i < std::size(kKindNames); ++i)
+        if (name == kKindNames[i]) return static_cast<Kind>(i);
     throw std::invalid_argument("unknown weight kind '" + name + "'");
 }
 
@@ -122,6 +124,21 @@ NB_MODULE(_native, m) {
     m.def("multiply_rates", &bind_multiply_rates, "isa"_a, "threads"_a, "cpus"_a, "kind"_a,
           "seconds"_a, "repeats"_a);
 
+    m.def(
+        "packed_bytes",
+        [](const std::string& kind, int64_t outputs, int64_t depth, int64_t group,
+           const std::string& scale_type, bool zeros) {
+            return Packed::bytes_of(shape_of(kind, outputs, depth, group, scale_type, zeros));
+        },
+        "kind"_a, "outputs"_a, "depth"_a, "group"_a = 0, "scale_type"_a = "F32", "zeros"_a = false);
+    m.def(
+        "kv_block_bytes",
+        [](int64_t kv_heads, int64_t key_dim, int64_t value_dim, const std::string& type) {
+            return kv_heads *
+                   cache_of(kv_heads, key_dim, value_dim, kv_type_named(type)).head_bytes;
+        },
+        "kv_heads"_a, "key_dim"_a, "value_dim"_a, "type"_a);
+
     nb::class_<Packed>(m, "Packed")
         .def(
             "__init__",
@@ -147,16 +164,22 @@ NB_MODULE(_native, m) {
                 return nb::ndarray<nb::numpy, const uint8_t>(packed.data(), {size}, nb::handle());
             },
             nb::rv_policy::reference_internal)
+        .def_prop_ro("kind",
+                     [](const Packed& p) { return kKindNames[static_cast<int>(p.matrix().kind)]; })
+        .def_prop_ro("depth", [](const Packed& p) { return p.matrix().depth; })
+        .def_prop_ro("group", [](const Packed& p) { return p.matrix().group; })
         .def_prop_ro("outputs", [](const Packed& p) { return p.matrix().outputs; })
         .def_prop_ro("bytes", &Packed::bytes);
 
     nb::class_<InputLayout>(m, "InputLayout")
         .def(
             "__init__",
-            [](InputLayout* self, std::shared_ptr<Packed> weight, const std::string& inputs) {
-                new (self) InputLayout(std::move(weight), inputs_named(inputs));
+            [](InputLayout* self, const std::string& kind, int64_t depth, int64_t group,
+               const std::string& inputs) {
+                const auto shape = shape_of(kind, 1, depth, group, "F32", false);
+                new (self) InputLayout(Packed::matrix_of(shape), inputs_named(inputs));
             },
-            "weight"_a, "inputs"_a)
+            "kind"_a, "depth"_a, "group"_a, "inputs"_a)
         .def_prop_ro("row_bytes", &InputLayout::row_bytes);
 
     auto runtime = nb::class_<Runtime>(m, "Runtime");

@@ -125,7 +125,7 @@ void bind_ops(nb::class_<Program>& cls) {
         const int64_t width = weight->matrix().depth;
         p.append(EmbedOp{std::move(weight), width, slot(y)});
     });
-    cls.def("prepare", [](Program& p, SharedInputs layout, SlotFields x, SlotFields y) {
+    cls.def("quantize_input", [](Program& p, SharedInputs layout, SlotFields x, SlotFields y) {
         p.append(PrepareOp{std::move(layout), slot(x), slot(y)});
     });
     cls.def(
@@ -208,15 +208,15 @@ void bind_ops(nb::class_<Program>& cls) {
 void bind_speech_ops(nb::class_<Program>& cls) {
     cls.def("features",
             [](Program& p, int64_t mels, SlotFields y) { p.append(FeaturesOp{mels, slot(y)}); });
-    cls.def("neighbours",
+    cls.def("im2col",
             [](Program& p, int64_t width, int64_t size, int64_t stride, SlotFields x,
                SlotFields y) { p.append(NeighboursOp{width, size, stride, slot(x), slot(y)}); });
     cls.def("embed_positions", [](Program& p, const Floats& weight, int64_t width, SlotFields y) {
         p.append(EmbedPositionsOp{to_vector(weight), width, slot(y)});
     });
-    cls.def("window_attention", [](Program& p, int64_t heads, int64_t kv_heads, int64_t key_dim,
-                                   int64_t value_dim, float scale, bool exact, SlotFields q,
-                                   SlotFields k, SlotFields v, SlotFields y) {
+    cls.def("encoder_attention", [](Program& p, int64_t heads, int64_t kv_heads, int64_t key_dim,
+                                    int64_t value_dim, float scale, bool exact, SlotFields q,
+                                    SlotFields k, SlotFields v, SlotFields y) {
         const KvType type = exact ? KvType::kF32 : KvType::kPairs;
         const Cache cache = cache_of(kv_heads, key_dim, value_dim, type);
         p.append(WindowAttentionOp{cache, heads, scale, slot(q), slot(k), slot(v), slot(y)});

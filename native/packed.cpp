@@ -74,7 +74,7 @@ class Packed::Rows {
         const int64_t part = part_of(row);
         const Source& source = parts_[part];
         const int64_t first = (row - (ends_[part] - source.rows)) * depth_ + begin;
-        widen(source.data + first * bytes_of(source.type), source.type, count, values);
+        widen(source.data + first * galley::bytes_of(source.type), source.type, count, values);
     }
 
   private:
@@ -98,6 +98,18 @@ Packed::Packed(const Shape& shape, const uint8_t* data, int64_t size,
     place(data);
 }
 
+Matrix Packed::matrix_of(const Shape& shape) {
+    Packed packed;
+    packed.lay_out(shape);
+    return packed.matrix_;
+}
+
+int64_t Packed::bytes_of(const Shape& shape) {
+    Packed packed;
+    packed.lay_out(shape);
+    return packed.bytes_;
+}
+
 void Packed::lay_out(const Shape& shape) {
     const auto& [kind, outputs, depth, group, scale_type, zeros] = shape;
     if (outputs < 1 || depth < 1) throw std::invalid_argument("a weight matrix cannot be empty");
@@ -113,7 +125,7 @@ void Packed::lay_out(const Shape& shape) {
         throw std::invalid_argument("a group must be a multiple of 16, at most 65536 long");
     matrix_.groups = round_up(depth, matrix_.group) / matrix_.group;
     const int64_t scales = blocks() * kLanes * matrix_.groups;
-    zeros_at_ += round_up(scales * bytes_of(scale_type), 64);
+    zeros_at_ += round_up(scales * galley::bytes_of(scale_type), 64);
     bytes_ = zeros_at_ + (zeros ? round_up(scales, 64) : 0);
 }
 
@@ -205,7 +217,7 @@ void Packed::fill_integer(const uint8_t* q, const uint8_t* scales, const uint8_t
     if (zeros && std::any_of(zeros, zeros + m.outputs * m.groups, [](uint8_t z) { return z > 15; }))
         throw std::invalid_argument("a zero point is more than four bits hold");
     require_own_memory();
-    const int64_t size = bytes_of(m.scale_type);
+    const int64_t size = galley::bytes_of(m.scale_type);
     for_each_block(blocks(), threads, [&](int64_t block) {
         std::vector<uint8_t> stored(m.padded_depth);
         const int64_t end = std::min((block + 1) * kLanes, m.outputs);
@@ -248,9 +260,8 @@ void Packed::require_own_memory() const {
         throw std::invalid_argument("this matrix is a view and cannot be filled");
 }
 
-InputLayout::InputLayout(std::shared_ptr<const Packed> weight, Inputs inputs)
-    : weight_(std::move(weight)), inputs_(inputs) {
-    const Matrix& m = matrix();
+InputLayout::InputLayout(const Matrix& shape, Inputs inputs) : matrix_(shape), inputs_(inputs) {
+    const Matrix& m = matrix_;
     if (m.kind == Kind::kF32)
         throw std::invalid_argument("float32 weights are multiplied with floats alone");
     if (inputs == Inputs::kFloats) throw std::invalid_argument("floats need no preparing");

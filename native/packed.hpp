@@ -42,6 +42,10 @@ class Packed {
     Packed(const Shape& shape, const uint8_t* data, int64_t size,
            std::shared_ptr<const void> owner);
 
+    // What a matrix of this shape would be, without memory. Throws as the constructors.
+    static Matrix matrix_of(const Shape& shape);
+    static int64_t bytes_of(const Shape& shape);
+
     const Matrix& matrix() const { return matrix_; }
     const uint8_t* data() const { return matrix_.weights; }
     int64_t bytes() const { return bytes_; }
@@ -57,6 +61,7 @@ class Packed {
   private:
     class Rows;
 
+    Packed() = default;
     bool integer() const { return is_integer(matrix_.kind); }
     int64_t blocks() const { return round_up(matrix_.outputs, kLanes) / kLanes; }
     int64_t scale_index(int64_t output, int64_t group) const;
@@ -74,20 +79,21 @@ class Packed {
     std::shared_ptr<const void> owner_;
 };
 
-// How rows of activations are made ready for a matrix, and for others that take them so.
+// How rows of activations are made ready for matrices of one kind, depth and group.
 class InputLayout {
   public:
-    // Throws std::invalid_argument for what the matrix is not multiplied with.
-    InputLayout(std::shared_ptr<const Packed> weight, Inputs inputs);
+    // `matrix` is a shape: its weights are not read. Throws std::invalid_argument for what such a
+    // matrix is not multiplied with.
+    InputLayout(const Matrix& matrix, Inputs inputs);
 
-    const Matrix& matrix() const { return weight_->matrix(); }
+    const Matrix& matrix() const { return matrix_; }
     Inputs inputs() const { return inputs_; }
     int64_t row_bytes() const { return row_bytes_; }
     int64_t sums() const { return sums_; }
     bool suits(const Matrix& other) const;
 
   private:
-    std::shared_ptr<const Packed> weight_;
+    Matrix matrix_;
     Inputs inputs_;
     int64_t sums_ = 0;  // where those of the groups lie
     int64_t row_bytes_;

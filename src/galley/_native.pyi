@@ -79,14 +79,38 @@ class Packed:
     @property
     def memory(self) -> Bytes: ...
     @property
+    def kind(self) -> str: ...
+    @property
     def outputs(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def group(self) -> int:
+        """Of an integer kind, columns that share a scale, rounded up."""
+
     @property
     def bytes(self) -> int: ...
 
-class InputLayout:
-    """Rows of activations, ready to be multiplied with a matrix: "bfloat16", or "int8" for integers."""
+def packed_bytes(
+    kind: str,
+    outputs: int,
+    depth: int,
+    group: int = 0,
+    scale_type: str = "F32",
+    zeros: bool = False,
+) -> int:
+    """Bytes of a :class:`Packed` made with these arguments, padding included."""
 
-    def __init__(self, weight: Packed, inputs: str) -> None: ...
+def kv_block_bytes(kv_heads: int, key_dim: int, value_dim: int, type: str) -> int:
+    """Bytes of one KV block in a layer that :meth:`Runtime.add_kv_layer` adds with these arguments."""
+
+class InputLayout:
+    """Rows of activations, ready to be multiplied with matrices of one kind, depth and group.
+
+    ``inputs``: what the activations are rounded to, "bfloat16", or "int8" for integer matrices.
+    """
+
+    def __init__(self, kind: str, depth: int, group: int, inputs: str) -> None: ...
     @property
     def row_bytes(self) -> int: ...
 
@@ -123,7 +147,7 @@ class Program:
 
     def __init__(self, runtime: Runtime, arena_bytes: int, vocab_size: int) -> None: ...
     def embed(self, weight: Packed, y: Slot) -> None: ...
-    def prepare(self, layout: InputLayout, x: Slot, y: Slot) -> None: ...
+    def quantize_input(self, layout: InputLayout, x: Slot, y: Slot) -> None: ...
     def linear(
         self,
         weight: Packed,
@@ -207,9 +231,9 @@ class Program:
     def add(self, width: int, a: Slot, b: Slot, y: Slot) -> None: ...
     def select_rows(self, width: int, x: Slot, y: Slot) -> None: ...
     def features(self, mels: int, y: Slot) -> None: ...
-    def neighbours(self, width: int, size: int, stride: int, x: Slot, y: Slot) -> None: ...
+    def im2col(self, width: int, size: int, stride: int, x: Slot, y: Slot) -> None: ...
     def embed_positions(self, weight: npt.NDArray[np.float32], width: int, y: Slot) -> None: ...
-    def window_attention(
+    def encoder_attention(
         self,
         heads: int,
         kv_heads: int,

@@ -66,7 +66,7 @@ def test_activations_that_stay_floats_are_prepared_for_no_layer() -> None:
 def test_a_speech_model_shows_its_decoder(tmp_path: Path) -> None:
     done = galley("graph", make_whisper(tmp_path), "--threads", "1", "--repeats", "1")
     assert done.returncode == 0, done.stderr
-    assert float(table(done.stdout)["fuse-gelu-prepare"][4]) > 0
+    assert float(table(done.stdout)["fuse-gelu-quantize"][4]) > 0
 
 
 @pytest.mark.parametrize(

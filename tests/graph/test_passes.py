@@ -14,7 +14,6 @@ from galley.graph.passes import PASSES, run_passes
 from galley.graph.passes.drop_dead import drop_dead
 from galley.graph.passes.hoist_select_rows import hoist_select_rows
 from galley.graph.passes.merge_linears import merge_linears
-from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
 from galley.graph.trace import Buffer, Tracer, trace
 from galley.models.registry import build_program
@@ -22,7 +21,7 @@ from galley.ops.executor import Batch, Executor
 from tests.checkpoints import VARIANTS
 from tests.conftest import CheckpointMaker
 from tests.models.test_against_transformers import random_ids
-from tests.native.harness import LAYERS, Floats, ragged
+from tests.native.harness import LAYERS, Floats, quantized, ragged
 
 LENGTHS = (1, 19, 40)
 
@@ -85,19 +84,19 @@ def counts(program: Program) -> Counter[str]:
 
 def test_what_each_pass_does_to_a_llama(checkpoint: CheckpointMaker) -> None:
     """Two layers: names and numbers of ops, written out."""
-    program = prepare_inputs(traced(checkpoint("llama")), "int8")
+    program = quantized(traced(checkpoint("llama")), "int8", "int8")
     assert counts(program)["linear"] == 15
-    assert counts(program)["prepare"] == 9
+    assert counts(program)["quantize_input"] == 9
     final = counts(run_passes(program))
     assert final == {
         "embed": 1,
-        "rms_norm_prepare": 1,
+        "rms_norm_quantize": 1,
         "linear": 9,
         "columns": 10,
         "rope_attention": 2,
-        "prepare": 2,
-        "add_rms_norm_prepare": 4,
-        "silu_mul_prepare": 2,
+        "quantize_input": 2,
+        "add_rms_norm_quantize": 4,
+        "silu_mul_quantize": 2,
         "select_rows": 2,
     }
     assert counts(run_passes(program, tuple(PASSES))) == counts(program)

@@ -7,10 +7,10 @@ import pytest
 from galley.formats.checkpoint import Checkpoint
 from galley.graph.passes import run_passes
 from galley.graph.picture import draw_svg
-from galley.graph.prepare import prepare_inputs
 from galley.models.registry import build_program
 from tests.checkpoints import VARIANTS
 from tests.conftest import CheckpointMaker
+from tests.native.harness import quantized
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -18,7 +18,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_model_can_be_drawn(variant: str, checkpoint: CheckpointMaker) -> None:
     traced = build_program(Checkpoint.open(checkpoint(variant)).config)
-    for program in (traced, run_passes(prepare_inputs(traced, "int8"))):
+    for program in (traced, run_passes(quantized(traced, "int8", "int8"))):
         picture = ElementTree.fromstring(draw_svg(program))
         width, height = int(picture.attrib["width"]), int(picture.attrib["height"])
         boxes = [g.find(f"{SVG}rect") for g in picture.findall(f"{SVG}g")]

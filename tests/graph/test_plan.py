@@ -9,13 +9,11 @@ from galley.config import Activations, Quantize
 from galley.formats.checkpoint import Checkpoint
 from galley.graph.passes import PASSES, run_passes
 from galley.graph.plan import Lifetime, least_arena, plan_arena
-from galley.graph.prepare import prepare_inputs
 from galley.models.registry import build_program
 from galley.ops.lowering import lower
-from galley.ops.packing import Matrices
 from tests.checkpoints import VARIANTS
 from tests.conftest import CheckpointMaker
-from tests.native.harness import LAYERS
+from tests.native.harness import LAYERS, quantized
 
 lifetime = st.builds(
     lambda size, first, length: Lifetime(size, first, first + length),
@@ -51,7 +49,6 @@ def test_models_are_planned_as_tightly_as_liveness_allows(
 ) -> None:
     for variant in VARIANTS:
         opened = Checkpoint.open(checkpoint(variant))
-        weights = opened.weights()
-        program = run_passes(prepare_inputs(build_program(opened.config), activations), disabled)
-        lifetimes = lower(program, weights, Matrices(weights, kind), activations).lifetimes()
+        program = run_passes(quantized(build_program(opened.config), kind, activations), disabled)
+        lifetimes = lower(program).lifetimes()
         assert plan_arena(lifetimes).size == least_arena(lifetimes), variant

@@ -14,16 +14,19 @@ from galley import _native
 from galley.config import Activations, DType, EngineSettings, KVType, Quantize
 from galley.engine.load import load_engine
 from galley.formats.checkpoint import Checkpoint
-from galley.formats.weights import Weight
+from galley.formats.weights import DenseWeight, LoadedWeights, Weight
 from galley.graph.program import Op, Program
+from galley.graph.quantize_inputs import quantize_inputs
 from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
 from galley.ops.executor import Batch, Executor, ExecutorOptions
+from galley.ops.kinds import plan_activations, plan_kinds
+from galley.ops.packing import pack
 from galley.ops.reference import ReferenceExecutor
 from galley.ops.reference_ops import Step
 from galley.ops.tiles import Tiles
-from galley.quant.rtn import quantise_int4, quantise_int8
-from galley.quant.weights import bf16_bits, dequantise, to_float32
+from galley.quant.rtn import quantize_int4, quantize_int8, rounded_kind
+from galley.quant.weights import bf16_bits, dequantize, to_float32
 from galley.types import BLOCK_TOKENS
 
 Floats = npt.NDArray[np.float32]
@@ -44,9 +47,9 @@ LAYERS: Final[tuple[tuple[Quantize, Activations], ...]] = (
 KV_TYPES: Final[tuple[KVType, ...]] = ("float32", "bfloat16", "int8")
 
 
-def as_weight(values: Floats) -> Weight:
+def as_weight(values: Floats) -> DenseWeight:
     data = np.ascontiguousarray(values, dtype=np.float32)
-    return Weight("w", "F32", values.shape, data.reshape(-1).view(np.uint8))
+    return DenseWeight("w", "F32", values.shape, data.reshape(-1).view(np.uint8))
 
 
 def round_bf16(values: Floats) -> Floats:
@@ -59,6 +62,22 @@ def rounded_queries(queries: Floats, scale: float, isa: str) -> Floats:
         return round_bf16(queries)
     rounded: Floats = round_bf16(queries * np.float32(scale)) / np.float32(scale)
     return rounded
+
+
+def input_layout(weight: _native.Packed, activations: str) -> _native.InputLayout:
+    return _native.InputLayout(weight.kind, weight.depth, weight.group, activations)
+
+
+def pack_as(kind: str, *parts: DenseWeight, threads: int = 1) -> _native.Packed:
+    """As the setting ``quantize`` makes matrices of dense tensors."""
+    return pack(parts, rounded_kind(kind, parts[0].shape[1]), threads=threads)
+
+
+def quantized(program: Program, quantize: str, activations: str) -> Program:
+    """The program with kinds and quantized inputs, as the native executor rewrites it before passes."""
+    kinds = plan_kinds(program, quantize)
+    inputs = plan_activations(kinds, quantize, activations, isa="portable")
+    return quantize_inputs(program.with_kinds(kinds), inputs)
 
 
 def run_linear(
@@ -80,7 +99,7 @@ def run_linear(
     table.fill([(as_weight(x).data, "F32")], threads=1)
     width = -(-4 * columns // 64) * 64
     runtime = _native.Runtime(isa, threads, [])
-    layout = None if activations == "float32" else _native.InputLayout(weight, activations)
+    layout = None if activations == "float32" else input_layout(weight, activations)
     prepared = layout.row_bytes if layout else 0
     program = _native.Program(runtime, width + prepared, outputs)
     program.embed(table, (0, width, 0))
@@ -90,7 +109,7 @@ def run_linear(
         stale = _native.Packed("float32", rows, prepared // 4)
         stale.fill([(as_weight(np.full((rows, prepared // 4), np.nan)).data, "F32")], threads=1)
         program.embed(stale, source)
-        program.prepare(layout, (0, width, 0), source)
+        program.quantize_input(layout, (0, width, 0), source)
     program.linear(weight, bias, layout, source, (_native.LOGITS, 4 * outputs, 0))
     return run_rows(runtime, program, rows, outputs)
 
@@ -169,9 +188,9 @@ class RoundingExecutor(ReferenceExecutor):
             q = [torch.from_numpy(rounded_queries(tile.numpy(), scale, self.isa)) for tile in q]
         return super()._attention(op, step, [q, *rounded])
 
-    def _window_attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+    def _encoder_attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         rounded = [[self.window_rounding(tile) for tile in tiles] for tiles in inputs]
-        return super()._window_attention(op, step, rounded)
+        return super()._encoder_attention(op, step, rounded)
 
     def _linear(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         weight = self._weights[op.tensor("weight")]
@@ -189,12 +208,18 @@ ROUNDING: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "bfloat16": lambda x: x.bfloat16().float(),
     "int8": round_int8,
 }
-_DEQUANTISED: Final[Mapping[str, Callable[[Weight], Floats]]] = {
+_DEQUANTIZED: Final[Mapping[str, Callable[[DenseWeight], Floats]]] = {
     "float32": to_float32,
     "bf16": lambda w: round_bf16(to_float32(w)),
-    "int8": lambda w: dequantise(quantise_int8(w)),
-    "int4": lambda w: dequantise(quantise_int4(w)),
+    "int8": lambda w: dequantize(quantize_int8(w)),
+    "int4": lambda w: dequantize(quantize_int4(w)),
 }
+
+
+def dequantized(weight: Weight, quantize: Quantize) -> DenseWeight:
+    """What ``quantize`` makes of a dense tensor, as float32."""
+    assert isinstance(weight, DenseWeight)
+    return dataclasses.replace(as_weight(_DEQUANTIZED[quantize](weight)), name=weight.name)
 
 
 def rounding_executor(
@@ -205,7 +230,7 @@ def rounding_executor(
     kv_dtype: KVType = "float32",
     isa: str = "",
 ) -> RoundingExecutor:
-    """Torch on the dequantised weights, with 256 blocks of KV.
+    """Torch on the dequantized weights, with 256 blocks of KV.
 
     ``activations``: what the inputs of linear layers are rounded to; unless it is float32, windows'
     queries, keys and values are rounded to bfloat16.
@@ -213,12 +238,12 @@ def rounding_executor(
     checkpoint = Checkpoint.open(folder)
     program = program_of(folder)
     matrices = program.matrices
-    weights = {
-        name: dataclasses.replace(as_weight(_DEQUANTISED[quantize](weight)), name=name)
-        if name in matrices
-        else weight
-        for name, weight in program.take_weights(checkpoint.weights(), folder="").items()
-    }
+    weights = LoadedWeights(
+        {
+            name: dequantized(weight, quantize) if name in matrices else weight
+            for name, weight in program.take_weights(checkpoint.weights(), folder="").items()
+        }
+    )
     executor = RoundingExecutor(
         program,
         weights,

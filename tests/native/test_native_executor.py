@@ -10,9 +10,10 @@ import pytest
 from galley import _native
 from galley.config import Activations, DType, ExecutorName, Quantize
 from galley.errors import SettingsError
-from galley.ops.cpu import CpuExecutor, choose_activations
+from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Executor
 from galley.ops.isa import ISA_VARIABLE, choose_isa
+from galley.ops.kinds import choose_activations
 from tests.checkpoints import VARIANTS, make_checkpoint
 from tests.conftest import CheckpointMaker
 from tests.models.test_against_transformers import executor_of, random_ids, run_chunks

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from galley.config import Quantize
-from galley.formats.weights import Weights
+from galley.formats.weights import LoadedWeights, Weights
 from galley.graph.program import Program
 from galley.models.registry import build_program
 from galley.ops.cpu import CpuExecutor
@@ -68,10 +68,12 @@ def requests(draw: st.DrawFn) -> list[tuple[int, int]]:
 
 def weights_of(program: Program, seed: int) -> Weights:
     rng = np.random.default_rng(seed)
-    return {
-        name: as_weight(rng.normal(0, shape[-1] ** -0.5, shape).astype(np.float32))
-        for name, shape in program.all_shapes.items()
-    }
+    return LoadedWeights(
+        {
+            name: as_weight(rng.normal(0, shape[-1] ** -0.5, shape).astype(np.float32))
+            for name, shape in program.all_shapes.items()
+        }
+    )
 
 
 def executor(kind: type[Any], program: Program, weights: Weights, quantize: Quantize) -> Executor:

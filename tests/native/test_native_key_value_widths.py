@@ -9,6 +9,7 @@ import torch
 from msgspec.structs import replace
 from torch.nn.functional import scaled_dot_product_attention
 
+from galley.formats.weights import LoadedWeights
 from galley.graph.program import Program
 from galley.graph.trace import Buffer, Tracer, trace, trace_effect
 from galley.ops.cpu import CpuExecutor
@@ -57,7 +58,7 @@ class Widths:
 
         def encode(g: Tracer) -> None:
             x = g.linear(g.features(MELS), "in", WIDTH)
-            mixed = g.window_attention(
+            mixed = g.encoder_attention(
                 *self.project(g, x, "encoder"), key_dim=self.key_dim, scale=self.scale
             )
             x = g.add(x, g.linear(mixed, "encoder.o", WIDTH))
@@ -167,10 +168,11 @@ def test_programs_agree_with_torch(
 ) -> None:
     rng = np.random.default_rng(widths.key_dim)
     program = widths.program()
-    weights = {
+    tensors = {
         name: as_weight(rng.normal(0, 1.5 * shape[-1] ** -0.5, shape).astype(np.float32))
         for name, shape in program.all_shapes.items()
     }
+    weights = LoadedWeights(tensors)
     ids = [rng.integers(0, VOCAB, n).tolist() for n in LENGTHS]
     windows = [rng.standard_normal((n, MELS), dtype=np.float32) for n in FRAMES]
     options = ExecutorOptions(
@@ -181,7 +183,7 @@ def test_programs_agree_with_torch(
     else:
         monkeypatch.setenv(ISA_VARIABLE, kind)
         logits, attention = run(CpuExecutor(program, weights, options), ids, windows)
-    exact = {name: torch.from_numpy(to_float32(w)).double() for name, w in weights.items()}
+    exact = {name: torch.from_numpy(to_float32(w)).double() for name, w in tensors.items()}
     ends = np.cumsum(LENGTHS)[:-1]
     for own, window, rows, weighed in zip(
         ids, windows, np.split(logits, ends), np.split(attention, ends), strict=True

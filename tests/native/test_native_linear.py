@@ -10,15 +10,18 @@ from hypothesis import strategies as st
 
 from galley import _native
 from galley.errors import UnsupportedModel
-from galley.ops.packing import pack, pack_integers
-from galley.quant.rtn import quantise_int4, quantise_int8
-from galley.quant.weights import IntWeight, bf16_bits, dequantise
+from galley.formats.weights import IntWeight
+from galley.ops.packing import pack_integers
+from galley.quant.rtn import quantize_int4, quantize_int8
+from galley.quant.weights import bf16_bits, dequantize
 from tests.native.harness import (
     ISAS,
     KINDS,
     LAYERS,
     Floats,
     as_weight,
+    input_layout,
+    pack_as,
     round_bf16,
     run_embed,
     run_linear,
@@ -52,7 +55,7 @@ def as_taken(x: Floats, activations: str) -> Any:
 def test_float32(isa: str, rows: int, outputs: int, depth: int, seed: int, biased: bool) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
     bias = random_matrix(seed + 2, 1, outputs)[0] if biased else None
-    packed = pack([as_weight(w)], "float32")
+    packed = pack_as("float32", as_weight(w))
     got = run_linear(x, packed, outputs, isa=isa, activations="float32", bias=bias)
     expected = x.astype(np.float64) @ w.T + (0 if bias is None else bias)
     assert close(got, expected, np.abs(x) @ np.abs(w).T + 1)
@@ -69,14 +72,14 @@ def test_float32(isa: str, rows: int, outputs: int, depth: int, seed: int, biase
 )
 def test_bf16(isa: str, rows: int, outputs: int, depth: int, seed: int, activations: str) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
-    got = run_linear(x, pack([as_weight(w)], "bf16"), outputs, isa=isa, activations=activations)
+    got = run_linear(x, pack_as("bf16", as_weight(w)), outputs, isa=isa, activations=activations)
     expected = as_taken(x, activations) @ round_bf16(w).T
     assert close(got, expected, np.abs(x) @ np.abs(w).T)
 
 
 def expected_integer(x: Floats, weight: IntWeight, activations: str) -> tuple[Any, Any]:
     """x, rounded to int8 with one scale a row or as floats, times the weights; and the magnitude."""
-    w = dequantise(weight)
+    w = dequantize(weight)
     if activations != "int8":
         taken = as_taken(x, activations)
         return taken @ w.T, np.abs(taken) @ np.abs(w).T
@@ -98,8 +101,8 @@ def expected_integer(x: Floats, weight: IntWeight, activations: str) -> tuple[An
 )
 def test_int8(isa: str, rows: int, outputs: int, depth: int, activations: str, seed: int) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
-    weight = quantise_int8(as_weight(w))
-    got = run_linear(x, pack_integers(weight), outputs, isa=isa, activations=activations)
+    weight = quantize_int8(as_weight(w))
+    got = run_linear(x, pack_integers([weight]), outputs, isa=isa, activations=activations)
     assert close(got, *expected_integer(x, weight, activations))
 
 
@@ -127,12 +130,12 @@ def test_int4(
     seed: int,
 ) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
-    made = quantise_int4(as_weight(w), group=group, symmetric=symmetric)
+    made = quantize_int4(as_weight(w), group=group, symmetric=symmetric)
     scales = (
         made.scales.astype(np.float16).astype(np.float32) if scale_type == "F16" else made.scales
     )
     weight = IntWeight("w", 4, made.q, made.group, scales, made.zeros, scale_type)  # type: ignore[arg-type]
-    got = run_linear(x, pack_integers(weight), outputs, isa=isa, activations=activations)
+    got = run_linear(x, pack_integers([weight]), outputs, isa=isa, activations=activations)
     assert close(got, *expected_integer(x, weight, activations))
 
 
@@ -143,9 +146,11 @@ def test_a_group_may_begin_in_the_middle_of_a_tile(group: int, activations: str,
     """A tile of the last then goes beyond the row, where its room held NaNs."""
     for depth in (32, 70, 80, 300, 1300):
         x, w = random_matrix(1, 20, depth), random_matrix(2, 20, depth)
-        weight = quantise_int4(as_weight(w), group=group, symmetric=False)
+        weight = quantize_int4(as_weight(w), group=group, symmetric=False)
         for rows in (1, 20):
-            got = run_linear(x[:rows], pack_integers(weight), 20, isa=isa, activations=activations)
+            got = run_linear(
+                x[:rows], pack_integers([weight]), 20, isa=isa, activations=activations
+            )
             assert close(got, *expected_integer(x[:rows], weight, activations)), (depth, rows)
 
 
@@ -160,14 +165,14 @@ def test_the_largest_integers_do_not_overflow(isa: str, activations: str, rows: 
         weight = IntWeight("w", 8, q, depth, scales, None, "F32")
         for sign in (-1, 1):
             x = np.full((rows, depth), sign * 127, np.float32)
-            got = run_linear(x, pack_integers(weight), 17, isa=isa, activations=activations)
+            got = run_linear(x, pack_integers([weight]), 17, isa=isa, activations=activations)
             assert (got == np.float32(sign * 127 * value * depth)).all()
     q4 = np.full((17, depth), 15, np.uint8)
     zeros = np.zeros((17, depth // 128), np.uint8)
     weight = IntWeight("w", 4, q4, 128, np.ones((17, depth // 128), np.float32), zeros, "F32")
     for sign in (-1, 1):
         x = np.full((rows, depth), sign * 127, np.float32)
-        got = run_linear(x, pack_integers(weight), 17, isa=isa, activations=activations)
+        got = run_linear(x, pack_integers([weight]), 17, isa=isa, activations=activations)
         assert (got == np.float32(sign * 127 * 15 * depth)).all()
 
 
@@ -178,7 +183,7 @@ def test_a_row_has_the_same_bits_alone_and_among_any_number(
 ) -> None:
     outputs, depth = 147, 260
     x = random_matrix(1, 64, depth)
-    packed = pack([as_weight(random_matrix(2, outputs, depth))], kind)
+    packed = pack_as(kind, as_weight(random_matrix(2, outputs, depth)))
 
     def run(rows: Floats, threads: int = 1) -> Floats:
         return run_linear(rows, packed, outputs, isa=isa, activations=activations, threads=threads)
@@ -198,11 +203,11 @@ def test_rows_of_a_long_prompt_have_the_bits_that_they_have_alone(
     """More rows, columns and outputs than any tile, chunk or unit of work has at a time."""
     rows, outputs, depth = 600, 1100, 2200 if kind == "bf16" else 1300
     x = random_matrix(1, rows, depth)
-    made = [pack([as_weight(random_matrix(2, outputs, depth))], kind)]
+    made = [pack_as(kind, as_weight(random_matrix(2, outputs, depth)))]
     if kind == "int4":
         weight = as_weight(random_matrix(3, outputs, depth))
         made += [
-            pack_integers(quantise_int4(weight, group=group, symmetric=group % 32 > 0))
+            pack_integers([quantize_int4(weight, group=group, symmetric=group % 32 > 0)])
             for group in (0, 16, 32, 48, 192, 576)
         ]
     for packed in made:
@@ -220,7 +225,7 @@ def test_rows_of_a_long_prompt_have_the_bits_that_they_have_alone(
 def test_nan_and_infinity_show_in_their_row_alone(kind: str, activations: str, isa: str) -> None:
     outputs, depth = 20, 70
     x = random_matrix(1, 20, depth)
-    packed = pack([as_weight(random_matrix(2, outputs, depth))], kind)
+    packed = pack_as(kind, as_weight(random_matrix(2, outputs, depth)))
 
     def run(rows: Floats) -> Floats:
         return run_linear(rows, packed, outputs, isa=isa, activations=activations)
@@ -238,7 +243,7 @@ def test_nan_and_infinity_show_in_their_row_alone(kind: str, activations: str, i
 def test_what_lies_behind_a_row_is_not_read(kind: str, activations: str, isa: str) -> None:
     """A layer may read a few columns of a wider buffer; its depth may fill no register."""
     for depth in (69, 3):
-        packed = pack([as_weight(random_matrix(2, 20, depth))], kind)
+        packed = pack_as(kind, as_weight(random_matrix(2, 20, depth)))
         x = random_matrix(1, 20, depth)
         beside = np.full((20, 9), np.nan, np.float32)
         expected = run_linear(x, packed, 20, isa=isa, activations=activations)
@@ -252,7 +257,7 @@ def test_what_lies_behind_a_row_is_not_read(kind: str, activations: str, isa: st
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_zero_and_denormal_rows_give_zeros(kind: str, isa: str) -> None:
-    packed = pack([as_weight(random_matrix(2, 20, 70))], kind)
+    packed = pack_as(kind, as_weight(random_matrix(2, 20, 70)))
     x = np.zeros((20, 70), np.float32)
     x[1::2] = 1e-40
     assert not run_linear(x, packed, 20, isa=isa, activations="int8").any()
@@ -260,17 +265,17 @@ def test_zero_and_denormal_rows_give_zeros(kind: str, isa: str) -> None:
 
 @settings(max_examples=60)
 @given(isa=isas, rows=odd, depth=st.integers(1, 300), kind=st.sampled_from(KINDS), seed=seeds)
-def test_embeddings_are_the_dequantised_rows(
+def test_embeddings_are_the_dequantized_rows(
     isa: str, rows: int, depth: int, kind: str, seed: int
 ) -> None:
     w = random_matrix(seed, rows, depth)
     expected = {
         "float32": lambda: w,
         "bf16": lambda: round_bf16(w),
-        "int8": lambda: dequantise(quantise_int8(as_weight(w))),
-        "int4": lambda: dequantise(quantise_int4(as_weight(w))),
+        "int8": lambda: dequantize(quantize_int8(as_weight(w))),
+        "int4": lambda: dequantize(quantize_int4(as_weight(w))),
     }[kind]()
-    got = run_embed(pack([as_weight(w)], kind), rows, depth, isa=isa)
+    got = run_embed(pack_as(kind, as_weight(w)), rows, depth, isa=isa)
     assert np.array_equal(got, expected)
 
 
@@ -289,18 +294,18 @@ def test_half_precision_sources(kind: str, tag: str) -> None:
 
 def test_rows_that_a_layer_cannot_read_are_refused() -> None:
     exact, dense, integers = (
-        pack([as_weight(random_matrix(2, 16, 64))], kind) for kind in ("float32", "bf16", "int4")
+        pack_as(kind, as_weight(random_matrix(2, 16, 64))) for kind in ("float32", "bf16", "int4")
     )
     for activations in ("bfloat16", "int8"):
         with pytest.raises(ValueError, match="float32 weights are multiplied with floats alone"):
-            _native.InputLayout(exact, activations)
+            input_layout(exact, activations)
     with pytest.raises(ValueError, match="bf16 weights are not multiplied with int8"):
-        _native.InputLayout(dense, "int8")
+        input_layout(dense, "int8")
     with pytest.raises(ValueError, match="unknown type of activations 'int3'"):
-        _native.InputLayout(integers, "int3")
+        input_layout(integers, "int3")
     program = _native.Program(_native.Runtime("portable", 1, []), 1024, 16)
-    layout, x, y = _native.InputLayout(dense, "bfloat16"), (0, 256, 0), (256, 256, 0)
-    deeper = pack([as_weight(random_matrix(2, 16, 65))], "bf16")
+    layout, x, y = input_layout(dense, "bfloat16"), (0, 256, 0), (256, 256, 0)
+    deeper = pack_as("bf16", as_weight(random_matrix(2, 16, 65)))
     for other in (integers, deeper):
         with pytest.raises(ValueError, match="prepared for other weights"):
             program.linear(other, None, layout, x, y)
@@ -313,9 +318,9 @@ def test_rows_that_a_layer_cannot_read_are_refused() -> None:
 def test_int8_matrices_that_are_too_wide_are_named() -> None:
     wide = as_weight(np.zeros((1, 65_552), np.float32))
     for kind in ("bf16", "int4"):
-        assert pack([wide], kind).memory.size
+        assert pack_as(kind, wide).memory.size
     with pytest.raises(UnsupportedModel, match=r"tensor w is 65552 wide.*65536.*int4 or bf16"):
-        pack([wide], "int8")
+        pack_as("int8", wide)
 
 
 def test_impossible_matrices_are_refused() -> None:

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from galley import _native
 from galley.errors import UnsupportedModel
-from galley.formats.weights import Weight, WeightType
-from galley.ops.packing import pack, pack_integers
-from galley.quant.rtn import GROUPS, default_group, quantise_int4, quantise_int8
-from galley.quant.weights import IntWeight, bf16_bits, to_float32
-from tests.native.harness import KINDS, Floats, as_weight
+from galley.formats.weights import DenseWeight, IntWeight, WeightType
+from galley.ops.packing import pack_integers
+from galley.quant.rtn import GROUPS, default_group, quantize_int4, quantize_int8
+from galley.quant.weights import bf16_bits, to_float32
+from tests.native.harness import KINDS, Floats, as_weight, pack_as
 
 TAGS: tuple[WeightType, ...] = ("F32", "BF16", "F16")
 
@@ -44,14 +44,14 @@ matrices = st.builds(
 )
 
 
-def stored_as(matrix: Floats, tag: WeightType) -> Weight:
+def stored_as(matrix: Floats, tag: WeightType) -> DenseWeight:
     """The checkpoint tensor that comes of rounding ``matrix`` to ``tag``."""
     raw: Any = matrix
     if tag == "F16":
         raw = matrix.astype(np.float16)
     elif tag == "BF16":
         raw = bf16_bits(matrix)
-    return Weight("w", tag, matrix.shape, np.ascontiguousarray(raw).reshape(-1).view(np.uint8))
+    return DenseWeight("w", tag, matrix.shape, np.ascontiguousarray(raw).reshape(-1).view(np.uint8))
 
 
 def same_bytes(made: _native.Packed, truth: _native.Packed) -> bool:
@@ -65,10 +65,10 @@ def same_bytes(made: _native.Packed, truth: _native.Packed) -> bool:
 def test_rounding_has_the_bits_of_the_truth(matrix: Floats, tag: WeightType) -> None:
     weight = stored_as(matrix, tag)
     threads = 1 + matrix.shape[0] % 3
-    made = pack([weight], "int8", threads=threads)
-    assert same_bytes(made, pack_integers(quantise_int8(weight)))
-    made = pack([weight], "int4", threads=threads)
-    assert same_bytes(made, pack_integers(quantise_int4(weight)))
+    made = pack_as("int8", weight, threads=threads)
+    assert same_bytes(made, pack_integers([quantize_int8(weight)]))
+    made = pack_as("int4", weight, threads=threads)
+    assert same_bytes(made, pack_integers([quantize_int4(weight)]))
 
 
 @settings(max_examples=200)
@@ -83,21 +83,21 @@ def test_every_group_with_and_without_zero_points(
     matrix: Floats, tag: WeightType, group: int, symmetric: bool
 ) -> None:
     weight = stored_as(matrix, tag)
-    truth = quantise_int4(weight, group=group, symmetric=symmetric)
+    truth = quantize_int4(weight, group=group, symmetric=symmetric)
     outputs, depth = matrix.shape
     made = _native.Packed("int4", outputs, depth, group, "BF16", not symmetric)
     assert made.fill([(weight.data, tag)], 2) == -1
-    assert same_bytes(made, pack_integers(truth))
+    assert same_bytes(made, pack_integers([truth]))
 
 
 def test_half_steps_are_ties_to_even() -> None:
     """A group whose scale is one, and each tie within its range."""
     matrix = np.array([[-8.0, *np.arange(-7.5, 7.0, 0.5), 0.0, 0.0]], np.float32)
     weight = as_weight(matrix)
-    truth = quantise_int4(weight)
+    truth = quantize_int4(weight)
     assert truth.scales.tolist() == [[1.0]]
     assert truth.q[0, 1:4].tolist() == [0, 1, 2]  # -7.5, -7, -6.5
-    assert same_bytes(pack([weight], "int4"), pack_integers(truth))
+    assert same_bytes(pack_as("int4", weight), pack_integers([truth]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,7 +108,7 @@ def test_parts_of_any_type_follow_one_another(kind: str) -> None:
         for rows, tag in zip((5, 16, 1), TAGS, strict=True)
     ]
     whole = as_weight(np.concatenate([to_float32(part) for part in parts]))
-    assert same_bytes(pack(parts, kind, threads=3), pack([whole], kind))
+    assert same_bytes(pack_as(kind, *parts, threads=3), pack_as(kind, whole))
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -117,18 +117,18 @@ def test_what_integers_cannot_stand_for_is_refused(kind: str, bad: float) -> Non
     good = as_weight(np.ones((20, 40), np.float32))
     matrix = np.ones((20, 40), np.float32)
     matrix[18, 39] = bad
-    broken = Weight("layers.3.up", "F32", (20, 40), matrix.reshape(-1).view(np.uint8))
+    broken = DenseWeight("layers.3.up", "F32", (20, 40), matrix.reshape(-1).view(np.uint8))
     with pytest.raises(UnsupportedModel, match=r"layers\.3\.up"):
-        pack([good, broken, good], kind, threads=2)
-    quantise = quantise_int8 if kind == "int8" else quantise_int4
+        pack_as(kind, good, broken, good, threads=2)
+    quantize = quantize_int8 if kind == "int8" else quantize_int4
     with pytest.raises(UnsupportedModel, match=r"layers\.3\.up"):
-        quantise(broken)
+        quantize(broken)
 
 
 def test_values_too_far_apart_for_a_zero_point_are_refused() -> None:
     weight = as_weight(np.array([[3e38, -3e38]], np.float32))
     with np.errstate(over="ignore", invalid="ignore"), pytest.raises(UnsupportedModel):
-        quantise_int4(weight, symmetric=False)
+        quantize_int4(weight, symmetric=False)
     made = _native.Packed("int4", 1, 2, group=32, scale_type="BF16", zeros=True)
     assert made.fill([(weight.data, "F32")], 1) == 0
 
@@ -136,16 +136,16 @@ def test_values_too_far_apart_for_a_zero_point_are_refused() -> None:
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_canonical_integers_pack_alike_on_any_number_of_threads(kind: str) -> None:
     values = np.random.default_rng(1).standard_normal((147, 70)).astype(np.float32)
-    weight: IntWeight = {"int8": quantise_int8, "int4": quantise_int4}[kind](as_weight(values))
-    alone = pack_integers(weight)
+    weight: IntWeight = {"int8": quantize_int8, "int4": quantize_int4}[kind](as_weight(values))
+    alone = pack_integers([weight])
     for threads in (2, 5):
-        assert same_bytes(pack_integers(weight, threads=threads), alone)
+        assert same_bytes(pack_integers([weight], threads=threads), alone)
 
 
 def test_the_group_is_the_truths() -> None:
     """What is viewed later must be laid out as it was packed."""
     for depth in (256, 192, 96, 70, 5):
-        packed = pack([as_weight(np.ones((3, depth), np.float32))], "int4")
+        packed = pack_as("int4", as_weight(np.ones((3, depth), np.float32)))
         group = default_group(depth)
         view = _native.Packed(
             "int4", 3, depth, group=group, scale_type="BF16", memory=packed.memory

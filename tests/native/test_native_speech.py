@@ -162,7 +162,7 @@ class Encoder:
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
     seed=seeds,
 )
-def test_neighbours_make_a_convolution_of_a_product(
+def test_im2col_makes_a_convolution_of_a_product(
     isa: str, channels: int, size: int, stride: int, lengths: list[int], seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -170,7 +170,7 @@ def test_neighbours_make_a_convolution_of_a_product(
     wide = channels * size
     encoder = Encoder.of(
         (channels, wide),
-        lambda p, s: p.neighbours(channels, size, stride, s[0], s[1]),
+        lambda p, s: p.im2col(channels, size, stride, s[0], s[1]),
         isa=isa,
         most_rows=64,
     )
@@ -224,12 +224,12 @@ def attend(heads: Heads, q: Floats, k: Floats, v: Floats) -> Doubles:
     return mixed.reshape(len(q), -1)
 
 
-def window_attention(heads: Heads, *, isa: str, exact: bool = True, threads: int = 1) -> Encoder:
+def encoder_attention(heads: Heads, *, isa: str, exact: bool = True, threads: int = 1) -> Encoder:
     """Its features are q, k and v side by side."""
     q, k, v = heads.widths
     return Encoder.of(
         (q + k + v, heads.width),
-        lambda p, s: p.window_attention(
+        lambda p, s: p.encoder_attention(
             heads.kv_heads * heads.group,
             heads.kv_heads,
             heads.key_dim,
@@ -271,13 +271,13 @@ def parts(heads: Heads, window: Floats, isa: str, exact: bool) -> list[Floats]:
     threads=st.integers(1, 3),
     seed=seeds,
 )
-def test_window_attention(
+def test_encoder_attention(
     isa: str, heads: Heads, lengths: list[int], exact: bool, threads: int, seed: int
 ) -> None:
     """Products of float32; or of bfloat16 queries, keys, values and, not rounded in the truth, weights."""
     rng = np.random.default_rng(seed)
     windows = [random_window(heads, n, rng) for n in lengths]
-    encoder = window_attention(heads, isa=isa, exact=exact, threads=threads)
+    encoder = encoder_attention(heads, isa=isa, exact=exact, threads=threads)
     got = encoder.run(windows, lengths, heads.width)
     for window, result in zip(windows, got, strict=True):
         expected = attend(heads, *parts(heads, window, isa, exact))
@@ -303,12 +303,12 @@ def test_a_whole_window_has_the_same_bits_alone_among_others_and_on_any_threads(
     rng = np.random.default_rng(5)
     long, others = random_window(heads, 1499, rng), [random_window(heads, n, rng) for n in (1, 33)]
     width = heads.width
-    (alone,) = window_attention(heads, isa=isa, exact=exact).run([long], [1499], width)
+    (alone,) = encoder_attention(heads, isa=isa, exact=exact).run([long], [1499], width)
     expected = attend(heads, *parts(heads, long, isa, exact))
     error = np.abs(alone - expected).max() / np.abs(expected).max()
     assert error <= (3e-5 if exact else 5e-3)
     for threads in (1, 2, 4):
-        encoder = window_attention(heads, isa=isa, exact=exact, threads=threads)
+        encoder = encoder_attention(heads, isa=isa, exact=exact, threads=threads)
         encoder.run([np.full((1500, len(long[0])), np.inf, np.float32)], [1500], width)
         for windows in ([long], [others[0], long, others[1]], [others[1], long, long]):
             got = encoder.run(windows, [len(w) for w in windows], width)
@@ -477,7 +477,7 @@ def test_windows_that_would_leave_memory_are_refused() -> None:
             cross.run([(ids, own, rows)])
     assert np.isfinite(cross.run([([0], table, 20)])[0]).all()
     limited = Encoder.of(
-        (3, 3), lambda p, s: p.neighbours(3, 1, 1, s[0], s[1]), isa=ISAS[0], most_rows=8
+        (3, 3), lambda p, s: p.im2col(3, 1, 1, s[0], s[1]), isa=ISAS[0], most_rows=8
     )
     with pytest.raises(ValueError, match="longer than the model's"):
         limited.run([np.ones((9, 3), np.float32)], [9], 3)

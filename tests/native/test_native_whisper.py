@@ -15,17 +15,23 @@ from galley.config import Activations, KVType, Quantize
 from galley.formats.checkpoint import Checkpoint
 from galley.graph.passes import PASSES, run_passes
 from galley.graph.plan import least_arena, plan_arena
-from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
 from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Batch, CrossContext, EncoderBatch, Executor, ExecutorOptions, Ints
 from galley.ops.isa import ISA_VARIABLE
 from galley.ops.lowering import lower
-from galley.ops.packing import Matrices
 from galley.types import BLOCK_TOKENS
 from tests.checkpoints import VOCAB_SIZE, WHISPER_VARIANTS
 from tests.conftest import CheckpointMaker
-from tests.native.harness import ISAS, KV_TYPES, LAYERS, Floats, program_of, rounding_executor
+from tests.native.harness import (
+    ISAS,
+    KV_TYPES,
+    LAYERS,
+    Floats,
+    program_of,
+    quantized,
+    rounding_executor,
+)
 
 BLOCKS = 256
 
@@ -307,34 +313,34 @@ def test_what_the_passes_do(checkpoint: CheckpointMaker) -> None:
     program = program_of(checkpoint("whisper"))
     assert program.encoder is not None
     decoder, encoder = (
-        Counter(op.name for op in run_passes(prepare_inputs(p, "int8")).ops)
+        Counter(op.name for op in run_passes(quantized(p, "int8", "int8")).ops)
         for p in (program, program.encoder)
     )
     # Query and value are one layer; the key, which has no bias, another.
     assert decoder == {
         "embed": 1,
         "embed_positions": 1,
-        "add_layer_norm_prepare": 7,
+        "add_layer_norm_quantize": 7,
         "linear": 15,
         "columns": 4,
         "attention": 2,
-        "prepare": 4,
+        "quantize_input": 4,
         "cross_attention": 2,
-        "gelu_prepare": 2,
+        "gelu_quantize": 2,
         "select_rows": 2,
     }
     # The cache's keys and values stay apart, layer by layer.
     assert encoder == {
         "features": 1,
-        "neighbours": 2,
-        "prepare": 4,
+        "im2col": 2,
+        "quantize_input": 4,
         "linear": 16,
         "gelu": 2,
         "embed_positions": 1,
-        "add_layer_norm_prepare": 5,
+        "add_layer_norm_quantize": 5,
         "columns": 4,
-        "window_attention": 2,
-        "gelu_prepare": 2,
+        "encoder_attention": 2,
+        "gelu_quantize": 2,
         "cross_kv": 2,
     }
 
@@ -347,10 +353,9 @@ def test_memory_is_planned_as_tightly_as_liveness_allows(
         program = program_of(checkpoint(variant))
         assert program.encoder is not None
         assert program.aligner is not None
-        weights = program.take_weights(Checkpoint.open(checkpoint(variant)).weights(), folder="")
         for part in (program, program.encoder, program.aligner):
-            final = run_passes(prepare_inputs(part, activations), disabled)
-            lifetimes = lower(final, weights, Matrices(weights, kind), activations).lifetimes()
+            final = run_passes(quantized(part, kind, activations), disabled)
+            lifetimes = lower(final).lifetimes()
             assert plan_arena(lifetimes).size == least_arena(lifetimes), variant
 
 

@@ -369,7 +369,7 @@ def test_matrices_smaller_and_larger_than_one_write(tmp_path: Path) -> None:
     matrices = [(np.arange(size) % (199 + i % 50)).astype(np.uint8) for i, size in enumerate(sizes)]
     entries, offset = [], 0
     for i, matrix in enumerate(matrices):
-        entries.append(packed_files.Entry((str(i),), offset, matrix.nbytes))
+        entries.append(packed_files.Entry((str(i),), "int4", offset, matrix.nbytes))
         offset += matrix.nbytes
     version = _native.LAYOUT_VERSION
     path = tmp_path / "many.packed"

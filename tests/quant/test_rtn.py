@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from galley.quant.rtn import quantise_int4, quantise_int8
-from galley.quant.weights import bf16_bits, dequantise
+from galley.quant.rtn import quantize_int4, quantize_int8
+from galley.quant.weights import bf16_bits, dequantize
 from tests.native.harness import as_weight, round_bf16
 
 matrices = hnp.arrays(
@@ -23,8 +23,8 @@ def spread(scales: np.ndarray, group: int, depth: int) -> np.ndarray:
 
 @given(matrices)
 def test_int8_is_within_half_a_step(values: np.ndarray) -> None:
-    weight = quantise_int8(as_weight(values))
-    error = np.abs(dequantise(weight) - values)
+    weight = quantize_int8(as_weight(values))
+    error = np.abs(dequantize(weight) - values)
     step = spread(weight.scales, values.shape[1], values.shape[1])
     assert (error <= 0.5001 * step + 1e-27).all()
 
@@ -32,42 +32,42 @@ def test_int8_is_within_half_a_step(values: np.ndarray) -> None:
 @given(matrices, st.sampled_from([0, 32, 64, 128]))
 def test_int4_is_within_about_a_step(values: np.ndarray, group: int) -> None:
     depth = values.shape[1]
-    both_ways = quantise_int4(as_weight(values), group=group, symmetric=False)
-    error = np.abs(dequantise(both_ways) - values)
+    both_ways = quantize_int4(as_weight(values), group=group, symmetric=False)
+    error = np.abs(dequantize(both_ways) - values)
     # The scale is rounded to bfloat16 (2^-9) and the zero point to a whole step.
     assert (error <= 1.1 * spread(both_ways.scales, both_ways.group, depth) + 1e-27).all()
-    one_way = quantise_int4(as_weight(values), group=group)
-    error = np.abs(dequantise(one_way) - values)
+    one_way = quantize_int4(as_weight(values), group=group)
+    error = np.abs(dequantize(one_way) - values)
     # -8 to 7: the value opposite the extreme may miss by a whole step.
     assert (error <= 1.1 * spread(one_way.scales, one_way.group, depth) + 1e-27).all()
 
 
 def test_the_group_is_the_widest_that_divides() -> None:
     for depth, group in ((256, 128), (192, 64), (96, 32), (70, 32), (5, 32)):
-        weight = quantise_int4(as_weight(np.ones((3, depth), np.float32)))
+        weight = quantize_int4(as_weight(np.ones((3, depth), np.float32)))
         assert weight.group == group
         assert weight.scales.shape == (3, -(-depth // group))
 
 
 def test_scales_are_what_their_type_holds() -> None:
     values = np.random.default_rng(0).standard_normal((20, 70)).astype(np.float32)
-    weight = quantise_int4(as_weight(values))
+    weight = quantize_int4(as_weight(values))
     assert weight.scale_type == "BF16"
     assert np.array_equal(round_bf16(weight.scales), weight.scales)
 
 
 def test_zeros_stay_zeros() -> None:
     zeros = np.zeros((4, 64), np.float32)
-    assert not dequantise(quantise_int8(as_weight(zeros))).any()
+    assert not dequantize(quantize_int8(as_weight(zeros))).any()
     for symmetric in (True, False):
-        assert not dequantise(quantise_int4(as_weight(zeros), symmetric=symmetric)).any()
+        assert not dequantize(quantize_int4(as_weight(zeros), symmetric=symmetric)).any()
 
 
-def test_large_matrices_are_quantised_like_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_matrices_are_quantized_like_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(0).standard_normal((50, 64)).astype(np.float32)
-    whole = quantise_int4(as_weight(values)), quantise_int8(as_weight(values))
+    whole = quantize_int4(as_weight(values)), quantize_int8(as_weight(values))
     monkeypatch.setattr("galley.quant.rtn._CHUNK_ELEMENTS", 640)
-    parts = quantise_int4(as_weight(values)), quantise_int8(as_weight(values))
+    parts = quantize_int4(as_weight(values)), quantize_int8(as_weight(values))
     for a, b in zip(whole, parts, strict=True):
         assert np.array_equal(a.q, b.q)
         assert np.array_equal(a.scales, b.scales)

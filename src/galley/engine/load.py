@@ -14,8 +14,8 @@ from galley.engine.engine import Engine
 from galley.engine.kv import KVCache
 from galley.engine.machine import available_cores, available_memory
 from galley.errors import EngineFailed, SettingsError
-from galley.formats.checkpoint import Checkpoint
-from galley.formats.weights import Weights
+from galley.formats.reader import CheckpointReader, open_checkpoint
+from galley.formats.weights import DENSE_KINDS, Weights
 from galley.graph.program import Program
 from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
@@ -99,7 +99,7 @@ class Model(NamedTuple):
     ``speech`` is None for a text model.
     """
 
-    checkpoint: Checkpoint
+    checkpoint: CheckpointReader
     program: Program
     weights: Weights
     options: ExecutorOptions
@@ -112,7 +112,7 @@ def read_model(settings: EngineSettings, folder: Path, executor: str = "cpu") ->
     Raises:
         ModelError: the checkpoint cannot be used.
     """
-    checkpoint = Checkpoint.open(folder)
+    checkpoint = open_checkpoint(folder)
     program = build_program(checkpoint.config)
     checkpoint.check_token_ids(program.vocab_size)
     speech = read_speech(checkpoint.config, checkpoint.generation, program)
@@ -140,7 +140,7 @@ class _Phases:
 def _executor_options(
     settings: EngineSettings,
     executor: str,
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointReader,
     weights: Weights,
     *,
     hears: bool,
@@ -152,8 +152,9 @@ def _executor_options(
     """
     dtype: str = settings.dtype
     if dtype == "auto":
-        types = {weight.dtype for weight in weights.values() if len(weight.shape) == 2}
-        dtype = "bfloat16" if types == {"BF16"} else "float32"
+        infos = [weights.info(name) for name in weights]
+        dense = {info.kind for info in infos if len(info.shape) == 2 and info.kind.is_dense}
+        dtype = "bfloat16" if dense == {DENSE_KINDS["BF16"]} else "float32"
     quantize: str = settings.quantize
     if quantize == "auto":
         quantize = "bf16" if dtype == "bfloat16" else "float32"

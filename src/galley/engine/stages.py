@@ -14,11 +14,12 @@ import numpy as np
 from galley.engine.load import Model
 from galley.errors import SettingsError
 from galley.graph.passes import PASSES, enabled_passes
-from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
-from galley.ops.cpu import CpuExecutor, choose_activations
+from galley.graph.quantize_inputs import quantize_inputs
+from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Batch, CrossContext, EncoderBatch, Executor, Ints, executor_factory
 from galley.ops.isa import choose_isa
+from galley.ops.kinds import own_kinds, plan_activations, plan_kinds
 from galley.ops.lowering import Cost
 from galley.types import BLOCK_TOKENS, blocks_for
 
@@ -60,10 +61,11 @@ def measure_stages(model: Model, *, repeats: int) -> Iterator[Stage]:
     weights is left alone: stages merge other layers than are served. Raises as :func:`stage_names`.
     """
     disabled, names = model.options.disable_pass, stage_names(model)
-    activations = choose_activations(
-        model.options.quantize, model.options.activations, choose_isa(os.environ)
-    )
-    program = prepare_inputs(model.program, activations)
+    quantize, wanted = model.options.quantize, model.options.activations
+    own = own_kinds(model.program, model.weights)
+    kinds = plan_kinds(model.program, quantize, own=own, chosen=model.options.kinds)
+    activations = plan_activations(kinds, quantize, wanted, choose_isa(os.environ))
+    program = quantize_inputs(model.program.with_kinds(kinds), activations)
     stage: Stage | None = None
     for i, name in enumerate(names):
         program = PASSES[name](program) if name else program

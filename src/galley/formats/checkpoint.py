@@ -1,4 +1,4 @@
-"""A checkpoint folder in Hugging Face layout: configuration, generation defaults, weights."""
+"""A checkpoint folder in Hugging Face layout: configuration, generation defaults, safetensors."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from typing import Any
 from galley.errors import CheckpointError, ModelNotFound, RequestError, UnsupportedModel
 from galley.formats.json_file import read_json
 from galley.formats.safetensors import read_header, read_safetensors
-from galley.formats.weights import Weights
+from galley.formats.weights import LoadedWeights, Weights
 from galley.types import SamplingDefaults, SamplingParams
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -19,7 +19,7 @@ SINGLE_FILE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint whose small files have been read and whose weights have not.
+    """See :class:`galley.formats.reader.CheckpointReader`.
 
     Attributes:
         config: ``config.json`` as it is.
@@ -70,20 +70,20 @@ class Checkpoint:
                 )
 
     def weights(self) -> Weights:
-        """All tensors, mapped.
+        """All tensors, mapped: their bytes are read when they are touched.
 
         Raises:
             CheckpointError: a shard is missing or damaged, or holds a tensor the index does not name.
         """
         shard_of = self._index()
         if shard_of is None:
-            return read_safetensors(self.folder / SINGLE_FILE)
+            return LoadedWeights(read_safetensors(self.folder / SINGLE_FILE))
         shards = {path.name: read_safetensors(path) for path in self._weight_files()}
         for tensor, shard in shard_of.items():
             if tensor not in shards[shard]:
                 file = str(self.folder / INDEX_FILE)
                 raise CheckpointError(f"is not in {shard}", file=file, field=tensor)
-        return {tensor: shards[shard][tensor] for tensor, shard in shard_of.items()}
+        return LoadedWeights({tensor: shards[shard][tensor] for tensor, shard in shard_of.items()})
 
     def content_hash(self) -> str:
         """Of the weight files' names and all their bytes: the same wherever a copy lies. Reads them.

@@ -11,13 +11,13 @@ from typing import Any, Final, cast
 import numpy as np
 
 from galley.errors import CheckpointError
-from galley.formats.weights import WEIGHT_TYPES, Weight, WeightType
+from galley.formats.weights import WEIGHT_TYPES, DenseWeight, WeightType
 
 MAX_HEADER_BYTES: Final = 100 * 1024 * 1024
 _LENGTH_BYTES: Final = 8
 
 
-def read_safetensors(path: Path) -> dict[str, Weight]:
+def read_safetensors(path: Path) -> dict[str, DenseWeight]:
     """All tensors of one file, as views of its mapping.
 
     Raises:
@@ -89,7 +89,9 @@ def _offsets(path: Path, name: str, entry: Any) -> tuple[int, int]:
     return offsets[0], offsets[1]
 
 
-def _weight(path: Path, name: str, entry: dict[str, Any], mapped: np.ndarray[Any, Any]) -> Weight:
+def _weight(
+    path: Path, name: str, entry: dict[str, Any], mapped: np.ndarray[Any, Any]
+) -> DenseWeight:
     dtype, shape = str(entry.get("dtype")), entry.get("shape")
     if dtype not in WEIGHT_TYPES:
         raise CheckpointError(
@@ -110,4 +112,4 @@ def _weight(path: Path, name: str, entry: dict[str, Any], mapped: np.ndarray[Any
             file=str(path),
             field=name,
         )
-    return Weight(name, cast(WeightType, dtype), tuple(shape), mapped[begin:stop])
+    return DenseWeight(name, cast(WeightType, dtype), tuple(shape), mapped[begin:stop])

@@ -1,22 +1,88 @@
-"""Weights on their way from a checkpoint to an executor: raw mapped bytes with a dtype tag."""
+"""A checkpoint's tensors, typed: the kinds of values that formats hold, and one class for each of them.
+
+A tensor is *dense* (float32, bfloat16, float16), *integer* (small integers with a scale for each group of
+columns) or of a *block kind* (raw blocks that a format defines, such as GGUF's Q4_K).
+"""
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, Self, TypeAlias
+from typing import Final, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 WeightType = Literal["F32", "BF16", "F16"]
 WEIGHT_TYPES: Final[Mapping[str, int]] = {"F32": 4, "BF16": 2, "F16": 2}
-"""Tag (safetensors' spelling) -> bytes per element."""
+"""Type of a dense tensor's elements, or of scales (safetensors' spelling) -> bytes per element."""
+
+Floats = npt.NDArray[np.float32]
+
+INT4_MIDDLE: Final = 8
+"""The integer that stands for zero in an int4 weight without zero points and minima."""
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
-    """One tensor, row-major, little-endian.
+class WeightKind:
+    """How the values of a tensor are kept.
+
+    Attributes:
+        name: "float32", "bf16", "f16", "int8", "int4", or the name of a block kind such as "Q4_K".
+        group: of an integer kind, how many columns share a scale; 0 means all columns.
+        scale_type: of an integer kind, the element type of its scales.
+        zeros: whether each group has a zero point.
+        minima: whether each group has a float minimum.
+    """
+
+    name: str
+    group: int = 0
+    scale_type: WeightType | None = None
+    zeros: bool = False
+    minima: bool = False
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the values are floats, one after another."""
+        return self in DENSE_KINDS.values()
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether the values are int8 or int4 with scales."""
+        return self.scale_type is not None
+
+    def __str__(self) -> str:
+        """For people, and different for different kinds: ``int4 (group 128, BF16 scales)``."""
+        if not self.is_integer:
+            return self.name
+        parts = [f"group {self.group}" if self.group else "whole rows", f"{self.scale_type} scales"]
+        parts += ["zero points"] if self.zeros else []
+        parts += ["float minima"] if self.minima else []
+        return f"{self.name} ({', '.join(parts)})"
+
+
+DENSE_KINDS: Final[Mapping[str, WeightKind]] = {
+    "F32": WeightKind("float32"),
+    "BF16": WeightKind("bf16"),
+    "F16": WeightKind("f16"),
+}
+"""Element type -> kind of a dense tensor."""
+
+Kinds: TypeAlias = Mapping[str, WeightKind]
+"""Tensor name -> kind."""
+
+
+class TensorInfo(NamedTuple):
+    """What is known of a tensor before its values are read."""
+
+    shape: tuple[int, ...]
+    kind: WeightKind
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWeight:
+    """A tensor of floats, row-major, little-endian.
 
     ``data`` is uint8, 1-D, read-only, usually a view of the mapped file: the checkpoint must outlive
     it. numpy has no bfloat16, so the element type is the tag and not ``data.dtype``.
@@ -32,11 +98,172 @@ class Weight:
         assert self.data.dtype == np.uint8
         assert self.data.nbytes == wanted
 
+    @property
+    def kind(self) -> WeightKind:
+        """See :class:`WeightKind`."""
+        return DENSE_KINDS[self.dtype]
+
     def flattened(self) -> Self:
         """As a matrix, if it has more than two dimensions: [n, c, size] becomes [n, c * size]."""
-        if len(self.shape) <= 2:
-            return self
-        return dataclasses.replace(self, shape=(self.shape[0], math.prod(self.shape[1:])))
+        return dataclasses.replace(self, shape=flat(self.shape))
 
 
-Weights: TypeAlias = Mapping[str, Weight]
+@dataclass(frozen=True, slots=True)
+class IntWeight:
+    """A matrix [outputs, depth] of small integers with a scale for each group along its depth.
+
+    An element's value is ``(q - zero) * scale``, or ``q * scale + minimum`` where there are minima.
+
+    Attributes:
+        name: of the tensor.
+        bits: 8 (``q`` is int8, and its zero is 0) or 4 (``q`` is uint8, 0 to 15).
+        q: [outputs, depth].
+        group: columns that share a scale; the last group may be shorter.
+        scales: [outputs, groups] float32; each value is one that ``scale_type`` holds exactly.
+        zeros: [outputs, groups] uint8: the zero points, int4 only; None means INT4_MIDDLE.
+        scale_type: the element type to keep the scales in.
+        minima: [outputs, groups] float32, instead of zero points (GGUF's Q4_1).
+    """
+
+    name: str
+    bits: int
+    q: npt.NDArray[np.int8] | npt.NDArray[np.uint8]
+    group: int
+    scales: Floats
+    zeros: npt.NDArray[np.uint8] | None
+    scale_type: WeightType
+    minima: Floats | None = None
+
+    def __post_init__(self) -> None:
+        assert self.bits in (4, 8)
+        assert self.q.dtype == (np.int8 if self.bits == 8 else np.uint8)
+        assert self.scales.shape == (self.shape[0], -(-self.shape[1] // self.group))
+        assert self.zeros is None or (self.bits == 4 and self.zeros.shape == self.scales.shape)
+        assert self.minima is None or (
+            self.zeros is None and self.minima.shape == self.scales.shape
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, depth)."""
+        return (self.q.shape[0], self.q.shape[1])
+
+    @property
+    def kind(self) -> WeightKind:
+        """See :class:`WeightKind`."""
+        return WeightKind(
+            f"int{self.bits}",
+            0 if self.group >= self.shape[1] else self.group,
+            self.scale_type,
+            self.zeros is not None,
+            self.minima is not None,
+        )
+
+    def flattened(self) -> Self:
+        """Itself: it is a matrix."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeight:
+    """A tensor in blocks whose bytes a format defines, as they are in the file.
+
+    Attributes:
+        name: of the tensor.
+        block_kind: the format's name of them, such as "Q4_K" (GGUF) or "MXFP4" (OCP MX).
+        shape: row-major; the last dimension is a multiple of ``block``.
+        block: values in a block.
+        block_bytes: bytes of a block.
+        data: uint8, 1-D: all blocks of a row, row after row.
+    """
+
+    name: str
+    block_kind: str
+    shape: tuple[int, ...]
+    block: int
+    block_bytes: int
+    data: npt.NDArray[np.uint8]
+
+    def __post_init__(self) -> None:
+        assert self.shape[-1] % self.block == 0
+        assert self.data.nbytes == math.prod(self.shape) // self.block * self.block_bytes
+
+    @property
+    def kind(self) -> WeightKind:
+        """See :class:`WeightKind`."""
+        return WeightKind(self.block_kind)
+
+    def flattened(self) -> Self:
+        """As a matrix, if it has more than two dimensions."""
+        return dataclasses.replace(self, shape=flat(self.shape))
+
+
+Weight: TypeAlias = DenseWeight | IntWeight | BlockWeight
+
+
+class Weights(Mapping[str, Weight]):
+    """Tensors by name. Indexing may read and unpack a tensor, each time anew; :meth:`info` never does."""
+
+    @abstractmethod
+    def info(self, name: str) -> TensorInfo:
+        """Shape and kind of a tensor. KeyError if there is none of that name."""
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a tensor of that name; what Mapping does by itself would read it."""
+        try:
+            return isinstance(name, str) and self.info(name) is not None
+        except KeyError:
+            return False
+
+
+class LoadedWeights(Weights):
+    """Tensors that are in memory, or mapped."""
+
+    def __init__(self, tensors: Mapping[str, Weight]) -> None:
+        self._tensors = tensors
+
+    def info(self, name: str) -> TensorInfo:
+        """See :class:`Weights`."""
+        weight = self._tensors[name]
+        return TensorInfo(weight.shape, weight.kind)
+
+    def __getitem__(self, name: str) -> Weight:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+class FlatWeights(Weights):
+    """Some tensors of others, as matrices: those of more than two dimensions are flattened."""
+
+    def __init__(self, weights: Weights, names: tuple[str, ...]) -> None:
+        self._weights = weights
+        self._names = dict.fromkeys(names)
+
+    def info(self, name: str) -> TensorInfo:
+        """See :class:`Weights`."""
+        shape, kind = self._weights.info(self._known(name))
+        return TensorInfo(flat(shape), kind)
+
+    def __getitem__(self, name: str) -> Weight:
+        return self._weights[self._known(name)].flattened()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _known(self, name: str) -> str:
+        if name not in self._names:
+            raise KeyError(name)
+        return name
+
+
+def flat(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """[n, c, size] as [n, c * size]; vectors and matrices stay as they are."""
+    return shape if len(shape) <= 2 else (shape[0], math.prod(shape[1:]))

@@ -9,15 +9,6 @@ from galley.graph.program import Op, Program
 
 _BOX: Final = (250, 40)
 _GAP: Final = (24, 26)
-_COLOURS: Final[Mapping[str, str]] = {
-    "linear": "#cfe3ff",
-    "attention": "#ffd9c2",
-    "rope_attention": "#ffd9c2",
-    "rope": "#ffeecb",
-    "embed": "#d9f2d9",
-    "select_rows": "#e8dcf7",
-}
-_OTHER_COLOUR: Final = "#eeeeee"
 
 
 class Box(NamedTuple):
@@ -31,7 +22,7 @@ class Box(NamedTuple):
 def draw_svg(program: Program) -> str:
     """One row of boxes for each step of the longest way from the tokens to the logits.
 
-    ``columns`` are no boxes: lines lead from the buffer itself to those who read its part.
+    Views are no boxes: lines lead from the buffer itself to those who read its part.
     """
     sources = _sources(program)
     boxes = _placed(program, sources)
@@ -55,14 +46,14 @@ def draw_svg(program: Program) -> str:
 
 
 def _drawn(program: Program) -> Iterable[Op]:
-    return (op for op in program.ops if op.name != "columns")
+    return (op for op in program.ops if not op.signature.view)
 
 
 def _sources(program: Program) -> dict[int, int]:
     """Buffer -> first output of the op that computes it, through any views."""
     sources: dict[int, int] = {}
     for op in program.ops:
-        source = sources[op.inputs[0]] if op.name == "columns" else op.outputs[0]
+        source = sources[op.inputs[0]] if op.signature.view else op.outputs[0]
         sources.update(dict.fromkeys(op.outputs, source))
     return sources
 
@@ -89,7 +80,7 @@ def _placed(program: Program, sources: Mapping[int, int]) -> dict[int, Box]:
 
 
 def _box(box: Box) -> str:
-    colour = _COLOURS.get(box.op.name, _OTHER_COLOUR)
+    colour = box.op.signature.colour
     centre = box.x + _BOX[0] // 2
     return (
         f'<g><title>{escape(_details(box.op))}</title><rect x="{box.x}" y="{box.y}" '

@@ -7,12 +7,12 @@ they are written (each is written once); weights are named as in the checkpoint.
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from galley.errors import CheckpointError
-from galley.formats.weights import Weights
-from galley.graph.signatures import SIGNATURES
+from galley.formats.weights import FlatWeights, Kinds, WeightKind, Weights
+from galley.graph.signatures import SIGNATURES, Signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,16 @@ class Op:
     attrs: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        signature = SIGNATURES[self.name]
+        signature = self.signature
         assert len(self.inputs) == signature.inputs, self
         assert len(self.outputs) == len(self.widths) == signature.outputs, self
         assert set(self.attrs) == set(signature.attrs), self
         assert signature.weights <= set(self.weights) <= signature.weights | signature.optional
+
+    @property
+    def signature(self) -> Signature:
+        """The op's line in the op table."""
+        return SIGNATURES[self.name]
 
     @property
     def output(self) -> int:
@@ -92,6 +97,7 @@ class Program:
         encoder: what a speech model runs once over a window, for its sequences to attend to.
         aligner: a speech model's decoder up to the last head that follows the speech, for the weights of
             these heads.
+        kinds: matrix name -> how an executor keeps it; empty until that is decided (:meth:`with_kinds`).
     """
 
     ops: tuple[Op, ...]
@@ -101,25 +107,27 @@ class Program:
     max_positions: int
     encoder: "Program | None" = None
     aligner: "Program | None" = None
+    kinds: Kinds = field(default_factory=dict)
 
     def take_weights(self, weights: Weights, *, folder: str) -> Weights:
         """The tensors that this program and its encoder use, kernels of convolutions as matrices.
 
+        Their shapes are checked, their values not read.
+
         Raises:
             CheckpointError: for the first one that is missing or of another shape.
         """
-        taken = {}
         for name, shape in self.all_shapes.items():
             if name not in weights:
                 raise CheckpointError("tensor is missing", file=folder, field=name)
-            if weights[name].shape != shape:
+            found = weights.info(name).shape
+            if found != shape:
                 raise CheckpointError(
-                    f"has shape {list(weights[name].shape)}, config.json implies {list(shape)}",
+                    f"has shape {list(found)}, config.json implies {list(shape)}",
                     file=folder,
                     field=name,
                 )
-            taken[name] = weights[name].flattened()
-        return taken
+        return FlatWeights(weights, tuple(self.all_shapes))
 
     @property
     def all_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -128,15 +136,27 @@ class Program:
 
     @property
     def matrices(self) -> frozenset[str]:
-        """Tensors of this program and its encoder that are matrices: all others are kept as they are."""
+        """Tensors of this program and its encoder that executors pack; all others they keep as they are."""
         programs = (self,) if self.encoder is None else (self, self.encoder)
         return frozenset(
             name
             for program in programs
             for op in program.ops
-            if op.name in {"embed", "linear"}
-            for name in op.weights["weight"]
+            for role in op.signature.matrices
+            for name in op.weights[role]
         )
+
+    def with_kinds(self, kinds: Kinds) -> Self:
+        """The same program, its encoder and its aligner too, with its matrices kept as ``kinds``."""
+        encoder, aligner = (
+            None if program is None else program.with_kinds(kinds)
+            for program in (self.encoder, self.aligner)
+        )
+        return dataclasses.replace(self, encoder=encoder, aligner=aligner, kinds=kinds)
+
+    def kind_of(self, op: Op) -> WeightKind:
+        """Of the matrix that ``op`` packs; all tensors of a merged one are of one kind."""
+        return self.kinds[op.weights["weight"][0]]
 
     @property
     def aligned_heads(self) -> int:
@@ -146,7 +166,7 @@ class Program:
     def rows_of(self, frames: int) -> int:
         """Of an encoder: how many rows its ``cross_kv`` ops keep of a window of ``frames``."""
         for op in self.ops:
-            if op.name == "neighbours":
+            if op.name == "im2col":
                 frames = -(-frames // op.attrs["stride"])
         return frames
 
@@ -195,7 +215,7 @@ class Program:
         selected = False
         for op in self.ops:
             selected |= op.name == "select_rows"
-            for name in op.weights["weight"] if op.name == "linear" else ():
+            for name in op.weights["weight"] if op.signature.multiplies else ():
                 products = math.prod(self.shapes[name])
                 rows += 0 if selected else 2 * products
                 wanted += 2 * products if selected else 0

@@ -1,4 +1,4 @@
-"""The op vocabulary: what each op reads, and what it is told.
+"""The op table: what each op computes, reads and is told, and what passes and executors must know of it.
 
 Models are described in these, and every executor implements all of them:
 
@@ -22,7 +22,7 @@ beyond a row stay within it:
 
 ================  ==============================================================================
 features          the windows' log-mel frames, one row each
-neighbours        x [T, c] -> [ceil(T / stride), c * size] for each window: row r holds the ``size`` rows
+im2col            x [T, c] -> [ceil(T / stride), c * size] for each window: row r holds the ``size`` rows
                   around row r * stride, zeros beyond the window's ends; column j * size + t is column j of
                   row r * stride + t - size // 2. With the flattened [n, c, size] kernel of a convolution
                   as ``weight``, ``linear`` on it is that convolution
@@ -30,7 +30,7 @@ embed_positions   positions in the window, or of the tokens in their sequence ->
                   [positions, width]
 layer_norm        (x - mean) * rsqrt(variance + eps) * ``weight`` + ``bias``; arXiv:1607.06450
 gelu              x * normal distribution function of x, by erf; arXiv:1606.08415
-window_attention  q, k, v -> softmax(q k^T * scale) v over all rows of the window
+encoder_attention  q, k, v -> softmax(q k^T * scale) v over all rows of the window
 cross_kv          k, v -> into the paged KV of ``layer``, by the window's block table; no output
 cross_attention   q -> softmax(q k^T * scale) v over the whole window that the sequence belongs to, as
                   cross_kv left it in ``layer``
@@ -39,25 +39,21 @@ cross_weights     q -> the weights softmax(q k^T * scale) that cross_attention w
                   ``first``, ``first`` + 1, ...
 ================  ==============================================================================
 
-The rest is made of them by ``graph/prepare.py`` and ``graph/passes/``, for executors that run these:
+``graph/quantize_inputs.py`` and ``graph/passes/`` make these, for executors that run them:
 
-=====================  =========================================================================
-prepare                x as the linear layers that read it want it: bfloat16, or int8 with one
-                       scale a row
-columns                the columns of x from ``start`` on: a view, nothing moves
-add_rms_norm           a + b -> (sum, rms_norm(sum))
-rms_norm_prepare       prepare(rms_norm(x))
-add_rms_norm_prepare   a + b -> (sum, prepare(rms_norm(sum)))
-add_layer_norm         a + b -> (sum, layer_norm(sum))
-layer_norm_prepare     prepare(layer_norm(x))
-add_layer_norm_prepare a + b -> (sum, prepare(layer_norm(sum)))
-silu_mul_prepare       prepare(silu_mul(a, b))
-gelu_prepare           prepare(gelu(x))
-rope_attention         q, k, v -> (rope(q), attention(rope(q), rope(k), v)); the turned keys go straight
-                       into the cache
-=====================  =========================================================================
+==================  ============================================================================
+quantize_input      x in the ``layout`` (:class:`galley.graph.quantize_inputs.RowLayout`) that the linear
+                    layers which read it want: rounded to bfloat16, or to int8 with one scale a row
+columns             the columns of x from ``start`` on: a view, nothing moves
+add_rms_norm        a + b -> (sum, rms_norm(sum))
+add_layer_norm      a + b -> (sum, layer_norm(sum))
+rope_attention      q, k, v -> (rope(q), attention(rope(q), rope(k), v)); the turned keys go straight
+                    into the cache
+``OP_quantize``     an op of the table that ``quantizes`` and ``quantize_input`` of its last output
+==================  ============================================================================
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -65,13 +61,43 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Counts of buffers; ``weights`` required and ``optional`` roles; ``attrs`` names."""
+    """An op's line in the table.
+
+    Attributes:
+        inputs: how many buffers it reads.
+        outputs: how many buffers it writes.
+        weights: roles of tensors that it needs.
+        optional: roles of tensors that it may have.
+        attrs: names of its attributes.
+        matrices: the roles whose tensors executors pack, in the kind that is planned for each.
+        arguments: what the native executor's step of this op is told, in order: roles, attributes,
+            "width" (of the first output), "layout" (of the last output) or "input_layout". Buffers follow.
+        per_row: a row of its outputs depends on the same row of its inputs alone, not on its position.
+        in_place: its output may lie where an input of the same size lies that nobody needs afterwards:
+            the op is done with a row's inputs, or with each of their elements, before it writes there.
+        view: it names a part of its input; nothing is computed.
+        reads_a_row: computing a row reads one row of its weights, not all of them.
+        multiplies: each weight is multiplied and added once for each row.
+        quantizes: it can quantize its last output itself, as ``<op>_quantize``.
+        base: of ``<op>_quantize``, the op.
+        colour: of its box in the picture.
+    """
 
     inputs: int
     outputs: int = 1
     weights: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
     attrs: tuple[str, ...] = ()
+    matrices: frozenset[str] = frozenset()
+    arguments: tuple[str, ...] = ()
+    per_row: bool = False
+    in_place: bool = False
+    view: bool = False
+    reads_a_row: bool = False
+    multiplies: bool = False
+    quantizes: bool = False
+    base: str = ""
+    colour: str = "#eeeeee"
 
 
 _WEIGHT: Final = frozenset({"weight"})
@@ -79,34 +105,119 @@ _WEIGHT_BIAS: Final = frozenset({"weight", "bias"})
 _NORM: Final = ("eps", "head_dim")
 _HEADS: Final = ("heads", "kv_heads", "key_dim", "value_dim", "scale")
 _ATTENTION: Final = ("layer", *_HEADS, "window")
+_ATTENTION_ARGUMENTS: Final = ("layer", "heads", "scale", "window")
+_BLUE: Final = "#cfe3ff"
+_GREEN: Final = "#d9f2d9"
+_ORANGE: Final = "#ffd9c2"
+
+
+def elementwise(inputs: int, *, quantizes: bool = True) -> Signature:
+    """Of an op that makes each element of its output of the same element of its inputs."""
+    arguments = ("width", "layout") if quantizes else ("width",)
+    return Signature(inputs, per_row=True, in_place=True, quantizes=quantizes, arguments=arguments)
+
+
+def _rms_norm(inputs: int = 1, outputs: int = 1) -> Signature:
+    return Signature(
+        inputs,
+        outputs,
+        weights=_WEIGHT,
+        attrs=_NORM,
+        arguments=("weight", "eps", "width", "layout"),
+        per_row=True,
+        in_place=True,
+        quantizes=True,
+    )
+
+
+def _layer_norm(inputs: int = 1, outputs: int = 1) -> Signature:
+    return Signature(
+        inputs,
+        outputs,
+        weights=_WEIGHT_BIAS,
+        attrs=("eps",),
+        arguments=("weight", "bias", "eps", "layout"),
+        per_row=True,
+        in_place=True,
+        quantizes=True,
+    )
+
+
+_OPS: Final[Mapping[str, Signature]] = {
+    "embed": Signature(
+        0,
+        weights=_WEIGHT,
+        matrices=_WEIGHT,
+        arguments=("weight",),
+        reads_a_row=True,
+        colour=_GREEN,
+    ),
+    "linear": Signature(
+        1,
+        weights=_WEIGHT,
+        optional=frozenset({"bias"}),
+        matrices=_WEIGHT,
+        arguments=("weight", "bias", "input_layout"),
+        per_row=True,
+        multiplies=True,
+        colour=_BLUE,
+    ),
+    "rms_norm": _rms_norm(),
+    "rope": Signature(
+        1,
+        attrs=("head_dim", "inv_freq", "scale"),
+        arguments=("inv_freq", "scale", "width"),
+        in_place=True,
+        colour="#ffeecb",
+    ),
+    "attention": Signature(3, attrs=_ATTENTION, arguments=_ATTENTION_ARGUMENTS, colour=_ORANGE),
+    "silu_mul": elementwise(2),
+    "add": elementwise(2, quantizes=False),
+    "select_rows": Signature(1, arguments=("width",), colour="#e8dcf7"),
+    "features": Signature(0, arguments=("width",)),
+    "im2col": Signature(
+        1, attrs=("channels", "size", "stride"), arguments=("channels", "size", "stride")
+    ),
+    "embed_positions": Signature(
+        0, weights=_WEIGHT, arguments=("weight", "width"), reads_a_row=True
+    ),
+    "layer_norm": _layer_norm(),
+    "gelu": elementwise(1),
+    "encoder_attention": Signature(
+        3, attrs=(*_HEADS, "exact"), arguments=(*_HEADS, "exact"), in_place=True
+    ),
+    "cross_kv": Signature(
+        2, outputs=0, attrs=("layer", "kv_heads", "key_dim", "value_dim"), arguments=("layer",)
+    ),
+    "cross_attention": Signature(
+        1, attrs=("layer", *_HEADS), arguments=("layer", "heads", "scale"), in_place=True
+    ),
+    "cross_weights": Signature(
+        1,
+        outputs=0,
+        attrs=("layer", *_HEADS, "chosen", "first"),
+        arguments=("layer", "heads", "chosen", "first", "scale"),
+    ),
+    "quantize_input": Signature(1, attrs=("layout",), arguments=("layout",), per_row=True),
+    "columns": Signature(1, attrs=("start",), view=True),
+    "add_rms_norm": _rms_norm(inputs=2, outputs=2),
+    "add_layer_norm": _layer_norm(inputs=2, outputs=2),
+    "rope_attention": Signature(
+        3,
+        outputs=2,
+        attrs=(*_ATTENTION, "inv_freq", "rope_scale"),
+        arguments=("inv_freq", "rope_scale", *_ATTENTION_ARGUMENTS),
+        in_place=True,
+        colour=_ORANGE,
+    ),
+}
 
 SIGNATURES: Final[Mapping[str, Signature]] = {
-    "embed": Signature(0, weights=_WEIGHT),
-    "linear": Signature(1, weights=_WEIGHT, optional=frozenset({"bias"})),
-    "rms_norm": Signature(1, weights=_WEIGHT, attrs=_NORM),
-    "rope": Signature(1, attrs=("head_dim", "inv_freq", "scale")),
-    "attention": Signature(3, attrs=_ATTENTION),
-    "silu_mul": Signature(2),
-    "add": Signature(2),
-    "select_rows": Signature(1),
-    "features": Signature(0),
-    "neighbours": Signature(1, attrs=("size", "stride")),
-    "embed_positions": Signature(0, weights=_WEIGHT),
-    "layer_norm": Signature(1, weights=_WEIGHT_BIAS, attrs=("eps",)),
-    "gelu": Signature(1),
-    "window_attention": Signature(3, attrs=_HEADS),
-    "cross_kv": Signature(2, outputs=0, attrs=("layer", "kv_heads", "key_dim", "value_dim")),
-    "cross_attention": Signature(1, attrs=("layer", *_HEADS)),
-    "cross_weights": Signature(1, outputs=0, attrs=("layer", *_HEADS, "chosen", "first")),
-    "prepare": Signature(1),
-    "columns": Signature(1, attrs=("start",)),
-    "add_rms_norm": Signature(2, outputs=2, weights=_WEIGHT, attrs=_NORM),
-    "rms_norm_prepare": Signature(1, weights=_WEIGHT, attrs=_NORM),
-    "add_rms_norm_prepare": Signature(2, outputs=2, weights=_WEIGHT, attrs=_NORM),
-    "add_layer_norm": Signature(2, outputs=2, weights=_WEIGHT_BIAS, attrs=("eps",)),
-    "layer_norm_prepare": Signature(1, weights=_WEIGHT_BIAS, attrs=("eps",)),
-    "add_layer_norm_prepare": Signature(2, outputs=2, weights=_WEIGHT_BIAS, attrs=("eps",)),
-    "silu_mul_prepare": Signature(2),
-    "gelu_prepare": Signature(1),
-    "rope_attention": Signature(3, outputs=2, attrs=(*_ATTENTION, "inv_freq", "rope_scale")),
+    **_OPS,
+    **{
+        f"{name}_quantize": dataclasses.replace(op, base=name, attrs=(*op.attrs, "layout"))
+        for name, op in _OPS.items()
+        if op.quantizes
+    },
 }
+"""Name of an op -> its line in the table."""

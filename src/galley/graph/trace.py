@@ -61,7 +61,9 @@ class Tracer:
     ) -> Buffer:
         """A convolution over each window's rows, padded with zeros to ceil(rows / stride) rows."""
         assert size % 2 == 1
-        around = self._emit("neighbours", (x,), x.width * size, size=size, stride=stride)
+        around = self._emit(
+            "im2col", (x,), x.width * size, channels=x.width, size=size, stride=stride
+        )
         weights = {
             "weight": self._weight(weight, width, x.width, size),
             "bias": self._weight(bias, width),
@@ -109,12 +111,12 @@ class Tracer:
             "attention", (q, k, v), width, layer=layer, **heads, scale=scale, window=window
         )
 
-    def window_attention(
+    def encoder_attention(
         self, q: Buffer, k: Buffer, v: Buffer, *, key_dim: int, scale: float
     ) -> Buffer:
         """Every row of a window sees all of them. Widths as in :meth:`attention`."""
         width, heads = _heads(q, _kv_layout(k, v, key_dim))
-        return self._emit("window_attention", (q, k, v), width, **heads, scale=scale)
+        return self._emit("encoder_attention", (q, k, v), width, **heads, scale=scale, exact=True)
 
     def cross_kv(self, k: Buffer, v: Buffer, *, key_dim: int) -> None:
         """Adds a KV layer, for the decoder's layer of that number. Widths as in :meth:`attention`."""

@@ -104,7 +104,7 @@ def _encoder(g: Tracer, c: WhisperConfig) -> None:
     for layer in (f"{name}.layers.{i}" for i in range(c.encoder_layers)):
         h = g.layer_norm(x, f"{layer}.self_attn_layer_norm", eps=EPS)
         q, k, v = _qkv(g, h, f"{layer}.self_attn")
-        mixed = g.window_attention(q, k, v, key_dim=head_dim, scale=head_dim**-0.5)
+        mixed = g.encoder_attention(q, k, v, key_dim=head_dim, scale=head_dim**-0.5)
         x = g.add(x, _project(g, mixed, f"{layer}.self_attn.out_proj", c.width))
         x = g.add(x, _mlp(g, x, layer, c.encoder_ffn))
     x = g.layer_norm(x, f"{name}.layer_norm", eps=EPS)

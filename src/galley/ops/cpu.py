@@ -3,34 +3,24 @@
 import os
 import time
 from array import array
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from galley import _native
 from galley.errors import SettingsError
-from galley.formats.weights import Weights
+from galley.formats.weights import Kinds, Weights, flat
 from galley.graph.passes import run_passes
-from galley.graph.prepare import prepare_inputs
 from galley.graph.program import Program
+from galley.graph.quantize_inputs import quantize_inputs
 from galley.ops.draws import Draws
 from galley.ops.executor import Attention, Batch, EncoderBatch, ExecutorOptions, Logits, Table
 from galley.ops.isa import choose_isa, cpus_to_pin, naming
-from galley.ops.lowering import Cost, lower
-from galley.ops.packing import Matrices
+from galley.ops.kinds import main_activations, own_kinds, plan_activations, plan_kinds
+from galley.ops.lowering import Cost, Lowered, lower, weight_bytes
+from galley.ops.packing import Matrices, check_kind
 from galley.ops.weight_cache import WeightCache
 from galley.types import BLOCK_TOKENS, StepCosts
-
-_ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "float32": ("float32",),
-    "bf16": ("bfloat16", "float32"),
-    "int8": ("int8", "bfloat16", "float32"),
-    "int4": ("int8", "bfloat16", "float32"),
-}
-"""Kind of the weights -> what they are multiplied with, first what some instruction set is fastest with."""
-
-_MULTIPLY_BF16: Final = frozenset({"amx", "avx512"})
 
 
 class CpuExecutor:
@@ -50,40 +40,40 @@ class CpuExecutor:
                 f"device is {options.device!r}, but executor 'cpu' runs on 'cpu' alone"
             )
         isa = choose_isa(os.environ)
-        self.activations = choose_activations(options.quantize, options.activations, isa)
+        kinds = plan_kinds(
+            program, options.quantize, own=own_kinds(program, weights), chosen=options.kinds
+        )
+        for name, kind in kinds.items():
+            check_kind(name, kind, flat(program.all_shapes[name])[1])
+        program = program.with_kinds(kinds)
+        activations = plan_activations(kinds, options.quantize, options.activations, isa)
+        self.activations = main_activations(program, activations)
         cache = None
         if options.weight_cache is not None:
             cache = WeightCache(options.weight_cache, options.quantize)
-        matrices = Matrices(weights, options.quantize, threads=options.threads, cache=cache)
+        matrices = Matrices(weights, kinds, threads=options.threads, cache=cache)
 
-        def rewritten(traced: Program) -> Program:
-            return run_passes(prepare_inputs(traced, self.activations), options.disable_pass)
+        def lowered(traced: Program) -> Lowered:
+            return lower(run_passes(quantize_inputs(traced, activations), options.disable_pass))
 
-        runs = rewritten(program)
+        decoder = lowered(program)
         with naming(options.threads):
-            decoder = lower(runs, weights, matrices, self.activations)
-            encoder, aligner = (
-                None
-                if traced is None
-                else lower(rewritten(traced), weights, matrices, self.activations)
+            self._runtime = _native.Runtime(isa, options.threads, cpus_to_pin(options.threads))
+            for kv in program.kv:
+                self._runtime.add_kv_layer(kv.kv_heads, kv.key_dim, kv.value_dim, options.kv_dtype)
+            self._decoder = decoder.built(self._runtime, matrices, program.vocab_size)
+            self._encoder, self._aligner = (
+                None if traced is None else lowered(traced).built(self._runtime, matrices, 0)
                 for traced in (program.encoder, program.aligner)
             )
-            self._runtime = _native.Runtime(isa, options.threads, cpus_to_pin(options.threads))
         matrices.keep()
         self.cost = decoder.cost()
         self._vocab_size = program.vocab_size
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
-        self._operations = runs.operations()
+        self._operations = decoder.program.operations()
         self.forward_seconds = 0.0
         if options.pause is not None:
             self._runtime.set_pause(options.pause)
-        for kv in program.kv:
-            self._runtime.add_kv_layer(kv.kv_heads, kv.key_dim, kv.value_dim, options.kv_dtype)
-        self._decoder = decoder.built(self._runtime, program.vocab_size)
-        self._encoder, self._aligner = (
-            None if lowered is None else lowered.built(self._runtime, 0)
-            for lowered in (encoder, aligner)
-        )
         self._attention_shape = (0, 0)
         if program.encoder is not None and program.aligner is not None:
             rows = program.encoder.max_rows
@@ -179,24 +169,25 @@ def _joined(tables: Sequence[Table]) -> "tuple[array[int], array[int]]":
     return blocks, starts
 
 
-def _takers(activations: str) -> str:
-    return " or ".join(kind for kind, choices in _ACTIVATIONS.items() if activations in choices)
+def planned_step_costs(
+    program: Program, kinds: Kinds, *, kv_dtype: str, disable_pass: Collection[str] = ()
+) -> StepCosts:
+    """What :meth:`CpuExecutor.step_costs` will say, before any weight is read.
 
-
-def choose_activations(quantize: str, wanted: str, isa: str) -> str:
-    """What the inputs of linear layers become: as ``wanted``, or with "auto" what ``isa`` is fastest with.
-
-    Raises:
-        SettingsError: there is no product of these with weights that are ``quantize``.
+    Args:
+        program: as traced.
+        kinds: of its matrices; see :func:`galley.ops.kinds.plan_kinds`.
+        kv_dtype: of keys and values in the cache: "float32", "bfloat16" or "int8".
+        disable_pass: names of passes that are left out.
     """
-    choices = _ACTIVATIONS[quantize]
-    if wanted == "auto":
-        # Where no instruction multiplies bfloat16, it is widened first, and rounding to it wasted.
-        widens = choices[0] == "bfloat16" and isa not in _MULTIPLY_BF16
-        return "float32" if widens else choices[0]
-    if wanted not in choices:
-        raise SettingsError(
-            f"activations is {wanted!r}, but executor 'cpu' multiplies weights that are {quantize!r} "
-            f"with {' or '.join(choices)} alone: leave it out, or set quantize to {_takers(wanted)}"
-        )
-    return wanted
+    runs = run_passes(program.with_kinds(kinds), disable_pass)
+    row_operations, logit_operations = runs.operations()
+    block_bytes = sum(
+        _native.kv_block_bytes(kv.kv_heads, kv.key_dim, kv.value_dim, kv_dtype) for kv in program.kv
+    )
+    return StepCosts(
+        weight_bytes=weight_bytes(runs),
+        kv_bytes_per_token=block_bytes // BLOCK_TOKENS,
+        row_operations=row_operations,
+        logit_operations=logit_operations,
+    )

@@ -4,7 +4,7 @@ import importlib
 import logging
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 import msgspec
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from galley.errors import DISTRIBUTION, SettingsError, pip_install
-from galley.formats.checkpoint import Checkpoint
+from galley.formats.reader import CheckpointReader
 from galley.formats.weights import Weights
 from galley.graph.program import Program
 from galley.ops.draws import Draws
@@ -156,7 +156,9 @@ class ExecutorOptions:
 
     Attributes:
         dtype: "float32" or "bfloat16"; the reference executor computes in it.
-        quantize: what matrices become: "float32", "bf16", "int8" or "int4".
+        quantize: what dense matrices become: "float32", "bf16", "int8" or "int4". Matrices that are
+            integers in the checkpoint stay as they are.
+        kinds: tensor name -> as ``quantize``, for dense matrices that become something else.
         kv_dtype: of keys and values in the cache: "float32", "bfloat16" or "int8".
         device: where to run.
         threads: to compute with.
@@ -176,8 +178,9 @@ class ExecutorOptions:
     threads: int
     activations: str = "auto"
     disable_pass: tuple[str, ...] = ()
-    weight_cache: Checkpoint | None = None
+    weight_cache: CheckpointReader | None = None
     pause: Callable[[], None] | None = None
+    kinds: Mapping[str, str] = field(default_factory=dict)
 
 
 class ExecutorFactory(Protocol):

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -44,12 +44,25 @@ _WRITE_BYTES: Final = 2 << 20
 _HUB_FOLDER: Final = re.compile(r"/models--([^/]+)/snapshots/([^/]{1,7})")
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """A matrix: ``size`` bytes, ``offset`` bytes after the header."""
+class Key(NamedTuple):
+    """What a packed matrix holds: these tensors, kept as this kind (``str`` of a WeightKind)."""
 
     names: Names
+    kind: str
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A matrix of one kind: ``size`` bytes, ``offset`` bytes after the header."""
+
+    names: Names
+    kind: str
     offset: int
     size: int
+
+    @property
+    def key(self) -> Key:
+        """What it holds."""
+        return Key(self.names, self.kind)
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -59,7 +72,7 @@ class Header(msgspec.Struct, frozen=True):
         layout_version: the writer's ``_native.LAYOUT_VERSION``.
         folder: of the checkpoint that the writer packed.
         outline, content: of its weight files; see :class:`galley.formats.checkpoint.Checkpoint`.
-        kind: float32, bf16, int8 or int4.
+        kind: float32, bf16, int8 or int4: what dense matrices became, but for those chosen apart.
         entries: one after another, without gaps.
     """
 

@@ -1,116 +1,199 @@
-"""From canonical weights to matrices in the layout of the native kernels."""
+"""From typed weights to matrices in the layout of the native kernels."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from galley import _native
 from galley.errors import UnsupportedModel
-from galley.formats.weights import Weight, Weights
-from galley.ops.packed_files import Bytes, Names
+from galley.formats.weights import (
+    BlockWeight,
+    DenseWeight,
+    Floats,
+    IntWeight,
+    Kinds,
+    Weight,
+    WeightKind,
+    Weights,
+    WeightType,
+)
+from galley.ops.packed_files import Bytes, Key, Names
 from galley.ops.weight_cache import WeightCache
-from galley.quant.rtn import default_group
-from galley.quant.weights import IntWeight, bf16_bits, not_finite
+from galley.quant.rtn import quantize_int4, quantize_int8
+from galley.quant.weights import bf16_bits, not_finite, to_float32
+
+_KERNELS: Final = ("float32", "bf16", "int8", "int4")
+_GROUP_MULTIPLE: Final = 16
+"""Columns; a group begins on a whole register of activations."""
 
 
 class Matrices:
     """A model's packed matrices, each made once, when it is first asked for.
 
-    Attributes:
-        kind: of all of them: float32, bf16, int8 or int4.
+    Args:
+        weights: the model's tensors.
+        kinds: what each matrix is kept as.
+        threads: to pack with.
+        cache: where packed matrices may be already.
     """
 
     def __init__(
-        self, weights: Weights, kind: str, *, threads: int = 1, cache: WeightCache | None = None
+        self,
+        weights: Weights,
+        kinds: Kinds,
+        *,
+        threads: int = 1,
+        cache: WeightCache | None = None,
     ) -> None:
-        self.kind = kind
         self._weights = weights
+        self._kinds = kinds
         self._threads = threads
         self._cache = cache
-        self._packed: dict[Names, _native.Packed] = {}
+        self._packed: dict[Key, _native.Packed] = {}
         self._all_cached = True
 
-    def packed(self, *names: str) -> _native.Packed:
-        """One matrix with the outputs of the named tensors one after another; all have one depth.
+    def packed(self, names: Names) -> _native.Packed:
+        """One matrix with the outputs of the named tensors one after another.
+
+        All have one depth and one kind.
 
         Raises:
             UnsupportedModel: integers cannot stand for a value.
         """
-        if names not in self._packed:
-            parts = [self._weights[name] for name in names]
-            memory = None if self._cache is None else self._cache.get(names)
+        kind = self._kinds[names[0]]
+        key = Key(names, str(kind))
+        if key not in self._packed:
+            memory = None if self._cache is None else self._cache.get(key)
             if memory is None:
                 self._all_cached = False
-                self._packed[names] = pack(parts, self.kind, threads=self._threads)
+                parts = [self._weights[name] for name in names]
+                self._packed[key] = pack(parts, kind, threads=self._threads)
             else:
-                self._packed[names] = _matrix(parts, self.kind, memory)
-        return self._packed[names]
+                shapes = [self._weights.info(name).shape for name in names]
+                outputs = sum(shape[0] for shape in shapes)
+                self._packed[key] = _packed(kind, outputs, shapes[0][1], memory)
+        return self._packed[key]
+
+    def vector(self, name: str) -> Floats:
+        """A tensor that is no matrix, such as a norm's weight or a bias, as float32.
+
+        Raises:
+            UnsupportedModel: it is not dense.
+        """
+        weight = self._weights[name]
+        if not isinstance(weight, DenseWeight):
+            raise _no_kernel(name, weight.kind)
+        return to_float32(weight)
 
     def keep(self) -> None:
         """Have the cache keep what was asked for, unless it had all of it; goes on in the background."""
         if self._cache is not None and not self._all_cached:
-            self._cache.keep({names: packed.memory for names, packed in self._packed.items()})
+            self._cache.keep({key: packed.memory for key, packed in self._packed.items()})
 
 
-def pack(parts: Sequence[Weight], kind: str, *, threads: int = 1) -> _native.Packed:
+def check_kind(name: str, kind: WeightKind, depth: int) -> None:
+    """Raises UnsupportedModel if the native executor has no kernel for such a matrix."""
+    if kind.name not in _KERNELS or kind.minima or kind.group % _GROUP_MULTIPLE:
+        raise _no_kernel(name, kind)
+    if kind.is_integer and (kind.group or depth) > _native.LONGEST_GROUP:
+        raise UnsupportedModel(
+            f"tensor {name} is {kind.group or depth} wide, but {kind.name} weights "
+            f"{_native.LONGEST_GROUP} at most; set quantize to int4 or bf16"
+        )
+
+
+def _no_kernel(name: str, kind: WeightKind) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"tensor {name} is kept as {kind}, which executor 'cpu' has no kernel for: take a checkpoint of "
+        f"the model with dense, int8 or int4 weights (groups of a multiple of {_GROUP_MULTIPLE} columns, "
+        "zero points but no float minima)"
+    )
+
+
+def packed_bytes(kind: WeightKind, outputs: int, depth: int) -> int:
+    """Bytes of a packed matrix, padding included; nothing is packed."""
+    return _native.packed_bytes(
+        kind.name, outputs, depth, kind.group, kind.scale_type or "F32", kind.zeros
+    )
+
+
+def pack(parts: Sequence[Weight], kind: WeightKind, *, threads: int = 1) -> _native.Packed:
     """Checkpoint tensors [outputs, depth], one after another, as one matrix.
 
     Args:
-        parts: of one depth.
-        kind: float32, bf16, int8 or int4. Integers are rounded to nearest, as ``quant/rtn.py`` does.
+        parts: of one depth. Integer ones are of this kind already and are taken as they are.
+        kind: float32, bf16, int8 or int4. Dense tensors are rounded to nearest, as ``quant/rtn.py`` does.
         threads: to work with.
 
     Raises:
         UnsupportedModel: integers cannot stand for a value, or 32 bits cannot hold their sums.
     """
-    packed = _matrix(parts, kind, None)
-    unusable = packed.fill([(part.data, part.dtype) for part in parts], threads)
+    dense = [part for part in parts if isinstance(part, DenseWeight)]
+    if len(dense) < len(parts):
+        return pack_integers([_integers(part, kind) for part in parts], threads=threads)
+    outputs, depth = sum(part.shape[0] for part in dense), dense[0].shape[1]
+    check_kind(parts[0].name, kind, depth)
+    packed = _packed(kind, outputs, depth)
+    unusable = packed.fill([(part.data, part.dtype) for part in dense], threads)
     if unusable >= 0:
-        raise not_finite(parts[unusable])
+        raise not_finite(dense[unusable])
     return packed
 
 
-def _matrix(parts: Sequence[Weight], kind: str, memory: Bytes | None) -> _native.Packed:
+def _integers(part: Weight, kind: WeightKind) -> IntWeight:
+    """As they are, or a dense tensor rounded as the native packing rounds it."""
+    if isinstance(part, BlockWeight):
+        raise _no_kernel(part.name, part.kind)
+    if isinstance(part, DenseWeight):
+        return quantize_int8(part) if kind.name == "int8" else quantize_int4(part)
+    assert part.kind == kind, (part.name, part.kind, kind)
+    return part
+
+
+def pack_integers(parts: Sequence[IntWeight], *, threads: int = 1) -> _native.Packed:
+    """Integer matrices of one kind and depth, one after another, exactly as they are.
+
+    Raises:
+        UnsupportedModel: there is no kernel for the kind.
+    """
+    kind = parts[0].kind
+    check_kind(parts[0].name, kind, parts[0].shape[1])
+    outputs = sum(part.shape[0] for part in parts)
+    packed = _packed(kind, outputs, parts[0].shape[1])
+    scales = _scales(np.concatenate([part.scales for part in parts]), parts[0].scale_type)
+    zeros = [part.zeros for part in parts if part.zeros is not None]
+    packed.fill_integer(
+        _raw(np.concatenate([part.q for part in parts])),
+        _raw(scales),
+        _raw(np.concatenate(zeros)) if zeros else None,
+        threads,
+    )
+    return packed
+
+
+def _packed(
+    kind: WeightKind, outputs: int, depth: int, memory: Bytes | None = None
+) -> _native.Packed:
     """Empty, or a view of packed ``memory``."""
-    outputs, depth = sum(part.shape[0] for part in parts), parts[0].shape[1]
-    if kind == "int8" and depth > _native.LONGEST_GROUP:
-        raise UnsupportedModel(
-            f"tensor {parts[0].name} is {depth} wide, but int8 weights {_native.LONGEST_GROUP} at most; "
-            "set quantize to int4 or bf16"
-        )
-    if kind != "int4":
-        return _native.Packed(kind, outputs, depth, memory=memory)
-    group = default_group(depth)
     return _native.Packed(
-        kind,
+        kind.name,
         outputs,
         depth,
-        group=group if group < depth else 0,
-        scale_type="BF16",
+        group=kind.group,
+        scale_type=kind.scale_type or "F32",
+        zeros=kind.zeros,
         memory=memory,
     )
 
 
-def pack_integers(weight: IntWeight, *, threads: int = 1) -> _native.Packed:
-    """A canonical integer matrix in the native layout."""
-    whole = weight.group >= weight.shape[1]
-    packed = _native.Packed(
-        f"int{weight.bits}",
-        *weight.shape,
-        group=0 if whole else weight.group,
-        scale_type=weight.scale_type,
-        zeros=weight.zeros is not None,
-    )
-    scales: Any = weight.scales
-    if weight.scale_type == "BF16":
-        scales = bf16_bits(scales)
-    elif weight.scale_type == "F16":
-        scales = scales.astype(np.float16)
-    packed.fill_integer(_raw(weight.q), _raw(scales), _raw(weight.zeros), threads)
-    return packed
+def _scales(scales: Floats, scale_type: WeightType) -> Any:
+    if scale_type == "BF16":
+        return bf16_bits(scales)
+    return scales.astype(np.float16) if scale_type == "F16" else scales
 
 
-def _raw(values: Any) -> Any:
-    """Flat bytes; None stays None."""
-    return None if values is None else np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+def _raw(values: Any) -> Bytes:
+    """Flat bytes."""
+    flat: Bytes = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    return flat

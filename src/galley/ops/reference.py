@@ -11,15 +11,16 @@ from typing import Final
 import numpy as np
 import torch
 
-from galley.errors import SettingsError
-from galley.formats.weights import Weight, Weights
+from galley.errors import SettingsError, UnsupportedModel
+from galley.formats.weights import BlockWeight, DenseWeight, IntWeight, Weight, WeightKind, Weights
 from galley.graph.program import Program
 from galley.ops.draws import Draws, draw_all
 from galley.ops.executor import Attention, Batch, EncoderBatch, ExecutorOptions, Logits
+from galley.ops.kinds import own_kinds, plan_kinds
 from galley.ops.reference_ops import ReferenceOps, Step, places_in
 from galley.ops.tiles import Tiles
-from galley.quant.rtn import quantise_int4, quantise_int8
-from galley.quant.weights import Quantise, dequantise
+from galley.quant.rtn import quantize_int4, quantize_int8
+from galley.quant.weights import Quantize, dequantize
 from galley.types import BLOCK_TOKENS, StepCosts
 
 _TORCH_TYPES: Final[Mapping[str, torch.dtype]] = {
@@ -29,7 +30,7 @@ _TORCH_TYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
 }
-_QUANTISERS: Final[Mapping[str, Quantise]] = {"int8": quantise_int8, "int4": quantise_int4}
+_QUANTIZERS: Final[Mapping[str, Quantize]] = {"int8": quantize_int8, "int4": quantize_int4}
 
 
 class ReferenceExecutor(ReferenceOps):
@@ -63,23 +64,30 @@ class ReferenceExecutor(ReferenceOps):
         self.activations = options.dtype
         self._program = program
         self._pause = options.pause
-        self._quantize = options.quantize
         torch.set_num_threads(options.threads)
         super().__init__(_TORCH_TYPES[options.dtype], _device(options.device))
-        matrices = program.matrices
+        kinds = plan_kinds(
+            program, options.quantize, own=own_kinds(program, weights), chosen=options.kinds
+        )
         self._weights = {
-            name: self._load(weights[name], is_matrix=name in matrices)
-            for name in program.all_shapes
+            name: self._load(weights[name], kinds.get(name)) for name in program.all_shapes
         }
         self.forward_seconds = 0.0
 
-    def _load(self, weight: Weight, *, is_matrix: bool) -> torch.Tensor:
-        if is_matrix and self._quantize in _QUANTISERS:
-            values = torch.from_numpy(dequantise(_QUANTISERS[self._quantize](weight)))
+    def _load(self, weight: Weight, kind: WeightKind | None) -> torch.Tensor:
+        """The tensor's values, of a matrix as its ``kind`` rounds them."""
+        if isinstance(weight, BlockWeight):
+            raise UnsupportedModel(
+                f"tensor {weight.name} is kept as {weight.kind}, which executor 'reference' cannot read"
+            )
+        if isinstance(weight, DenseWeight) and kind is not None and kind.name in _QUANTIZERS:
+            weight = _QUANTIZERS[kind.name](weight)
+        if isinstance(weight, IntWeight):
+            values = torch.from_numpy(dequantize(weight))
         else:
             raw = torch.from_numpy(np.array(weight.data)).view(_TORCH_TYPES[weight.dtype])
             values = raw.reshape(weight.shape)
-        if is_matrix and self._quantize == "bf16":
+        if kind is not None and kind.name == "bf16":
             values = values.to(torch.bfloat16)
         return values.to(self._device, self._dtype).contiguous()
 

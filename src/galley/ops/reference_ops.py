@@ -29,7 +29,7 @@ from galley.types import BLOCK_TOKENS
 class Step:
     """A batch, or windows, on their way through a program.
 
-    Which rows there are changes at ``neighbours``, which places them anew; ``layout`` also does at
+    Which rows there are changes at ``im2col``, which places them anew; ``layout`` also does at
     ``select_rows``.
 
     Attributes:
@@ -85,11 +85,11 @@ class ReferenceOps:
             "add": self._add,
             "select_rows": self._select_rows,
             "features": self._features,
-            "neighbours": self._neighbours,
+            "im2col": self._im2col,
             "embed_positions": self._embed_positions,
             "layer_norm": self._layer_norm,
             "gelu": self._gelu,
-            "window_attention": self._window_attention,
+            "encoder_attention": self._encoder_attention,
             "cross_kv": self._cross_kv,
             "cross_attention": self._cross_attention,
             "cross_weights": self._cross_weights,
@@ -228,7 +228,7 @@ class ReferenceOps:
         frames = torch.from_numpy(step.source.features)
         return step.layout.scatter(frames.to(self._device, self._dtype))
 
-    def _neighbours(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+    def _im2col(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         size, stride = op.attrs["size"], op.attrs["stride"]
         windows = torch.split(step.layout.gather(inputs[0]), np.diff(step.starts).tolist())
         around = [
@@ -255,7 +255,7 @@ class ReferenceOps:
     def _gelu(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         return [gelu(tile.float()).to(self._dtype) for tile in inputs[0]]
 
-    def _window_attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+    def _encoder_attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         q, *kv = inputs
         shape = (-1, BLOCK_TOKENS, op.attrs["kv_heads"])
         lengths = np.diff(step.starts).tolist()

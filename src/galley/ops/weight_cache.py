@@ -9,7 +9,7 @@ from typing import Final
 
 from galley import _native
 from galley.errors import CheckpointError
-from galley.formats.checkpoint import Checkpoint
+from galley.formats.reader import CheckpointReader
 from galley.ops import background
 from galley.ops.packed_files import (
     FOLDER_VARIABLE,
@@ -17,7 +17,7 @@ from galley.ops.packed_files import (
     CachedFile,
     Entry,
     Header,
-    Names,
+    Key,
     UnusablePackedFile,
     Use,
     cached_files,
@@ -44,23 +44,23 @@ class WeightCache:
     whenever a weight file does.
     """
 
-    def __init__(self, checkpoint: Checkpoint, kind: str) -> None:
+    def __init__(self, checkpoint: CheckpointReader, kind: str) -> None:
         self._checkpoint = checkpoint
         self._kind = kind
         self._state = checkpoint.state()
         self._folder: Path | None = None
-        self._found: Mapping[Names, Bytes] = {}
+        self._found: Mapping[Key, Bytes] = {}
         try:
             self._folder = packed_folder()
             self._found = self._look_up(self._folder)
         except OSError as error:
             self._give_up(error)
 
-    def get(self, names: Names) -> Bytes | None:
+    def get(self, key: Key) -> Bytes | None:
         """The matrix' bytes, mapped, if the file has them."""
-        return self._found.get(names)
+        return self._found.get(key)
 
-    def keep(self, matrices: Mapping[Names, Bytes]) -> None:
+    def keep(self, matrices: Mapping[Key, Bytes]) -> None:
         """Write a file with these matrices in it, unless there is one; in the background.
 
         What was kept of the folder's earlier weights goes, a day after its last use. If the file cannot be
@@ -69,7 +69,7 @@ class WeightCache:
         if self._folder is not None:
             background.start(functools.partial(self._keep, self._folder, matrices))
 
-    def _look_up(self, folder: Path) -> Mapping[Names, Bytes]:
+    def _look_up(self, folder: Path) -> Mapping[Key, Bytes]:
         use = read_use(folder, self._state, self._kind)
         if use is not None:
             return _open(folder / use.file)
@@ -90,7 +90,7 @@ class WeightCache:
         background.start(functools.partial(self._remember, path))
         return found
 
-    def _keep(self, folder: Path, matrices: Mapping[Names, Bytes]) -> None:
+    def _keep(self, folder: Path, matrices: Mapping[Key, Bytes]) -> None:
         try:
             header = Header(
                 layout_version=_native.LAYOUT_VERSION,
@@ -138,16 +138,16 @@ class WeightCache:
         self._folder = None
 
 
-def _entries(matrices: Mapping[Names, Bytes]) -> list[Entry]:
+def _entries(matrices: Mapping[Key, Bytes]) -> list[Entry]:
     entries, offset = [], 0
-    for names, matrix in matrices.items():
-        entries.append(Entry(names, offset, matrix.nbytes))
+    for key, matrix in matrices.items():
+        entries.append(Entry(key.names, key.kind, offset, matrix.nbytes))
         offset += matrix.nbytes
     return entries
 
 
 def _with_content(
-    files: list[CachedFile], content: str, kind: str, wanted: set[Names] | None = None
+    files: list[CachedFile], content: str, kind: str, wanted: set[Key] | None = None
 ) -> Path | None:
     """The file with these weights, and all of the ``wanted`` matrices."""
     for file in files:
@@ -155,7 +155,7 @@ def _with_content(
         if (
             header is not None
             and (header.content, header.kind) == (content, kind)
-            and (wanted or set()) <= {entry.names for entry in header.entries}
+            and (wanted or set()) <= {entry.key for entry in header.entries}
         ):
             return file.path
     return None
@@ -172,7 +172,7 @@ def _remove_superseded(files: list[CachedFile], mine: Header) -> None:
             file.path.unlink(missing_ok=True)
 
 
-def _open(path: Path) -> Mapping[Names, Bytes]:
+def _open(path: Path) -> Mapping[Key, Bytes]:
     try:
         header, data = map_file(path)
     except FileNotFoundError:
@@ -181,4 +181,4 @@ def _open(path: Path) -> Mapping[Names, Bytes]:
         log.info("%s %s; packing the weights again", path, error)
         path.unlink(missing_ok=True)
         return {}
-    return {e.names: data[e.offset : e.offset + e.size] for e in header.entries}
+    return {e.key: data[e.offset : e.offset + e.size] for e in header.entries}

@@ -4,15 +4,15 @@ from typing import Final
 
 import numpy as np
 
-from galley.formats.weights import Weight
-from galley.quant.weights import INT4_MIDDLE, Floats, IntWeight, bf16_bits, not_finite, to_float32
+from galley.formats.weights import INT4_MIDDLE, DenseWeight, Floats, IntWeight, WeightKind
+from galley.quant.weights import bf16_bits, not_finite, to_float32
 
 GROUPS: Final = (128, 64, 32)
 """Columns that may share an int4 scale, widest first."""
 _CHUNK_ELEMENTS: Final = 1 << 22
 
 
-def quantise_int8(weight: Weight) -> IntWeight:
+def quantize_int8(weight: DenseWeight) -> IntWeight:
     """One float32 scale for each output; the largest magnitude becomes 127.
 
     Raises:
@@ -28,7 +28,7 @@ def quantise_int8(weight: Weight) -> IntWeight:
     return IntWeight(weight.name, 8, q, values.shape[1], scales, None, "F32")
 
 
-def quantise_int4(weight: Weight, *, group: int = 0, symmetric: bool = True) -> IntWeight:
+def quantize_int4(weight: DenseWeight, *, group: int = 0, symmetric: bool = True) -> IntWeight:
     """One bfloat16 scale for each output and group.
 
     Args:
@@ -64,6 +64,16 @@ def default_group(depth: int) -> int:
     return next((g for g in GROUPS if depth % g == 0), GROUPS[-1])
 
 
+def rounded_kind(quantize: str, depth: int) -> WeightKind:
+    """What a dense matrix of ``depth`` columns becomes by the setting: float32, bf16, int8 or int4."""
+    if quantize == "int8":
+        return WeightKind("int8", 0, "F32")
+    if quantize == "int4":
+        group = default_group(depth)
+        return WeightKind("int4", group if group < depth else 0, "BF16")
+    return WeightKind(quantize)
+
+
 def _symmetric(grouped: Floats) -> tuple[Floats, Floats]:
     at = np.abs(grouped).argmax(axis=2)[:, :, None]
     extreme = np.take_along_axis(grouped, at, axis=2)[:, :, 0]
@@ -79,7 +89,7 @@ def _asymmetric(grouped: Floats) -> tuple[Floats, Floats]:
     return scale, np.clip(np.rint(-low * _inverse(scale)), 0, 15)
 
 
-def _finite(weight: Weight, values: Floats) -> Floats:
+def _finite(weight: DenseWeight, values: Floats) -> Floats:
     if not np.isfinite(values).all():
         raise not_finite(weight)
     return values

@@ -12,10 +12,10 @@ from typing import Final, TypeAlias
 from galley.errors import SettingsError
 from galley.graph.passes.drop_dead import drop_dead
 from galley.graph.passes.fuse_add_norm import fuse_add_norm
-from galley.graph.passes.fuse_gelu_prepare import fuse_gelu_prepare
-from galley.graph.passes.fuse_norm_prepare import fuse_norm_prepare
+from galley.graph.passes.fuse_gelu_quantize import fuse_gelu_quantize
+from galley.graph.passes.fuse_norm_quantize import fuse_norm_quantize
 from galley.graph.passes.fuse_rope_kv import fuse_rope_kv
-from galley.graph.passes.fuse_silu_prepare import fuse_silu_prepare
+from galley.graph.passes.fuse_silu_quantize import fuse_silu_quantize
 from galley.graph.passes.hoist_select_rows import hoist_select_rows
 from galley.graph.passes.merge_linears import merge_linears
 from galley.graph.program import Program
@@ -26,9 +26,9 @@ PASSES: Final[Mapping[str, Pass]] = {
     "hoist-select-rows": hoist_select_rows,
     "merge-linears": merge_linears,
     "fuse-add-norm": fuse_add_norm,
-    "fuse-norm-prepare": fuse_norm_prepare,
-    "fuse-silu-prepare": fuse_silu_prepare,
-    "fuse-gelu-prepare": fuse_gelu_prepare,
+    "fuse-norm-quantize": fuse_norm_quantize,
+    "fuse-silu-quantize": fuse_silu_quantize,
+    "fuse-gelu-quantize": fuse_gelu_quantize,
     "fuse-rope-kv": fuse_rope_kv,
     "drop-dead": drop_dead,
 }

@@ -34,14 +34,15 @@ def fuse(
     return program.with_ops(ops)
 
 
-def fuse_prepare(program: Program, names: Collection[str]) -> Program:
-    """Let ops prepare their last output themselves where nobody else reads it."""
+def fuse_quantize(program: Program, names: Collection[str]) -> Program:
+    """Let ops quantize their last output themselves where only one ``quantize_input`` reads it."""
     readers = program.readers()
 
-    def fused(op: Op, prepare: Op) -> Op | None:
+    def fused(op: Op, quantize: Op) -> Op | None:
         if len(readers[op.outputs[-1]]) > 1:
             return None
-        outputs = (*op.outputs[:-1], prepare.output)
-        return dataclasses.replace(op, name=f"{op.name}_prepare", outputs=outputs)
+        outputs = (*op.outputs[:-1], quantize.output)
+        attrs = {**op.attrs, **quantize.attrs}
+        return dataclasses.replace(op, name=f"{op.name}_quantize", outputs=outputs, attrs=attrs)
 
-    return fuse(program, names, "prepare", fused)
+    return fuse(program, names, "quantize_input", fused)

@@ -1,13 +1,7 @@
 """Keep only the rows whose logits are wanted from the last attention on, not from the last layer's end."""
 
-from typing import Final
-
 from galley.graph.program import Op, Program
-
-PER_ROW: Final = frozenset(
-    {"linear", "rms_norm", "layer_norm", "gelu", "silu_mul", "add", "prepare"}
-)
-"""Ops that see one row at a time and do not ask for its position."""
+from galley.graph.signatures import SIGNATURES
 
 
 def hoist_select_rows(program: Program) -> Program:
@@ -21,7 +15,7 @@ def hoist_select_rows(program: Program) -> Program:
     if at is None:
         return program
     begin = at
-    while begin > 0 and ops[begin - 1].name in PER_ROW:
+    while begin > 0 and SIGNATURES[ops[begin - 1].name].per_row:
         begin -= 1
     made = {b for op in ops[begin:at] for b in op.outputs}
     read = dict.fromkeys(b for op in ops[begin : at + 1] for b in op.inputs if b not in made)

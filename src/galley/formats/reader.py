@@ -1,0 +1,86 @@
+"""What a reader of checkpoints gives, whatever the format on disk."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from galley.formats.checkpoint import Checkpoint
+from galley.formats.weights import Weights
+from galley.types import SamplingDefaults
+
+
+class CheckpointReader(Protocol):
+    """A checkpoint whose small parts have been read and whose tensors have not.
+
+    :class:`galley.formats.checkpoint.Checkpoint` reads the Hugging Face layout (safetensors).
+    """
+
+    @property
+    def folder(self) -> Path:
+        """Where the checkpoint is, for messages and for the cache of packed weights."""
+        ...
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The model's hyperparameters, in the words of Hugging Face's ``config.json``."""
+        ...
+
+    @property
+    def generation(self) -> Mapping[str, Any]:
+        """Defaults of generation, in the words of ``generation_config.json``; empty if there are none."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a text."""
+        ...
+
+    @property
+    def defaults(self) -> SamplingDefaults:
+        """Sampling parameters for requests that leave them out."""
+        ...
+
+    def check_token_ids(self, vocab_size: int) -> None:
+        """Raises CheckpointError if an end-of-sequence id is no token of the model."""
+        ...
+
+    def weights(self) -> Weights:
+        """All tensors, typed, none of them read yet.
+
+        Raises:
+            CheckpointError: a file is missing or damaged.
+        """
+        ...
+
+    def content_hash(self) -> str:
+        """Hash of all the weights' bytes, the same wherever a copy lies. Reads them.
+
+        Raises:
+            CheckpointError: a weight file is missing.
+        """
+        ...
+
+    def outline(self) -> str:
+        """Hash of the weight files' names, sizes and headers: differs only if :meth:`content_hash` does.
+
+        Raises:
+            CheckpointError: a weight file is missing or damaged.
+        """
+        ...
+
+    def state(self) -> str:
+        """Hash that changes whenever a weight file is written, replaced or moved here. Reads headers alone.
+
+        Raises:
+            CheckpointError: a weight file is missing or damaged.
+        """
+        ...
+
+
+def open_checkpoint(folder: Path) -> CheckpointReader:
+    """The reader for what is in ``folder``.
+
+    Raises:
+        ModelNotFound, CheckpointError, UnsupportedModel: there is none, or it cannot be used.
+    """
+    return Checkpoint.open(folder)

@@ -1,0 +1,113 @@
+"""Which kind each matrix of a model is kept as, and what its inputs become."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+from galley.errors import SettingsError
+from galley.formats.weights import Kinds, Weights, flat
+from galley.graph.program import Program
+from galley.quant.rtn import rounded_kind
+
+_ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "float32": ("float32",),
+    "bf16": ("bfloat16", "float32"),
+    "int8": ("int8", "bfloat16", "float32"),
+    "int4": ("int8", "bfloat16", "float32"),
+}
+"""Name of a matrix' kind -> what it is multiplied with, first what some instruction set is fastest with."""
+
+_MULTIPLY_BF16: Final = frozenset({"amx", "avx512"})
+
+
+def plan_kinds(
+    program: Program,
+    quantize: str,
+    *,
+    own: Kinds | None = None,
+    chosen: Mapping[str, str] | None = None,
+) -> Kinds:
+    """The kind of each matrix of the program and its encoder. No weights are needed.
+
+    Args:
+        program: whose matrices.
+        quantize: what dense matrices become: "float32", "bf16", "int8" or "int4".
+        own: matrices that are not dense in the checkpoint; they stay as they are.
+        chosen: tensor name -> as ``quantize``, for dense matrices that become something else.
+
+    Raises:
+        SettingsError: ``chosen`` names what is no matrix of the model.
+    """
+    own, chosen = own or {}, chosen or {}
+    for name in chosen:
+        if name not in program.matrices:
+            raise SettingsError(f"a kind is chosen for {name}, which is no matrix of the model")
+    shapes = program.all_shapes
+    return {
+        name: own.get(name) or rounded_kind(chosen.get(name, quantize), flat(shapes[name])[1])
+        for name in sorted(program.matrices)
+    }
+
+
+def own_kinds(program: Program, weights: Weights) -> Kinds:
+    """The matrices that are not dense in the checkpoint."""
+    kinds = {name: weights.info(name).kind for name in program.matrices}
+    return {name: kind for name, kind in kinds.items() if not kind.is_dense}
+
+
+def plan_activations(kinds: Kinds, quantize: str, wanted: str, isa: str) -> Mapping[str, str]:
+    """Name of each kind that occurs -> what the inputs of such matrices become on the native executor.
+
+    Where several kinds are mixed, those that are not multiplied with what is ``wanted`` get what they would
+    with "auto".
+
+    Args:
+        kinds: of all matrices.
+        quantize: the setting, for the message.
+        wanted: "float32", "bfloat16", "int8", or "auto": what ``isa`` is fastest with.
+        isa: instruction set of the kernels.
+
+    Raises:
+        SettingsError: no matrix is multiplied with what is wanted.
+    """
+    names = {kind.name for kind in kinds.values()} or {quantize}
+    if wanted != "auto" and not any(wanted in _ACTIVATIONS[name] for name in names):
+        choose_activations(quantize if quantize in names else min(names), wanted, isa)
+    return {
+        name: choose_activations(name, wanted if wanted in _ACTIVATIONS[name] else "auto", isa)
+        for name in names
+    }
+
+
+def main_activations(program: Program, activations: Mapping[str, str]) -> str:
+    """What most products of the program's linear layers are taken with."""
+    products: Counter[str] = Counter()
+    for op in program.ops:
+        if op.signature.multiplies:
+            size = sum(math.prod(program.shapes[name]) for name in op.weights["weight"])
+            products[activations[program.kind_of(op).name]] += size
+    return products.most_common(1)[0][0]
+
+
+def choose_activations(quantize: str, wanted: str, isa: str) -> str:
+    """What the inputs of linear layers become: as ``wanted``, or with "auto" what ``isa`` is fastest with.
+
+    Raises:
+        SettingsError: there is no product of these with weights that are ``quantize``.
+    """
+    choices = _ACTIVATIONS[quantize]
+    if wanted == "auto":
+        # Where no instruction multiplies bfloat16, it is widened first, and rounding to it wasted.
+        widens = choices[0] == "bfloat16" and isa not in _MULTIPLY_BF16
+        return "float32" if widens else choices[0]
+    if wanted not in choices:
+        raise SettingsError(
+            f"activations is {wanted!r}, but executor 'cpu' multiplies weights that are {quantize!r} "
+            f"with {' or '.join(choices)} alone: leave it out, or set quantize to {_takers(wanted)}"
+        )
+    return wanted
+
+
+def _takers(activations: str) -> str:
+    return " or ".join(kind for kind, choices in _ACTIVATIONS.items() if activations in choices)
