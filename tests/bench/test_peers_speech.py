@@ -40,4 +40,5 @@ def test_ratios_are_those_of_the_medians() -> None:
 
 
 def test_contenders_compete_at_the_same_bits() -> None:
+    assert faster_whisper.PEER.variants
     assert faster_whisper.PEER.variants.keys() <= galley_speech.PEER.variants.keys()

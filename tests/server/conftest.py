@@ -1,13 +1,18 @@
-"""A tiny model, and one server on it for each module that wants no special settings."""
+"""Tiny models, a server for each module that wants no special settings, and a call to be heard."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from galley.speech.audio import Recording
 from tests.checkpoints import make_checkpoint
+from tests.server.live_client import SILENCE
 from tests.server.serving import Server
 from tests.speech import tiny
+from tests.speech.recordings import CALL
 
 CONTEXT = 16384
 
@@ -34,3 +39,10 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     log = tmp_path_factory.mktemp("server") / "log"
     with Server(model, log, kv_cache_tokens=4 * CONTEXT, threads=1) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def call() -> NDArray[np.float32]:
+    """Two turns of speech, the beginning of a third, and silence; at 16 kHz."""
+    samples = np.concatenate(list(Recording(CALL)))
+    return np.concatenate([samples[: 15 * 16_000], SILENCE])

@@ -12,6 +12,9 @@ from websockets.sync.client import ClientConnection, connect
 from tests.server.serving import Server
 
 TEXT = "conversation.item.input_audio_transcription."
+AT_16_KHZ = {"format": {"type": "audio/pcm", "rate": 16_000}, "transcription": {"language": "en"}}
+SILENCE = np.zeros(16_000, np.float32)
+"""A second at 16 kHz."""
 
 
 class LiveClient:
@@ -70,3 +73,10 @@ class LiveClient:
         """The next event, which is an error; what is wrong."""
         error: dict[str, Any] = self.until("error")["error"]
         return error
+
+
+def configure(client: LiveClient, **source: Any) -> dict[str, Any]:
+    """``session.update``; the session as it is then."""
+    client.send("session.update", session={"type": "transcription", "audio": {"input": source}})
+    session: dict[str, Any] = client.until("session.updated")["session"]
+    return session

@@ -2,13 +2,10 @@
 
 import base64
 import json
-import signal
-import socket as sockets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,22 +13,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed
 
 from galley import LiveOptions, Transcriber
 from galley.speech.audio import Recording
 from galley.speech.live_events import Completed
-from tests.conftest import CheckpointMaker
-from tests.missing import without
-from tests.server.live_client import TEXT, LiveClient
-from tests.server.serving import Server, until
+from tests.server.live_client import AT_16_KHZ, TEXT, LiveClient, configure
+from tests.server.serving import Server
+from tests.speech.recordings import CALL
 
 pytestmark = pytest.mark.xdist_group("server_realtime")
-
-CALL = Path(__file__).parents[1] / "speech" / "data" / "call.ogg"
-ENDPOINT = "/v1/realtime"
-AT_16_KHZ = {"format": {"type": "audio/pcm", "rate": 16_000}, "transcription": {"language": "en"}}
-SILENCE = np.zeros(16_000, np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -46,20 +37,6 @@ def client(server: Server) -> Iterator[LiveClient]:
     with LiveClient(server) as connected:
         connected.until("session.created")
         yield connected
-
-
-@pytest.fixture(scope="module")
-def call() -> NDArray[np.float32]:
-    """Two turns of speech, the beginning of a third, and silence; at 16 kHz."""
-    samples = np.concatenate(list(Recording(CALL)))
-    return np.concatenate([samples[: 15 * 16_000], SILENCE])
-
-
-def configure(client: LiveClient, **source: Any) -> dict[str, Any]:
-    """``session.update``; the session as it is then."""
-    client.send("session.update", session={"type": "transcription", "audio": {"input": source}})
-    session: dict[str, Any] = client.until("session.updated")["session"]
-    return session
 
 
 def test_a_calls_turns_are_what_the_library_says(
@@ -354,167 +331,3 @@ def test_too_large_a_frame_ends_its_connection_alone(server: Server) -> None:
         assert closed.value.rcvd.code == 1009
         other.send("input_audio_buffer.clear")
         other.until("input_audio_buffer.cleared")
-
-
-# What must be refused before.
-
-
-def denied(server: Server, query: str = "?intent=transcription", **headers: str) -> tuple[int, Any]:
-    """Status and error of a handshake that fails."""
-    with pytest.raises(InvalidStatus) as refused, LiveClient(server, query, **headers):
-        pass
-    response = refused.value.response
-    assert response.headers["X-Request-Id"]
-    return response.status_code, json.loads(response.body)["error"]
-
-
-@pytest.mark.parametrize(
-    ("query", "status", "param"),
-    [
-        ("?model=whisper-1", 404, "model"),
-        ("?intent=conversation", 400, "intent"),
-        ("?intent=transcription&voice=alloy", 400, "voice"),
-    ],
-)
-def test_what_the_address_asks_for_is_honoured_or_refused(
-    query: str, status: int, param: str, server: Server
-) -> None:
-    found, error = denied(server, query)
-    assert (found, error["param"]) == (status, param)
-
-
-def test_a_page_of_another_site_gets_no_connection(server: Server) -> None:
-    assert denied(server, Origin="https://evil.example")[0] == 403
-    with LiveClient(server, Origin=f"http://localhost:{server.port}") as client:
-        client.until("session.created")
-    upgrade = {
-        "Host": "evil.example",
-        "Connection": "Upgrade",
-        "Upgrade": "websocket",
-        "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
-        "Sec-WebSocket-Version": "13",
-    }
-    with server.client() as client:
-        assert client.get(ENDPOINT, headers=upgrade).status_code == 403
-
-
-def test_there_are_so_many_streams_and_no_more(server: Server) -> None:
-    with LiveClient(server) as one, LiveClient(server) as two, LiveClient(server) as three:
-        for each in (one, two, three):
-            each.until("session.created")
-        status, error = denied(server)
-        assert (status, error["code"]) == (429, "queue_full")
-    until(lambda: _connects(server))
-
-
-def _connects(server: Server) -> bool:
-    try:
-        with LiveClient(server):
-            return True
-    except InvalidStatus:
-        return False
-
-
-def test_without_a_websocket_the_answer_says_so(server: Server) -> None:
-    with server.client() as client:
-        answer = client.get(ENDPOINT)
-    assert (answer.status_code, answer.headers["upgrade"]) == (426, "websocket")
-
-
-def test_a_key_is_needed_where_there_is_one(hearing: Path, tmp_path: Path) -> None:
-    with Server(hearing, tmp_path / "log", threads=1, api_key="secret") as server:
-        assert denied(server)[0] == 401
-        assert denied(server, Authorization="Bearer wrong")[1]["code"] == "invalid_api_key"
-        with LiveClient(server, Authorization="Bearer secret") as client:
-            client.until("session.created")
-    assert "secret" not in server.log
-
-
-def test_a_text_model_has_no_live_audio(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
-    with Server(checkpoint("llama"), tmp_path / "log", threads=1) as server:
-        status, error = denied(server)
-    assert status == 400
-    assert "cannot transcribe; it can score, generate" in error["message"]
-
-
-def test_a_server_without_the_extra_says_how_to_get_it(hearing: Path, tmp_path: Path) -> None:
-    missing = without(tmp_path, "websockets")
-    with Server(hearing, tmp_path / "log", threads=1, environ=missing) as server:
-        with server.client() as client:
-            answer = client.get(
-                ENDPOINT,
-                headers={"Connection": "Upgrade", "Upgrade": "websocket"},
-            )
-        assert answer.status_code == 501
-        assert "pip install 'galley-inference[speech]'" in answer.json()["error"]["message"]
-
-
-# How it ends.
-
-
-def test_a_client_that_is_cut_off_leaves_nothing_behind(
-    server: Server, call: NDArray[np.float32]
-) -> None:
-    until(lambda: _connects(server))
-    with LiveClient(server) as client:
-        client.until("session.created")
-        configure(client, **AT_16_KHZ)
-        client.append(call[: 8 * 16_000])
-        client.until("input_audio_buffer.speech_started")
-        client.socket.socket.shutdown(sockets.SHUT_RDWR)
-    until(lambda: "finish=cancelled" in server.log)
-    running = "galley_requests_running"
-    until(lambda: server.metrics()[running] == 0)
-    assert httpx.get(f"{server.url}/health").status_code == 200
-
-
-def test_what_was_heard_is_counted(server: Server, call: NDArray[np.float32]) -> None:
-    name = f"galley_audio_seconds_total{{endpoint={ENDPOINT}}}"
-    before = server.metrics().get(name, 0.0)
-    with LiveClient(server) as client:
-        client.until("session.created")
-        configure(client, **AT_16_KHZ)
-        client.append(SILENCE)
-        client.send("input_audio_buffer.commit")
-        client.until(f"{TEXT}completed")
-    until(lambda: server.metrics().get(name, 0.0) == pytest.approx(before + 1.0))
-    assert "WS /v1/realtime 101" in server.log
-    assert "audio=1.0s turns=1" in server.log
-
-
-def test_a_drain_lets_what_was_heard_come_to_its_end(
-    hearing: Path, tmp_path: Path, call: NDArray[np.float32]
-) -> None:
-    # Nobody is cut off by a busy machine.
-    server = Server(hearing, tmp_path / "log", threads=1, drain_seconds=600)
-    with server, LiveClient(server) as client:
-        client.until("session.created")
-        configure(client, **AT_16_KHZ)
-        client.append(call[: 5 * 16_000])
-        client.until("input_audio_buffer.speech_started")
-        server.process.send_signal(signal.SIGTERM)
-        assert client.until(f"{TEXT}completed")["transcript"]
-        with pytest.raises(ConnectionClosed) as closed:
-            client.until("nothing")
-        assert closed.value.rcvd is not None
-        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (
-            1001,
-            "the server is shutting down",
-        )
-        assert server.process.wait(30) == 0
-
-
-def test_a_stream_goes_on_when_its_engine_dies(
-    hearing: Path, tmp_path: Path, call: NDArray[np.float32]
-) -> None:
-    with Server(hearing, tmp_path / "log", threads=1) as server, LiveClient(server) as client:
-        client.until("session.created")
-        configure(client, **AT_16_KHZ)
-        client.append(call[: 5 * 16_000])
-        client.until("input_audio_buffer.speech_started")
-        for child in server.children():
-            child.kill()
-        client.append(call[5 * 16_000 :])
-        first, second = (client.until(f"{TEXT}completed") for _ in range(2))
-        assert first["transcript"]
-        assert second["transcript"]
