@@ -27,12 +27,12 @@ Activations = Literal["auto", "float32", "bfloat16", "int8"]
 KVType = Literal["auto", "float32", "bfloat16", "int8"]
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-"""Of the server and its engine, who write to the same place."""
+"""Log format of the server and of its engine processes, which write to the same stream."""
 
 MOST_THREADS = 1024
 
 NATIVE_ENGINE = "native"
-"""Galley's own engine, among those that :mod:`galley.service.protocol` finds by name."""
+"""Name of Galley's own engine; :mod:`galley.service.protocol` finds others by name."""
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -48,7 +48,7 @@ def _setting(default: T, group: str, help: str, *, secret: bool = False) -> T:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """What the engine needs, in either process. Sizes in tokens."""
+    """Settings of one engine, in the server's process and in its own. Sizes are in tokens."""
 
     model: str = _setting(
         "",
@@ -59,22 +59,22 @@ class EngineSettings:
     dtype: DType = _setting(
         "auto",
         "Model",
-        "type that quantize, kv_dtype and activations follow where they are auto; auto: as the "
-        "checkpoint's matrices are",
+        "type for quantize, kv_dtype and activations where these are auto; auto: the type of the "
+        "checkpoint's matrices",
     )
-    quantize: Quantize = _setting("auto", "Model", "what the weights become; auto: as dtype says")
+    quantize: Quantize = _setting("auto", "Model", "type of the weights; auto: as dtype")
     activations: Activations = _setting(
         "auto",
         "Model",
-        "what goes into a linear layer; auto: int8 beside integers and bfloat16 beside bf16, the latter "
-        "with AMX or AVX-512 (executor cpu), else float32, or as dtype says (reference)",
+        "input type of linear layers; auto: int8 for integer weights and bfloat16 for bf16 weights, the "
+        "latter with AMX or AVX-512 (executor cpu), else float32; as dtype (executor reference)",
     )
     kv_dtype: KVType = _setting(
         "auto",
         "Model",
-        "type of keys and values in the cache (int8 for executor cpu); auto: as dtype says, but "
-        "bfloat16 where weights are rounded and nothing asks for float32, and int8 where they are "
-        "integers of a speech model (executor cpu)",
+        "type of the KV cache (int8: executor cpu only); auto: as dtype, but bfloat16 if weights are "
+        "quantized and nothing asks for float32, and int8 if a speech model's weights are integers "
+        "(executor cpu)",
     )
     engine: str = _setting(
         NATIVE_ENGINE,
@@ -82,9 +82,13 @@ class EngineSettings:
         "engine that runs the model: native, or one that an installed package adds",
     )
     executor: ExecutorName = _setting(
-        "auto", "Model", "what runs the program; auto: cpu on device cpu, else reference"
+        "auto",
+        "Model",
+        "implementation that runs the model; auto: cpu on device cpu, else reference",
     )
-    device: str = _setting("cpu", "Model", "where it runs: cpu, or for reference cuda, cuda:1")
+    device: str = _setting(
+        "cpu", "Model", "device that runs the model: cpu, or with executor reference cuda, cuda:1"
+    )
     weight_cache: bool = _setting(
         True, "Model", "keep packed weights on disk for the next start (executor cpu)"
     )
@@ -92,7 +96,7 @@ class EngineSettings:
         None, "Model", "compute threads; default: the cores this process may use"
     )
     disable_pass: tuple[str, ...] = _setting(
-        (), "Model", "pass over the program to leave out; repeat for several (see galley graph)"
+        (), "Model", "graph pass to skip; repeat for several (see galley graph)"
     )
     max_model_len: int | None = _setting(
         None, "Engine", "context limit in tokens; default: the model's own"
@@ -138,7 +142,7 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class NamedModel:
-    """One of several models: its name in the API, and the engine settings that are its own."""
+    """One of several served models: its name in the API, and the engine settings given for it alone."""
 
     name: str
     own: Mapping[str, Any]
@@ -146,7 +150,7 @@ class NamedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(EngineSettings):
-    """Everything `galley serve` can be told."""
+    """All settings of `galley serve`."""
 
     models: tuple[NamedModel, ...] = _setting(
         (), "Server", "several models by name: NAME=MODEL NAME.SETTING=VALUE ..., in YAML a mapping"
@@ -210,10 +214,9 @@ class Settings(EngineSettings):
             self._of(model)
 
     def each_model(self) -> list[Self]:
-        """The settings of every model that is served: its own where it has any, else those of all.
+        """The settings of each served model: those given for the model alone, else the common ones.
 
-        The models share the memory: ``kv_memory_fraction`` is divided among them, unless a model has
-        one of its own.
+        A common ``kv_memory_fraction`` is divided by the number of models, because they share the memory.
         """
         return [self._of(model) for model in self.models] or [self]
 
@@ -313,7 +316,7 @@ def _models(value: object, *, source: str) -> tuple[NamedModel, ...]:
 
 
 def _one_of(settings: EngineSettings) -> None:
-    """Literals hold for the library's callers too, whom no parser has checked."""
+    """Raises SettingsError for a value that is not among its setting's choices."""
     for name, kind in setting_types(type(settings)).items():
         choices = typing.get_args(kind)
         if typing.get_origin(kind) is Literal and getattr(settings, name) not in choices:

@@ -119,11 +119,12 @@ class LLM(Closable):
 
         Args:
             model: a folder, a hub id, or nothing for the bundled model.
-            dtype: what is computed in; "auto": as the checkpoint's matrices are.
-            quantize: what the weights become; "auto": as ``dtype`` says.
-            kv_dtype: of keys and values in the cache (int8: executor "cpu" alone); "auto": ``dtype``, but
-                "bfloat16" where ``quantize`` rounds and nothing asks for float32 (executor "cpu").
-            executor: what runs the program; "auto": "cpu" on device "cpu", else "reference".
+            dtype: type for ``quantize`` and ``kv_dtype`` where these are "auto"; "auto": the type of the
+                checkpoint's matrices.
+            quantize: type of the weights; "auto": ``dtype``.
+            kv_dtype: type of the KV cache (int8: executor "cpu" only); "auto": ``dtype``, but "bfloat16" if
+                weights are quantized and nothing asks for float32 (executor "cpu").
+            executor: implementation that runs the model; "auto": "cpu" on device "cpu", else "reference".
             max_model_len: context limit in tokens; default: the model's own.
             kv_cache_tokens: size of the KV cache; default: from the memory available.
             max_batch_tokens: token budget of one engine step.

@@ -237,7 +237,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 )
 def test_damaged_tokenizer_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a tokeniser"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a tokenizer"):
         Tokenizer.load(tmp_path)
 
 

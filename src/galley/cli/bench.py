@@ -29,7 +29,7 @@ _json_option = click.option(
     "json_file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="write all figures to FILE, too",
+    help="also write all figures to FILE",
 )
 
 
@@ -42,7 +42,7 @@ def _count(
 
 @click.group("bench")
 def bench_group() -> None:
-    """Measure speed, on a machine that is idle."""
+    """Measure speed. The machine should be idle."""
 
 
 @bench_group.command(cls=Command)
@@ -50,12 +50,12 @@ def bench_group() -> None:
 @_count(
     "--memory-mib",
     default=_MEMORY_MIB,
-    help="streamed for the read rate; far more than the caches hold",
+    help="memory read for the bandwidth; far more than the CPU's caches hold",
 )
-@_count("--repeats", default=7, help="samples of each figure")
+@_count("--repeats", default=7, help="measurements of each figure")
 @_json_option
 def machine(threads: int | None, memory_mib: int, repeats: int, json_file: Path | None) -> None:
-    """How fast memory is read and products are computed: what bounds every model on this machine."""
+    """Measure memory bandwidth and matrix product rates, which bound every model on this machine."""
     _check_folder(json_file)
     measured = _measure(threads, memory_mib, repeats)
     _print_machine(measured)
@@ -65,18 +65,18 @@ def machine(threads: int | None, memory_mib: int, repeats: int, json_file: Path 
 @bench_group.command(cls=Command)
 @with_flags(_SETTINGS)
 @click.argument("model", required=False, help=MODEL_HELP)
-@_count("--prompt", default=512, help="tokens of the prompt for prefill")
-@_count("--decode", default=64, help="decode steps of a repeat")
-@_count("--context", default=64, help="tokens of a sequence when it decodes")
+@_count("--prompt", default=512, help="prompt tokens of the prefill measurement")
+@_count("--decode", default=64, help="decode steps of each measurement")
+@_count("--context", default=64, help="context tokens of each sequence while it decodes")
 @click.option(
     "--batch",
     metavar="N,N,...",
     default="1,4,8,16,32",
     show_default=True,
-    help="sequences that decode together",
+    help="batch sizes: how many sequences decode together",
 )
-@_count("--repeats", default=5, help="samples of each figure")
-@_count("--seed", default=0, least=0, help="of the random prompts")
+@_count("--repeats", default=5, help="measurements of each figure")
+@_count("--seed", default=0, least=0, help="seed of the random prompts")
 @_json_option
 def engine(
     flags: Flags,
@@ -190,7 +190,7 @@ def _figures(spread: "Spread", unit: float) -> tuple[str, str]:
 
 
 def _check_folder(json_file: Path | None) -> None:
-    """Before minutes of work."""
+    """Raises an error before minutes of work if the folder of ``json_file`` does not exist."""
     if json_file is not None and not json_file.parent.is_dir():
         raise SettingsError(f"--json {json_file}: the folder {json_file.parent} does not exist")
 

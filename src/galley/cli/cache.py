@@ -1,4 +1,4 @@
-"""``galley cache``: what packed weights are kept on disk, and away with them."""
+"""``galley cache``: lists and removes the packed weights on disk."""
 
 import contextlib
 import re
@@ -22,7 +22,7 @@ _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", re.IGNORECASE)
 
 @click.group("cache")
 def cache_group() -> None:
-    """See and remove the packed weights that are kept for fast starts."""
+    """List and remove the packed weights kept on disk for fast starts."""
 
 
 def _parse_size(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
@@ -57,16 +57,16 @@ def list_files() -> None:
     "--older-than",
     metavar="DAYS",
     type=click.FloatRange(min=0),
-    help="remove what was last used more days ago",
+    help="remove packed weights last used more than so many days ago",
 )
 @click.option(
     "--max-size",
     metavar="SIZE",
     callback=_parse_size,
-    help="keep this much at most (500MB, 2GB), the last used first",
+    help="keep at most so much (500MB, 2GB), the most recently used first",
 )
 def prune(everything: bool, older_than: float | None, max_size: int | None) -> None:
-    """Remove packed weights that no start can use any more, and what the options say.
+    """Remove packed weights that no start can use any more, and those that the options select.
 
     No start can use damaged files, those of another version, and those of checkpoints that have changed
     or gone. A running engine keeps what it has mapped.
@@ -110,7 +110,7 @@ def _unwanted(
     older_than: float | None,
     max_size: int | None,
 ) -> "Iterator[tuple[CachedFile, str]]":
-    """What is to go and why. ``files``: last used first; ``older_than`` in days."""
+    """The files to remove, each with the reason; ``files`` are most recently used first."""
     kept = 0
     current = _current(files)
     for file in files:
@@ -118,7 +118,7 @@ def _unwanted(
         if file.header is None:
             yield file, file.flaw
         elif everything:
-            yield file, "all were to go"
+            yield file, "--all was given"
         elif file.path.name not in current:
             yield file, "the checkpoint has changed or gone"
         elif older_than is not None and days > older_than:
@@ -130,7 +130,7 @@ def _unwanted(
 
 
 def _current(files: "Sequence[CachedFile]") -> set[str]:
-    """The names of those that a folder's checkpoint, as it is now, starts from."""
+    """The names of packed files that the present checkpoint of a folder can start from."""
     from galley.formats.checkpoint import Checkpoint
     from galley.ops.packed_files import uses
 
@@ -143,7 +143,7 @@ def _current(files: "Sequence[CachedFile]") -> set[str]:
 
 
 def _size(size: int) -> str:
-    """Decimal, as disks are sold."""
+    """A number of bytes in decimal units."""
     for unit, factor in reversed(_UNITS.items()):
         if size >= factor and factor > 1:
             return f"{size / factor:.1f} {unit}B"

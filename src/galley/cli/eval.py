@@ -1,4 +1,4 @@
-"""``galley eval``: how well a model does what it was made for."""
+"""``galley eval``: measures the quality of a model's answers or transcripts."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from galley.speech.evaluate import Scores, Transcribed
 
 _LONGEST_ANSWER: Final = 256
-"""Tokens. Right answers have at most as many characters; a model that rambles on is wrong already."""
+"""Most tokens of an answer. Right answers have at most so many characters; longer ones are wrong anyway."""
 
 
 @click.group("eval")
@@ -35,7 +35,7 @@ _JSON = click.option(
     "json_file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="write scores and misses to FILE, too",
+    help="also write scores and misses to FILE",
 )
 
 
@@ -73,7 +73,7 @@ def demo(flags: Flags, model: str | None, json_file: Path | None) -> None:
 @speech_options
 @_JSON
 def speech(flags: Flags, manifest: Path, json_file: Path | None, **wanted: Any) -> None:
-    """Word and character error rate of a speech model, and how long it takes.
+    """Measure a speech model's word and character error rates and its real-time factor.
 
     Case and punctuation do not count. The real-time factor is seconds of work for each second of audio.
     """
@@ -102,7 +102,7 @@ def speech(flags: Flags, manifest: Path, json_file: Path | None, **wanted: Any) 
 
 
 def _check_json(file: Path | None) -> None:
-    """Before the work, not after it."""
+    """Raises an error before the work if the folder of ``file`` does not exist."""
     if file is not None and not file.parent.is_dir():
         raise SettingsError(f"--json {file}: the folder {file.parent} does not exist")
 

@@ -1,4 +1,4 @@
-"""``galley graph``: a model's program before and after each pass, with what each is worth."""
+"""``galley graph``: a model's program before and after each graph pass, and what each pass gains."""
 
 from collections.abc import Sequence
 from html import escape
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def graph(
     flags: Flags, model: str | None, repeats: int, html: Path | None, svg: Path | None
 ) -> None:
-    """Show what each pass over the model's program gains.
+    """Show what each graph pass gains.
 
     A row is the program after a pass: its ops, the bytes of weights read and of buffers read and written
     for one token, the memory that the buffers share, and the time of a decoding step with one row. The
@@ -77,7 +77,7 @@ Row: TypeAlias = tuple[str, ...]
 
 
 def _rows(stages: "Sequence[Stage]", eager: float | None, ops: int) -> list[Row]:
-    """As text. ``eager``: seconds of a step on the reference executor, ``ops`` of them; None without."""
+    """The table as text. ``eager``: seconds of a step of ``ops`` ops on the reference executor, or None."""
     first = stages[0].seconds if eager is None else eager
     rows: list[Row] = []
     if eager is not None:

@@ -28,7 +28,7 @@ for command in (serve, run, batch, transcribe, graph, eval_group, bench_group, c
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 130 Ctrl-C."""
+    """Runs the command line. Exit codes: 0 success, 1 failure, 2 wrong usage or settings, 130 Ctrl-C."""
     try:
         # A code when a command ends with one, else None, which is 0.
         sys.exit(app.main(prog_name="galley", standalone_mode=False))

@@ -1,7 +1,7 @@
-"""Flags made from declarations that exist elsewhere: the settings and the sampling parameters.
+"""Command-line flags made from the declarations of settings and sampling parameters.
 
-A command asks for them with :func:`with_flags` and gets one :class:`Flags` object, which holds what
-was really given on the command line and leaves the rest to the environment, the file, the default.
+A command that is decorated with :func:`with_flags` gets one :class:`Flags` object. It holds only the values
+given on the command line; environment variables, the settings file and defaults supply the rest.
 """
 
 import dataclasses
@@ -42,13 +42,13 @@ SAMPLING_HELP: Final = {
 
 @dataclass(frozen=True)
 class Flags:
-    """What the command line gave: settings and sampling parameters by name, and ``--config``."""
+    """The settings and sampling parameters given on the command line, by name, and ``--config``."""
 
     given: Mapping[str, object]
     file: Path | None
 
     def settings(self, *, model: str | None = None) -> Settings:
-        """All sources merged, for one model. ``model`` is the positional argument, if it was given.
+        """The settings of all sources, for one model; ``model`` is the positional argument, if given.
 
         Raises:
             SettingsError: a value in any source is wrong.
@@ -56,7 +56,14 @@ class Flags:
         return self._merged({"models": ()} if model is None else {"models": (), "model": model})
 
     def settings_of(self, models: Sequence[str]) -> Settings:
-        """All sources merged. ``models``: MODEL, or NAME=MODEL ..., or nothing. Raises as before."""
+        """The settings of all sources, for several models.
+
+        Args:
+            models: the positional arguments: MODEL, or NAME=MODEL ..., or none.
+
+        Raises:
+            SettingsError: a value in any source is wrong.
+        """
         if not models:
             return self._merged({})
         if len(models) == 1 and "=" not in models[0]:
@@ -87,14 +94,14 @@ def with_flags(
     extra: tuple[str, ...] = (),
     sampling: bool = False,
 ) -> "_Decorator":
-    """Give a command, through its parameter ``flags: Flags``, a flag for every setting.
+    """Decorates a command with a flag for every setting; the values arrive as ``flags: Flags``.
 
     Args:
-        settings: whose fields; ``EngineSettings`` where there is no server (``--log-level`` is
-            added). Or the names of those that the command heeds.
-        model: whether the model is a flag; otherwise the command takes it as an argument.
-        extra: further settings.
-        sampling: add the sampling parameters, too.
+        settings: the class whose fields become flags, ``EngineSettings`` for commands without a server
+            (``--log-level`` is added), or the names of the settings that the command uses.
+        model: whether ``--model`` is a flag; else the command takes the model as an argument.
+        extra: names of further settings.
+        sampling: also add the sampling parameters.
     """
     options = list(_setting_options(settings, model=model, extra=extra))
     if sampling:
@@ -106,7 +113,7 @@ def with_flags(
             told = {name: v for name, v in given.items() if _on_command_line(context, name)}
             command(flags=Flags(told, config), **values)
 
-        # With it come the arguments that the command has declared already.
+        # update_wrapper also copies the arguments that click decorators below have declared.
         decorated: Callable[..., None] = functools.update_wrapper(click.pass_context(call), command)
         for _, option in reversed(options):
             decorated = option(decorated)
@@ -116,7 +123,7 @@ def with_flags(
 
 
 class Option(click.Option):
-    """An option that help lists with others of its ``group``."""
+    """An option that ``--help`` lists under its ``group``."""
 
     def __init__(self, *declarations: Any, group: str, **attributes: Any) -> None:
         super().__init__(*declarations, **attributes)
@@ -124,7 +131,7 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help lists options in groups, and says where else settings may stand."""
+    """A command whose help lists options in groups, and names the other sources of settings."""
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
         super().__init__(*args, **attributes)

@@ -81,7 +81,7 @@ def _names_model(text: str) -> bool:
 
 
 class Chat:
-    """A conversation: what was said so far, and how answers are made."""
+    """A conversation with a model: its messages so far and the sampling parameters."""
 
     def __init__(self, llm: "LLM", params: SamplingParams, system: str) -> None:
         self._llm = llm
@@ -90,7 +90,7 @@ class Chat:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything but the system message."""
+        """Forgets all messages but the system message."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def answer(self, prompt: str) -> bool:
@@ -114,7 +114,7 @@ class Chat:
 
 
 class _Interrupt:
-    """Turns the first Ctrl-C into a note, so that an engine step is never cut in half.
+    """Records the first Ctrl-C instead of raising, so that no engine step is interrupted.
 
     The second one is taken at its word.
     """

@@ -1,4 +1,4 @@
-"""What commands draw: a progress bar and tables."""
+"""Progress bars and tables in the terminal."""
 
 import sys
 from collections.abc import Collection, Sequence
@@ -23,7 +23,7 @@ def progress(label: str, total: int, *, done: int = 0) -> "ProgressBar[int]":
 def table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)
 ) -> str:
-    """Aligned columns, those numbered in ``left`` to the left, under a line."""
+    """Rows as aligned columns under a header; columns numbered in ``left`` are aligned to the left."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:

@@ -27,21 +27,23 @@ SUFFIXES = {"text": ".txt", "json": ".json", "verbose_json": ".json"}
 def speech_options(command: Callable[..., None]) -> Callable[..., None]:
     """Flags of what is wanted of a transcription; see :func:`transcribe_options`."""
     options = (
-        click.option("--language", help="spoken (en, german, ...); default: detected"),
+        click.option("--language", help="spoken language (en, german, ...); default: detected"),
         click.option(
             "--task",
             type=click.Choice(("transcribe", "translate")),
             default="transcribe",
             show_default=True,
-            help="translate: into English",
+            help="transcribe, or translate into English",
         ),
-        click.option("--prompt", default="", help="names and words that may come up"),
+        click.option(
+            "--prompt", default="", help="names and words that may occur in the recording"
+        ),
         click.option(
             "--beam-size",
             type=int,
             default=5,
             show_default=True,
-            help="hypotheses that are searched, 1 to 10; 1 is greedy, and faster",
+            help="width of the beam search, 1 to 10; 1 is greedy decoding, which is faster",
         ),
         click.option(
             "--vad/--no-vad", default=True, show_default=True, help="leave silence out (Silero VAD)"
@@ -68,7 +70,7 @@ def transcribe_options(
 
 
 def speech_settings(flags: Flags) -> Settings:
-    """All sources merged; the bundled speech model where none of them names a model."""
+    """The settings of all sources; the bundled speech model if no source names a model."""
     settings = flags.settings()
     return dataclasses.replace(settings, model=settings.model or BUNDLED_SPEECH)
 
@@ -82,24 +84,26 @@ def speech_settings(flags: Flags) -> Settings:
     type=click.Choice(FORMATS),
     default="text",
     show_default=True,
-    help="of the transcript",
+    help="format of the transcript",
 )
 @click.option(
     "--output-dir",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    help="write DIR/NAME.srt and its like; default for one file: print",
+    help="write transcripts to DIR/NAME.srt (.json, .vtt, ...); default for one file: print",
 )
-@click.option("--normalize", is_flag=True, help="make quiet speakers as loud as loud ones")
+@click.option(
+    "--normalize", is_flag=True, help="even out loudness, so that quiet speakers are heard"
+)
 @click.option(
     "--word-timestamps",
     is_flag=True,
-    help="say when each word is said, in json and verbose_json; captions follow the words",
+    help="add the times of each word to json and verbose_json; captions follow the words",
 )
 @click.option(
     "--max-line-width",
     type=click.IntRange(min=1),
-    help="characters of a caption in srt and vtt; needs --word-timestamps",
+    help="most characters of a caption in srt and vtt; needs --word-timestamps",
 )
 @speech_options
 def transcribe(
@@ -114,7 +118,7 @@ def transcribe(
 ) -> None:
     """Transcribe recordings: wav, mp3, flac, ogg, opus, m4a, webm.
 
-    A file that cannot be read is said and passed over; the exit code is 1 then.
+    A file that cannot be read is reported and skipped; the exit code is 1 then.
     """
     settings = speech_settings(flags)
     start_logging(settings)
@@ -142,7 +146,7 @@ def transcribe(
 def _targets(
     files: Sequence[Path], output_dir: Path | None, suffix: str
 ) -> list[Path] | list[None]:
-    """Where each transcript goes; None is stdout."""
+    """The file that each transcript is written to; None for stdout."""
     if output_dir is None:
         if len(files) > 1:
             raise SettingsError(f"{len(files)} files need --output-dir DIR for their transcripts")
@@ -187,7 +191,7 @@ def _write(
 def _formatted(
     transcription: "Transcription", format_: str, segments: "Iterable[Segment]"
 ) -> Iterator[str]:
-    """The transcript, piece by piece where the format allows."""
+    """The transcript in parts, as segments come if the format allows."""
     from galley.speech import captions
 
     match format_:
@@ -212,7 +216,7 @@ def _formatted(
 
 
 def _watched(transcription: "Transcription", name: str) -> "Iterator[Segment]":
-    """The segments, while a bar moves in seconds of audio, if the file states how many there are."""
+    """The segments, with a progress bar in seconds of audio if the file states its length."""
     total = round(transcription.stated_duration or 0)
     done = 0
     with progress(f"{name} (seconds)", total) as bar:

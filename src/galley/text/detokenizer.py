@@ -1,4 +1,4 @@
-"""Text from tokens as they come, never half a character."""
+"""Incremental detokenization: text from tokens as they arrive, never a part of a character."""
 
 import codecs
 from collections.abc import Iterable
@@ -10,19 +10,19 @@ from galley.text.tokenizer import Tokenizer
 class Detokenizer(Protocol):
     """Turns one sequence's tokens into text, in linear time.
 
-    What :meth:`feed` and :meth:`finish` return is, put together, ``tokenizer.decode`` of all tokens
-    with special ones skipped, however the tokens were cut into calls.
+    The texts that :meth:`feed` and :meth:`finish` return, joined, equal ``tokenizer.decode`` of all tokens
+    with special tokens skipped, however the tokens were divided among calls.
     """
 
     def feed(self, tokens: Iterable[int]) -> str:
-        """The text that is certain now; may lag behind the tokens."""
+        """Takes the next tokens; returns the text that has become certain, which may lag behind them."""
 
     def finish(self) -> str:
-        """The rest; an unfinished character becomes U+FFFD. The last call."""
+        """The remaining text; an incomplete character becomes U+FFFD. No calls may follow."""
 
 
 def detokenizer(tokenizer: Tokenizer) -> Detokenizer:
-    """A fresh one, of the kind that suits the tokeniser."""
+    """A new detokenizer of the kind that suits the tokenizer."""
     return _Utf8(tokenizer) if tokenizer.byte_level else _Pieces(tokenizer)
 
 
@@ -45,8 +45,8 @@ class _Utf8:
 class _Pieces:
     """SentencePiece vocabularies: a token is a piece of text, or one byte of a run of bytes.
 
-    A run is UTF-8 as a whole or not at all: one bad byte makes each byte of it U+FFFD. So a run is
-    held back until a piece of text ends it.
+    A run of bytes is decoded as a whole: one byte that is not UTF-8 makes every byte of the run U+FFFD. So
+    a run is held back until a token that is text ends it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""Stop strings, found across tokens."""
+"""Stop strings, which may stretch over several tokens."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 class StopScanner:
     """Passes text on until a stop string is complete, in time linear in the text.
 
-    The stop string that is complete first wins; of those complete at the same character, the longest.
-    So the outcome does not depend on how the text was cut into calls.
+    The stop string that is complete first ends the text; among those complete at the same character, the
+    longest. So the result does not depend on how the text was divided among calls.
 
     Attributes:
         matched: the stop string that was found.
@@ -19,7 +19,10 @@ class StopScanner:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """The text before any stop string, less the longest end that may still become one."""
+        """Takes more text; returns what certainly precedes any stop string.
+
+        The longest suffix that may still become a stop string is held back.
+        """
         if self.matched is not None or not self._patterns:
             return "" if self.matched is not None else text
         text = self._held + text
@@ -36,13 +39,13 @@ class StopScanner:
         return text[:safe]
 
     def finish(self) -> str:
-        """What was held back and did not become a stop string. The last call."""
+        """The text still held back, which did not become a stop string. No calls may follow."""
         held, self._held = self._held, ""
         return held
 
 
 class _Pattern:
-    """Knuth-Morris-Pratt: ``matching`` characters of ``stop`` end the text seen so far."""
+    """Knuth-Morris-Pratt matcher: ``matching`` first characters of ``stop`` end the text so far."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
@@ -50,7 +53,7 @@ class _Pattern:
         self._borders = _borders(stop)
 
     def advance(self, char: str) -> bool:
-        """Whether ``stop`` is complete with ``char``; not to be called again then."""
+        """Takes the next character; whether ``stop`` is now complete, after which no calls may follow."""
         while self.matching and self.stop[self.matching] != char:
             self.matching = self._borders[self.matching - 1]
         self.matching += self.stop[self.matching] == char

@@ -1,4 +1,4 @@
-"""One choice of one request, seen as text."""
+"""The text of one choice of a request, from the engine's outputs."""
 
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
@@ -14,10 +14,10 @@ from galley.types import FinishReason, Output, SamplingParams, TokenLogprob
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """What one Output adds.
+    """What one engine output adds to a choice.
 
     Attributes:
-        text: newly certain text; may lag behind ``token_ids``.
+        text: text that has become certain; may lag behind ``token_ids``.
         token_ids: new tokens, a stop token included.
         logprobs: one for each token, if the request asked for them.
         text_offsets: for each token, where its text starts in the whole text, in characters.
@@ -32,13 +32,13 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextStream:
-    """Follows one sequence's Outputs, with stop strings applied; keeps the totals.
+    """Detokenizes one sequence's outputs, applies stop strings, and keeps all text and tokens so far.
 
-    It outlives an engine: after a restart, the Outputs of the resubmitted request go on here.
+    A stream survives a restart of the engine: outputs of the resubmitted request continue the same stream.
 
     Attributes:
-        token_ids, logprobs: all so far; ``logprobs`` is ``None`` until some have come.
-        finish_reason: ``None`` until the end; "stop" when a stop string was found.
+        token_ids, logprobs: of all outputs so far; ``logprobs`` is None until an output has some.
+        finish_reason: None until the end; "stop" when a stop string was found.
         stopped: a stop string ended the text, so the caller must abort the engine's request.
     """
 
@@ -51,10 +51,10 @@ class TextStream:
         hidden: AbstractSet[int] = frozenset(),
     ) -> None:
         """Args:
-            tokenizer: ``None`` for a model without one, whose text is empty.
+            tokenizer: None for a model without a tokenizer, whose text is empty.
             stop: strings that end the text and are not part of it.
-            min_tokens: text of the first so many tokens is not searched for ``stop``.
-            hidden: end-of-sequence and stop tokens; the one that ends the sequence shows no text.
+            min_tokens: the text of so many first tokens is not searched for ``stop``.
+            hidden: end-of-sequence and stop tokens, whose text is left out where they end the sequence.
 
         Raises:
             RequestError: ``stop`` without a tokenizer.
@@ -69,7 +69,7 @@ class TextStream:
         self._min_tokens = min_tokens
         self._hidden = hidden
         self._parts: list[str] = []
-        self._chars = 0  # of text from the detokeniser, searched or not
+        self._chars = 0  # of all text from the detokenizer, held back for stop strings or not
 
     @classmethod
     def for_request(
@@ -99,7 +99,7 @@ class TextStream:
         return self._scanner.matched is not None
 
     def feed(self, output: Output) -> Delta:
-        """What ``output`` adds; nothing once the stream has finished."""
+        """Takes the next output; returns what it adds, which is nothing once the stream has finished."""
         if self.finish_reason is not None:
             return Delta()
         shown = len(output.tokens)
@@ -121,7 +121,7 @@ class TextStream:
         return self._commit(output, "".join(text), offsets, finish_reason)
 
     def _search(self, text: str) -> str:
-        """``text``, of the newest token, as far as it is certain to be part of the answer."""
+        """``text`` of the newest token, and text held back before it, that no stop string can take."""
         self._chars += len(text)
         return self._scanner.feed(text) if len(self.token_ids) > self._min_tokens else text
 
@@ -146,7 +146,7 @@ class TextStream:
 
 
 class TokenText(msgspec.Struct, frozen=True):
-    """A token for people: its text (U+FFFD for a part of a character), bytes and log-probability."""
+    """A token as answers show it: text (U+FFFD for a part of a character), bytes, log-probability."""
 
     text: str
     bytes: bytes
@@ -154,7 +154,7 @@ class TokenText(msgspec.Struct, frozen=True):
 
 
 def describe(tokenizer: Tokenizer, entry: TokenLogprob) -> tuple[TokenText, list[TokenText]]:
-    """The chosen token and its alternatives, best first."""
+    """The sampled token, and its alternatives, likeliest first."""
     chosen, *top = [
         TokenText(tokenizer.token_text(token), tokenizer.token_bytes(token), logprob)
         for token, logprob in ((entry.token, entry.logprob), *entry.top)

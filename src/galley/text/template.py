@@ -1,4 +1,4 @@
-"""Chat templates: messages to a prompt, in a sandbox, with user text kept from being control tokens."""
+"""Chat templates: messages to a prompt, in a sandbox; message text never becomes control tokens."""
 
 import json
 import re
@@ -23,19 +23,19 @@ from galley.text.tokenizer import CONFIG_FILE, AddedToken, Tokenizer, certainly_
 TEMPLATE_FILE: Final = "chat_template.jinja"
 
 MAX_PROMPT_CHARS: Final = 32 * 1024 * 1024
-"""A rendered prompt that grows beyond this is refused; no context is as long."""
+"""Limit of a rendered prompt; no model's context is as long."""
 
 MAX_STEPS: Final = 250_000
-"""Loop rounds and macro calls in one rendering; some tenths of a second."""
+"""Limit of loop iterations and macro calls in one rendering, which take some tenths of a second."""
 
 
 class ChatTemplate:
-    """The checkpoint's way to write a conversation. Safe to share between threads."""
+    """A checkpoint's chat template. Safe to share between threads."""
 
     def __init__(self, source: str | None, *, file: str) -> None:
         """Args:
-            source: Jinja source; ``None`` if the checkpoint has no template.
-            file: where it stands, for errors.
+            source: Jinja source; None if the checkpoint has no template.
+            file: where the source was read from, for errors.
 
         Raises:
             CheckpointError: the source does not compile.
@@ -50,10 +50,11 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """From ``chat_template.jinja``, else from ``tokenizer_config.json``; having none is no error.
+        """Reads ``chat_template.jinja``, or else the template in ``tokenizer_config.json``, if there is
+        one.
 
         Raises:
-            CheckpointError: there is a template but it cannot be used.
+            CheckpointError: the template cannot be read or does not compile.
         """
         path = folder / TEMPLATE_FILE
         try:
@@ -74,28 +75,29 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         context: int | None = None,
     ) -> list[int]:
-        """Ids of the conversation as the template writes it.
+        """Token ids of the conversation as the template renders it.
 
-        Only the template's own special tokens become such ids; the same text in a message is spelt
-        out. Text without any gives the very ids of transformers' ``apply_chat_template``. A template
-        that takes messages apart and joins the pieces anew is trusted to join no special token.
+        Only special tokens that the template itself writes become special ids; the same text in a message
+        is encoded as plain text. Messages without such text give the same ids as transformers'
+        ``apply_chat_template``. A template that splits and rejoins message text is trusted not to build a
+        special token of it.
 
         Args:
             messages: ``role``, ``content`` and whatever else the template reads; plain JSON values.
-            add_generation_prompt: end with the head of the assistant's answer.
-            context: refuse early what is certainly longer than so many tokens.
+            add_generation_prompt: end with the beginning of the assistant's answer.
+            context: the model's context in tokens; prompts that are certainly longer are refused early.
 
         Raises:
             RequestError: no template, or the template refuses the messages (``param="messages"``).
-            ContextExceeded: more than ``context`` tokens, but not if they are only a few more.
+            ContextExceeded: the prompt is far longer than ``context``; the caller checks the exact length.
         """
         if not messages:
             raise RequestError("messages must not be empty", param="messages")
-        # A template sees a key without a value as absent, not as the word None.
+        # Keys without a value are removed: a template would print them as "None".
         chat = [{k: v for k, v in message.items() if v is not None} for message in messages]
         special = _control_pattern(tokenizer.added_tokens, "")
         control = _control_pattern(tokenizer.added_tokens, self._source)
-        # Words such as </think> are the model's own in its past answers, and templates look for them.
+        # Past answers may hold tokens such as </think>, which the model wrote and templates search for.
         patterns = [special if m.get("role") == "assistant" else control for m in chat]
         if not any(_contains(p, message) for p, message in zip(patterns, chat, strict=True)):
             prompt = self._render(tokenizer, chat, add_generation_prompt)
@@ -108,7 +110,7 @@ class ChatTemplate:
         ]
         prompt = self._render(tokenizer, marked, add_generation_prompt)
         _check_length(tokenizer, re.sub(f"[{start}{end}]", "", prompt), context)
-        # A template that cuts texts may leave a mark without its partner: still a break, never text.
+        # A template that cuts texts may drop one mark of a pair: the other is removed, and still splits.
         pieces = re.split(f"{start}({control.pattern}){end}|[{start}{end}]", prompt)
         return _encode_pieces(tokenizer, pieces[0::2], pieces[1::2], context)
 
@@ -129,7 +131,7 @@ class ChatTemplate:
             )
         except RequestError:
             raise
-        except Exception as error:  # anything can go wrong in a foreign program
+        except Exception as error:  # a template is a program of others: it may raise anything
             raise RequestError(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
@@ -159,7 +161,7 @@ class ChatTemplate:
 
 
 class _GenerationBlock(Extension):
-    """``{% generation %}`` marks the assistant's words for training; here it is only its body."""
+    """``{% generation %}`` marks the assistant's words for training; only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -169,7 +171,7 @@ class _GenerationBlock(Extension):
 
 
 class _CountSteps(Extension):
-    """Calls the variable ``NAME``, which templates cannot know, in each loop round and macro call."""
+    """Inserts a call of the variable ``NAME``, whose name templates cannot guess, into loops and macros."""
 
     NAME: Final = f"step_{secrets.token_hex(8)}"
 
@@ -193,7 +195,7 @@ class _CountSteps(Extension):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The environment that chat templates are written for."""
+    """The Jinja environment of transformers, for which chat templates are written."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -221,7 +223,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML, which no model was trained on."""
+    """The ``tojson`` filter of transformers; unlike Jinja's own it does not escape HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -232,7 +234,7 @@ def _to_json(
 
 
 def _default_template(config: Mapping[str, Any], file: str) -> str | None:
-    """The source in ``tokenizer_config.json``: text, or a list of named ones, or nothing."""
+    """The template in ``tokenizer_config.json``, which is text, a list of named templates, or missing."""
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
@@ -250,9 +252,9 @@ def _default_template(config: Mapping[str, Any], file: str) -> str | None:
 
 @lru_cache(maxsize=16)
 def _control_pattern(added: tuple[AddedToken, ...], source: str) -> re.Pattern[str]:
-    """Matches each token that steers the model: special ones, and others that ``source`` writes.
+    """Matches the text of control tokens: special tokens, and other added tokens that ``source`` writes.
 
-    The rest of the added tokens are words of the vocabulary (runs of spaces, say), and so they stay.
+    All other added tokens are ordinary vocabulary, runs of spaces for example, and are not matched.
     """
     control = [t.text for t in added if t.special or (t.text in source and not t.text.isspace())]
     longest_first = sorted(filter(None, control), key=len, reverse=True)
@@ -285,7 +287,7 @@ def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _unused_chars(value: Any) -> tuple[str, str]:
-    """Two private-use characters that no text in ``value`` has."""
+    """Two private-use characters that occur in no text of ``value``."""
     used: set[str] = set().union(*_strings(value))
     free = (char for char in map(chr, range(0xF0000, 0xFFFFE)) if char not in used)
     try:
@@ -307,7 +309,10 @@ def _encode_pieces(
     quoted: Sequence[str | None],
     context: int | None,
 ) -> list[int]:
-    """Ids of ``written[0] quoted[0] written[1] ...``; ``quoted`` pieces are plain text."""
+    """Ids of ``written[0] quoted[0] written[1] ...``.
+
+    Special tokens are recognised in ``written`` texts only; ``quoted`` texts are encoded as plain text.
+    """
     ids = _encode_written(tokenizer, written[0])
     for text, following in zip(quoted, written[1:], strict=True):
         ids += _within(tokenizer.encode_plain, text or "")
@@ -322,11 +327,10 @@ def _encode_written(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def _within(encode: Callable[[str], list[int]], text: str) -> list[int]:
-    """Ids of ``text`` as it stands in the midst of a prompt.
+    """Ids of ``text`` in the middle of a prompt, without the space that SentencePiece puts before a text.
 
-    SentencePiece tokenisers put a space before the first word of what they are given. A newline in
-    front takes that space, and its ids are cut off again, unless it has merged with ``text``: only
-    tokenisers that put no space do that.
+    The text is encoded with a newline in front, which gets that space, and the newline's ids are removed.
+    If the newline has merged with ``text``, the tokenizer is of a kind that adds no space.
     """
     if not text:
         return []

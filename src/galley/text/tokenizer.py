@@ -1,4 +1,4 @@
-"""A checkpoint's tokeniser: text to ids, ids to text, and what one token stands for."""
+"""A checkpoint's tokenizer: text to ids, ids to text, and the bytes of single tokens."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,16 +27,16 @@ _NAMED_TOKENS: Final = (
 )
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _CERTAINLY_LONG: Final = 16
-"""Characters for each token of the context; next to no text has tokens as long on average."""
+"""Characters per token of the context; almost no text has longer tokens on average."""
 
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
-# Decoder steps whose result for one token depends on no later token, so that text can be streamed.
+# Decoder steps whose result for a token does not depend on later tokens, so that text can be streamed.
 _STREAMABLE: Final = frozenset({"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"})
 
 
 class AddedToken(NamedTuple):
-    """A token that is cut out of the text before the model sees it."""
+    """A token that is recognised in the text before the tokenizer's model splits the rest."""
 
     id: int
     text: str
@@ -59,15 +59,17 @@ class _TokenizerFile(msgspec.Struct):
 
 
 class Tokenizer:
-    """Reads ``tokenizer.json`` and the special tokens' names beside it. Safe to share between threads.
+    """The tokenizer of ``tokenizer.json``, with the special tokens' roles. Safe to share between threads.
 
     Attributes:
-        special_tokens: role -> text, such as ``{"bos_token": "<s>"}``; what a chat template may name.
+        special_tokens: role -> text, such as ``{"bos_token": "<s>"}``; chat templates get them as
+            variables.
         added_tokens: sorted by id.
         special_ids: ids that :meth:`decode` skips.
-        vocab_size: every id that this tokeniser knows is below it.
+        vocab_size: one more than the largest id.
         byte_level: tokens are bytes written as printable characters (GPT-2's alphabet).
-        byte_fallback: tokens ``<0x00>`` to ``<0xFF>`` spell what the vocabulary lacks (SentencePiece).
+        byte_fallback: tokens ``<0x00>`` to ``<0xFF>`` spell characters that the vocabulary lacks
+            (SentencePiece).
     """
 
     def __init__(
@@ -98,14 +100,14 @@ class Tokenizer:
     def load(cls, folder: Path) -> Self:
         """Raises:
         CheckpointError: ``tokenizer.json`` is missing, or one of the files is damaged.
-        UnsupportedModel: its decoder is of a kind whose text cannot be streamed.
+        UnsupportedModel: the tokenizer's decoder is of a kind whose text cannot be streamed.
         """
         path = folder / TOKENIZER_FILE
         try:
             data = path.read_bytes()
         except OSError as error:
             raise CheckpointError(
-                f"cannot be read ({error.strerror}); Galley needs the fast tokeniser's file",
+                f"cannot be read ({error.strerror}); Galley needs the fast tokenizer's file",
                 file=str(path),
             ) from error
         try:
@@ -114,7 +116,7 @@ class Tokenizer:
         except UnsupportedModel:
             raise
         except Exception as error:  # the Rust library raises bare Exception
-            raise CheckpointError(f"not a tokeniser: {error}", file=str(path)) from error
+            raise CheckpointError(f"not a tokenizer: {error}", file=str(path)) from error
         inner.no_truncation()
         inner.no_padding()
         config: dict[str, Any] = {}
@@ -126,27 +128,27 @@ class Tokenizer:
         return cls(inner, decoder_steps=steps, special_tokens=special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of ``text``, in which special-token text means that token.
+        """Ids of ``text``, in which the text of a special token becomes that token.
 
         Args:
             text: any string; lone surrogates are read as U+FFFD.
-            add_special_tokens: put around it what ``tokenizer.json`` prescribes, such as a BOS token
-                (``add_bos_token`` in ``tokenizer_config.json`` has no say, as in transformers).
+            add_special_tokens: add the special tokens that ``tokenizer.json`` prescribes, such as a BOS
+                token (``add_bos_token`` in ``tokenizer_config.json`` is ignored, as in transformers).
         """
         # Unlike encode and decode, the batched calls let other Python threads run meanwhile.
         texts = [replace_surrogates(text)]
         return self._inner.encode_batch_fast(texts, add_special_tokens=add_special_tokens)[0].ids
 
     def check_length(self, text: str, context: int, *, param: str) -> None:
-        """Refuse a text that is far too long by its beginning, where :meth:`encode` takes seconds.
+        """Refuse a text that is far too long by encoding its beginning only.
 
-        A text that passes may still be too long.
+        Encoding all of such a text would take seconds. A text that passes may still be too long.
 
         Raises:
             ContextExceeded: ``text`` has more than ``context`` tokens; names ``param``.
         """
         beginning = text[: _CERTAINLY_LONG * context]
-        # Twice as many, because the cut and what comes after it can change how the beginning ends.
+        # Twice as many, because the cut may change the tokens at the end of the beginning.
         if len(beginning) < len(text) and len(self.encode(beginning)) > 2 * context:
             raise certainly_longer(context, param=param)
 
@@ -161,7 +163,7 @@ class Tokenizer:
         return [token for word in words for token in self._spell(word)]
 
     def _spell(self, word: str) -> list[int]:
-        """Ids of one pre-tokenised word; special ones that the model itself knows are broken up."""
+        """Ids of one pre-tokenized word; special tokens that are in the vocabulary, too, are broken up."""
         ids: list[int] = []
         for token in self._model.tokenize(word):
             if token.id in self.special_ids and len(token.value) > 1 and token.value in word:
@@ -171,7 +173,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of ``ids``; unknown ids are nothing, bytes that are no UTF-8 are U+FFFD."""
+        """Text of ``ids``; unknown ids have no text, bytes that are not UTF-8 become U+FFFD."""
         return self._inner.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def piece(self, token: int) -> str | None:
@@ -179,16 +181,16 @@ class Tokenizer:
         return self._inner.id_to_token(token)
 
     def join(self, pieces: Sequence[str], *, at_start: bool) -> str:
-        """Text of ``pieces``, at the start of a text or in the midst of one.
+        """Text of ``pieces``, at the start of a text or in the middle of one.
 
-        They differ where the tokeniser puts a space before the first word and takes it off again.
+        The two differ for tokenizers that put a space before a text and remove it when decoding.
         """
         if at_start:
             return self._decoder.decode(pieces)
         return self._decoder.decode(["x", *pieces])[1:]
 
     def token_bytes(self, token: int) -> bytes:
-        """What the token adds to the text, in UTF-8; a token may hold a part of a character."""
+        """The bytes, UTF-8, that the token adds to a text; may end or begin within a character."""
         known = self._token_bytes.get(token)
         if known is None:
             known = self._token_bytes[token] = self._bytes_of(self.piece(token))
@@ -199,14 +201,15 @@ class Tokenizer:
         return self.token_bytes(token).decode("utf-8", "replace")
 
     def is_byte(self, piece: str) -> bool:
-        """Whether ``piece`` stands for one byte, to be joined with its neighbours."""
+        """Whether ``piece`` is a byte-fallback token, which stands for one byte of a character."""
         return self.byte_fallback and _BYTE_TOKEN.fullmatch(piece) is not None
 
     def _bytes_of(self, piece: str | None) -> bytes:
         if piece is None:
             return b""
         if self.byte_level:
-            # As the library does: a token with any foreign character (an added one) is taken literally.
+            # As the library does: a token with a character outside the alphabet, an added one, is literal
+            # text.
             values = [_BYTE_OF_CHAR.get(char) for char in piece]
             known = [value for value in values if value is not None]
             return bytes(known) if len(known) == len(values) else piece.encode()
@@ -216,7 +219,7 @@ class Tokenizer:
 
 
 def certainly_longer(context: int, *, param: str) -> ContextExceeded:
-    """The error for a prompt whose tokens were not counted to their end."""
+    """The error for a prompt that is too long, whose tokens were not all counted."""
     return ContextExceeded(
         f"the prompt has at least {context + 1} tokens; the context holds {context}, output included",
         param=param,
@@ -224,7 +227,7 @@ def certainly_longer(context: int, *, param: str) -> ContextExceeded:
 
 
 def replace_surrogates(text: str) -> str:
-    """``text`` with U+FFFD for lone surrogates, which have no UTF-8."""
+    """``text`` with U+FFFD for lone surrogates, which UTF-8 cannot encode."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
@@ -251,7 +254,7 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _declare_special(inner: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
-    """Make named tokens special that ``tokenizer.json`` holds as ordinary words."""
+    """Makes tokens of ``special_tokens`` special that ``tokenizer.json`` lists as ordinary ones."""
     special = {t.content for t in inner.get_added_tokens_decoder().values() if t.special}
     for text in texts:
         if text not in special and inner.token_to_id(text) is not None:
@@ -259,7 +262,7 @@ def _declare_special(inner: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
 
 
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 and up."""
+    """GPT-2's byte alphabet: printable Latin-1 is its own byte; U+0100 and up are the other bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
