@@ -1,4 +1,4 @@
-"""The vocabulary every room shares: what is asked of the engine and what it answers.
+"""The vocabulary every package shares: what is asked of the engine and what it answers.
 
 These structs cross the process boundary as msgpack (see ``service/frames.py``), so they hold plain
 values only: no tensors, no callables.
@@ -370,13 +370,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_request_tokens(self) -> int:
-        """The most tokens, prompt plus output, that one request can ever hold beside its window."""
+        """The most tokens, prompt plus output, that one request can ever hold beside its audio."""
         return self.max_beam_tokens(1)
 
     def max_beam_tokens(self, beams: int) -> int:
-        """The same for each of so many hypotheses, in the worst case that they share nothing."""
-        window = 0 if self.speech is None else blocks_for(self.speech.max_rows)
-        blocks = (self.kv_cache_tokens // BLOCK_TOKENS - window) // beams
+        """The most tokens of each of so many hypotheses, in the worst case that they share no block."""
+        audio = 0 if self.speech is None else blocks_for(self.speech.max_rows)
+        blocks = (self.kv_cache_tokens // BLOCK_TOKENS - audio) // beams
         return min(self.max_model_len, BLOCK_TOKENS * blocks)
 
 

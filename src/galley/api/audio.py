@@ -21,7 +21,7 @@ ENDPOINTS: Final = {"transcribe": TRANSCRIPTIONS, "translate": TRANSLATIONS}
 
 Event: TypeAlias = Mapping[str, Any]
 _CHUNKS_IN_FLIGHT: Final = 8
-"""Of one recording; the engine is shared with everybody else's."""
+"""Chunks of one recording; the engine is shared with all other requests."""
 
 
 class Transcript:

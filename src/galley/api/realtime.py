@@ -222,7 +222,7 @@ class Settings:
         return _CODINGS[self.format]
 
     def options(self) -> "LiveOptions":
-        """The same as ``galley.speech`` has it. Raises RequestError for a language that is none."""
+        """The settings as ``galley.speech`` has them. Raises RequestError for a language that is none."""
         from galley.speech.options import LiveOptions, TurnOptions
 
         return LiveOptions(

@@ -33,7 +33,7 @@ class Call:
 
     @property
     def info(self) -> ModelInfo:
-        """Of the model."""
+        """What the model says of itself."""
         return self._backend.engine.info
 
     def submit_all(self, requests: Sequence[EngineRequest]) -> "list[CallStream]":
@@ -41,7 +41,7 @@ class Call:
         return self._counted(self._backend.engine.submit_all(requests))
 
     async def submit_patiently(self, requests: Sequence[EngineRequest]) -> "list[CallStream]":
-        """The same for a call that has begun: waits while the queue is full."""
+        """Start all of them, for a call that has begun: waits while the queue is full."""
         return self._counted(await self._backend.engine.submit_patiently(requests))
 
     def close(self) -> None:
@@ -71,8 +71,10 @@ class Call:
         """A sequence's text is complete: ``reason`` is its finish reason."""
         now = time.monotonic()
         per_token = None
-        if stream.first_token is not None and stream.tokens > 1:
-            per_token = (now - stream.first_token) / (stream.tokens - 1)
+        # An Output may bring several tokens; those of the first took no time after it.
+        later = stream.tokens - stream.first_tokens
+        if stream.first_token is not None and later:
+            per_token = (now - stream.first_token) / later
         metrics = self.served.metrics
         metrics.sequence_finished(self.endpoint, reason)
         metrics.sequence_timed(
@@ -114,13 +116,15 @@ class CallStream:
 
     Attributes:
         tokens: so far.
-        first_token: when it came, on the monotonic clock.
+        first_token: when it came, on the monotonic clock; None before.
+        first_tokens: how many came with it, in the same Output.
     """
 
     def __init__(self, call: Call, stream: OutputStream) -> None:
         """Made by :meth:`Call.submit_all`."""
         self.tokens = 0
         self.first_token: float | None = None
+        self.first_tokens = 0
         self._call = call
         self._stream = stream
 
@@ -131,7 +135,7 @@ class CallStream:
         output = await self._stream.__anext__()
         count = len(output.tokens)
         if count and self.first_token is None:
-            self.first_token = time.monotonic()
+            self.first_token, self.first_tokens = time.monotonic(), count
         self.tokens += count
         self._call._delivered(count)
         if output.finish_reason is not None:

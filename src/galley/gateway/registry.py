@@ -41,11 +41,11 @@ class Registry:
 
     @property
     def names(self) -> list[str]:
-        """Of the models in the API."""
+        """The models' names in the API."""
         return list(self._models)
 
     async def start(self, on_phase: OnModelPhase | None = None) -> None:
-        """Start all of them at the same time; none is left when one cannot start.
+        """Start all models at the same time; none is left running when one cannot start.
 
         Raises:
             ModelError: a model cannot be used; says which, if there are several.

@@ -141,7 +141,7 @@ class ServedModel:
 
     @property
     def state(self) -> EngineState:
-        """Of its engine."""
+        """The state of the model's engine."""
         return "starting" if self._backend is None else self._backend.engine.state
 
     def _engine_stats(self) -> tuple[EngineStats, int]:

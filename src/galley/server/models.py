@@ -19,7 +19,7 @@ def routes(models: Registry) -> list[Operation]:
         return Json(answer)
 
     async def get_model(request: Request) -> Response:
-        """One of them; names may hold slashes."""
+        """One served model; its name may hold slashes."""
         return Json(_card(models.find(request.path_params["model"])))
 
     return [

@@ -87,7 +87,7 @@ def routes(models: Registry) -> list[BaseRoute]:
 
 
 class _Places:
-    """How many live streams there are."""
+    """Counts the open live streams, up to a limit."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -136,7 +136,7 @@ def _asked_for(models: Registry, socket: WebSocket) -> ServedModel:
 
 
 class _Connection:
-    """A client that is connected, and its stream."""
+    """A connected client, and the live stream of its audio."""
 
     def __init__(
         self,
@@ -165,12 +165,12 @@ class _Connection:
         self._handling = asyncio.Lock()
         """Held while an event of the client's is handled."""
         self._event_id: str | None = None
-        """Of the client's event that is being handled."""
+        """The id of the client's event that is being handled."""
         self._last_item: str | None = None
         self._turns = 0
 
     async def serve(self, lifecycle: Lifecycle) -> None:
-        """Everything up to the end of the connection."""
+        """Serve the connection until it ends."""
         code, reason, finish = NORMAL, "", "stop"
         try:
             code, reason = await self._until_over(lifecycle)

@@ -98,7 +98,7 @@ class _Run:
         self._signals: asyncio.Queue[int] = asyncio.Queue()
 
     async def until_stopped(self) -> int:
-        """Everything; returns the exit code."""
+        """Start the models, serve, and drain; returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signals.put_nowait, number)

@@ -46,7 +46,7 @@ def _late_protocol(**arguments: Any) -> asyncio.Protocol:
 
 
 class EventSocket:
-    """One of them, accepted."""
+    """An accepted WebSocket on which both sides send JSON objects."""
 
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket

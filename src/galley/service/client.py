@@ -41,8 +41,8 @@ FIRST_RETRY_SECONDS: Final = 0.5
 
 
 @dataclass(slots=True)
-class _Live:
-    """An unfinished request: what it is, and what of it was delivered."""
+class _Unfinished:
+    """A request that the engine has not finished, and what of its answer was delivered."""
 
     request: EngineRequest
     queue: "asyncio.Queue[Output]"
@@ -80,7 +80,7 @@ class Outputs(Protocol):
     """One request's Outputs, as they come; ends after the one that has a ``finish_reason``."""
 
     def __aiter__(self) -> AsyncIterator[Output]:
-        """Iterate once."""
+        """The stream itself; it can be iterated once."""
 
     async def __anext__(self) -> Output:
         """Wait for the next."""
@@ -102,8 +102,8 @@ class Submitter(Protocol):
 class OutputStream:
     """One request's Outputs, as they come; ends after the one that has a ``finish_reason``."""
 
-    def __init__(self, live: _Live, cancel: Callable[[str], None]) -> None:
-        self._live = live
+    def __init__(self, request: _Unfinished, cancel: Callable[[str], None]) -> None:
+        self._request = request
         self._cancel = cancel
         self._ended = False
 
@@ -113,14 +113,14 @@ class OutputStream:
     async def __anext__(self) -> Output:
         if self._ended:
             raise StopAsyncIteration
-        output = await self._live.queue.get()
+        output = await self._request.queue.get()
         self._ended = output.finish_reason is not None
         return output
 
     def cancel(self) -> None:
         """The engine forgets the request within one step. Harmless when it has finished."""
         self._ended = True
-        self._cancel(self._live.request.id)
+        self._cancel(self._request.request.id)
 
 
 class EngineClient:
@@ -140,11 +140,11 @@ class EngineClient:
         # Only these fields: the server's settings hold keys, which are none of the engine's business.
         self._settings = EngineSettings(**{name: getattr(settings, name) for name in names})
         self._folder = folder
-        self._max_live = settings.running_limit + max_queue
+        self._most_unfinished = settings.running_limit + max_queue
         self._max_queue = max_queue
         self._on_phase = on_phase
         self._begin = begin or (lambda: spawn(settings.engine))
-        self._live: dict[str, _Live] = {}
+        self._unfinished: dict[str, _Unfinished] = {}
         self._quarantine = Quarantine()
         self._settled_at = 0
         self._ended: deque[float] = deque(maxlen=64)
@@ -199,7 +199,7 @@ class EngineClient:
 
     @property
     def info(self) -> ModelInfo:
-        """Of the loaded model. Raises EngineNotReady before the engine has ever been ready."""
+        """What the loaded model says of itself. Raises EngineNotReady until an engine has been ready."""
         if self._info is None:
             raise EngineNotReady("the engine is starting", retry_after=1.0)
         return self._info
@@ -212,7 +212,7 @@ class EngineClient:
     @property
     def in_flight(self) -> int:
         """Unfinished sequences."""
-        return len(self._live)
+        return len(self._unfinished)
 
     def submit(self, request: EngineRequest) -> OutputStream:
         """Start one sequence; see :meth:`submit_all`."""
@@ -232,16 +232,17 @@ class EngineClient:
             raise EngineFailed(f"the engine is down: {self._error}")
         if self.state in ("starting", "closed"):
             raise EngineNotReady(f"the engine is {self.state}", retry_after=1.0)
-        if len(self._live) + len(requests) > self._max_live:
+        if len(self._unfinished) + len(requests) > self._most_unfinished:
             raise QueueFull(
-                f"{len(self._live)} sequences are running or waiting, at most {self._max_live} may",
+                f"{len(self._unfinished)} sequences are running or waiting, at most "
+                f"{self._most_unfinished} may",
                 retry_after=self._retry_after(),
             )
         now = time.monotonic()
         streams = []
         for request in requests:
-            live = self._live[request.id] = _Live(request, asyncio.Queue(), now)
-            streams.append(OutputStream(live, self._abort))
+            unfinished = self._unfinished[request.id] = _Unfinished(request, asyncio.Queue(), now)
+            streams.append(OutputStream(unfinished, self._abort))
         self._send(self._quarantine.add([request.id for request in requests]))
         return streams
 
@@ -270,7 +271,7 @@ class EngineClient:
         return min(60.0, max(1.0, math.ceil(max(1, self._max_queue / 2) / pace)))
 
     def _abort(self, request_id: str) -> None:
-        if not self._live.pop(request_id, None):
+        if not self._unfinished.pop(request_id, None):
             return
         self._ended.append(time.monotonic())
         if self._quarantine.cancelled(request_id) and self._process:
@@ -280,8 +281,10 @@ class EngineClient:
     def _send(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             assert self._process
-            live = self._live[request_id]
-            self._process.send(Submit(live.resumption() if live.resumed else live.request))
+            unfinished = self._unfinished[request_id]
+            self._process.send(
+                Submit(unfinished.resumption() if unfinished.resumed else unfinished.request)
+            )
 
     def _set_state(self, state: EngineState) -> None:
         self.state = state
@@ -348,14 +351,16 @@ class EngineClient:
         if given_up is not None:
             log.error("the engine dies of request %s; giving it up", given_up)
             message = "the engine died again and again while it worked on this request"
-            self._live.pop(given_up).queue.put_nowait(
+            self._unfinished.pop(given_up).queue.put_nowait(
                 Output(request_id=given_up, finish_reason="error", error=message)
             )
 
     def _end_all(self, reason: Literal["abort", "error"], error: str | None) -> None:
-        for request_id, live in self._live.items():
-            live.queue.put_nowait(Output(request_id=request_id, finish_reason=reason, error=error))
-        self._live.clear()
+        for request_id, unfinished in self._unfinished.items():
+            unfinished.queue.put_nowait(
+                Output(request_id=request_id, finish_reason=reason, error=error)
+            )
+        self._unfinished.clear()
 
     def _handle(self, frame: FromEngine) -> None:
         if isinstance(frame, Step):
@@ -380,20 +385,20 @@ class EngineClient:
         self._info = msgspec.structs.replace(info, phases=dict(self._phases))
         # A later engine must hold what this one has promised to hold.
         self._settings = dataclasses.replace(self._settings, kv_cache_tokens=info.kv_cache_tokens)
-        for live in self._live.values():
-            live.resumed = True
+        for unfinished in self._unfinished.values():
+            unfinished.resumed = True
         self._set_state("ready")
         self._send(self._quarantine.engine_ready())
 
     def _deliver(self, output: Output) -> None:
-        live = self._live.get(output.request_id)
-        if live is None:
+        unfinished = self._unfinished.get(output.request_id)
+        if unfinished is None:
             return
         now = time.monotonic()
-        live.queue.put_nowait(live.take(output, now))
+        unfinished.queue.put_nowait(unfinished.take(output, now))
         if output.finish_reason is None:
             self._send(self._quarantine.progressed(output.request_id))
             return
-        del self._live[output.request_id]
+        del self._unfinished[output.request_id]
         self._ended.append(now)
         self._send(self._quarantine.finished(output.request_id))

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 TURN_SECONDS: Final = 0.010
-"""Of a turn, as long as somebody waits; a holder whom nobody waits for goes on."""
+"""Length of a turn while another engine waits; an engine that nobody waits for goes on."""
 LIVE_SHARE: Final = 4
 """Turns of an engine that hears live audio are so many times as long: of two engines it has 80 %."""
 MOST_OWED: Final = 1.0

@@ -47,7 +47,7 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """Of the child."""
+        """The child's process id."""
         return self._child.pid
 
     def send(self, frame: ToEngine) -> None:
