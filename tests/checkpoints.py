@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
@@ -92,6 +93,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "head_dim": 20},
 }
 """Every family, and the shapes and rope scalings that differ; name -> config."""
+
+
+def random_ids(seed: int, length: int) -> list[int]:
+    """Token ids of these checkpoints, none of them special."""
+    ids: list[int] = np.random.default_rng(seed).integers(3, VOCAB_SIZE, length).tolist()
+    return ids
 
 
 def make_checkpoint(

@@ -26,16 +26,11 @@ from galley.engine.sampler import Adjuster, how_to_draw, token_logprob
 from galley.errors import RequestError
 from galley.ops.draws import HOW, NO_TOKEN, Draws, candidates, draw_all, noise
 from galley.types import SamplingDefaults
-from tests.checkpoints import VOCAB_SIZE
+from tests.checkpoints import VOCAB_SIZE, random_ids
 from tests.conftest import CheckpointMaker
 
 DEFAULTS = SamplingDefaults()
 PROMPT = [9, 8, 7, 6]
-
-
-def random_ids(seed: int, length: int) -> list[int]:
-    ids: list[int] = np.random.default_rng(seed).integers(3, VOCAB_SIZE, length).tolist()
-    return ids
 
 
 def seeded(seed: int, **changes: float) -> SamplingParams:

@@ -18,9 +18,8 @@ from galley.graph.program import Program
 from galley.graph.trace import Buffer, Tracer, trace
 from galley.models.registry import build_program
 from galley.ops.executor import Batch, Executor
-from tests.checkpoints import VARIANTS
+from tests.checkpoints import VARIANTS, random_ids
 from tests.conftest import CheckpointMaker
-from tests.models.test_against_transformers import random_ids
 from tests.native.harness import LAYERS, Floats, quantized, ragged
 
 LENGTHS = (1, 19, 40)

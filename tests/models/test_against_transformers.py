@@ -14,7 +14,7 @@ from galley.config import DType, EngineSettings, ExecutorName
 from galley.engine.load import load_engine
 from galley.ops.executor import Batch, Executor
 from galley.types import BLOCK_TOKENS
-from tests.checkpoints import VARIANTS, VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import VARIANTS, make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker
 
 LENGTH = 150
@@ -24,11 +24,6 @@ def truth(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-
-
-def random_ids(seed: int, length: int) -> list[int]:
-    ids: list[int] = np.random.default_rng(seed).integers(3, VOCAB_SIZE, length).tolist()
-    return ids
 
 
 EXECUTORS: tuple[ExecutorName, ...] = ("reference", "cpu")

@@ -21,7 +21,7 @@ from galley.types import EngineRequest, Output
 from tests.checkpoints import VOCAB_SIZE, WHISPER_VARIANTS
 from tests.conftest import CheckpointMaker
 from tests.engines import native
-from tests.models.test_whisper import (
+from tests.models.whisper import (
     PROMPT,
     RULES,
     answers,

@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import shutil
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import GenerationMixin, LogitsProcessorList, WhisperForConditionalGeneration
 from transformers.generation.logits_process import (
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
@@ -40,7 +38,7 @@ from galley.ops.reference import ReferenceExecutor
 from galley.ops.reference_ops import Step
 from galley.ops.tiles import Tiles
 from galley.service.requests import expand
-from galley.types import EngineRequest, Output, blocks_for
+from galley.types import blocks_for
 from tests.checkpoints import (
     ALIGNMENT_HEADS,
     EOS_TEXT,
@@ -50,25 +48,25 @@ from tests.checkpoints import (
 )
 from tests.conftest import CheckpointMaker
 from tests.engines import native
+from tests.models.whisper import (
+    GREEDY,
+    NO_SPEECH,
+    NO_TIMESTAMPS,
+    PROMPT,
+    RULES,
+    START,
+    Features,
+    answers,
+    ask,
+    generated,
+    random_features,
+    tokens_of,
+    truth,
+    window_of,
+)
 
-Features = npt.NDArray[np.float32]
 EXECUTORS: tuple[ExecutorName, ...] = ("reference", "cpu")
-START, EN, TRANSCRIBE, NO_SPEECH, NO_TIMESTAMPS = 201, 202, 206, 208, 209
-PROMPT = [START, EN, TRANSCRIBE, NO_TIMESTAMPS]
 WINDOW_BLOCKS = 20
-GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-
-
-def truth(folder: Path) -> Any:
-    return WhisperForConditionalGeneration.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-
-
-def random_features(seed: int, mels: int, frames: int) -> Features:
-    """As log-mel values are spread."""
-    values = np.random.default_rng(seed).uniform(-1.0, 1.5, (frames, mels))
-    return values.astype(np.float32)
 
 
 def encoded(model: Any, features: Features) -> torch.Tensor:
@@ -234,30 +232,6 @@ def speech(checkpoint: CheckpointMaker) -> Iterator[Callable[..., LocalEngine]]:
         engine.close()
 
 
-def window_of(features: Features) -> EncoderInput:
-    frames, mels = features.shape
-    return EncoderInput(frames=frames, mels=mels, data=features.tobytes())
-
-
-def ask(
-    engine: LocalEngine, features: Features, params: SamplingParams, prompt: list[int] = PROMPT
-) -> list[EngineRequest]:
-    name = uuid.uuid4().hex
-    return expand(prompt, params, engine.info, request_id=name, encoder_input=window_of(features))
-
-
-def answers(engine: LocalEngine, requests: list[EngineRequest]) -> list[list[Output]]:
-    """The outputs of each request."""
-    outputs: dict[str, list[Output]] = {request.id: [] for request in requests}
-    for output in engine.run(requests):
-        outputs[output.request_id].append(output)
-    return list(outputs.values())
-
-
-def tokens_of(outputs: list[Output]) -> list[int]:
-    return [token for output in outputs for token in output.tokens]
-
-
 def greedy(model: Any, features: Features, prompt: list[int], count: int) -> list[int]:
     """Plain, without Whisper's own generate and its rules."""
     states = encoded(model, features)
@@ -347,44 +321,6 @@ def test_cancelling_frees_the_window(speech: Callable[..., LocalEngine]) -> None
     run.close()
     assert engine.engine.stats.kv_used_blocks == 0
     assert list(run) == []
-
-
-RULES = SamplingParams(
-    temperature=0.0,
-    max_tokens=30,
-    suppress_tokens=tuple(WHISPER_GENERATION["suppress_tokens"]),
-    begin_suppress_tokens=tuple(WHISPER_GENERATION["begin_suppress_tokens"]),
-    timestamps=TimestampRules(begin=NO_TIMESTAMPS + 1, text_end=EOS_TEXT, max_initial=20),
-    scores=True,
-    no_speech=(0, NO_SPEECH),
-)
-
-
-def generated(
-    model: Any, features: Features, prompt: list[int], timestamps: bool, num_beams: int = 1
-) -> Any:
-    """By the plain generate of transformers, with the processors that Whisper's own would pick.
-
-    Whisper's own cuts what it generates into segments and asks again for what follows.
-    """
-    begin, config = len(prompt), model.generation_config
-    processors: list[Any] = [
-        SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, begin),
-        SuppressTokensLogitsProcessor(config.suppress_tokens),
-    ]
-    if timestamps:
-        processors.append(WhisperTimeStampLogitsProcessor(config, begin))
-    return GenerationMixin.generate(
-        model,
-        torch.from_numpy(features.T.copy())[None],
-        decoder_input_ids=torch.tensor([prompt]),
-        logits_processor=LogitsProcessorList(processors),
-        max_new_tokens=RULES.max_tokens,
-        do_sample=False,
-        num_beams=num_beams,
-        return_dict_in_generate=True,
-        output_scores=True,
-    )
 
 
 @pytest.mark.parametrize("timestamps", [False, True])

@@ -15,9 +15,9 @@ from galley.config import KVType
 from galley.errors import SettingsError
 from galley.ops.isa import ISA_VARIABLE
 from galley.types import BLOCK_TOKENS
-from tests.checkpoints import VARIANTS, make_checkpoint
+from tests.checkpoints import VARIANTS, make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker
-from tests.models.test_against_transformers import random_ids, run_chunks
+from tests.models.test_against_transformers import run_chunks
 from tests.native.harness import (
     ISAS,
     KV_TYPES,

@@ -14,9 +14,9 @@ from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Executor
 from galley.ops.isa import ISA_VARIABLE, choose_isa
 from galley.ops.kinds import choose_activations
-from tests.checkpoints import VARIANTS, make_checkpoint
+from tests.checkpoints import VARIANTS, make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker
-from tests.models.test_against_transformers import executor_of, random_ids, run_chunks
+from tests.models.test_against_transformers import executor_of, run_chunks
 from tests.native.harness import (
     ISAS,
     LAYERS,

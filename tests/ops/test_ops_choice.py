@@ -16,9 +16,9 @@ from galley.config import DType, EngineSettings, ExecutorName, Quantize
 from galley.engine.load import load_engine
 from galley.errors import SettingsError
 from galley.ops.executor import choose_executor
+from tests.checkpoints import random_ids
 from tests.conftest import CheckpointMaker
 from tests.missing import without
-from tests.models.test_against_transformers import random_ids
 from tests.native.harness import ragged, rounding_executor
 from tests.server.serving import Server
 

@@ -19,8 +19,8 @@ from openai import OpenAI
 from galley import TranscribeOptions, Transcriber
 from galley.speech.audio import Recording
 from tests.missing import without
+from tests.server.openapi import SPOKEN, check_answers
 from tests.server.serving import Server, until
-from tests.server.test_server_openapi import SPOKEN, check_answers
 from tests.speech.recordings import encode, tone
 
 pytestmark = pytest.mark.xdist_group("server_audio")

@@ -5,36 +5,11 @@ from typing import Any
 
 import httpx
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
-from galley.config import Settings
-from galley.gateway.registry import Registry
-from galley.server.app import create_app
-from galley.server.auth import KeyRing
-from galley.server.openapi import document
+from tests.server.openapi import OPERATIONS, PAGE, SPOKEN, check_answers
 from tests.server.serving import Server
 
 pytestmark = pytest.mark.xdist_group("server_openapi")
-
-CHECKS = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_schema_conformance,
-]
-PAGE: dict[str, Any] = document(create_app(Registry(Settings()), keys=KeyRing([])).routes)
-SCHEMA = schemathesis.openapi.from_dict(PAGE)
-OPERATIONS = [result.ok() for result in SCHEMA.get_all_operations()]
-SPOKEN = [operation for operation in OPERATIONS if "/audio/" in operation.path]
-"""What a text model refuses; test_server_audio.py asks a speech model."""
 
 
 def test_the_page_names_every_route(server: Server) -> None:
@@ -59,29 +34,6 @@ def test_the_page_for_people_needs_nothing_from_outside(server: Server) -> None:
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
 def test_answers_are_as_documented(server: Server, operation: Any) -> None:
     check_answers(server, operation)
-
-
-def check_answers(server: Server, operation: Any) -> None:
-    """Random requests, good and bad, get answers that the page knows."""
-
-    @settings(
-        max_examples=25,
-        database=None,
-        derandomize=True,
-        phases=[Phase.explicit, Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(
-        case=st.one_of(
-            operation.as_strategy(),
-            operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE),
-        )
-    )
-    def check(case: Any) -> None:
-        _keep_short(case)
-        case.call_and_validate(base_url=server.url, checks=CHECKS)
-
-    check()
 
 
 GOOD: dict[str, Any] = {
@@ -109,12 +61,3 @@ def test_good_answers_are_as_documented(server: Server, operation: Any) -> None:
     answer = httpx.request(operation.method, server.url + path, **body)
     assert answer.status_code == 200
     operation.validate_response(answer)
-
-
-def _keep_short(case: Any) -> None:
-    """A random request for this model that would be served should not take long."""
-    if isinstance(case.body, dict) and "completions" in case.operation.path:
-        if case.body.get("model"):
-            case.body["model"] = "tiny"
-        if case.body.get("max_tokens") is None:
-            case.body["max_tokens"] = 3
