@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 from galley.gateway.caller import Caller
 from galley.gateway.served import ServedModel
@@ -13,7 +13,7 @@ from galley.types import EngineRequest, ModelInfo, Output, Timing
 class Call:
     """The way of a request into the engine and its Outputs back.
 
-    Use as a context manager, or :meth:`close` it: what still runs is cancelled, in the engine too.
+    Whoever makes one closes it: what still runs is cancelled, in the engine too.
 
     Attributes:
         served: the model.
@@ -48,12 +48,6 @@ class Call:
         """Cancel what still runs. Idempotent."""
         for stream in list(self._open):
             stream.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # What is counted of texts, a sequence for each choice, and of audio.
 

@@ -41,7 +41,7 @@ class Piece:
 class Generation:
     """The choices of one request for text: ``n`` for each prompt, in the order of the prompts.
 
-    Use as a context manager: leaving it cancels what still runs, in the engine too.
+    Whoever makes one closes it: what still runs is cancelled, in the engine too.
     """
 
     def __init__(
@@ -99,12 +99,6 @@ class Generation:
         lengths = [len(prompt) for prompt in prompts]
         call.prompts_taken(sum(lengths))
         return cls(call, choices, lengths)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """What the choices gain, as it comes, until all have finished.

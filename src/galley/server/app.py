@@ -1,5 +1,6 @@
 """The HTTP application: routes, middlewares and the pages that describe it."""
 
+from functools import cache
 from typing import Final
 
 import msgspec
@@ -47,14 +48,15 @@ def create_app(registry: Registry, *, keys: KeyRing) -> Starlette:
 
 def _pages(operations: list[Operation]) -> list[BaseRoute]:
     """``GET /openapi.json`` and ``/docs``, made when they are first asked for."""
+    described = cache(lambda: document(operations))
 
     async def openapi(_: Request) -> Response:
-        return Response(msgspec.json.encode(document(operations)), media_type="application/json")
+        return Response(msgspec.json.encode(described()), media_type="application/json")
 
     async def docs(_: Request) -> Response:
         from galley.server.docs_page import POLICY, render
 
         headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
-        return Response(render(document(operations)), headers=headers, media_type="text/html")
+        return Response(render(described()), headers=headers, media_type="text/html")
 
     return [Route("/openapi.json", openapi), Route("/docs", docs)]
