@@ -132,7 +132,8 @@ class Row {
         const float below = std::nextafter(bar, -std::numeric_limits<float>::infinity());
         int64_t ids[kRowBlock];
         for (int64_t i = 0; i < n_; i += kRowBlock) {
-            const int64_t count = kernels_.above(x_ + i, std::min(kRowBlock, n_ - i), below, ids);
+            const int64_t count =
+                kernels_.find_above(x_ + i, std::min(kRowBlock, n_ - i), below, ids);
             for (int64_t j = 0; j < count; ++j) ids[j] += i;
             append(ids, count, all);
         }
@@ -162,7 +163,7 @@ class Row {
   private:
     int64_t weigh_block(int64_t begin, int32_t* weights) const {
         const int64_t count = std::min(kRowBlock, n_ - begin);
-        return kernels_.weigh_tokens(x_ + begin, count, most_, scale_, weights);
+        return kernels_.softmax_weights(x_ + begin, count, most_, scale_, weights);
     }
 
     // `count` <= kRowBlock.
@@ -170,7 +171,7 @@ class Row {
         float x[kRowBlock];
         int32_t weights[kRowBlock];
         for (int64_t i = 0; i < count; ++i) x[i] = x_[ids[i]];
-        kernels_.weigh_tokens(x, count, most_, scale_, weights);
+        kernels_.softmax_weights(x, count, most_, scale_, weights);
         for (int64_t i = 0; i < count; ++i)
             all.push_back({x[i], static_cast<int32_t>(ids[i]), weights[i]});
     }

@@ -1,6 +1,7 @@
 #include "isa.hpp"
 
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(__linux__)
+#include <sys/auxv.h>  // with HWCAP_ASIMDDP, of Arm alone
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -8,32 +9,31 @@
 #include <stdexcept>
 
 namespace galley {
-
-const Kernels& kernels_portable();
-#ifdef GALLEY_HAS_avx2
-const Kernels& kernels_avx2();
-#endif
-#ifdef GALLEY_HAS_avx512
-const Kernels& kernels_avx512();
-#endif
-#ifdef GALLEY_HAS_amx
-const Kernels& kernels_amx();
-#endif
-
 namespace {
+
+// An instruction set that is compiled: whether this CPU has it, and its kernels.
+struct Set {
+    const char* name;
+    bool (*runs)();
+    const Kernels& (*kernels)();
+};
+
+bool always() { return true; }
 
 #if defined(GALLEY_HAS_avx2)
 bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __builtin_cpu_supports("f16c");
 }
-#endif
-#if defined(GALLEY_HAS_avx512)
-bool has_avx512() {
+bool has_avx512f() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
+bool has_avx512vnni() { return has_avx512f() && __builtin_cpu_supports("avx512vnni"); }
+bool has_avx512() { return has_avx512vnni() && __builtin_cpu_supports("avx512bf16"); }
+#endif
+#if defined(GALLEY_HAS_avxvnni)
+bool has_avxvnni() { return has_avx2() && __builtin_cpu_supports("avxvnni"); }
 #endif
 #if defined(GALLEY_HAS_amx)
 // Linux lends a process the tiles' registers when it asks for them; its threads inherit that.
@@ -48,39 +48,69 @@ bool has_amx() {
     return has;
 }
 #endif
+#if defined(GALLEY_HAS_neon)
+bool has_neon() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+#endif
+
+}  // namespace
+
+const Kernels& kernels_amx();
+const Kernels& kernels_avx512();
+const Kernels& kernels_avx512vnni();
+const Kernels& kernels_avx512f();
+const Kernels& kernels_avxvnni();
+const Kernels& kernels_avx2();
+const Kernels& kernels_neon();
+const Kernels& kernels_portable();
+
+namespace {
+
+// Best first.
+constexpr Set kSets[] = {
+#if defined(GALLEY_HAS_amx)
+    {"amx", has_amx, kernels_amx},
+#endif
+#if defined(GALLEY_HAS_avx2)
+    {"avx512", has_avx512, kernels_avx512},
+    {"avx512vnni", has_avx512vnni, kernels_avx512vnni},
+    {"avx512f", has_avx512f, kernels_avx512f},
+#endif
+#if defined(GALLEY_HAS_avxvnni)
+    {"avxvnni", has_avxvnni, kernels_avxvnni},
+#endif
+#if defined(GALLEY_HAS_avx2)
+    {"avx2", has_avx2, kernels_avx2},
+#endif
+#if defined(GALLEY_HAS_neon)
+    {"neon", has_neon, kernels_neon},
+#endif
+    {"portable", always, kernels_portable},
+};
 
 }  // namespace
 
 std::vector<std::string> supported_isas() {
     std::vector<std::string> names;
-#ifdef GALLEY_HAS_amx
-    if (has_amx()) names.push_back("amx");
-#endif
-#ifdef GALLEY_HAS_avx512
-    if (has_avx512()) names.push_back("avx512");
-#endif
-#ifdef GALLEY_HAS_avx2
-    if (has_avx2()) names.push_back("avx2");
-#endif
-    names.push_back("portable");
+    for (const Set& set : kSets)
+        if (set.runs()) names.push_back(set.name);
     return names;
 }
 
 const Kernels& kernels(const std::string& name) {
-    for (const std::string& supported : supported_isas()) {
-        if (supported != name) continue;
-#ifdef GALLEY_HAS_amx
-        if (name == "amx") return kernels_amx();
-#endif
-#ifdef GALLEY_HAS_avx512
-        if (name == "avx512") return kernels_avx512();
-#endif
-#ifdef GALLEY_HAS_avx2
-        if (name == "avx2") return kernels_avx2();
-#endif
-        return kernels_portable();
-    }
+    for (const Set& set : kSets)
+        if (name == set.name && set.runs()) return set.kernels();
     throw std::invalid_argument("instruction set '" + name + "' is not supported by this CPU");
+}
+
+void Kernels::linear(const Linear& l, int64_t begin, int64_t end, uint8_t* scratch) const {
+    switch (l.x.type) {
+        case Inputs::kFloats:
+            return linear_float(l, begin, end, scratch);
+        case Inputs::kBF16:
+            return linear_bf16(l, begin, end, scratch);
+        case Inputs::kInt8:
+            return linear_int8(l, begin, end, scratch);
+    }
 }
 
 }  // namespace galley

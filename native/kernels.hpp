@@ -121,9 +121,14 @@ struct Kernels {
     const char* name;
     // Blocks [begin, end) of the outputs for all rows. A row's bits depend on nothing but the row.
     // `scratch`: kLinearScratch bytes, 64-byte aligned.
-    void (*linear)(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
+    // One for each type of inputs.
+    void (*linear_float)(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
+    void (*linear_bf16)(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
+    void (*linear_int8)(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
+    void linear(const Linear&, int64_t begin, int64_t end, uint8_t* scratch) const;
     // One row of floats -> one row of Activations for `matrix`, not kFloats.
-    void (*prepare)(const Matrix& matrix, Inputs, const float* x, uint8_t* row, int64_t sums);
+    void (*quantize_input)(const Matrix& matrix, Inputs, const float* x, uint8_t* row,
+                           int64_t sums);
     // Row `index` of the matrix as floats.
     void (*embed)(const Matrix& matrix, int64_t index, float* y);
     void (*rms_norm)(const float* x, const float* weight, float eps, int64_t width, int64_t group,
@@ -146,14 +151,16 @@ struct Kernels {
     // partial_floats() of them, and all chunks' contributions, in order, which are overwritten.
     void (*attend_chunk)(const Attend&, int64_t chunk, float* partial);
     void (*merge_chunks)(const Attend&, float* partials, int64_t count);
-    // The weights alone, of one query head a token: `keys` of them for each to `out`.
-    void (*weigh)(const Attend&);
+    // The softmax alone, of one query head a token: weights of `keys` keys for each to `out`.
+    void (*attention_weights)(const Attend&);
     // The ids of those of x[n] that are not <= bar, ascending; returns how many.
-    int64_t (*above)(const float* x, int64_t n, float bar, int64_t* ids);
-    // What logits x[n], none above `most`, weigh as in galley/ops/draws.py; returns the sum.
-    int64_t (*weigh_tokens)(const float* x, int64_t n, float most, float scale, int32_t* weights);
+    int64_t (*find_above)(const float* x, int64_t n, float bar, int64_t* ids);
+    // The softmax of logits x[n], none above `most`, as integers (galley/ops/draws.py): not
+    // normalised; returns their sum.
+    int64_t (*softmax_weights)(const float* x, int64_t n, float most, float scale,
+                               int32_t* weights);
     // Sum of exp(x - most) over x[n], none of which is above `most`.
-    double (*exp_sum)(const float* x, int64_t n, double most);
+    double (*sum_exp)(const float* x, int64_t n, double most);
     // Nothing but products in registers, for measuring; they return the operations done.
     int64_t (*multiply_int8)(int64_t steps);
     int64_t (*multiply_bf16)(int64_t steps);

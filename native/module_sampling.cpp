@@ -42,17 +42,18 @@ void bind_sampling(nb::module_& m) {
         },
         "row"_a.noconvert(), "isa"_a, "ids"_a.noconvert());
     m.def(
-        "exp_sum",
+        "sum_exp",
         [](const Floats& row, double most, const std::string& isa) {
-            return kernels(isa).exp_sum(row.data(), row.size(), most);
+            return kernels(isa).sum_exp(row.data(), row.size(), most);
         },
         "row"_a.noconvert(), "most"_a, "isa"_a);
     m.def(
-        "weigh_tokens",
+        "softmax_weights",
         [](const Floats& row, float most, float scale, const std::string& isa,
            Out<int32_t> weights) {
             if (weights.size() != row.size()) throw std::invalid_argument("one weight for each");
-            return kernels(isa).weigh_tokens(row.data(), row.size(), most, scale, weights.data());
+            return kernels(isa).softmax_weights(row.data(), row.size(), most, scale,
+                                                weights.data());
         },
         "row"_a.noconvert(), "most"_a, "scale"_a, "isa"_a, "weights"_a.noconvert());
 }

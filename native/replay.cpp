@@ -34,8 +34,8 @@ void Program::each_row_prepared(const SharedLayout& layout, int64_t width, const
         if (!layout) return body(r, row(y, r));
         auto* floats = reinterpret_cast<float*>(runtime_->scratch(thread));
         body(r, floats);
-        kernels_.prepare(layout->matrix(), layout->inputs(), floats, at(y) + r * y.stride,
-                         layout->sums());
+        kernels_.quantize_input(layout->matrix(), layout->inputs(), floats, at(y) + r * y.stride,
+                                layout->sums());
     });
 }
 
@@ -48,8 +48,8 @@ void Program::run(const EmbedOp& op) {
 void Program::run(const PrepareOp& op) {
     const InputLayout& layout = *op.layout;
     each_row(layout.matrix().depth, [&](int64_t r, int) {
-        kernels_.prepare(layout.matrix(), layout.inputs(), row(op.x, r), at(op.y) + r * op.y.stride,
-                         layout.sums());
+        kernels_.quantize_input(layout.matrix(), layout.inputs(), row(op.x, r),
+                                at(op.y) + r * op.y.stride, layout.sums());
     });
 }
 
@@ -287,7 +287,8 @@ void Program::run(const CrossWeightsOp& op) {
         const int64_t tiles = round_up(rows, kAttendRows) / kAttendRows;
         pool_.run(chosen * tiles, 1, [&](int64_t begin, int64_t end, int thread) {
             for (int64_t i = begin; i < end; ++i)
-                kernels_.weigh(attend_head(op, i / tiles, s, i % tiles * kAttendRows, thread));
+                kernels_.attention_weights(
+                    attend_head(op, i / tiles, s, i % tiles * kAttendRows, thread));
         });
     }
 }

@@ -21,7 +21,7 @@ int64_t greatest(const Kernels& kernels, const float* x, int64_t n) {
     int64_t ids[kRowBlock];
     for (int64_t begin = 0; begin < n && x[at] == x[at]; begin += kRowBlock) {
         const int64_t size = std::min(kRowBlock, n - begin);
-        const int64_t count = kernels.above(x + begin, size, x[at], ids);
+        const int64_t count = kernels.find_above(x + begin, size, x[at], ids);
         for (int64_t i = 0; i < count && x[at] == x[at]; ++i)
             if (!(x[begin + ids[i]] <= x[at])) at = begin + ids[i];
     }
@@ -39,7 +39,8 @@ void best(const Kernels& kernels, const float* x, int64_t n, int64_t count, int6
     float bar = std::numeric_limits<float>::quiet_NaN();
     for (int64_t begin = 0; begin < n; begin += kRowBlock) {
         int64_t* added = pool.data() + size;
-        const int64_t found = kernels.above(x + begin, std::min(kRowBlock, n - begin), bar, added);
+        const int64_t found =
+            kernels.find_above(x + begin, std::min(kRowBlock, n - begin), bar, added);
         for (int64_t i = 0; i < found; ++i) added[i] += begin;
         size += found;
         if (size > limit - kRowBlock) {

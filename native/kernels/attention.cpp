@@ -175,7 +175,7 @@ void merge_chunks(const Attend& a, float* partials, int64_t count) {
     finish(a, sums);
 }
 
-void weigh(const Attend& a) {
+void attention_weights(const Attend& a) {
     with_worker(a, [&](const auto& worker) { worker.weigh(); });
 }
 

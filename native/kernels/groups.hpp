@@ -14,27 +14,9 @@ GALLEY_INLINE Floats load_scales(const Matrix& m, int64_t at) {
     return load(reinterpret_cast<const float*>(m.scales) + at);
 }
 
-GALLEY_INLINE Ints load_zeros(const uint8_t* zeros) {
-    Ints r;
-#if defined(__AVX512F__)
-    r.p[0] =
-        (IntPart)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(zeros)));
-#elif defined(__AVX2__)
-    GALLEY_PARTS r.p[i] = (IntPart)_mm256_cvtepu8_epi32(
-        _mm_loadl_epi64(reinterpret_cast<const __m128i*>(zeros + i * kWidth)));
-#else
-    GALLEY_PARTS {
-        BytePart part;
-        memcpy(&part, zeros + i * kWidth, sizeof part);
-        r.p[i] = __builtin_convertvector(part, IntPart);
-    }
-#endif
-    return r;
-}
-
 // What is stored for zero, `other` where the matrix does not say, four times in each lane.
 GALLEY_INLINE Bytes load_offsets(const Matrix& m, int64_t at, int32_t other) {
-    const Ints zeros = m.zeros ? load_zeros(m.zeros + at) : splat_int(other);
+    const Ints zeros = m.zeros ? load_uint8(m.zeros + at) : splat_int(other);
     Bytes r;
     GALLEY_PARTS r.p[i] = (UintPart)zeros.p[i] * 0x01010101u;
     return r;

@@ -73,39 +73,6 @@ void write<PairBF16>(const Cache& c, const float* k, const float* v, int64_t blo
     }
 }
 
-// Rows become columns.
-GALLEY_INLINE void transpose(Floats (&a)[kLanes]) {
-#if defined(__AVX512F__)
-    __m512 pairs[kLanes], fours[kLanes];
-    GALLEY_UNROLL for (int i = 0; i < kLanes; i += 2) {
-        pairs[i] = _mm512_unpacklo_ps(a[i].p[0], a[i + 1].p[0]);
-        pairs[i + 1] = _mm512_unpackhi_ps(a[i].p[0], a[i + 1].p[0]);
-    }
-    GALLEY_UNROLL for (int i = 0; i < kLanes; i += 4) GALLEY_UNROLL for (int j = 0; j < 2; ++j) {
-        const __m512d x = (__m512d)pairs[i + j], y = (__m512d)pairs[i + j + 2];
-        fours[i + 2 * j] = (__m512)_mm512_unpacklo_pd(x, y);
-        fours[i + 2 * j + 1] = (__m512)_mm512_unpackhi_pd(x, y);
-    }
-    // Quarter q of fours[4 * i + j] holds column 4 * q + j of the rows from 4 * i on.
-    GALLEY_UNROLL for (int j = 0; j < 4; ++j) {
-        const __m512 low = _mm512_shuffle_f32x4(fours[j], fours[4 + j], 0x44);
-        const __m512 high = _mm512_shuffle_f32x4(fours[j], fours[4 + j], 0xee);
-        const __m512 later_low = _mm512_shuffle_f32x4(fours[8 + j], fours[12 + j], 0x44);
-        const __m512 later_high = _mm512_shuffle_f32x4(fours[8 + j], fours[12 + j], 0xee);
-        a[j].p[0] = (FloatPart)_mm512_shuffle_f32x4(low, later_low, 0x88);
-        a[4 + j].p[0] = (FloatPart)_mm512_shuffle_f32x4(low, later_low, 0xdd);
-        a[8 + j].p[0] = (FloatPart)_mm512_shuffle_f32x4(high, later_high, 0x88);
-        a[12 + j].p[0] = (FloatPart)_mm512_shuffle_f32x4(high, later_high, 0xdd);
-    }
-#else
-    float rows[kLanes][kLanes], columns[kLanes][kLanes];
-    for (int i = 0; i < kLanes; ++i) store(rows[i], a[i]);
-    for (int i = 0; i < kLanes; ++i)
-        for (int j = 0; j < kLanes; ++j) columns[j][i] = rows[i][j];
-    for (int i = 0; i < kLanes; ++i) a[i] = load(columns[i]);
-#endif
-}
-
 // How elements T pass a transposition: `take` fills 16 lanes with kTaken elements each, `put`
 // writes one such lane of 16 tokens.
 template <class T>

@@ -1,7 +1,7 @@
 // Elements of the KV cache, whatever their type.
 #pragma once
 
-#include "dots.hpp"
+#include "vec.hpp"
 
 namespace galley {
 namespace GALLEY_ISA {
@@ -12,7 +12,7 @@ struct PairBF16 {
 
 GALLEY_INLINE Floats load_operands(const float* a) { return load(a); }
 GALLEY_INLINE Floats load_operands(const uint16_t* a) { return load_bf16(a); }
-GALLEY_INLINE Floats load_operands(const int8_t* a) { return load_int8(a); }
+GALLEY_INLINE Floats load_operands(const int8_t* a) { return to_floats(load_int8(a)); }
 GALLEY_INLINE Pairs load_operands(const PairBF16* a) {
     return load_pairs(reinterpret_cast<const uint16_t*>(a));
 }

@@ -1,7 +1,7 @@
 // Linear layers on AMX: a tile register holds sixteen rows of 64 bytes, and one instruction
 // multiplies sixteen rows of activations by sixteen outputs of weights, 64 bytes deep.
 //
-// Integers are summed exactly and scaled in the order of linear_integer.cpp: the bits are the same,
+// Integers are summed exactly and scaled in the order of linear_int8.cpp: the bits are the same,
 // so few rows, which memory bounds, are left to it. bfloat16 adds in an order of its own, for all
 // rows, and so do integers that are widened to it.
 //
@@ -17,8 +17,6 @@
 // A chunk is several whole groups (parts), or a part of one: with groups of 128, 4 of them; with
 // one group of 2048, its first quarter, whose sums are kept and loaded again for the next.
 #include "tables.hpp"
-
-#if defined(__AMX_TILE__)
 #include "tile.hpp"
 #include "tile_weights.hpp"
 
@@ -39,7 +37,7 @@ constexpr int64_t kRowsAtOnce = 8;       // whose sums are in registers
 // Row tiles whose sums wait in the second cache.
 constexpr int64_t kBandTiles = 32;
 
-// What linear_amx() has in its scratch memory, for blocks of an item.
+// What a layer has in its scratch memory, for blocks of an item.
 struct Scratch {
     uint8_t panel[kMostBlocks][kReachTiles][kTileBytes];  // weights
     uint8_t sums[kBandTiles][kMostBlocks][kTileBytes];    // of a group that takes several parts
@@ -304,25 +302,25 @@ class Layer {
 
 }  // namespace
 
-bool fit_for_amx(const Linear& l) {
-    if (l.x.type == Inputs::kFloats) return false;
-    if (l.x.type == Inputs::kBF16) return true;
-    return l.rows > (l.matrix->kind == Kind::kInt4 ? 8 : 4);
-}
-
-void linear_amx(const Linear& l, int64_t begin, int64_t end, uint8_t* scratch) {
-    const bool wide = l.x.type == Inputs::kBF16;
+void linear_bf16(const Linear& l, int64_t begin, int64_t end, uint8_t* scratch) {
     const Kind kind = l.matrix->kind;
     if (kind == Kind::kBF16)
         Layer<BFloat16>(l, scratch).run(begin, end);
     else if (kind == Kind::kInt8)
-        wide ? Layer<WideInt8>(l, scratch).run(begin, end)
-             : Layer<Int8>(l, scratch).run(begin, end);
+        Layer<WideInt8>(l, scratch).run(begin, end);
     else
-        wide ? Layer<WideInt4>(l, scratch).run(begin, end)
-             : Layer<Int4>(l, scratch).run(begin, end);
+        Layer<WideInt4>(l, scratch).run(begin, end);
+}
+
+void linear_int8(const Linear& l, int64_t begin, int64_t end, uint8_t* scratch) {
+    const bool int4 = l.matrix->kind == Kind::kInt4;
+    if (l.rows <= (int4 ? 8 : 4))
+        GALLEY_BASE_KERNELS().linear_int8(l, begin, end, scratch);
+    else if (int4)
+        Layer<Int4>(l, scratch).run(begin, end);
+    else
+        Layer<Int8>(l, scratch).run(begin, end);
 }
 
 }  // namespace GALLEY_ISA
 }  // namespace galley
-#endif

@@ -1,9 +1,5 @@
 // Loops that only multiply or only read: the most that the other kernels could reach here.
-#include "dots.hpp"
 #include "tables.hpp"
-#if defined(__AMX_TILE__)
-#include "amx.hpp"
-#endif
 
 namespace galley {
 namespace GALLEY_ISA {
@@ -49,58 +45,30 @@ struct alignas(64) FloatOperand {
 
 }  // namespace
 
-#if defined(__AMX_TILE__)
-// Four tiles of sums, each of them [16][16] of products 64 bytes deep.
-constexpr int64_t kTileProducts = 4 * kLanes * kLanes * 64;
-
-int64_t multiply_int8(int64_t steps) {
-    configure_tiles(kLanes);
-    for (int64_t s = 0; s < steps; ++s) {
-        _tile_dpbssd(0, 4, 6);
-        _tile_dpbssd(1, 4, 7);
-        _tile_dpbssd(2, 5, 6);
-        _tile_dpbssd(3, 5, 7);
-    }
-    _tile_release();
-    return steps * kTileProducts * 2;
-}
-
-int64_t multiply_bf16(int64_t steps) {
-    configure_tiles(kLanes);
-    for (int64_t s = 0; s < steps; ++s) {
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_release();
-    return steps * kTileProducts;
-}
-#else
 // Of weights below 16 with bytes, the fastest of integers. Each sum has pairs of its own: equal
 // ones would be computed once.
-#if defined(GALLEY_SHORT_SUMS)
 int64_t multiply_int8(int64_t steps) {
-    constexpr int kCount = 4;  // leaves room for the weights and short sums
-    multiply<kCount>(
-        steps, IntegerOperand{}, splat_int(0), [](Ints sum, const IntegerOperand& o, int i) {
-            Shorts sums = {};
-            GALLEY_UNROLL for (int j = 0; j < kShortSums; ++j)
-                dot_nibbles(sums, load_bytes(o.w[(i + j) % 2]), load_four(o.x[j] + i / 2 * 4));
-            return widen(sum, sums);
-        });
-    return steps * kCount * kShortSums * kLanes * 4 * 2;
+    if constexpr (kNibbleDots > 0) {
+        constexpr int kCount = kParts == 1 ? 8 : 4;  // leaves room for the weights and short sums
+        multiply<kCount>(
+            steps, IntegerOperand{}, splat_int(0), [](Ints sum, const IntegerOperand& o, int i) {
+                NibbleSums sums = {};
+                GALLEY_UNROLL for (int j = 0; j < kNibbleDots; ++j)
+                    dot_nibbles(sums, load_bytes(o.w[(i + j) % 2]), load_four(o.x[j] + i / 2 * 4));
+                return add_sums(sum, sums);
+            });
+        return steps * kCount * kNibbleDots * kLanes * 4 * 2;
+    } else {
+        multiply<kSums>(steps, IntegerOperand{}, NibbleSums{},
+                        [](NibbleSums sum, const IntegerOperand& o, int i) {
+                            dot_nibbles(sum, load_bytes(o.w[i % 2]), load_four(o.x[0] + i / 2 * 4));
+                            dot_nibbles(sum, load_bytes(o.w[1 - i % 2]),
+                                        load_four(o.x[1] + i / 2 * 4));
+                            return sum;
+                        });
+        return steps * kSums * kLanes * 4 * 2 * 2;
+    }
 }
-#else
-int64_t multiply_int8(int64_t steps) {
-    multiply<kSums>(
-        steps, IntegerOperand{}, splat_int(0), [](Ints sum, const IntegerOperand& o, int i) {
-            sum = dot_bytes(sum, load_bytes(o.w[i % 2]), load_four(o.x[0] + i / 2 * 4));
-            return dot_bytes(sum, load_bytes(o.w[1 - i % 2]), load_four(o.x[1] + i / 2 * 4));
-        });
-    return steps * kSums * kLanes * 4 * 2 * 2;
-}
-#endif
 
 int64_t multiply_bf16(int64_t steps) {
     multiply<kSums>(steps, PairOperand{}, splat(0.0f), [](Floats sum, const PairOperand& o, int i) {
@@ -108,8 +76,6 @@ int64_t multiply_bf16(int64_t steps) {
     });
     return steps * kSums * kLanes * 2 * 2;
 }
-
-#endif
 
 int64_t multiply_f32(int64_t steps) {
     multiply<kSums>(steps, FloatOperand{}, splat(0.0f),

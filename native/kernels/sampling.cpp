@@ -4,7 +4,7 @@
 namespace galley {
 namespace GALLEY_ISA {
 
-int64_t above(const float* x, int64_t n, float bar, int64_t* ids) {
+int64_t find_above(const float* x, int64_t n, float bar, int64_t* ids) {
     const Floats bars = splat(bar);
     int64_t count = 0;
     for (int64_t i = 0; i < n; i += kLanes) {
@@ -42,7 +42,7 @@ GALLEY_INLINE Ints weights_of(Floats x, Floats most, Floats scale) {
 }
 
 // At most kRowBlock of them: 32 bits hold the sums of the weights' halves.
-int64_t weigh_block(const float* x, int64_t n, Floats most, Floats scale, int32_t* weights) {
+int64_t softmax_block(const float* x, int64_t n, Floats most, Floats scale, int32_t* weights) {
     Ints low = splat_int(0), high = splat_int(0);
     const auto add = [&](Ints w) {
         GALLEY_PARTS low.p[i] += w.p[i] & 0xffff;
@@ -64,11 +64,11 @@ int64_t weigh_block(const float* x, int64_t n, Floats most, Floats scale, int32_
 
 }  // namespace
 
-int64_t weigh_tokens(const float* x, int64_t n, float most, float scale, int32_t* weights) {
+int64_t softmax_weights(const float* x, int64_t n, float most, float scale, int32_t* weights) {
     int64_t total = 0;
     for (int64_t i = 0; i < n; i += kRowBlock) {
         const int64_t count = n - i < kRowBlock ? n - i : kRowBlock;
-        total += weigh_block(x + i, count, splat(most), splat(scale), weights + i);
+        total += softmax_block(x + i, count, splat(most), splat(scale), weights + i);
     }
     return total;
 }
@@ -76,21 +76,9 @@ int64_t weigh_tokens(const float* x, int64_t n, float most, float scale, int32_t
 namespace {
 
 constexpr int kDoubles = kWidth / 2;
-typedef double DoublePart __attribute__((vector_size(8 * kDoubles)));
 typedef int64_t LongPart __attribute__((vector_size(8 * kDoubles)));
 
 DoublePart splat_double(double a) { return a - DoublePart{}; }
-
-// As that of Floats.
-DoublePart fma(DoublePart a, DoublePart b, DoublePart c) {
-#if defined(__AVX512F__)
-    return _mm512_fmadd_pd(a, b, c);
-#elif defined(__AVX2__)
-    return _mm256_fmadd_pd(a, b, c);
-#else
-    return a * b + c;
-#endif
-}
 
 // For x <= 0, to about one unit in the last place; 0 below -708. NaN stays NaN.
 DoublePart exp(DoublePart x) {
@@ -120,7 +108,7 @@ DoublePart load_doubles(const float* x, int64_t n) {
 
 }  // namespace
 
-double exp_sum(const float* x, int64_t n, double most) {
+double sum_exp(const float* x, int64_t n, double most) {
     double sum = 0.0;
     for (int64_t begin = 0; begin < n; begin += kRowBlock) {
         const int64_t end = n - begin < kRowBlock ? n : begin + kRowBlock;

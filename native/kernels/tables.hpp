@@ -1,19 +1,21 @@
-// The kernels of this instruction set, across its files.
+// The kernels of an instruction set, across its files. A set has a table of its own, where kernels
+// that it has no better instructions for are those of another (its base): the linker finds the ones
+// that are compiled for it in the namespace GALLEY_ISA.
 #pragma once
 
 #include "vec.hpp"
 
 namespace galley {
+
+const Kernels& GALLEY_KERNELS();       // of this set
+const Kernels& GALLEY_BASE_KERNELS();  // of its base; declared alone where it has none
+
 namespace GALLEY_ISA {
 
-void linear_dense(const Linear&, int64_t begin, int64_t end);
-void linear_integer(const Linear&, int64_t begin, int64_t end);
-void linear_mixed(const Linear&, int64_t begin, int64_t end);
-#if defined(__AMX_TILE__)
-bool fit_for_amx(const Linear&);
-void linear_amx(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
-#endif
-void prepare(const Matrix&, Inputs, const float* x, uint8_t* row, int64_t sums);
+void linear_float(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
+void linear_bf16(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
+void linear_int8(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
+void quantize_input(const Matrix&, Inputs, const float* x, uint8_t* row, int64_t sums);
 void embed(const Matrix&, int64_t index, float* y);
 void rms_norm(const float* x, const float* weight, float eps, int64_t width, int64_t group,
               float* y);
@@ -30,10 +32,10 @@ void write_kv_block(const Cache&, const float* k, int64_t k_stride, const float*
 void attend(const Attend&);
 void attend_chunk(const Attend&, int64_t chunk, float* partial);
 void merge_chunks(const Attend&, float* partials, int64_t count);
-void weigh(const Attend&);
-int64_t above(const float* x, int64_t n, float bar, int64_t* ids);
-int64_t weigh_tokens(const float* x, int64_t n, float most, float scale, int32_t* weights);
-double exp_sum(const float* x, int64_t n, double most);
+void attention_weights(const Attend&);
+int64_t find_above(const float* x, int64_t n, float bar, int64_t* ids);
+int64_t softmax_weights(const float* x, int64_t n, float most, float scale, int32_t* weights);
+double sum_exp(const float* x, int64_t n, double most);
 int64_t multiply_int8(int64_t steps);
 int64_t multiply_bf16(int64_t steps);
 int64_t multiply_f32(int64_t steps);

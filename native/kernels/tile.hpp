@@ -6,6 +6,10 @@
 namespace galley {
 namespace GALLEY_ISA {
 
+// Rows and blocks of outputs of a tile, at most: as many sums as registers.
+constexpr int kMaxRows = kWidth == 16 ? 8 : 4;
+constexpr int kBlocks = kWidth == 16 ? 2 : 1;
+
 // What to fetch from memory while a tile computes: the next item's weights, a share by each row
 // tile.
 struct Ahead {

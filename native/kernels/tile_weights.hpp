@@ -2,7 +2,6 @@
 #pragma once
 
 #include "amx.hpp"
-#include "dots.hpp"
 #include "groups.hpp"
 
 namespace galley {

@@ -30,10 +30,10 @@ LONGEST_GROUP: int
 def top_k(row: npt.NDArray[np.float32], isa: str, ids: npt.NDArray[np.int64]) -> None:
     """Fill ``ids`` with those of the greatest, greatest first, equals by id."""
 
-def exp_sum(row: npt.NDArray[np.float32], most: float, isa: str) -> float:
+def sum_exp(row: npt.NDArray[np.float32], most: float, isa: str) -> float:
     """The sum of exp(x - most); ``most`` is finite and nothing is above it."""
 
-def weigh_tokens(
+def softmax_weights(
     row: npt.NDArray[np.float32],
     most: float,
     scale: float,

@@ -160,7 +160,7 @@ def test_weights_have_the_bits_of_numpy(row: Logits, temperature: float) -> None
     assert expected[row.argmax()] == 2**WEIGHT_BITS
     got = np.empty(len(row), dtype=np.int32)
     for isa in ISAS:
-        assert _native.weigh_tokens(row, most, scale, isa, got) == expected.sum()
+        assert _native.softmax_weights(row, most, scale, isa, got) == expected.sum()
         assert np.array_equal(got, expected), isa
 
 

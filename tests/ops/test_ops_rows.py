@@ -48,7 +48,7 @@ def test_exp_sums_are_those_of_numpy(row: Any) -> None:
         return
     expected = np.exp(row.astype(np.float64) - most).sum()
     for isa in _native.supported_isas():
-        assert _native.exp_sum(row, most, isa) == pytest.approx(expected, rel=1e-14), isa
+        assert _native.sum_exp(row, most, isa) == pytest.approx(expected, rel=1e-14), isa
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "_native", None)
         assert rows.logsumexp(row) == pytest.approx(most + np.log(expected), rel=1e-14)
@@ -61,7 +61,7 @@ def test_each_exponential_is_right_to_the_last_bits(x: Any) -> None:
         alone[5] = value
         for isa in _native.supported_isas():
             exact = np.exp(np.float64(value)) if value >= -708 else 0.0
-            assert _native.exp_sum(alone, 0.0, isa) == pytest.approx(exact, rel=4e-16, abs=0.0)
+            assert _native.sum_exp(alone, 0.0, isa) == pytest.approx(exact, rel=4e-16, abs=0.0)
 
 
 def test_sizes_are_checked() -> None:

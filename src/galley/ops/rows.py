@@ -35,7 +35,7 @@ def logsumexp(row: Row) -> float:
         return math.nan
     if _native is None:
         return most + math.log(np.exp(row.astype(np.float64) - most).sum())
-    return most + math.log(_native.exp_sum(row, most, _isa()))
+    return most + math.log(_native.sum_exp(row, most, _isa()))
 
 
 @functools.cache

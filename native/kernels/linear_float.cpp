@@ -1,14 +1,9 @@
-// Linear layers with float weights, and with bfloat16 weights and inputs that are rounded to it or
-// not.
-#include "dots.hpp"
-#include "tile.hpp"
+// Linear layers whose inputs stay floats, with weights of every kind.
+#include "linear_mixed.hpp"
 
 namespace galley {
 namespace GALLEY_ISA {
 namespace {
-
-constexpr int kMaxRows = kWidth == 16 ? 8 : 4;
-constexpr int kBlocks = kWidth == 16 ? 2 : 1;
 
 template <int R, int B>
 struct TileF32 {
@@ -30,35 +25,6 @@ struct TileF32 {
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {
                 const Floats a = splat(x[r][k]);
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = fma(a, v[b], acc[r][b]);
-            }
-        }
-        GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int b = 0; b < B; ++b)
-            finish(l, row + r, block + b, acc[r][b]);
-    }
-};
-
-template <int R, int B>
-struct TileBF16 {
-    static void run(const Linear& l, int64_t row, int64_t block, const Ahead& ahead) {
-        const int64_t depth = l.matrix->padded_depth;
-        const uint16_t* w =
-            reinterpret_cast<const uint16_t*>(l.matrix->weights) + block * depth * kLanes;
-        const uint16_t* x[R];
-        const int64_t block_bytes = depth * kLanes * static_cast<int64_t>(sizeof(uint16_t));
-        const uint8_t* next = ahead.from(reinterpret_cast<const uint8_t*>(w), block_bytes);
-        Floats acc[R][B];
-        GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-            x[r] = reinterpret_cast<const uint16_t*>(l.x.data + (row + r) * l.x.stride);
-            GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = splat(0.0f);
-        }
-        for (int64_t k = 0; k < depth; k += 2, next += ahead.pace) {
-            GALLEY_UNROLL for (int b = 0; b < B; ++b) fetch(next + b * block_bytes);
-            Pairs v[B];
-            GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] =
-                load_pairs(w + (b * depth + k) * kLanes);
-            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-                const Pairs a = splat_pair(x[r] + k);
-                GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = dot_pairs(acc[r][b], a, v[b]);
             }
         }
         GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int b = 0; b < B; ++b)
@@ -101,15 +67,36 @@ struct TileWide {
     }
 };
 
+// Columns of integer weights one by one.
+struct FloatInputs {
+    using Element = float;
+    using Factors = Floats;
+    static constexpr int kColumns = 1;
+
+    template <class Weights>
+    GALLEY_INLINE Floats factors(Bytes four, int at) {
+        return widen(four, at);
+    }
+    GALLEY_INLINE Floats splat(const float* x) { return GALLEY_ISA::splat(*x); }
+    GALLEY_INLINE Floats dot(Floats sum, Floats x, Floats w) { return fma(x, w, sum); }
+};
+
+template <class Weights>
+using Widened = Mixed<Weights, FloatInputs>;
+
 }  // namespace
 
-void linear_dense(const Linear& l, int64_t begin, int64_t end) {
-    if (l.matrix->kind == Kind::kF32)
-        Tiler<TileF32, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
-    else if (l.x.type == Inputs::kFloats)
-        Tiler<TileWide, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
-    else
-        Tiler<TileBF16, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
+void linear_float(const Linear& l, int64_t begin, int64_t end, uint8_t*) {
+    switch (l.matrix->kind) {
+        case Kind::kF32:
+            return Tiler<TileF32, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
+        case Kind::kBF16:
+            return Tiler<TileWide, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
+        case Kind::kInt8:
+            return run_mixed<Widened<StoredInt8>>(l, begin, end);
+        case Kind::kInt4:
+            return run_mixed<Widened<StoredInt4>>(l, begin, end);
+    }
 }
 
 }  // namespace GALLEY_ISA

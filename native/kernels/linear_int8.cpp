@@ -1,14 +1,10 @@
 // Linear layers with int8 and int4 weights and int8 activations, summed exactly within a group.
-#include "dots.hpp"
 #include "groups.hpp"
 #include "tile.hpp"
 
 namespace galley {
 namespace GALLEY_ISA {
 namespace {
-
-constexpr int kMaxRows = kWidth == 16 ? 8 : 4;
-constexpr int kBlocks = kWidth == 16 ? 2 : 1;
 
 // What comes next in memory, asked for while a tile computes.
 struct Next {
@@ -51,7 +47,7 @@ struct Int4 {
     static constexpr int kStreamRows = 5;
     // Sums that wait for each other: in two chains where one would be waited for.
     template <int R, int B>
-    static constexpr int kChains = kWidth == 16 && R * B <= 8 ? 2 : 1;
+    static constexpr int kChains = R * B * kParts <= kDotsInFlight ? 2 : 1;
 
     template <int B>
     struct Nibbles {
@@ -61,21 +57,18 @@ struct Int4 {
             Nibbles n;
             GALLEY_UNROLL for (int b = 0; b < B; ++b) {
                 const Bytes both = load_bytes(w + b * block_bytes);
-                GALLEY_PARTS {
-                    n.low[b].p[i] = both.p[i] & 0x0f0f0f0f;
-                    n.high[b].p[i] = (both.p[i] >> 4) & 0x0f0f0f0f;
-                }
+                n.low[b] = nibbles(both, 0);
+                n.high[b] = nibbles(both, 4);
             }
             return n;
         }
     };
 
-#if defined(GALLEY_SHORT_SUMS)
     template <int kSteps, int R, int B>
     GALLEY_INLINE void dot_short(Ints (&acc)[R][B], const uint8_t* w, int64_t block_bytes,
                                  const uint8_t* const (&x)[R], int64_t k, Next& next) {
-        Shorts sums[R][B] = {};
-        // Out of the registers, which the short sums fill.
+        NibbleSums sums[R][B] = {};
+        // Out of the registers, which these sums fill.
         asm("" : "+m"(acc));
         GALLEY_UNROLL for (int s = 0; s < kSteps; ++s, k += kStep) {
             fetch_next<B>(next, block_bytes);
@@ -89,32 +82,31 @@ struct Int4 {
             }
         }
         GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int b = 0; b < B; ++b)
-            acc[r][b] = widen(acc[r][b], sums[r][b]);
+            acc[r][b] = add_sums(acc[r][b], sums[r][b]);
     }
-#endif
 
     template <int R, int B>
     GALLEY_INLINE void dot(Ints (&acc)[kChains<R, B>][R][B], const uint8_t* w, int64_t block_bytes,
                            const uint8_t* const (&x)[R], int64_t k, int64_t end, Next& next) {
-#if defined(GALLEY_SHORT_SUMS)
-        constexpr int kSteps = kShortSums / 2;
-        for (; k + kSteps * kStep <= end; k += kSteps * kStep)
-            dot_short<kSteps>(acc[0], w, block_bytes, x, k, next);
-        for (; k < end; k += kStep) dot_short<1>(acc[0], w, block_bytes, x, k, next);
-#else
-        for (; k < end; k += kStep) {
-            fetch_next<B>(next, block_bytes);
-            const auto n = Nibbles<B>::load(w + k * (kLanes / 2), block_bytes);
-            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-                const int32_t first = load_four(x[r] + k), second = load_four(x[r] + k + 4);
-                constexpr int kLast = kChains<R, B> - 1;
-                GALLEY_UNROLL for (int b = 0; b < B; ++b) {
-                    acc[0][r][b] = dot_bytes(acc[0][r][b], n.low[b], first);
-                    acc[kLast][r][b] = dot_bytes(acc[kLast][r][b], n.high[b], second);
+        if constexpr (kNibbleDots > 0) {
+            constexpr int kSteps = kNibbleDots / 2;
+            for (; k + kSteps * kStep <= end; k += kSteps * kStep)
+                dot_short<kSteps>(acc[0], w, block_bytes, x, k, next);
+            for (; k < end; k += kStep) dot_short<1>(acc[0], w, block_bytes, x, k, next);
+        } else {
+            for (; k < end; k += kStep) {
+                fetch_next<B>(next, block_bytes);
+                const auto n = Nibbles<B>::load(w + k * (kLanes / 2), block_bytes);
+                GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                    const int32_t first = load_four(x[r] + k), second = load_four(x[r] + k + 4);
+                    constexpr int kLast = kChains<R, B> - 1;
+                    GALLEY_UNROLL for (int b = 0; b < B; ++b) {
+                        dot_nibbles(acc[0][r][b], n.low[b], first);
+                        dot_nibbles(acc[kLast][r][b], n.high[b], second);
+                    }
                 }
             }
         }
-#endif
     }
 };
 
@@ -168,7 +160,7 @@ struct Integer {
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) {
                     if (m.zeros)
                         dots[0][r][b] =
-                            load_zeros(m.zeros + ((block + b) * m.groups + g) * kLanes) *
+                            load_uint8(m.zeros + ((block + b) * m.groups + g) * kLanes) *
                             (splat_int(0) - sum);
                     else
                         dots[0][r][b] = splat_int(-Weights::kOffset) * sum;
@@ -181,7 +173,7 @@ struct Integer {
 
 }  // namespace
 
-void linear_integer(const Linear& l, int64_t begin, int64_t end) {
+void linear_int8(const Linear& l, int64_t begin, int64_t end, uint8_t*) {
     if (l.matrix->kind == Kind::kInt8)
         Tiler<Integer<Int8>::Tile, kMaxRows, Int8::kStreamRows, kBlocks>::run(l, begin, end);
     else

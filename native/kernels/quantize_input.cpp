@@ -6,7 +6,7 @@ namespace galley {
 namespace GALLEY_ISA {
 namespace {
 
-void prepare_bf16(const Matrix& m, const float* x, uint8_t* row) {
+void quantize_bf16(const Matrix& m, const float* x, uint8_t* row) {
     uint16_t* out = reinterpret_cast<uint16_t*>(row);
     int64_t k = 0;
     for (; k + kLanes <= m.depth; k += kLanes) store_bf16(out + k, load(x + k));
@@ -14,7 +14,7 @@ void prepare_bf16(const Matrix& m, const float* x, uint8_t* row) {
     for (; k < bf16_columns(m); ++k) out[k] = 0;
 }
 
-void prepare_integer(const Matrix& m, const float* x, uint8_t* row, int64_t sums) {
+void quantize_int8(const Matrix& m, const float* x, uint8_t* row, int64_t sums) {
     const Rounding rounding = rounding_of(x, m.depth);
     int8_t* out = reinterpret_cast<int8_t*>(row);
     for (int64_t g = 0; g < m.groups; ++g) {
@@ -56,11 +56,11 @@ void embed_integer(const Matrix& m, int64_t block, int64_t lane, float* y) {
 
 }  // namespace
 
-void prepare(const Matrix& m, Inputs inputs, const float* x, uint8_t* row, int64_t sums) {
+void quantize_input(const Matrix& m, Inputs inputs, const float* x, uint8_t* row, int64_t sums) {
     if (inputs == Inputs::kBF16)
-        prepare_bf16(m, x, row);
+        quantize_bf16(m, x, row);
     else
-        prepare_integer(m, x, row, sums);
+        quantize_int8(m, x, row, sums);
 }
 
 void embed(const Matrix& m, int64_t index, float* y) {

@@ -1,14 +1,13 @@
-// Linear layers with int8 and int4 weights and activations that stay floats, or become bfloat16.
-#include "dots.hpp"
+// Tiles of linear layers with int8 and int4 weights and inputs that stay floats, or become
+// bfloat16.
+#pragma once
+
 #include "groups.hpp"
 #include "tile.hpp"
 
 namespace galley {
 namespace GALLEY_ISA {
-namespace {
 
-constexpr int kMaxRows = kWidth == 16 ? 8 : 4;
-constexpr int kBlocks = kWidth == 16 ? 2 : 1;
 // Four columns in a row are added to sums of their own, one by one or in pairs, so that few outputs
 // do not wait for each addition to end.
 constexpr int kSumColumns = 4;
@@ -18,7 +17,7 @@ constexpr int kStreamRows = kWidth == 16 ? 5 : kWidth == 8 ? 1 : 0;
 // stay in the nearest cache.
 constexpr int64_t kColumns = 256;
 
-struct Int8 {
+struct StoredInt8 {
     static constexpr int64_t kStep = 4;  // k a register of weights holds
     static constexpr int32_t kOffset = 128;
 
@@ -26,7 +25,7 @@ struct Int8 {
     GALLEY_INLINE Pairs pair(Bytes four, int at) { return widen_pair(four, at); }
 };
 
-struct Int4 {
+struct StoredInt4 {
     static constexpr int64_t kStep = 8;
     static constexpr int32_t kOffset = 8;
 
@@ -35,32 +34,7 @@ struct Int4 {
     GALLEY_INLINE Pairs pair(Bytes four, int at) { return widen_small_pair(four, at); }
 };
 
-// What is multiplied: columns one by one, or two at a time.
-struct FloatInputs {
-    using Element = float;
-    using Factors = Floats;
-    static constexpr int kColumns = 1;
-
-    template <class Weights>
-    GALLEY_INLINE Floats factors(Bytes four, int at) {
-        return widen(four, at);
-    }
-    GALLEY_INLINE Floats splat(const float* x) { return GALLEY_ISA::splat(*x); }
-    GALLEY_INLINE Floats dot(Floats sum, Floats x, Floats w) { return fma(x, w, sum); }
-};
-struct BF16Inputs {
-    using Element = uint16_t;
-    using Factors = Pairs;
-    static constexpr int kColumns = 2;
-
-    template <class Weights>
-    GALLEY_INLINE Pairs factors(Bytes four, int at) {
-        return Weights::pair(four, at);
-    }
-    GALLEY_INLINE Pairs splat(const uint16_t* x) { return splat_pair(x); }
-    GALLEY_INLINE Floats dot(Floats sum, Pairs x, Pairs w) { return dot_pairs(sum, x, w); }
-};
-
+// `Input` says how many columns are multiplied at a time, and how.
 template <class Weights, class Input>
 struct Mixed {
     using Element = typename Input::Element;
@@ -154,14 +128,9 @@ struct Mixed {
             add(sums, first, w, m.padded_depth * column_bytes, offsets, x, 0);
         }
 
-        // GCC 12 spills one of AVX2's sums otherwise, and each product waits for memory.
         GALLEY_INLINE void hold(Floats (&sums)[R][B]) {
-#if GALLEY_WIDTH == 8
             GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int b = 0; b < B; ++b)
-                GALLEY_PARTS asm("" : "+x"(sums[r][b].p[i]));
-#else
-            (void)sums;
-#endif
+                keep_in_registers(sums[r][b]);
         }
 
         GALLEY_INLINE void scale(const Matrix& m, int64_t block, int64_t g, const Partial& sums,
@@ -176,20 +145,9 @@ struct Mixed {
     };
 };
 
-template <class Weights>
-void multiply(const Linear& l, int64_t begin, int64_t end) {
-    if (l.x.type == Inputs::kFloats)
-        Tiler<Mixed<Weights, FloatInputs>::template Tile, kMaxRows, kStreamRows, kBlocks>::run(
-            l, begin, end);
-    else
-        Tiler<Mixed<Weights, BF16Inputs>::template Tile, kMaxRows, kStreamRows, kBlocks>::run(
-            l, begin, end);
-}
-
-}  // namespace
-
-void linear_mixed(const Linear& l, int64_t begin, int64_t end) {
-    l.matrix->kind == Kind::kInt8 ? multiply<Int8>(l, begin, end) : multiply<Int4>(l, begin, end);
+template <class Layer>
+void run_mixed(const Linear& l, int64_t begin, int64_t end) {
+    Tiler<Layer::template Tile, kMaxRows, kStreamRows, kBlocks>::run(l, begin, end);
 }
 
 }  // namespace GALLEY_ISA
