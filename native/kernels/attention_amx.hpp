@@ -6,10 +6,9 @@
 // definition of the instruction to the bit.
 #pragma once
 
-#include "attention_vector.hpp"
-#if defined(__AMX_TILE__)
 #include "amx.hpp"
 #include "attention_few.hpp"
+#include "attention_vector.hpp"
 
 namespace galley {
 namespace GALLEY_ISA {
@@ -197,14 +196,17 @@ struct TileProducts : AttendRows {
     }
 };
 
+// What computes with elements T (AttentionKernels).
+template <class T>
+struct InTiles : InVectors<T> {};
 template <>
-struct Chosen<uint16_t> {
+struct InTiles<uint16_t> {
     using Products = TileProducts<uint16_t>;
     using Few = FewProducts;
     static bool few(int64_t rows) { return rows <= FewProducts::kMostRows; }
 };
 template <>
-struct Chosen<PairBF16> {
+struct InTiles<PairBF16> {
     using Products = TileProducts<PairBF16>;
     using Few = Products;
     static bool few(int64_t) { return false; }
@@ -212,4 +214,3 @@ struct Chosen<PairBF16> {
 
 }  // namespace GALLEY_ISA
 }  // namespace galley
-#endif

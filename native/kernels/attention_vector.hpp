@@ -161,9 +161,9 @@ struct VectorProducts : AttendRows {
     }
 };
 
-// What computes with elements T; attention_amx.hpp has others.
+// What computes with elements T (AttentionKernels): the same for any number of rows.
 template <class T>
-struct Chosen {
+struct InVectors {
     using Products = VectorProducts<T>;
     using Few = Products;
     static bool few(int64_t) { return false; }

@@ -234,20 +234,20 @@ struct Context {
     Memory memory;
     std::vector<int64_t> table;
 
-    Context(const Kernels& k, KvType type, int64_t kv_heads, int64_t head_dim, const FloatRow& keys,
-            const FloatRow& values)
-        : cache(cache_of(kv_heads, head_dim, type)) {
-        const int64_t width = kv_heads * head_dim;
+    Context(const Kernels& k, KvType type, int64_t kv_heads, int64_t key_dim, int64_t value_dim,
+            const FloatRow& keys, const FloatRow& values)
+        : cache(cache_of(kv_heads, key_dim, value_dim, type)) {
+        const int64_t width = kv_heads * key_dim, value_width = kv_heads * value_dim;
         const int64_t tokens = static_cast<int64_t>(keys.size()) / width;
         const int64_t blocks = round_up(tokens, kBlockTokens) / kBlockTokens;
         memory = Memory((blocks + 1) * kv_heads * cache.head_bytes);
         cache.data = memory.data();
         for (int64_t b = 0; b < blocks; ++b) table.push_back(blocks - 1 - b);
         for (int64_t t = 0; t < tokens;) {
-            const float *key = &keys[t * width], *value = &values[t * width];
+            const float *key = &keys[t * width], *value = &values[t * value_width];
             const int64_t block = table[t / kBlockTokens];
             if (t % kBlockTokens == 0 && t + kBlockTokens <= tokens) {
-                k.write_kv_block(cache, key, width, value, width, block);
+                k.write_kv_block(cache, key, width, value, value_width, block);
                 t += kBlockTokens;
             } else {
                 k.write_kv(cache, key, value, block, t % kBlockTokens);
@@ -257,20 +257,21 @@ struct Context {
     }
 };
 
-void check_attention(KvType type, int64_t group, int64_t head_dim, int64_t window) {
+void check_attention(KvType type, int64_t group, int64_t key_dim, int64_t value_dim,
+                     int64_t window) {
     const int64_t tokens = 1050, rows = 5, kv_heads = 2;
-    const FloatRow keys = normal(tokens * kv_heads * head_dim);
-    const FloatRow values = normal(tokens * kv_heads * head_dim);
-    const Context tested(kTested, type, kv_heads, head_dim, keys, values);
-    const Context portable(kPortable, type, kv_heads, head_dim, keys, values);
+    const FloatRow keys = normal(tokens * kv_heads * key_dim);
+    const FloatRow values = normal(tokens * kv_heads * value_dim);
+    const Context tested(kTested, type, kv_heads, key_dim, value_dim, keys, values);
+    const Context portable(kPortable, type, kv_heads, key_dim, value_dim, keys, values);
     const std::string what = "attention over " + std::to_string(static_cast<int>(type)) + ", " +
-                             std::to_string(group) + " x " + std::to_string(head_dim);
+                             std::to_string(group) + " x " + std::to_string(key_dim);
     same("cache of " + what, tested.memory.data(), portable.memory.data(),
          static_cast<int64_t>(tested.memory.size()));
-    const int64_t width = group * head_dim;
+    const int64_t width = group * key_dim, out_width = group * value_dim;
     const FloatRow q = normal(rows * width, 2.0f);
-    Memory scratch(attend_scratch(rows * group, portable.cache.padded_dim));
-    const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+    Memory scratch(attend_scratch(rows * group, portable.cache));
+    const float scale = 1.0f / std::sqrt(static_cast<float>(key_dim));
     // kPairs rounds weights to bfloat16, which falls to either side.
     const double slack = type == KvType::kPairs ? 0.02 : 1e-4;
     for (int64_t first : {int64_t{0}, tokens / 2, tokens - rows}) {
@@ -278,12 +279,12 @@ void check_attention(KvType type, int64_t group, int64_t head_dim, int64_t windo
             return Attend{c.cache, 1,     q.data(), out,   width,  width, c.table.data(),
                           0,       first, rows,     group, window, scale, scratch.data()};
         };
-        FloatRow got(rows * width), expected(rows * width), merged(rows * width);
+        FloatRow got(rows * out_width), expected(rows * out_width), merged(rows * out_width);
         kTested.attend(attend(portable, got.data()));
         kPortable.attend(attend(portable, expected.data()));
         close(what, got, expected, slack);
         const int64_t begin = first_chunk(first, window), end = last_chunk(first + rows - 1) + 1;
-        const int64_t floats = partial_floats(rows * group, portable.cache.padded_dim);
+        const int64_t floats = partial_floats(rows * group, portable.cache.padded_value_dim);
         Memory partials((end - begin) * floats * 4);
         auto* partial = reinterpret_cast<float*>(partials.data());
         for (int64_t chunk = begin; chunk < end; ++chunk)
@@ -337,9 +338,9 @@ int main() {
     check_embeddings();
     check_row_ops();
     for (KvType type : {KvType::kF32, KvType::kBF16, KvType::kInt8, KvType::kPairs}) {
-        check_attention(type, 1, 64, 0);
-        check_attention(type, 7, 34, 0);
-        check_attention(type, 2, 16, 600);
+        check_attention(type, 1, 64, 64, 0);
+        check_attention(type, 7, 34, 34, 0);
+        check_attention(type, 2, 48, 16, 600);
     }
     check_sampling();
     check_peak();
