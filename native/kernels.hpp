@@ -119,9 +119,9 @@ struct Attend {
 
 struct Kernels {
     const char* name;
-    // Blocks [begin, end) of the outputs for all rows. A row's bits depend on nothing but the row.
+    // A linear layer: blocks [begin, end) of the outputs for all rows, one kernel for each type of
+    // inputs, between which `linear` chooses. A row's bits depend on nothing but the row.
     // `scratch`: kLinearScratch bytes, 64-byte aligned.
-    // One for each type of inputs.
     void (*linear_float)(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
     void (*linear_bf16)(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
     void (*linear_int8)(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
