@@ -67,7 +67,7 @@ class EngineSettings:
         "auto",
         "Model",
         "input type of linear layers; auto: int8 for integer weights and bfloat16 for bf16 weights, the "
-        "latter with AMX or AVX-512 (executor cpu), else float32; as dtype (executor reference)",
+        "latter with AMX or AVX-512 BF16 (executor cpu), else float32; as dtype (executor reference)",
     )
     kv_dtype: KVType = _setting(
         "auto",
