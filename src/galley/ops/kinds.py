@@ -19,6 +19,7 @@ _ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
 """Name of a matrix' kind -> what it is multiplied with, first what some instruction set is fastest with."""
 
 _MULTIPLY_BF16: Final = frozenset({"amx", "avx512"})
+"""The instruction sets with products of bfloat16; the others, ``avx512vnni`` among them, widen it first."""
 
 
 def plan_kinds(
