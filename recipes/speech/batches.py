@@ -43,7 +43,7 @@ _TIME_GRAIN: Final = 0.1
 """Seconds to which the times of training are rounded: nobody hears better."""
 _SILENCE_RANGE: Final = 2.0
 _SILENCE_FLOOR: Final = -1.5
-"""Of features: nothing lies further below a window's loudest, or lower (`LogMel`)."""
+"""Of features: nothing lies further below an encoder input's loudest, or lower (`LogMel`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Draw:
     Attributes:
         seconds: of sound in a step, without padding.
         group_seconds: padded sound computed at once; bounds memory, not the result.
-        short_steps: the longest utterance allowed grows to the window's in this many steps.
+        short_steps: the longest utterance allowed grows to the longest input's in this many steps.
         mask_from: the step from which bands and frames are masked.
         augment: False hears every utterance over the same line each time: for proofs on few.
     """
@@ -67,7 +67,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One window: features `[frames, mels]`, decoder input and targets `[tokens]`, its letters."""
+    """One encoder input: features `[frames, mels]`, decoder input and targets `[tokens]`, its letters."""
 
     features: NDArray[np.float32]
     ids: list[int]
@@ -203,7 +203,7 @@ class Maker:
         return groups
 
     def _padded(self, group: list[Row], rng: np.random.Generator) -> Batch:
-        """One batch; now and then as long as a whole window, as peers always pad."""
+        """One batch; now and then as long as the longest input, as peers always pad."""
         frames = np.array([len(row.features) for row in group])
         whole = self.draw.augment and rng.random() < 0.1
         length = self.window_frames if whole else int(frames.max())

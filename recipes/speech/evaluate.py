@@ -14,7 +14,7 @@ from . import heldout
 from .voices import Samples
 
 Transcribe = Callable[[Sequence[Samples]], Sequence[str]]
-"""Takes windows of 16-kHz samples, gives one transcript for each, in order."""
+"""Takes chunks of 16-kHz samples, gives one transcript for each, in order."""
 
 TARGET: Final = 0.10
 """The word error rate that both sets together may have."""
@@ -79,7 +79,7 @@ def evaluate(
 
     Raises:
         SettingsError: espeak-ng is missing.
-        ValueError: `transcribe` returned another number of texts than it was given windows.
+        ValueError: `transcribe` returned another number of texts than it was given chunks.
     """
     scores: list[SetScore] = []
     heard: list[Heard] = []
@@ -87,7 +87,7 @@ def evaluate(
         items = heldout.read(number)[:first]
         texts = transcribe([heldout.sound(item) for item in items])
         if len(texts) != len(items):
-            raise ValueError(f"gave {len(items)} windows, got {len(texts)} transcripts")
+            raise ValueError(f"gave {len(items)} chunks, got {len(texts)} transcripts")
         of_set = [
             Heard(item, text, *wrong_words(item.text, text))
             for item, text in zip(items, texts, strict=True)

@@ -120,10 +120,12 @@ def _map(engine: LocalEngine, item: Item) -> Map:
         text += spelled
         bounds.append((len(text) - len(mark), end / tokens.row_seconds))
     prompt, params = tokens.alignment("en", "transcribe", text)
-    window = EncoderInput(
+    encoder_input = EncoderInput(
         frames=len(features), mels=tokens.speech.mels, data=features.astype("<f4").tobytes()
     )
-    requests = expand(prompt.ids, params, engine.info, request_id="heads", encoder_input=window)
+    requests = expand(
+        prompt.ids, params, engine.info, request_id="heads", encoder_input=encoder_input
+    )
     [found] = [output.alignment for output in engine.run(requests)]
     assert found is not None
     weights = np.frombuffer(found.data, "<f4").reshape(found.tokens, found.heads, found.rows)

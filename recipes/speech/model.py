@@ -51,7 +51,7 @@ class SpeechConfig:
 
     @property
     def source_positions(self) -> int:
-        """Rows of the encoder for a whole window: one for every 20 ms."""
+        """Rows of the encoder for the longest input: one for every 20 ms."""
         return self.window_seconds * 50
 
 
@@ -91,7 +91,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
 
 
 class EncoderLayer(nn.Module):
-    """Pre-norm attention within the window, then an MLP."""
+    """Pre-norm attention within the encoder input, then an MLP."""
 
     def __init__(self, config: SpeechConfig) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ def _sinusoids(length: int, width: int) -> Tensor:
 def transcribe(
     model: SpeechModel, features: Tensor, prompt: Sequence[int], stop: int, limit: int
 ) -> list[list[int]]:
-    """Greedy transcripts of windows of one length `[batch, frames, mels]`, without the `stop` id.
+    """Greedy transcripts of encoder inputs of one length `[batch, frames, mels]`, without the `stop` id.
 
     At most `limit` tokens each, and no more than the model has positions for.
     """
@@ -345,7 +345,7 @@ def _preprocessor_config(config: SpeechConfig) -> dict[str, object]:
         "chunk_length": seconds,
         "n_samples": 16000 * seconds,
         "nb_max_frames": 100 * seconds,
-        "padding": "do_not_pad",  # trained on windows of any length
+        "padding": "do_not_pad",  # trained on inputs of any length
         "padding_side": "right",
         "padding_value": 0.0,
         "return_attention_mask": False,

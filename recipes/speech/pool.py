@@ -25,7 +25,7 @@ from .voices import RATE, Samples, Voice, draw, say
 SHARD: Final = 500
 """Utterances in one."""
 LONGEST: Final = 6.6
-"""Seconds of speech, so that a window of 8 s holds it with its pauses."""
+"""Seconds of speech, so that an input of 8 s holds it with its pauses."""
 _LETTERS_A_WORD: Final = 4.7
 """At least so many does espeak-ng say for each of the words that its speed counts."""
 _PAUSE: Final = 0.4

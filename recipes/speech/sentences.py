@@ -99,7 +99,7 @@ def as_written(text: str) -> str:
 
 
 def fragment(text: str, rng: random.Random) -> str:
-    """Some words out of the middle of a sentence, as a window that was cut too early has them."""
+    """Some words out of the middle of a sentence, as a chunk that was cut too early has them."""
     words = text.rstrip(".?").split()
     begin = rng.randrange(max(1, len(words) // 2))
     end = rng.randint(min(len(words), begin + 2), len(words))

@@ -266,10 +266,10 @@ def transcriber(model: SpeechModel, tokeniser: Tokenizer, limit: int = 120) -> T
     mels = LogMel(model.config.mels, model.config.window_seconds)
     device = model.decoder.embed_tokens.weight.device
 
-    def write(windows: Sequence[Samples]) -> list[str]:
+    def write(chunks: Sequence[Samples]) -> list[str]:
         texts: list[str] = []
-        for start in range(0, len(windows), 16):
-            features = np.stack([mels(samples) for samples in windows[start : start + 16]])
+        for start in range(0, len(chunks), 16):
+            features = np.stack([mels(samples) for samples in chunks[start : start + 16]])
             heard = torch.from_numpy(features).to(device)
             outputs = transcribe(model, heard, prompt, stop, limit)
             texts += [tokeniser.decode(ids, skip_special_tokens=True) for ids in outputs]

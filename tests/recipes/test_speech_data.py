@@ -163,7 +163,7 @@ def test_held_out_windows_fit_and_perfect_transcripts_have_no_errors() -> None:
     result = evaluate(perfect, sets=[1])
     assert result.wer == 0 < TARGET
     assert result.passed
-    with pytest.raises(ValueError, match="gave 150 windows, got 1"):
+    with pytest.raises(ValueError, match="gave 150 chunks, got 1"):
         evaluate(lambda windows: ["one"], sets=[1])
 
 

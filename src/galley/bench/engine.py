@@ -1,4 +1,4 @@
-"""Prefill and decode speed of the real engine, step by step."""
+"""Measures the engine's prefill and decode speed, step by step."""
 
 import time
 import uuid
@@ -22,14 +22,14 @@ _WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is measured.
+    """What :class:`EngineBench` measures.
 
     Attributes:
-        prompt: tokens of the one prompt whose prefill is measured.
-        decode: steps measured of each batch.
-        context: tokens of each sequence when its decoding begins.
-        batches: numbers of sequences that decode together.
-        repeats: of everything; one more is run before and thrown away.
+        prompt: tokens of the prompt whose prefill is measured.
+        decode: decode steps measured at each batch size.
+        context: tokens of each sequence when decoding begins.
+        batches: batch sizes: numbers of sequences that decode together.
+        repeats: measurements of each figure, after one that warms up.
         seed: of the random prompts.
     """
 
@@ -46,15 +46,15 @@ class Workload:
 
     @property
     def runs(self) -> int:
-        """How many there are in all, those before the repeats included."""
+        """Number of measurements, warm-ups included."""
         return (1 + len(self.batches)) * (1 + self.repeats)
 
 
 class EngineBench:
-    """Drives an engine through one kind of work at a time. Greedy, to no end but the one asked for."""
+    """Runs one kind of work at a time on an engine, with greedy sampling and no end-of-sequence tokens."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Load the model; equal prefixes are computed each time.
+        """Loads the model, with the prefix cache off so that equal prompts are computed each time.
 
         Raises:
             ModelError, SettingsError: the model or the settings cannot be used.
@@ -66,7 +66,7 @@ class EngineBench:
 
     @property
     def info(self) -> ModelInfo:
-        """Of the model."""
+        """Description of the model."""
         return self._engine.info
 
     def prefill(self, prompt: list[int]) -> list[Step]:
@@ -121,7 +121,7 @@ class EngineBench:
         return [request.id for request in requests]
 
     def _step(self) -> tuple[float, float, list[Output]]:
-        """Seconds of all of it, seconds of the executor, outputs."""
+        """Runs one engine step; returns (seconds of the step, seconds of the executor, outputs)."""
         forward = -self._engine.stats.forward_seconds
         began = time.perf_counter()
         outputs = self._engine.step()

@@ -1,4 +1,4 @@
-"""What the machine can do at most, measured with the kernels' own instructions."""
+"""Measures the machine's memory bandwidth and peak arithmetic, with the kernels' own instructions."""
 
 import os
 import platform
@@ -30,7 +30,7 @@ def measure_machine(
     repeats: int = 7,
     on_phase: Callable[[], None] = lambda: None,
 ) -> Machine:
-    """Read bandwidth and peak arithmetic.
+    """Measures read bandwidth and peak arithmetic.
 
     Args:
         threads: default: the cores this process may use.
@@ -40,7 +40,8 @@ def measure_machine(
         on_phase: called PHASES times.
 
     Raises:
-        SettingsError: GALLEY_CPU_ISA asks for what is not there, or memory is short.
+        SettingsError: GALLEY_CPU_ISA names an instruction set that the CPU or the build lacks, or memory is
+            short.
     """
     if available_memory() < 2 * memory_bytes:
         raise SettingsError(
@@ -73,10 +74,10 @@ def measure_machine(
 
 
 def read_rate(threads: int | None, memory_bytes: int) -> float:
-    """Bytes a second streamed from memory on huge pages, now.
+    """The present memory bandwidth, bytes a second, in huge pages.
 
     Raises:
-        SettingsError: GALLEY_CPU_ISA asks for what is not there.
+        SettingsError: GALLEY_CPU_ISA names an instruction set that the CPU or the build lacks.
     """
     threads = threads or available_cores()
     rates = _native.read_rates(
@@ -86,14 +87,14 @@ def read_rate(threads: int | None, memory_bytes: int) -> float:
 
 
 def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
-    """As the kernel calls it; ARM's kernels give no name, so there it is the architecture."""
+    """The CPU's name in /proc/cpuinfo; on ARM, where that file has no name, the architecture."""
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     match = re.search(r"model name\s*: (.*)", text)
     return match[1] if match else platform.machine()
 
 
 def caches(folder: Path = _CACHES) -> tuple[Cache, ...]:
-    """Of the first core; empty where the system does not say."""
+    """The caches of the first core; empty where the system does not list them."""
     return tuple(
         Cache(
             level=int((index / "level").read_text()),
@@ -106,6 +107,6 @@ def caches(folder: Path = _CACHES) -> tuple[Cache, ...]:
 
 
 def _size(text: str) -> int:
-    """ "32K" -> 32768."""
+    """Bytes of a size such as "32K"."""
     units = {"K": 10, "M": 20, "G": 30}
     return int(text.rstrip("KMG")) << units.get(text[-1], 0)

@@ -1,4 +1,4 @@
-"""From samples to figures: medians, rates, and shares of what the machine can do."""
+"""Figures of measurements: medians, rates, and shares of what the machine can do."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +12,12 @@ PEAK_KIND: Final[Mapping[str, str]] = {
     "bfloat16": "bf16",
     "float32": "float32",
 }
-"""What the inputs of linear layers are rounded to -> kind of the products that are made of them."""
+"""Input type of linear layers -> kind of the products (see ``Machine.operations``) that these compute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Repeated samples of one figure."""
+    """Median, least and greatest of the repeated measurements of one figure."""
 
     median: float
     low: float
@@ -25,13 +25,13 @@ class Spread:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Self:
-        """At least one sample."""
+        """The spread of at least one measurement."""
         return cls(statistics.median(samples), min(samples), max(samples))
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One of a core's caches. ``bytes`` is the whole of it where cores share it."""
+    """One of a core's caches. ``bytes`` is its whole size, even if cores share it."""
 
     level: int
     type: str
@@ -40,17 +40,17 @@ class Cache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What this process may use of the machine, and the most it can do with it.
+    """The part of the machine that this process may use, and its measured peak rates.
 
     Attributes:
-        cpu: the model's name.
-        isa: of the kernels.
-        cores: by affinity and cgroup quota.
-        threads: that the rates were measured with.
+        cpu: the CPU model's name.
+        isa: instruction set that the kernels use.
+        cores: usable by affinity and cgroup quota.
+        threads: used for measuring the rates.
         caches: of the first core.
-        read_huge, read_small: bytes a second streamed from memory, on huge pages (where the system
-            grants them) and on small ones.
-        operations: kind -> operations a second; a product and its addition are two.
+        read_huge, read_small: bytes a second read from memory, in huge pages (where the system grants them)
+            and in small ones.
+        operations: kind of product -> operations a second; a multiply-add is two operations.
     """
 
     cpu: str
@@ -82,22 +82,22 @@ class Step:
     context: int
 
     def bytes(self, costs: StepCosts) -> int:
-        """Of weights, keys and values that had to be read."""
+        """Bytes of weights, keys and values that the step must read."""
         return costs.weight_bytes + self.context * costs.kv_bytes_per_token
 
     def operations(self, costs: StepCosts) -> int:
-        """Of linear layers."""
+        """Operations of the step's linear layers."""
         return self.rows * costs.row_operations + self.wanted * costs.logit_operations
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One repeat of some work.
+    """One measurement of some work.
 
     Attributes:
-        steps: of the engine.
-        read_rate: bytes a second that the machine streamed from memory just before and just after.
-            On a shared machine it moves, by a factor of two within minutes.
+        steps: the engine's steps.
+        read_rate: memory bandwidth, bytes a second, measured just before and after the work: on a shared
+            machine it changes by a factor of two within minutes.
     """
 
     steps: Sequence[Step]
@@ -106,14 +106,15 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The figures of one kind of work at one batch size. Rates are over whole repeats.
+    """The figures of one kind of work at one batch size. Rates are over whole measurements.
 
     Attributes:
         work: "prefill" or "decode".
         tokens: of each sequence: in the prompt, or decoded.
-        step_ms, python_ms: of single steps; Python's part is what is not the executor's.
-        read_share: of the read rate beside each repeat; operation_share: of the machine's peak for
-            this kind.
+        step_ms: milliseconds of a step.
+        python_ms: milliseconds of a step outside the executor.
+        read_share: share of each measurement's own ``read_rate``.
+        operation_share: share of the machine's peak for the kind of product.
     """
 
     work: str
@@ -136,7 +137,7 @@ def make_point(
     machine: Machine,
     activations: str,
 ) -> Point:
-    """The figures of all repeats; ``activations``: what the inputs of linear layers are rounded to."""
+    """The figures of all measurements; ``activations`` is the input type of linear layers."""
     steps = [step for run in runs for step in run.steps]
     byte_rates = [_rate(run, lambda step: step.bytes(costs)) for run in runs]
     operations = Spread.of([_rate(run, lambda step: step.operations(costs)) for run in runs])
