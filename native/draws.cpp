@@ -144,7 +144,7 @@ class Row {
     Candidates& best(int64_t count, float bar) const {
         std::vector<int64_t>& ids = scratch.ids;
         ids.resize(count);
-        galley::best(kernels_, x_, n_, count, ids.data());
+        galley::top_k(kernels_, x_, n_, count, ids.data());
         while (x_[ids[count - 1]] < bar) --count;
         Candidates& all = scratch.all;
         all.clear();
@@ -192,32 +192,34 @@ int64_t sum_of(const Candidates& all) {
     return sum;
 }
 
-int64_t draw(const Kernels& kernels, const float* x, int64_t n, int64_t position, const How& how) {
-    const int64_t at = greatest(kernels, x, n);
+int64_t draw(const Kernels& kernels, const float* x, int64_t n, int64_t position,
+             const SamplingRecord& record) {
+    const int64_t at = argmax(kernels, x, n);
     if (!std::isfinite(x[at])) return kNoToken;
-    if (how.scale == 0.0) return at;
-    const Row row(kernels, x, n, x[at], how.scale);
-    const uint64_t drawn = noise(how.seed, position);
-    const bool has_top_k = how.top_k > 0 && how.top_k < n;
-    const bool has_min_p = !std::isinf(how.reach), has_top_p = how.top_p < 1.0;
+    if (record.scale == 0.0) return at;
+    const Row row(kernels, x, n, x[at], record.scale);
+    const uint64_t drawn = noise(record.seed, position);
+    const bool has_top_k = record.top_k > 0 && record.top_k < n;
+    const bool has_min_p = !std::isinf(record.reach), has_top_p = record.top_p < 1.0;
     if (!has_top_k && !has_min_p && !has_top_p) return row.from_all(drawn);
 
     // Never as low as a token that is ruled out: `reach` sorts by differences of logits.
     const float bar =
-        std::max(static_cast<float>(x[at] + how.reach), std::numeric_limits<float>::lowest());
+        std::max(static_cast<float>(x[at] + record.reach), std::numeric_limits<float>::lowest());
     const bool nucleus_alone = !has_top_k && !has_min_p;
     const int64_t whole = nucleus_alone ? row.sum() : 0;
-    Candidates& all = has_top_k   ? row.best(how.top_k, bar)
-                      : has_min_p ? row.at_least(bar)
-                                  : row.at_least(row.nucleus_bar(whole - share(how.top_p, whole)));
+    Candidates& all = has_top_k ? row.best(record.top_k, bar)
+                      : has_min_p
+                          ? row.at_least(bar)
+                          : row.at_least(row.nucleus_bar(whole - share(record.top_p, whole)));
     const int64_t sum = nucleus_alone ? whole : sum_of(all);
     if (has_top_p) {
-        const Reached last = reach(all, share(how.top_p, sum));
+        const Reached last = reach(all, share(record.top_p, sum));
         const auto is_out = [&](const Candidate& c) { return is_better(last.candidate, c); };
         all.erase(std::remove_if(all.begin(), all.end(), is_out), all.end());
         return reach(all, static_cast<int64_t>(high_half(drawn, last.sum)) + 1).candidate.id;
     }
-    if (has_top_k && static_cast<int64_t>(all.size()) < how.top_k)
+    if (has_top_k && static_cast<int64_t>(all.size()) < record.top_k)
         std::sort(all.begin(), all.end(),
                   [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
     return walk(all, 0, static_cast<int64_t>(high_half(drawn, sum)) + 1).candidate.id;
@@ -225,18 +227,19 @@ int64_t draw(const Kernels& kernels, const float* x, int64_t n, int64_t position
 
 }  // namespace
 
-std::vector<int64_t> choose(Pool& pool, const Kernels& kernels, const float* logits, int64_t rows,
-                            int64_t n, const Draws& draws) {
+std::vector<int64_t> draw_tokens(Pool& pool, const Kernels& kernels, const float* logits,
+                                 int64_t rows, int64_t n, const Draws& draws) {
     const auto count = static_cast<int64_t>(draws.rows.size());
-    if (draws.positions.size() != draws.rows.size() || draws.how.size() != draws.rows.size())
-        throw std::invalid_argument("each draw has a row, a position and a way");
+    if (draws.positions.size() != draws.rows.size() || draws.records.size() != draws.rows.size())
+        throw std::invalid_argument("each draw needs a row, a position and a sampling record");
     for (int64_t row : draws.rows)
-        if (row < 0 || row >= rows) throw std::invalid_argument("a draw from a row that is not");
+        if (row < 0 || row >= rows)
+            throw std::invalid_argument("a draw names a row of logits that does not exist");
     std::vector<int64_t> tokens(count);
     pool.run(count, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; ++i)
             tokens[i] =
-                draw(kernels, logits + draws.rows[i] * n, n, draws.positions[i], draws.how[i]);
+                draw(kernels, logits + draws.rows[i] * n, n, draws.positions[i], draws.records[i]);
     });
     return tokens;
 }

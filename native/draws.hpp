@@ -12,7 +12,7 @@ namespace galley {
 constexpr int64_t kNoToken = -1;
 
 // A request's parameters, as that file packs them.
-struct How {
+struct SamplingRecord {
     uint64_t seed;
     double scale;   // 0: the greatest
     int64_t top_k;  // 0: all
@@ -23,12 +23,12 @@ struct How {
 struct Draws {
     std::vector<int64_t> rows;       // of the logits
     std::vector<int64_t> positions;  // of the tokens
-    std::vector<How> how;
+    std::vector<SamplingRecord> records;
 };
 
 // A token for each draw, or kNoToken. logits: [rows][n]. Throws std::invalid_argument if a row does
 // not exist.
-std::vector<int64_t> choose(Pool& pool, const Kernels& kernels, const float* logits, int64_t rows,
-                            int64_t n, const Draws& draws);
+std::vector<int64_t> draw_tokens(Pool& pool, const Kernels& kernels, const float* logits,
+                                 int64_t rows, int64_t n, const Draws& draws);
 
 }  // namespace galley

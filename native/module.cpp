@@ -193,15 +193,17 @@ NB_MODULE(_native, m) {
         .def(
             "add_kv_layer",
             [](Runtime& r, int64_t kv_heads, int64_t key_dim, int64_t value_dim,
-               const std::string& type) {
-                r.add_kv_layer(kv_heads, key_dim, value_dim, kv_type_named(type));
+               const std::string& type, int64_t group, std::optional<int64_t> page) {
+                r.add_kv_layer(kv_heads, key_dim, value_dim, kv_type_named(type), group,
+                               page.value_or(r.kv_pages()));
             },
-            "kv_heads"_a, "key_dim"_a, "value_dim"_a, "type"_a)
+            "kv_heads"_a, "key_dim"_a, "value_dim"_a, "type"_a, "group"_a = 0,
+            "page"_a = nb::none())
         .def("set_pause", &Runtime::set_pause, "pause"_a)
         .def("kv_bytes_per_block", &Runtime::kv_bytes_per_block)
         .def("allocate_kv", &Runtime::allocate_kv, "blocks"_a)
         .def("copy_block", &Runtime::copy_block, "from_"_a, "to"_a)
         .def_prop_ro("isa", [](const Runtime& r) { return r.kernels().name; });
-    bind_choose(runtime);
+    bind_draw(runtime);
     bind_program(m);
 }

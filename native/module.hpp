@@ -19,7 +19,7 @@ using FloatTable = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::devic
 void bind_sampling(nb::module_& m);
 
 // Drawing tokens (draws.hpp).
-void bind_choose(nb::class_<Runtime>& runtime);
+void bind_draw(nb::class_<Runtime>& runtime);
 
 // Program (program.hpp), once Packed and Runtime are there.
 void bind_program(nb::module_& m);

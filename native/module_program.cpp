@@ -41,11 +41,11 @@ bool are_starts(const Ids& starts, int64_t count, size_t total) {
 using CrossArrays = std::tuple<Ids, Ids, Ids>;
 
 // Without a result yet, and no row is wanted.
-Step step_of(const Ids& tokens, const Ids& positions, const Ids& starts, const Ids& tables,
-             const Ids& table_starts, const std::optional<CrossArrays>& cross) {
+Step step_of(int64_t groups, const Ids& tokens, const Ids& positions, const Ids& starts,
+             const Ids& tables, const Ids& table_starts, const std::optional<CrossArrays>& cross) {
     const auto sequences = static_cast<int64_t>(starts.size()) - 1;
     if (positions.size() != tokens.size() || !are_starts(starts, sequences, tokens.size()) ||
-        !are_starts(table_starts, sequences, tables.size()))
+        !are_starts(table_starts, groups * sequences, tables.size()))
         throw std::invalid_argument("the arrays of a step do not fit together");
     Step step{};
     step.tokens = tokens.data();
@@ -68,7 +68,8 @@ Step step_of(const Ids& tokens, const Ids& positions, const Ids& starts, const I
 void forward(Program& program, const Ids& tokens, const Ids& positions, const Ids& starts,
              const Ids& tables, const Ids& table_starts, const Ids& wanted, FloatRows logits,
              const std::optional<CrossArrays>& cross) {
-    Step step = step_of(tokens, positions, starts, tables, table_starts, cross);
+    Step step =
+        step_of(program.kv_groups(), tokens, positions, starts, tables, table_starts, cross);
     if (logits.shape(0) != wanted.size() ||
         static_cast<int64_t>(logits.shape(1)) != program.vocab_size())
         throw std::invalid_argument("logits have the wrong shape");
@@ -82,7 +83,8 @@ void forward(Program& program, const Ids& tokens, const Ids& positions, const Id
 void align(Program& program, const Ids& tokens, const Ids& positions, const Ids& starts,
            const Ids& tables, const Ids& table_starts, FloatCube attention,
            const CrossArrays& cross) {
-    Step step = step_of(tokens, positions, starts, tables, table_starts, cross);
+    Step step =
+        step_of(program.kv_groups(), tokens, positions, starts, tables, table_starts, cross);
     if (static_cast<int64_t>(attention.shape(0)) != step.rows ||
         static_cast<int64_t>(attention.shape(1)) != program.aligned_heads())
         throw std::invalid_argument("attention has the wrong shape");

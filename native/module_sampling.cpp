@@ -18,17 +18,17 @@ namespace {
 template <class T>
 using Out = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-std::vector<int64_t> choose_tokens(Runtime& runtime, const FloatTable& logits,
-                                   std::vector<int64_t> rows, std::vector<int64_t> positions,
-                                   const nb::bytes& how) {
+std::vector<int64_t> draw(Runtime& runtime, const FloatTable& logits, std::vector<int64_t> rows,
+                          std::vector<int64_t> positions, const nb::bytes& records) {
     Draws draws = {std::move(rows), std::move(positions), {}};
-    if (how.size() % sizeof(How)) throw std::invalid_argument("a way to draw is cut off");
-    draws.how.resize(how.size() / sizeof(How));
-    std::memcpy(draws.how.data(), how.c_str(), how.size());
+    if (records.size() % sizeof(SamplingRecord))
+        throw std::invalid_argument("a sampling record is cut off");
+    draws.records.resize(records.size() / sizeof(SamplingRecord));
+    std::memcpy(draws.records.data(), records.c_str(), records.size());
     nb::gil_scoped_release release;
-    return choose(runtime.pool(), runtime.kernels(), logits.data(),
-                  static_cast<int64_t>(logits.shape(0)), static_cast<int64_t>(logits.shape(1)),
-                  draws);
+    return draw_tokens(runtime.pool(), runtime.kernels(), logits.data(),
+                       static_cast<int64_t>(logits.shape(0)), static_cast<int64_t>(logits.shape(1)),
+                       draws);
 }
 
 }  // namespace
@@ -38,7 +38,7 @@ void bind_sampling(nb::module_& m) {
         "top_k",
         [](const Floats& row, const std::string& isa, Out<int64_t> ids) {
             if (ids.size() > row.size()) throw std::invalid_argument("more ids than elements");
-            best(kernels(isa), row.data(), row.size(), ids.size(), ids.data());
+            top_k(kernels(isa), row.data(), row.size(), ids.size(), ids.data());
         },
         "row"_a.noconvert(), "isa"_a, "ids"_a.noconvert());
     m.def(
@@ -58,8 +58,8 @@ void bind_sampling(nb::module_& m) {
         "row"_a.noconvert(), "most"_a, "scale"_a, "isa"_a, "weights"_a.noconvert());
 }
 
-void bind_choose(nb::class_<Runtime>& runtime) {
-    runtime.def("choose", &choose_tokens, "logits"_a.noconvert(), "rows"_a, "positions"_a, "how"_a);
+void bind_draw(nb::class_<Runtime>& runtime) {
+    runtime.def("draw", &draw, "logits"_a.noconvert(), "rows"_a, "positions"_a, "records"_a);
 }
 
 }  // namespace galley

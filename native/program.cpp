@@ -122,10 +122,12 @@ void Program::check(const Step& step) const {
             require(step.positions[r] == step.positions[r - 1] + 1,
                     "a sequence's positions are not consecutive");
         require(step.positions[end - 1] < position_limit_, "a position is beyond the model's last");
-        require(step.positions[end - 1] / kBlockTokens < step.tables.size(s),
+        for (int64_t g = 0; g < runtime_->kv_groups(); ++g)
+            require(
+                step.positions[end - 1] / kBlockTokens < step.tables.size(g * step.sequences + s),
                 "a KV table is too short");
     }
-    check_blocks(step.tables, step.sequences);
+    check_blocks(step.tables, runtime_->kv_groups() * step.sequences);
     check_cross(step);
     for (int64_t i = 0; i < step.wanted_rows; ++i)
         require(step.wanted[i] >= 0 && step.wanted[i] < step.rows, "a wanted row is out of range");
@@ -164,6 +166,11 @@ void Program::check_blocks(const Tables& tables, int64_t count) const {
     for (int64_t i = 0; i < tables.starts[count]; ++i)
         require(tables.blocks[i] >= 0 && tables.blocks[i] < runtime_->kv_blocks(),
                 "a KV block is out of range");
+}
+
+Tables Program::tables_of(int64_t layer) const {
+    const int64_t first = runtime_->group_of(layer) * step_.sequences;
+    return {step_.tables.blocks, step_.tables.starts + first};
 }
 
 int64_t Program::encoded_rows(int64_t frames) const {

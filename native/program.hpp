@@ -27,7 +27,7 @@ struct Step {
     int64_t rows;
     const int64_t* starts;
     int64_t sequences;
-    Tables tables;
+    Tables tables;  // of all sequences for KV group 0, then for group 1, ...
     const int64_t* wanted;
     int64_t wanted_rows;
     float* logits;
@@ -65,6 +65,7 @@ class Program {
     const Kernels& kernels() const { return kernels_; }
     int64_t vocab_size() const { return vocab_size_; }
     int64_t aligned_heads() const { return aligned_heads_; }
+    int64_t kv_groups() const { return runtime_->kv_groups(); }
     int64_t mels() const { return mels_; }
 
   private:
@@ -87,6 +88,8 @@ class Program {
     void check_cross(const Step& step) const;
     void check(const Windows& windows) const;
     void check_blocks(const Tables& tables, int64_t count) const;
+    // The sequences' tables in the KV group of a layer.
+    Tables tables_of(int64_t layer) const;
     int64_t encoded_rows(int64_t frames) const;
     void begin(const Step& step);
     void begin(const Windows& windows);

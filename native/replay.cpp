@@ -107,20 +107,21 @@ void Program::run(const RopeOp& op) {
 }
 
 void Program::run(const AttentionOp& op) {
-    write_all_kv(runtime_->cache(op.layer), step_.tables, op.k, op.v);
+    write_all_kv(runtime_->cache(op.layer), tables_of(op.layer), op.k, op.v);
     attend_own(op);
 }
 
 void Program::run(const RopeAttentionOp& op) {
     const AttentionOp& attention = op.attention;
     const Cache& cache = runtime_->cache(attention.layer);
+    const Tables tables = tables_of(attention.layer);
     const int64_t width = attention.heads * cache.key_dim;
     const int64_t key_width = cache.kv_heads * cache.key_dim;
     each_row(width + key_width + write_width(cache), [&](int64_t r, int thread) {
         turn(op.angles, r, row(op.q, r), width, row(attention.q, r));
         auto* keys = reinterpret_cast<float*>(runtime_->scratch(thread));
         turn(op.angles, r, row(attention.k, r), key_width, keys);
-        write_kv(cache, step_.tables, r, keys, row(attention.v, r));
+        write_kv(cache, tables, r, keys, row(attention.v, r));
     });
     attend_own(attention);
 }
@@ -146,8 +147,8 @@ void Program::write_all_kv(const Cache& cache, const Tables& tables, const Slot&
 }
 
 void Program::attend_own(const AttentionOp& op) {
-    attend_all({runtime_->cache(op.layer), step_.tables, plan_, op.heads, op.scale, op.window, op.q,
-                op.y});
+    attend_all({runtime_->cache(op.layer), tables_of(op.layer), plan_, op.heads, op.scale,
+                op.window, op.q, op.y});
 }
 
 void Program::attend_all(const Attention& a) {

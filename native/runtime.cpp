@@ -1,5 +1,6 @@
 #include "runtime.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -26,30 +27,38 @@ void Runtime::pause_if_due() {
     paused_ = std::chrono::steady_clock::now();
 }
 
-void Runtime::add_kv_layer(int64_t kv_heads, int64_t key_dim, int64_t value_dim, KvType type) {
-    layers_.push_back({cache_of(kv_heads, key_dim, value_dim, type), Memory()});
+void Runtime::add_kv_layer(int64_t kv_heads, int64_t key_dim, int64_t value_dim, KvType type,
+                           int64_t group, int64_t page) {
+    const Cache cache = cache_of(kv_heads, key_dim, value_dim, type);
+    const int64_t bytes = cache.kv_heads * cache.head_bytes;
+    const auto pages = static_cast<int64_t>(pages_.size());
+    if (group < 0 || page < 0 || page > pages)
+        throw std::invalid_argument("pages are numbered in the order of the layers");
+    if (page == pages) pages_.push_back({bytes, Memory()});
+    if (pages_[page].block_bytes != bytes)
+        throw std::invalid_argument("layers whose blocks differ in size cannot share a page");
+    groups_ = std::max(groups_, group + 1);
+    layers_.push_back({cache, group, page});
 }
 
 int64_t Runtime::kv_bytes_per_block() const {
     int64_t bytes = 0;
-    for (const Layer& layer : layers_) bytes += layer.block_bytes();
+    for (const Page& page : pages_) bytes += page.block_bytes;
     return bytes;
 }
 
 void Runtime::allocate_kv(int64_t blocks) {
-    for (Layer& layer : layers_) {
-        layer.memory = Memory(blocks * layer.block_bytes());
-        layer.cache.data = layer.memory.data();
-    }
+    for (Page& page : pages_) page.memory = Memory(blocks * page.block_bytes);
+    for (Layer& layer : layers_) layer.cache.data = pages_[layer.page].memory.data();
     blocks_ = blocks;
 }
 
 void Runtime::copy_block(int64_t from, int64_t to) {
     if (from < 0 || from >= blocks_ || to < 0 || to >= blocks_)
         throw std::out_of_range("a block to copy does not exist");
-    for (Layer& layer : layers_) {
-        const int64_t bytes = layer.block_bytes();
-        std::memcpy(layer.memory.data() + to * bytes, layer.memory.data() + from * bytes, bytes);
+    for (Page& page : pages_) {
+        const int64_t bytes = page.block_bytes;
+        std::memcpy(page.memory.data() + to * bytes, page.memory.data() + from * bytes, bytes);
     }
 }
 

@@ -30,15 +30,22 @@ class Runtime {
         if (pause_) pause_if_due();
     }
 
-    void add_kv_layer(int64_t kv_heads, int64_t key_dim, int64_t value_dim, KvType type);
+    // A layer of KV group `group` (see galley.graph.program.KVGroup). Layers of different groups
+    // with the same `page` share its memory: a block belongs to one group at a time. Throws
+    // std::invalid_argument if their blocks differ in size, or pages do not follow each other.
+    void add_kv_layer(int64_t kv_heads, int64_t key_dim, int64_t value_dim, KvType type,
+                      int64_t group, int64_t page);
+    int64_t kv_groups() const { return groups_; }
+    int64_t kv_pages() const { return static_cast<int64_t>(pages_.size()); }
     int64_t kv_bytes_per_block() const;
     void allocate_kv(int64_t blocks);
     int64_t kv_blocks() const { return blocks_; }
-    // What block `from` holds, in every layer. Throws std::out_of_range for a block that does not
+    // Copies block `from` in every page. Throws std::out_of_range for a block that does not
     // exist.
     void copy_block(int64_t from, int64_t to);
     // Throws std::out_of_range for a layer that was not added.
     const Cache& cache(int64_t layer) const { return layers_.at(layer).cache; }
+    int64_t group_of(int64_t layer) const { return layers_.at(layer).group; }
 
     // Working memory, grown to the largest wish so far: one that is no larger allocates nothing.
     // What a step leaves there is gone in the next, or in that of another program.
@@ -52,8 +59,11 @@ class Runtime {
   private:
     struct Layer {
         Cache cache;
+        int64_t group, page;
+    };
+    struct Page {
+        int64_t block_bytes;
         Memory memory;
-        int64_t block_bytes() const { return cache.kv_heads * cache.head_bytes; }
     };
     static uint8_t* grown(Memory& memory, int64_t bytes);
     void pause_if_due();
@@ -61,7 +71,8 @@ class Runtime {
     const Kernels& kernels_;
     Pool pool_;
     std::vector<Layer> layers_;
-    int64_t blocks_ = 0;
+    std::vector<Page> pages_;
+    int64_t groups_ = 1, blocks_ = 0;
     Memory arena_, scratch_, partials_, window_kv_;
     int64_t scratch_bytes_ = 0;  // a thread's share
     std::function<void()> pause_;

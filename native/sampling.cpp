@@ -16,7 +16,7 @@ bool is_better(const float* x, int64_t a, int64_t b) {
 
 }  // namespace
 
-int64_t greatest(const Kernels& kernels, const float* x, int64_t n) {
+int64_t argmax(const Kernels& kernels, const float* x, int64_t n) {
     int64_t at = 0;
     int64_t ids[kRowBlock];
     for (int64_t begin = 0; begin < n && x[at] == x[at]; begin += kRowBlock) {
@@ -28,7 +28,7 @@ int64_t greatest(const Kernels& kernels, const float* x, int64_t n) {
     return at;
 }
 
-void best(const Kernels& kernels, const float* x, int64_t n, int64_t count, int64_t* ids) {
+void top_k(const Kernels& kernels, const float* x, int64_t n, int64_t count, int64_t* ids) {
     if (count == 0) return;
     const auto better = [x](int64_t a, int64_t b) { return is_better(x, a, b); };
     const int64_t limit = 2 * count + kRowBlock;

@@ -136,17 +136,17 @@ def test_an_interrupted_step_leaves_no_false_prefixes(
         expected = llm.generate([prompt], GREEDY)[0].token_ids
     with LLM(checkpoint("llama"), threads=1) as llm:
 
-        def interrupted(batch: object) -> None:
+        def interrupted(batch: object, sampling: object) -> None:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(native(llm._engine)._executor, "forward", interrupted)
+            patch.setattr(native(llm._engine)._executor, "execute", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 llm.generate([prompt], GREEDY)
         output = llm.generate([prompt], GREEDY)[0]
         assert (output.token_ids, output.cached_tokens) == (expected, 0)
         assert llm.generate([prompt], GREEDY)[0].cached_tokens == 48
-        native(llm._engine)._kv.check()
+        native(llm._engine).check_blocks()
 
 
 def test_logits_that_leave_no_choice_are_an_error_of_one_request(

@@ -121,7 +121,17 @@ class Runtime:
     """
 
     def __init__(self, isa: str, threads: int, cpus: list[int]) -> None: ...
-    def add_kv_layer(self, kv_heads: int, key_dim: int, value_dim: int, type: str) -> None: ...
+    def add_kv_layer(
+        self,
+        kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        type: str,
+        group: int = 0,
+        page: int | None = None,
+    ) -> None:
+        """A layer of a KV group; layers of different groups may share a ``page``, by default none do."""
+
     def set_pause(self, pause: Callable[[], None]) -> None:
         """Call it between two ops, about once a millisecond. It may wait, and raise."""
 
@@ -130,14 +140,14 @@ class Runtime:
     def copy_block(self, from_: int, to: int) -> None:
         """What block ``from_`` holds, in every layer. IndexError for one that does not exist."""
 
-    def choose(
+    def draw(
         self,
         logits: npt.NDArray[np.float32],
         rows: Sequence[int],
         positions: Sequence[int],
-        how: bytes,
+        records: bytes,
     ) -> list[int]:
-        """What ``ops/draws.py`` draws, on all threads."""
+        """The tokens that ``ops/draws.py`` specifies, drawn on all threads."""
 
     @property
     def isa(self) -> str: ...

@@ -22,9 +22,11 @@ from transformers import (
 )
 
 from galley import LLM, SamplingParams
-from galley.engine.sampler import Adjuster, how_to_draw, token_logprob
+from galley.engine.logits_adjuster import LogitsAdjuster
+from galley.engine.tasks.sample import record_of
 from galley.errors import RequestError
-from galley.ops.draws import HOW, NO_TOKEN, Draws, candidates, draw_all, noise
+from galley.ops.draws import NO_TOKEN, SAMPLING_RECORD, Draws, candidates, draw_all, noise
+from galley.ops.sampling import token_logprob
 from galley.types import SamplingDefaults
 from tests.checkpoints import VOCAB_SIZE, random_ids
 from tests.conftest import CheckpointMaker
@@ -100,7 +102,7 @@ def test_the_engine_samples_the_softmax_of_transformers(checkpoint: CheckpointMa
 
 
 def drawn(logits: np.ndarray, params: SamplingParams, position: int) -> int:
-    (token,) = draw_all(logits[None], Draws([0], [position], how_to_draw(params)))
+    (token,) = draw_all(logits[None], Draws([0], [position], record_of(params)))
     return token
 
 
@@ -155,7 +157,7 @@ def test_candidates_are_those_of_transformers(
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=0
     ).resolved(DEFAULTS)
-    ids, sums = candidates(logits, np.frombuffer(how_to_draw(params), HOW)[0])
+    ids, sums = candidates(logits, np.frombuffer(record_of(params), SAMPLING_RECORD)[0])
     # A mass that meets top_p, or a share that meets min_p, to the last bits may fall either side.
     fewest, most = (
         reference(
@@ -175,10 +177,10 @@ def test_repetition_penalty_is_that_of_transformers(checkpoint: CheckpointMaker)
     prompt = random_ids(3, 30)
     logits = np.random.default_rng(0).normal(0, 3, VOCAB_SIZE).astype(np.float32)
     params = SamplingParams(temperature=0.0, repetition_penalty=1.7, seed=0).resolved(DEFAULTS)
-    adjuster = Adjuster(params, prompt, [], ())
+    adjuster = LogitsAdjuster(params, prompt, [], ())
     processor = RepetitionPenaltyLogitsProcessor(1.7)
     expected = processor(torch.tensor([prompt]), torch.from_numpy(logits)[None])[0]
-    adjuster.apply(logits)
+    adjuster.adjustment().apply(logits)
     assert np.allclose(logits, expected.numpy(), atol=1e-5)
 
 
@@ -186,11 +188,11 @@ def test_presence_and_frequency_penalties_count_the_output_only() -> None:
     params = SamplingParams(
         temperature=0.0, presence_penalty=0.5, frequency_penalty=0.25, seed=0
     ).resolved(DEFAULTS)
-    adjuster = Adjuster(params, [1, 1, 1], [2], ())
+    adjuster = LogitsAdjuster(params, [1, 1, 1], [2], ())
     for token in (2, 3):
         adjuster.accept(token)
     row = np.zeros(5, dtype=np.float32)
-    adjuster.apply(row)
+    adjuster.adjustment().apply(row)
     assert row.tolist() == [0.0, 0.0, -1.0, -0.75, 0.0]
 
 
@@ -314,7 +316,8 @@ def test_logits_that_leave_no_choice(changes: dict[str, float], bad: float) -> N
     logits[4] = bad
     assert drawn(logits, params, 1) == NO_TOKEN
     nothing = np.zeros(9, dtype=np.float32)
-    Adjuster(msgspec.structs.replace(params, min_tokens=1), [1], [], range(9)).apply(nothing)
+    held = msgspec.structs.replace(params, min_tokens=1)
+    LogitsAdjuster(held, [1], [], range(9)).adjustment().apply(nothing)
     assert drawn(nothing, params, 1) == NO_TOKEN
 
 

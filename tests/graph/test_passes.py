@@ -17,7 +17,7 @@ from galley.graph.passes.merge_linears import merge_linears
 from galley.graph.program import Program
 from galley.graph.trace import Buffer, Tracer, trace
 from galley.models.registry import build_program
-from galley.ops.executor import Batch, Executor
+from galley.ops.executor import Batch, Executor, forward
 from tests.checkpoints import VARIANTS, random_ids
 from tests.conftest import CheckpointMaker
 from tests.native.harness import LAYERS, Floats, quantized, ragged
@@ -54,7 +54,7 @@ def all_logits(executor: Executor) -> list[Floats]:
     ends = np.asarray(whole.starts)[1:] - 1
     some = Batch(whole.tokens, whole.positions, whole.starts, whole.tables, ends)
     decode = ragged([(i, 1) for i in ids], first_block=0)
-    return [executor.forward(batch).copy() for batch in (whole, some, decode)]
+    return [forward(executor, batch).copy() for batch in (whole, some, decode)]
 
 
 @pytest.mark.parametrize(("kind", "activations"), LAYERS)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from galley import LLM, SamplingParams
 from galley.config import DType, EngineSettings, ExecutorName
 from galley.engine.load import load_engine
-from galley.ops.executor import Batch, Executor
+from galley.ops.executor import Batch, Executor, Ints, forward
 from galley.types import BLOCK_TOKENS
 from tests.checkpoints import VARIANTS, make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker
@@ -38,6 +38,11 @@ def executor_of(
     return load_engine(settings, folder)._executor
 
 
+def grouped(executor: Executor, tables: list[Ints]) -> tuple[Ints, ...]:
+    """The tables of one KV group, and tables with blocks of their own for each other group."""
+    return tuple(table + 128 * g for g in range(executor.kv_groups) for table in tables)
+
+
 def run_chunks(executor: Executor, ids: list[int], chunks: list[int], first_block: int) -> Any:
     """All logits of one sequence, computed in chunks, its KV from ``first_block`` on."""
     table = np.arange(first_block, first_block + -(-len(ids) // BLOCK_TOKENS))
@@ -45,14 +50,15 @@ def run_chunks(executor: Executor, ids: list[int], chunks: list[int], first_bloc
     for count in chunks:
         end = begin + count
         logits.append(
-            executor.forward(
+            forward(
+                executor,
                 Batch(
                     tokens=np.array(ids[begin:end]),
                     positions=np.arange(begin, end),
                     starts=np.array([0, count]),
-                    tables=(table[: -(-end // BLOCK_TOKENS)],),
+                    tables=grouped(executor, [table[: -(-end // BLOCK_TOKENS)]]),
                     wanted=np.arange(count),
-                )
+                ),
             ).copy()
         )
         begin = end
@@ -99,10 +105,12 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
             tokens=np.concatenate(rows),
             positions=np.concatenate([np.arange(len(ids)) for ids in rows]),
             starts=starts,
-            tables=tuple(np.arange(f, f + n) for f, n in zip(first, counts, strict=False)),
+            tables=grouped(
+                executor, [np.arange(f, f + n) for f, n in zip(first, counts, strict=False)]
+            ),
             wanted=starts[1:] - 1,
         )
-        for row, index in zip(executor.forward(batch), chosen, strict=True):
+        for row, index in zip(forward(executor, batch), chosen, strict=True):
             assert np.array_equal(row, alone[index]), lengths[index]
 
 

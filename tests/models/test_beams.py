@@ -13,9 +13,11 @@ from transformers import AutoModelForCausalLM
 
 from galley import LLM, SamplingParams
 from galley.config import EngineSettings, ExecutorName, KVType
-from galley.engine.beams import BeamSearch
+from galley.engine.tasks.beam_search import BeamSearch
 from galley.errors import ContextExceeded, RequestError
 from galley.local import LocalEngine
+from galley.ops.draws import draw_all
+from galley.ops.sampling import RowCandidates, SamplingBatch, sample
 from galley.service.requests import expand
 from galley.types import EngineRequest, Output
 from tests.checkpoints import VOCAB_SIZE, WHISPER_VARIANTS
@@ -83,7 +85,7 @@ def test_text_and_score_are_those_of_transformers(
     with engine_of(folder, executor=executor) as engine:
         got = answers(engine, requests_for(engine, prompts, params))
         assert engine.engine.stats.kv_used_blocks == 0
-        native(engine.engine)._kv.check()
+        native(engine.engine).check_blocks()
     for ids, outputs in zip(prompts, got, strict=True):
         expected = model.generate(
             torch.tensor([ids]),
@@ -151,7 +153,7 @@ def test_nothing_depends_on_the_batch_or_on_preemption(
                 engine, [r for ids, p in asked for r in requests_for(engine, [ids], p)]
             )
             assert (engine.engine.stats.preemptions > 0) == tight
-            native(engine.engine)._kv.check()
+            native(engine.engine).check_blocks()
             assert engine.engine.stats.kv_used_blocks == 0
         for one, other in zip(alone, together, strict=True):
             assert tokens_of(one) == tokens_of(other)
@@ -180,18 +182,23 @@ def test_cancelling_a_search_frees_all_its_blocks(checkpoint: CheckpointMaker) -
         assert engine.engine.stats.kv_used_blocks > 2
         run.close()
         assert engine.engine.stats.kv_used_blocks == 0
-        native(engine.engine)._kv.check()
+        native(engine.engine).check_blocks()
 
 
 def test_logits_that_leave_nothing_end_the_search() -> None:
     params = msgspec.structs.replace(PARAMS, allowed_tokens=(3, 4), begin_suppress_tokens=(3, 4))
-    beams = BeamSearch(params, STOPS)
     row = np.zeros((1, VOCAB_SIZE), dtype=np.float32)
-    assert beams.advance(row) is None
-    assert beams.finished == []
-    beams = BeamSearch(PARAMS, STOPS)
-    assert beams.advance(row + np.float32(np.nan)) is None
-    assert beams.finished == []
+    for search, logits in (
+        (BeamSearch(params, STOPS), row),
+        (BeamSearch(PARAMS, STOPS), row + np.float32(np.nan)),
+    ):
+        [first] = search.running
+        adjustment = first.rules.adjustment() if first.rules else None
+        wanted = RowCandidates(0, search.candidates, adjustment)
+        result = sample(logits, SamplingBatch(candidates=[wanted]), draw_all)
+        assert result.candidates == [[]]
+        assert search.advance(result.candidates) is None
+        assert search.finished == []
 
 
 def test_what_a_search_cannot_honour_is_refused(checkpoint: CheckpointMaker) -> None:

@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,14 +27,23 @@ from galley import LLM, SamplingParams
 from galley.audio import EncoderInput, SpeechInfo, TimestampRules
 from galley.config import DType, EngineSettings, ExecutorName, Quantize
 from galley.engine.load import read_model
-from galley.engine.rules import TokenRules
+from galley.engine.token_rules import TokenRules
 from galley.errors import CheckpointError, EngineFailed, RequestError
 from galley.formats.checkpoint import Checkpoint
 from galley.graph.program import Op
 from galley.local import LocalEngine
 from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
-from galley.ops.executor import Batch, CrossContext, EncoderBatch, Executor, executor_factory
+from galley.ops.executor import (
+    Batch,
+    CrossContext,
+    EncoderBatch,
+    Executor,
+    align,
+    encode,
+    executor_factory,
+    forward,
+)
 from galley.ops.reference import ReferenceExecutor
 from galley.ops.reference_ops import Step
 from galley.ops.tiles import Tiles
@@ -112,14 +122,14 @@ def run(
         np.arange(first_block + i * WINDOW_BLOCKS, first_block + i * WINDOW_BLOCKS + blocks_for(n))
         for i, n in enumerate(rows)
     )
-    executor.encode(
-        EncoderBatch(np.concatenate(windows), np.cumsum([0, *map(len, windows)]), crosses)
+    encode(
+        executor, EncoderBatch(np.concatenate(windows), np.cumsum([0, *map(len, windows)]), crosses)
     )
     starts = np.cumsum([0, *map(len, prompts)])
     tables = (
         np.arange(200 + 8 * i, 200 + 8 * i + blocks_for(len(p))) for i, p in enumerate(prompts)
     )
-    return (call or executor.forward)(
+    return (call or partial(forward, executor))(
         Batch(
             tokens=np.concatenate(prompts),
             positions=np.concatenate([np.arange(len(p)) for p in prompts]),
@@ -156,7 +166,7 @@ def test_encoder_states_agree(variant: str, checkpoint: CheckpointMaker) -> None
     frames = model.program.encoder.max_positions
     features = random_features(1, model.program.encoder.mels, frames)
     table = np.arange(blocks_for(frames // 2))
-    spy.encode(EncoderBatch(features, np.array([0, frames]), (table,)))
+    encode(spy, EncoderBatch(features, np.array([0, frames]), (table,)))
     with torch.inference_mode():
         whole = torch.from_numpy(features.T.copy())[None]
         expected = truth(folder).model.encoder(whole).last_hidden_state[0]
@@ -228,7 +238,7 @@ def speech(checkpoint: CheckpointMaker) -> Iterator[Callable[..., LocalEngine]]:
     yield make
     for engine in made:
         assert engine.engine.stats.kv_used_blocks == 0
-        native(engine.engine)._kv.check()
+        native(engine.engine).check_blocks()
         engine.close()
 
 
@@ -388,13 +398,13 @@ def test_rules_leave_what_processors_of_transformers_leave(
     params = msgspec.structs.replace(RULES, timestamps=rules)
     got = row.copy()
     resumed = TokenRules(params, output)
-    resumed.apply(got)
+    resumed.adjustment().apply(got)
     assert np.array_equal(got, expected[0].numpy())
     followed = TokenRules(params, [])
     for token in output:
         followed.accept(token)
     again = row.copy()
-    followed.apply(again)
+    followed.adjustment().apply(again)
     assert np.array_equal(again, got)
 
 
@@ -546,7 +556,7 @@ def test_alignment_heads_look_where_those_of_transformers_do(
     mels, longest = model.config.num_mel_bins, 2 * model.config.max_source_positions
     windows = [random_features(i, mels, frames) for i, frames in enumerate((longest, 77))]
     prompts = [random_ids(1, 20), random_ids(2, 33)]
-    got = run(executor, windows, prompts, call=executor.align)
+    got = run(executor, windows, prompts, call=partial(align, executor))
     heads = ALIGNMENT_HEADS[variant]
     assert got.shape == (53, len(heads), longest // 2)
     for window, ids, rows in zip(windows, prompts, np.split(got, [20]), strict=True):
@@ -587,7 +597,7 @@ def test_an_alignment_is_a_request_over_a_given_text(
             assert found is not None
             assert (found.tokens, found.heads, found.rows) == (len(text), 3, len(window) // 2)
             got = np.frombuffer(found.data, "<f4").reshape(found.tokens, found.heads, found.rows)
-            alone = run(executor, [window], [text], call=executor.align)
+            alone = run(executor, [window], [text], call=partial(align, executor))
             assert np.array_equal(got, alone[:, :, : found.rows])
         # What an aligner leaves in the cache is not all layers: nobody may share it.
         fresh = speech(prefix_cache=False, executor=name)

@@ -9,7 +9,7 @@ import pytest
 
 from galley.config import Activations, Quantize
 from galley.demo import MODEL_DIR, heldout
-from galley.ops.executor import Executor
+from galley.ops.executor import Executor, forward
 from galley.ops.isa import ISA_VARIABLE
 from recipes.assistant.tokeniser import encode_turns, load_tokeniser
 from tests.native.harness import ISAS, Floats, cpu_executor, ragged, rounding_executor, softmax
@@ -37,7 +37,7 @@ def before_answers() -> npt.NDArray[np.bool_]:
 def logits_of(executor: Executor) -> Floats:
     return np.concatenate(
         [
-            executor.forward(ragged([(ids, len(ids))], first_block=1)).copy()
+            forward(executor, ragged([(ids, len(ids))], first_block=1)).copy()
             for ids, _ in conversations()
         ]
     )

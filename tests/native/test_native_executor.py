@@ -11,7 +11,7 @@ from galley import _native
 from galley.config import Activations, DType, ExecutorName, Quantize
 from galley.errors import SettingsError
 from galley.ops.cpu import CpuExecutor
-from galley.ops.executor import Executor
+from galley.ops.executor import Executor, forward
 from galley.ops.isa import ISA_VARIABLE, choose_isa
 from galley.ops.kinds import choose_activations
 from tests.checkpoints import VARIANTS, make_checkpoint, random_ids
@@ -156,10 +156,11 @@ def test_bits_do_not_depend_on_batches_chunks_or_threads(
         for (ids, count), i in zip(heads, chosen, strict=True):
             if count:
                 batch = ragged([(ids, count)], first_block=blocks)
-                assert np.array_equal(other.forward(batch), alone[i][:count])
+                assert np.array_equal(forward(other, batch), alone[i][:count])
             blocks += -(-len(prompts[i]) // 16)
-        logits = other.forward(
-            ragged([(prompts[i], t) for i, t in zip(chosen, tails, strict=True)], first_block=0)
+        logits = forward(
+            other,
+            ragged([(prompts[i], t) for i, t in zip(chosen, tails, strict=True)], first_block=0),
         )
         expected = np.concatenate([alone[i][-t:] for i, t in zip(chosen, tails, strict=True)])
         assert np.array_equal(logits, expected), size
@@ -171,8 +172,8 @@ def test_a_step_without_wanted_rows_only_fills_the_cache(checkpoint: CheckpointM
     head = ragged([(ids[:39], 39)], first_block=8)
     none = np.zeros(0, dtype=np.int64)
     batch = type(head)(head.tokens, head.positions, head.starts, head.tables, none)
-    assert executor.forward(batch).shape == (0, whole.shape[1])
-    assert np.array_equal(executor.forward(ragged([(ids, 1)], first_block=8))[0], whole[-1])
+    assert forward(executor, batch).shape == (0, whole.shape[1])
+    assert np.array_equal(forward(executor, ragged([(ids, 1)], first_block=8))[0], whole[-1])
 
 
 @pytest.mark.parametrize(
@@ -198,8 +199,8 @@ def test_batches_that_would_leave_memory_are_refused(
     for name, value in change.items():
         fields[name] = (np.array(value[0]),) if name == "tables" else np.array(value)
     with pytest.raises(ValueError, match=message):
-        executor.forward(type(good)(**fields))
-    assert np.isfinite(executor.forward(good)).all()
+        forward(executor, type(good)(**fields))
+    assert np.isfinite(forward(executor, good)).all()
 
 
 def test_the_instruction_set_can_be_forced() -> None:

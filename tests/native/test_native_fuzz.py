@@ -14,7 +14,7 @@ from galley.formats.weights import LoadedWeights, Weights
 from galley.graph.program import Program
 from galley.models.registry import build_program
 from galley.ops.cpu import CpuExecutor
-from galley.ops.executor import Batch, Executor, ExecutorOptions
+from galley.ops.executor import Batch, Executor, ExecutorOptions, forward
 from galley.ops.isa import ISA_VARIABLE
 from galley.ops.reference import ReferenceExecutor
 from galley.types import BLOCK_TOKENS
@@ -131,7 +131,7 @@ def run(made: Executor, sequences: list[Sequence]) -> dict[tuple[int, int], Floa
     """The logits of all wanted rows."""
     rows: dict[tuple[int, int], Floats] = {}
     for batch, places in steps(sequences):
-        rows |= zip(places, made.forward(batch).copy(), strict=True)
+        rows |= zip(places, forward(made, batch).copy(), strict=True)
     return rows
 
 

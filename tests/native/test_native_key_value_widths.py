@@ -13,7 +13,15 @@ from galley.formats.weights import LoadedWeights
 from galley.graph.program import Program
 from galley.graph.trace import Buffer, Tracer, trace, trace_effect
 from galley.ops.cpu import CpuExecutor
-from galley.ops.executor import CrossContext, EncoderBatch, Executor, ExecutorOptions
+from galley.ops.executor import (
+    CrossContext,
+    EncoderBatch,
+    Executor,
+    ExecutorOptions,
+    align,
+    encode,
+    forward,
+)
 from galley.ops.isa import ISA_VARIABLE
 from galley.ops.reference import ReferenceExecutor
 from galley.quant.weights import to_float32
@@ -134,18 +142,18 @@ def run(executor: Executor, ids: list[list[int]], windows: list[Floats]) -> tupl
     starts = np.cumsum([0, *map(len, windows)])
     counts = [-(-len(window) // BLOCK_TOKENS) for window in windows]
     tables = tuple(np.split(np.arange(99, 99 - sum(counts), -1), np.cumsum(counts)[:-1]))
-    executor.encode(EncoderBatch(np.concatenate(windows), starts, tables))
+    encode(executor, EncoderBatch(np.concatenate(windows), starts, tables))
     rows = np.array([len(window) for window in windows])
     whole = replace(
         ragged([(i, len(i)) for i in ids], first_block=0), cross=CrossContext(tables, rows)
     )
-    attention = executor.align(whole).copy()
-    logits = executor.forward(whole).copy()
+    attention = align(executor, whole).copy()
+    logits = forward(executor, whole).copy()
     tail = replace(
         ragged([(ids[-1], 7)], first_block=int(whole.tables[-1][0])),
         cross=CrossContext(tables[-1:], rows[-1:]),
     )
-    assert np.array_equal(executor.forward(tail), logits[-7:])
+    assert np.array_equal(forward(executor, tail), logits[-7:])
     return logits, attention
 
 

@@ -51,7 +51,7 @@ def test_threads_sleep_when_there_is_nothing_to_do() -> None:
     runtime = _native.Runtime(ISAS[0], 4, [])
     logits = np.zeros((64, 5000), dtype=np.float32)
     before = time.process_time()
-    runtime.choose(logits, range(64), range(64), bytes(40 * 64))
+    runtime.draw(logits, range(64), range(64), bytes(40 * 64))
     assert time.process_time() > before
     time.sleep(0.05)
     before = time.process_time()
@@ -106,7 +106,7 @@ def test_a_forked_child_can_use_and_drop_what_its_parent_made() -> None:
         "from galley import _native\n"
         "runtime = _native.Runtime('portable', 3, [])\n"
         "logits = np.zeros((4, 5000), dtype=np.float32)\n"
-        "draw = lambda: runtime.choose(logits, range(4), range(4), bytes(160))\n"
+        "draw = lambda: runtime.draw(logits, range(4), range(4), bytes(160))\n"
         "draw()\n"
         "child = os.fork()\n"
         "if not child:\n"

@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,17 @@ from galley.graph.passes import PASSES, run_passes
 from galley.graph.plan import least_arena, plan_arena
 from galley.graph.program import Program
 from galley.ops.cpu import CpuExecutor
-from galley.ops.executor import Batch, CrossContext, EncoderBatch, Executor, ExecutorOptions, Ints
+from galley.ops.executor import (
+    Batch,
+    CrossContext,
+    EncoderBatch,
+    Executor,
+    ExecutorOptions,
+    Ints,
+    align,
+    encode,
+    forward,
+)
 from galley.ops.isa import ISA_VARIABLE
 from galley.ops.lowering import lower
 from galley.types import BLOCK_TOKENS
@@ -115,7 +126,7 @@ def run(
     rows = [program.encoder.rows_of(len(window)) for window in windows]
     tables = [pool.take(count) for count in rows]
     starts = np.cumsum([0, *map(len, windows)])
-    executor.encode(EncoderBatch(np.concatenate(windows), starts, tuple(tables)))
+    encode(executor, EncoderBatch(np.concatenate(windows), starts, tuple(tables)))
     own = [pool.take(len(ids)) for _, ids, _ in sequences]
     done = [0] * len(sequences)
     logits: list[list[Floats]] = [[] for _ in sequences]
@@ -140,7 +151,7 @@ def run(
                 np.array([rows[sequences[s][0]] for s in active]),
             ),
         )
-        got = np.split((call or executor.forward)(batch).copy(), batch_starts[1:-1])
+        got = np.split((call or partial(forward, executor))(batch).copy(), batch_starts[1:-1])
         for s, end, part in zip(active, ends, got, strict=True):
             logits[s].append(part)
             done[s] = end
@@ -251,8 +262,8 @@ def test_alignment_agrees_with_torch(variant: str, isa: str, placed: Placed) -> 
     ):
         truth = rounding_executor(folder, kind, activations=activations)  # type: ignore[arg-type]
         executor = native(folder, kind, activations, kv_dtype=kv_dtype)  # type: ignore[arg-type]
-        expected = run(truth, program, windows, sequences, call=truth.align)
-        got = run(executor, program, windows, sequences, call=executor.align)
+        expected = run(truth, program, windows, sequences, call=partial(align, truth))
+        got = run(executor, program, windows, sequences, call=partial(align, executor))
         for (window, _, _), ours, theirs in zip(sequences, got, expected, strict=True):
             assert np.abs(ours - theirs).max() <= worst, (kind, kv_dtype)
             assert np.abs(ours.sum(axis=2) - 1).max() <= 1e-5
@@ -269,7 +280,7 @@ def test_bits_of_an_alignment_depend_on_its_row_alone(
     texts = [random_ids(80, 1), random_ids(33, 2)]
     one = native(folder, "int8", kv_dtype=kv_dtype)
     alone = [
-        run(one, program, [window], [(0, ids, [len(ids)])], call=one.align)[0]
+        run(one, program, [window], [(0, ids, [len(ids)])], call=partial(align, one))[0]
         for window, ids in zip(windows, texts, strict=True)
     ]
     many = native(folder, "int8", kv_dtype=kv_dtype, threads=3)
@@ -279,7 +290,7 @@ def test_bits_of_an_alignment_depend_on_its_row_alone(
         (0, texts[0], [3, 76, 1]),
         (1, texts[1], [33]),
     ]
-    got = run(many, program, windows, sequences, seed=5, call=many.align)
+    got = run(many, program, windows, sequences, seed=5, call=partial(align, many))
     for (window, _, _), weights in zip(sequences, got, strict=True):
         assert np.array_equal(weights, alone[window])
 
@@ -300,7 +311,9 @@ def test_no_pass_changes_a_bit(
 
     def weights(disabled: tuple[str, ...]) -> Floats:
         executor = native(folder, kind, activations, threads=2, disabled=disabled)
-        return np.concatenate(run(executor, program, windows, sequences, call=executor.align))
+        return np.concatenate(
+            run(executor, program, windows, sequences, call=partial(align, executor))
+        )
 
     for result in (logits, weights):
         plain = result(tuple(PASSES))

@@ -15,7 +15,7 @@ from galley import LLM, SamplingParams
 from galley.config import DType, EngineSettings, ExecutorName, Quantize
 from galley.engine.load import load_engine
 from galley.errors import SettingsError
-from galley.ops.executor import choose_executor
+from galley.ops.executor import choose_executor, forward
 from tests.checkpoints import random_ids
 from tests.conftest import CheckpointMaker
 from tests.missing import without
@@ -150,4 +150,4 @@ def test_the_reference_executor_rounds_weights_too(
         executor="reference", dtype="float32", quantize=quantize, kv_cache_tokens=64, threads=1
     )
     executor = load_engine(settings, folder)._executor
-    assert np.array_equal(executor.forward(batch), rounded.forward(batch))
+    assert np.array_equal(forward(executor, batch), forward(rounded, batch))

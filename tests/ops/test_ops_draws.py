@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from galley import _native
-from galley.ops.draws import NO_TOKEN, WEIGHT_BITS, Draws, draw_all, how, weights
+from galley.ops.draws import NO_TOKEN, WEIGHT_BITS, Draws, draw_all, sampling_record, weights
 
 ISAS = _native.supported_isas()
 Logits = npt.NDArray[np.float32]
@@ -49,7 +49,7 @@ MIN_P = st.one_of(st.sampled_from([0.0, 0.0, 0.0, 1e-300, 0.001, 0.1, 1.0]), st.
 
 def native(isa: str, logits: Logits, draws: Draws, threads: int = 1) -> list[int]:
     runtime = _native.Runtime(isa, threads, [])
-    return runtime.choose(logits, draws.rows, draws.positions, draws.how)
+    return runtime.draw(logits, draws.rows, draws.positions, draws.records)
 
 
 @settings(max_examples=600)
@@ -64,7 +64,9 @@ def native(isa: str, logits: Logits, draws: Draws, threads: int = 1) -> list[int
 def test_tokens_are_those_of_numpy(
     row: Logits, seed: int, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
-    record = how(seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    record = sampling_record(
+        seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    )
     positions = [0, 1, 2, 7, 2**40]
     draws = Draws([0] * len(positions), positions, record * len(positions))
     expected = draw_all(row[None], draws)
@@ -91,7 +93,7 @@ def test_a_large_vocabulary(spread: float, changes: dict[str, Any]) -> None:
     """Flat and peaked; no multiple of anything."""
     row = np.random.default_rng(3).normal(0, spread, 151_937).astype(np.float32)
     parameters: dict[str, Any] = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    record = how(seed=11, **{**parameters, **changes})
+    record = sampling_record(seed=11, **{**parameters, **changes})
     draws = Draws([0] * 8, range(8), record * 8)
     expected = draw_all(row[None], draws)
     assert len(set(expected)) > 1
@@ -103,7 +105,7 @@ def test_one_far_above_many_equals() -> None:
     """The nucleus ends among equal logits, which come by id, and far from the best."""
     row = np.full(40_000, -3.0, dtype=np.float32)
     row[777] = 9.0
-    record = how(seed=5, temperature=1.0, top_k=0, top_p=0.99, min_p=0.0)
+    record = sampling_record(seed=5, temperature=1.0, top_k=0, top_p=0.99, min_p=0.0)
     draws = Draws([0] * 200, range(200), record * 200)
     expected = draw_all(row[None], draws)
     assert {777} < set(expected)
@@ -114,7 +116,7 @@ def test_one_far_above_many_equals() -> None:
 def test_more_may_stay_than_are_not_ruled_out() -> None:
     row = np.full(500, -np.inf, dtype=np.float32)
     row[100:190] = np.random.default_rng(1).normal(0, 2, 90)
-    record = how(seed=5, temperature=1.0, top_k=300, top_p=0.97, min_p=0.0)
+    record = sampling_record(seed=5, temperature=1.0, top_k=300, top_p=0.97, min_p=0.0)
     draws = Draws([0] * 50, range(50), record * 50)
     expected = draw_all(row[None], draws)
     assert len(set(expected)) > 10
@@ -138,7 +140,9 @@ def test_a_row_is_drawn_from_alike_among_others(
     rows = rng.integers(count, size=2 * count).tolist()
     positions = rng.integers(1000, size=2 * count).tolist()
     records = [
-        how(seed=int(s), temperature=s % 3 / 2, top_k=0, top_p=1.0 - s % 2 / 9, min_p=0.0)
+        sampling_record(
+            seed=int(s), temperature=s % 3 / 2, top_k=0, top_p=1.0 - s % 2 / 9, min_p=0.0
+        )
         for s in rng.integers(1000, size=2 * count)
     ]
     together = Draws(rows, positions, b"".join(records))
@@ -184,8 +188,8 @@ def test_weights_are_the_softmax(gaps: list[float]) -> None:
 def test_greedy_is_argmax_or_nothing(seed: int, length: int, kinds: int, edge: float) -> None:
     rng = np.random.default_rng(seed)
     row = rng.choice([*rng.normal(0, 4, kinds), edge], length).astype(np.float32)
-    greedy = how(seed=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
-    sampled = how(seed=0, temperature=1.0, top_k=0, top_p=0.5, min_p=0.0)
+    greedy = sampling_record(seed=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+    sampled = sampling_record(seed=0, temperature=1.0, top_k=0, top_p=0.5, min_p=0.0)
     usable = math.isfinite(row.max())
     for isa in ISAS:
         got = native(isa, row[None], Draws([0, 0], [1, 1], greedy + sampled))
@@ -196,7 +200,7 @@ def test_greedy_is_argmax_or_nothing(seed: int, length: int, kinds: int, edge: f
 
 def test_draws_that_do_not_fit_are_refused() -> None:
     logits = np.zeros((2, 5), dtype=np.float32)
-    record = how(seed=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+    record = sampling_record(seed=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
     for draws in (
         Draws([2], [0], record),
         Draws([-1], [0], record),

@@ -28,7 +28,7 @@ from galley.graph.quantize_inputs import quantize_inputs
 from galley.models.registry import build_program
 from galley.ops import background
 from galley.ops.cpu import CpuExecutor, planned_step_costs
-from galley.ops.executor import Executor, ExecutorOptions
+from galley.ops.executor import Executor, ExecutorOptions, forward
 from galley.ops.isa import ISA_VARIABLE
 from galley.ops.kinds import own_kinds, plan_activations, plan_kinds
 from galley.ops.packed_files import cached_files, packed_folder
@@ -143,7 +143,7 @@ def options(**changes: Any) -> ExecutorOptions:
 
 def logits(executor: Executor) -> Floats:
     executor.allocate_kv(4)
-    return executor.forward(ragged([(IDS, len(IDS))], first_block=0)).copy()
+    return forward(executor, ragged([(IDS, len(IDS))], first_block=0)).copy()
 
 
 def reader(folder: Path) -> CheckpointReader:

@@ -24,6 +24,7 @@ from galley.config import EngineSettings, Quantize
 from galley.engine.load import load_engine
 from galley.formats.checkpoint import Checkpoint
 from galley.ops import background, packed_files, packing, weight_cache
+from galley.ops.executor import forward
 from galley.ops.packed_files import CachedFile, Header, cached_files, map_file, packed_folder
 from tests.conftest import CheckpointMaker
 from tests.native.harness import KINDS, ragged
@@ -49,7 +50,7 @@ def logits(model: Path, kind: Quantize = "int4", **changes: Any) -> npt.NDArray[
     settings = EngineSettings(model=str(model), quantize=kind, kv_cache_tokens=256, threads=2)
     executor = load_engine(dataclasses.replace(settings, **changes), model)._executor
     background.finish()
-    return executor.forward(ragged([(PROMPT, len(PROMPT))], first_block=0)).copy()
+    return forward(executor, ragged([(PROMPT, len(PROMPT))], first_block=0)).copy()
 
 
 def only_file(cache: Path) -> CachedFile:
@@ -113,7 +114,7 @@ def test_it_serves_while_the_file_is_written(
     executor = load_engine(settings, model)._executor
     assert begun.wait(timeout=60)
     batch = ragged([(PROMPT, len(PROMPT))], first_block=0)
-    assert np.array_equal(executor.forward(batch), expected)
+    assert np.array_equal(forward(executor, batch), expected)
     assert not cached_files(cache)
     may_go_on.set()
     background.finish()
@@ -276,9 +277,9 @@ def test_a_running_engine_outlives_its_file(cache: Path, model: Path) -> None:
     settings = EngineSettings(model=str(model), quantize="int4", kv_cache_tokens=256)
     executor = load_engine(settings, model)._executor
     batch = ragged([(PROMPT, len(PROMPT))], first_block=0)
-    before = executor.forward(batch).copy()
+    before = forward(executor, batch).copy()
     only_file(cache).path.unlink()
-    assert np.array_equal(executor.forward(batch), before)
+    assert np.array_equal(forward(executor, batch), before)
 
 
 @pytest.mark.parametrize("obstacle", ["a file", "no home", "read-only"])

@@ -1,312 +1,325 @@
-"""The KV cache's books: which request holds which blocks. Joins the pool and the prefix cache."""
+"""The KV cache's ledger: which request holds which blocks, for each group of layers that keep the same
+tokens.
 
-import itertools
+request -> [hypothesis] -> [KV group] -> block ids of positions 0-15, 16-31, ...
+            (1, or the       (1 for most
+             beams)           models)
+"""
+
 from array import array
-from collections import Counter, OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final, Self
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
 
+from galley.engine.block_hashes import HashChain
 from galley.engine.blocks import BlockPool
-from galley.engine.prefix import (
-    PrefixCache,
-    extend_chain,
-    root_hash,
-    window_hash,
-    window_links,
-)
-from galley.engine.sequence import Window
-from galley.types import BLOCK_TOKENS, blocks_for
+from galley.graph.program import KVGroup
+from galley.types import BLOCK_TOKENS
 
-KEPT_WINDOWS: Final = 16
-"""Encoded windows that stay when their last request is over. It may come again, at another temperature or
-for the times of its words, but soon; and blocks that are used again cost no new memory."""
+Table: TypeAlias = "array[int]"
+"""Block ids, whose bytes each step copies."""
+
+WHOLE_CONTEXT: Final = KVGroup()
+
+
+class Claim(NamedTuple):
+    """What opening a request's tables would take.
+
+    Attributes:
+        tokens: how many leading ones have their keys and values in the cache already.
+        found: for each group the blocks of these tokens; None for those that have left the window.
+        fresh: for each group how many blocks are to be taken from the pool.
+    """
+
+    tokens: int
+    found: tuple[list[int | None], ...]
+    fresh: tuple[int, ...]
+
+    @property
+    def shared(self) -> list[int]:
+        """Blocks that get one more reference."""
+        return [block for blocks in self.found for block in blocks if block is not None]
 
 
 @dataclass(slots=True)
-class _Chain:
-    """``links[i]`` is the hash of a request's block i, ``root`` what they start from. Outlives preemptions.
+class _Tables:
+    """A running request's blocks.
 
-    ``cross``: the hashes of its window's blocks.
+    Attributes:
+        hypotheses: for each hypothesis of a beam search, or the only one, its table in each KV group.
+        first: for each group the place of the first block that is held; entries before it have left the
+        window.
+        registered: how many leading blocks other requests can find.
     """
 
-    root: bytes
-    cross: Sequence[bytes] = ()
-    links: list[bytes] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, salt: str, window: Window | None) -> Self:
-        root = root_hash(salt)
-        if window is None:
-            return cls(root)
-        root = window_hash(root, window.digest)
-        return cls(root, window_links(root, blocks_for(window.rows)))
-
-    def extend(self, tokens: Sequence[int], full_blocks: int) -> None:
-        while len(self.links) < full_blocks:
-            start = len(self.links) * BLOCK_TOKENS
-            parent = self.links[-1] if self.links else self.root
-            self.links.append(extend_chain(parent, tokens[start : start + BLOCK_TOKENS]))
-
-
-@dataclass(slots=True)
-class _Table:
-    """A running request's blocks; the first ``registered`` ones are in the prefix cache.
-
-    ``cross``: those of its window. ``forks``: those of each hypothesis but the first, in a beam search.
-    """
-
-    blocks: "array[int]"  # each step copies their bytes
+    hypotheses: list[tuple[Table, ...]]
+    first: list[int]
     registered: int
-    cross: "array[int]"
-    forks: "list[array[int]]" = field(default_factory=list)
 
 
 class KVCache:
-    """Block tables by request id. Every change keeps ``free + cached + used == total``.
+    """Block tables by request id. Every change keeps ``free + cached + used == total`` of the pool.
 
     Args:
-        blocks: of the pool.
-        prefix_cache: whether full blocks, and encoded windows, are shared.
-        kept_windows: how many encoded windows stay when no request needs them.
+        pool: where the blocks come from.
+        prefix_cache: whether requests share full blocks of equal prefixes.
+        groups: of the model's layers. A group with a window gives blocks up as the window moves on; a
+            group with a state holds the same blocks from beginning to end.
 
     Attributes:
         queried_tokens, hit_tokens: looked up in, and supplied by, the prefix cache so far.
     """
 
     def __init__(
-        self, blocks: int, *, prefix_cache: bool, kept_windows: int = KEPT_WINDOWS
+        self,
+        pool: BlockPool,
+        *,
+        prefix_cache: bool,
+        groups: Sequence[KVGroup] = (WHOLE_CONTEXT,),
     ) -> None:
-        self._pool = BlockPool(blocks)
-        self._prefix = PrefixCache()
-        self._sharing = prefix_cache
-        self._kept_windows = kept_windows
-        self._tables: dict[str, _Table] = {}
-        self._chains: dict[str, _Chain] = {}
+        self.pool = pool
+        self.groups = tuple(groups)
+        # A state belongs to all tokens before it: a request cannot begin in the midst of another's.
+        self._sharing = prefix_cache and not any(group.state_blocks for group in groups)
+        self._slides = any(group.window for group in groups)
+        self._tables: dict[str, _Tables] = {}
+        self._chains: dict[str, HashChain] = {}
         self._copies: list[tuple[int, int]] = []
-        self._over: OrderedDict[bytes, _Chain] = OrderedDict()  # of windows, the latest last
         self.queried_tokens = 0
         self.hit_tokens = 0
 
-    @property
-    def total(self) -> int:
-        """All blocks."""
-        return self._pool.total
-
-    @property
-    def cached(self) -> int:
-        """Blocks nobody holds that still have a known prefix; taken when the free ones run out."""
-        return self._prefix.parked
-
-    @property
-    def used(self) -> int:
-        """Blocks held by requests."""
-        return self._pool.total - self._pool.free - self._prefix.parked
-
-    def open(
-        self,
-        request_id: str,
-        tokens: Sequence[int],
-        *,
-        salt: str,
-        reusable: int,
-        window: Window | None = None,
-    ) -> int | None:
-        """Start a table with room for all ``tokens`` and the window's rows.
-
-        A window that is not :meth:`encoded` must be so in the step that computes the first token.
+    def claim(self, request_id: str, tokens: Sequence[int], *, root: bytes, reusable: int) -> Claim:
+        """What :meth:`open` would take to make room for all ``tokens``.
 
         Args:
-            request_id: of no open table.
+            request_id: of no open tables.
             tokens: known so far.
-            salt: the tenant's.
-            reusable: how many leading ones need not be computed again, if their keys and values are there.
-            window: the audio they belong to.
-
-        Returns:
-            How many leading tokens are computed already; None, and nothing changed, if there is no room.
+            root: hash of what else keys and values depend on (tenant, encoder input).
+            reusable: how many leading tokens need not be computed again, if their keys and values are
+                there.
         """
         assert request_id not in self._tables
-        chain = self._chain(request_id, salt, window)
-        hits: list[int] = []
-        if self._sharing and reusable:
-            chain.extend(tokens, reusable // BLOCK_TOKENS)
-            hits = self._prefix.lookup(chain.links[: reusable // BLOCK_TOKENS])
-        cross = self._window_blocks(chain)
-        shared = [*hits, *cross]
-        idle = sum(map(self._prefix.is_parked, shared))
-        missing = blocks_for(len(tokens)) + len(chain.cross) - len(shared)
-        if missing > self._pool.free + self._prefix.parked - idle:
-            return None
-        for block in shared:
-            self._prefix.unpark(block)
-            self._pool.share(block)
-        if len(cross) < len(chain.cross):
-            cross = [self._take() for _ in chain.cross]
-            for link, block in zip(chain.cross if self._sharing else (), cross, strict=False):
-                self._prefix.register(link, block)
-        self._tables[request_id] = _Table(array("q", hits), len(hits), array("q", cross))
-        has_room = self.grow(request_id, len(tokens))
-        assert has_room
-        if self._sharing and reusable:
-            self.queried_tokens += len(tokens)
-            self.hit_tokens += len(hits) * BLOCK_TOKENS
-        return len(hits) * BLOCK_TOKENS
+        chain = self._chains.setdefault(request_id, HashChain(root))
+        found: tuple[list[int | None], ...] = tuple([] for _ in self.groups)
+        if self._sharing:
+            blocks = reusable // BLOCK_TOKENS
+            found = self._find(chain.upto(tokens, blocks)[:blocks])
+        fresh = (
+            group.blocks_for(len(tokens)) - len(blocks)
+            for group, blocks in zip(self.groups, found, strict=True)
+        )
+        return Claim(len(found[0]) * BLOCK_TOKENS, found, tuple(fresh))
 
-    def encoded(self, request_id: str, salt: str, window: Window) -> bool:
-        """Whether what an encoder makes of the window is in the cache."""
-        chain = self._chain(request_id, salt, window)
-        return len(self._window_blocks(chain)) == len(chain.cross)
-
-    def _chain(self, request_id: str, salt: str, window: Window | None) -> _Chain:
-        if request_id not in self._chains:
-            self._chains[request_id] = _Chain.of(salt, window)
-        return self._chains[request_id]
-
-    def _window_blocks(self, chain: _Chain) -> list[int]:
-        """The blocks that hold the encoded window, all or none.
-
-        They are held together and evicted from the last on, so if any are gone, nobody holds the others.
+    def _find(self, hashes: Sequence[bytes]) -> tuple[list[int | None], ...]:
+        """For each group the blocks of the longest prefix that every group has as far as its window
+        reaches.
         """
-        blocks = self._prefix.lookup(chain.cross) if self._sharing else []
-        if len(blocks) == len(chain.cross):
-            return blocks
-        self._drop(chain.cross)
-        return []
+        known = [
+            [self.pool.find(_key(link, g)) for link in hashes] for g in range(len(self.groups))
+        ]
+        length = len(hashes)
+        while True:
+            before = length
+            for group, blocks in zip(self.groups, known, strict=True):
+                length = _usable_prefix(blocks[:length], group)
+            if length == before:
+                break
+        return tuple(
+            [
+                None if i < group.first_block(length * BLOCK_TOKENS) else blocks[i]
+                for i in range(length)
+            ]
+            for group, blocks in zip(self.groups, known, strict=True)
+        )
 
-    def _take(self) -> int:
-        """A free block, or a parked one if there is none."""
-        if not self._pool.free:
-            self._pool.give_back(self._prefix.evict())
-        return self._pool.take()
+    def open(self, request_id: str, claim: Claim) -> None:
+        """Start the request's tables as claimed; ``claim.shared`` has its references, and the pool the
+        rest.
+        """
+        tables, firsts = [], []
+        for found, fresh in zip(claim.found, claim.fresh, strict=True):
+            firsts.append(sum(block is None for block in found))
+            held = [block for block in found if block is not None]
+            held += [self.pool.take() for _ in range(fresh)]
+            tables.append(array("q", held[:1] * firsts[-1] + held))
+        self._tables[request_id] = _Tables([tuple(tables)], firsts, len(claim.found[0]))
+
+    def count_lookup(self, queried: int, hit: int) -> None:
+        """A request was admitted that looked up ``queried`` tokens and found ``hit`` of them."""
+        if self._sharing:
+            self.queried_tokens += queried
+            self.hit_tokens += hit
 
     def grow(self, request_id: str, tokens: int) -> bool:
-        """Make room for ``tokens`` tokens in all; False, and nothing taken, if there is none."""
-        table = self._tables[request_id]
-        if table.forks:
-            return self._grow_forks(table, tokens)
-        blocks = table.blocks
-        missing = blocks_for(tokens) - len(blocks)
-        if missing > self._pool.free + self._prefix.parked:
+        """Make room for ``tokens`` tokens in all; False, and nothing taken, if there is none.
+
+        The hypotheses of a beam search grow together, by one token: blocks that several of them would
+        write are copied before.
+        """
+        tables = self._tables[request_id]
+        if len(tables.hypotheses) == 1:
+            return self._extend(tables.hypotheses, tokens)
+        extends = any(
+            group.blocks_for(tokens) > len(table)
+            for group, table in zip(self.groups, tables.hypotheses[0], strict=True)
+        )
+        return self._extend(tables.hypotheses, tokens) if extends else self._unshare(tables)
+
+    def _extend(self, hypotheses: Sequence[tuple[Table, ...]], tokens: int) -> bool:
+        missing = [
+            (table, group.blocks_for(tokens) - len(table))
+            for tables in hypotheses
+            for group, table in zip(self.groups, tables, strict=True)
+        ]
+        if not self.pool.can_take(sum(count for _, count in missing)):
             return False
-        blocks.extend(self._take() for _ in range(missing))
+        for table, count in missing:
+            table.extend(self.pool.take() for _ in range(count))
         return True
 
-    def _grow_forks(self, table: _Table, tokens: int) -> bool:
-        """Room for one token in each; a last block that others hold is copied before it is written."""
-        tables = [table.blocks, *table.forks]
-        if blocks_for(tokens) > len(table.blocks):
-            if len(tables) > self._pool.free + self._prefix.parked:
-                return False
-            for blocks in tables:
-                blocks.append(self._take())
-            return True
-        held = Counter(blocks[-1] for blocks in tables)
-        if len(tables) - len(held) > self._pool.free + self._prefix.parked:
+    def _unshare(self, tables: _Tables) -> bool:
+        """Give each hypothesis the blocks that it will write for itself."""
+        written = [
+            (hypothesis[g], i)
+            for hypothesis in tables.hypotheses
+            for g, group in enumerate(self.groups)
+            for i in group.written_blocks(len(hypothesis[g]))
+        ]
+        held = Counter(table[i] for table, i in written)
+        if not self.pool.can_take(len(written) - len(held)):
             return False
-        for blocks in tables:
-            shared = blocks[-1]
-            if held[shared] > 1:
-                held[shared] -= 1
-                self._pool.release(shared)
-                blocks[-1] = self._take()
-                self._copies.append((shared, blocks[-1]))
+        for table, i in written:
+            block = table[i]
+            if held[block] > 1:
+                held[block] -= 1
+                self.pool.release(block)
+                table[i] = self.pool.take()
+                self._copies.append((block, table[i]))
         return True
+
+    def slide(self, request_id: str, computed: int) -> None:
+        """Give up the blocks that no row after the first ``computed`` tokens can see."""
+        if not self._slides:
+            return
+        tables = self._tables[request_id]
+        for g, group in enumerate(self.groups):
+            first = group.first_block(computed)
+            for hypothesis in tables.hypotheses if first > tables.first[g] else ():
+                table = hypothesis[g]
+                for i in range(tables.first[g], first):
+                    self.pool.release(table[i])
+                # Executors want a block at each place, and give what lies there no weight.
+                table[:first] = array("q", [table[min(first, len(table) - 1)]]) * first
+            tables.first[g] = max(first, tables.first[g])
+
+    def truncate(self, request_id: str, tokens: int) -> None:
+        """Take back the blocks behind the first ``tokens`` tokens, of tokens that were guessed wrong."""
+        for hypothesis in self._tables[request_id].hypotheses:
+            for group, table in zip(self.groups, hypothesis, strict=True):
+                while len(table) > group.blocks_for(tokens):
+                    self.pool.release(table.pop())
 
     def fork(self, request_id: str, parents: Sequence[int]) -> None:
         """Hypothesis i goes on from what hypothesis ``parents[i]`` has; they share its blocks."""
-        table = self._tables[request_id]
-        before = [table.blocks, *table.forks]
-        after = [before[parent][:] for parent in parents]
-        for block in itertools.chain.from_iterable(after):
-            self._pool.share(block)
-        table.blocks, *table.forks = after
-        for blocks in before:
-            self._release(blocks)
+        tables = self._tables[request_id]
+        before = tables.hypotheses
+        after = [tuple(table[:] for table in before[parent]) for parent in parents]
+        for block in _held(after, tables.first):
+            self.pool.share(block)
+        tables.hypotheses = after
+        for block in _held(before, tables.first):
+            self.pool.release(block)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """(from, to): blocks to be copied before this step writes any."""
         copies, self._copies = self._copies, []
         return copies
 
-    def commit(self, request_id: str, tokens: Sequence[int], computed: int) -> None:
-        """``computed`` tokens are in the cache once this step has run: full blocks can be shared."""
+    def register(self, request_id: str, tokens: Sequence[int], computed: int) -> None:
+        """The first ``computed`` of ``tokens`` are in the cache once this step has run: share full blocks.
+
+        All of them are settled: a token that is only guessed is never registered.
+        """
         if not self._sharing:
             return
-        table = self._tables[request_id]
+        tables = self._tables[request_id]
         full = computed // BLOCK_TOKENS
-        if full <= table.registered:
+        if full <= tables.registered:
             return
-        chain = self._chains[request_id]
-        chain.extend(tokens, full)
-        for i in range(table.registered, full):
-            self._prefix.register(chain.links[i], table.blocks[i])
-        table.registered = full
+        hashes = self._chains[request_id].upto(tokens, full)
+        for g, table in enumerate(tables.hypotheses[0]):
+            for i in range(max(tables.registered, tables.first[g]), full):
+                self.pool.register(_key(hashes[i], g), table[i])
+        tables.registered = full
 
     def settled(self, request_id: str) -> int:
-        """How many tokens there can be before a new block is needed, or a full one can be shared."""
-        table = self._tables[request_id]
-        room = BLOCK_TOKENS * len(table.blocks)
-        return min(room, BLOCK_TOKENS * (table.registered + 1) - 1) if self._sharing else room
+        """How many tokens there can be before a block is needed, can be shared, or may leave a window."""
+        tables = self._tables[request_id]
+        room = min(
+            group.room(len(table))
+            for group, table in zip(self.groups, tables.hypotheses[0], strict=True)
+        )
+        return min(room, BLOCK_TOKENS * (tables.registered + 1) - 1) if self._sharing else room
 
     def close(self, request_id: str) -> None:
-        """Give up the table; shareable blocks stay cached.
+        """Give up the tables; shareable blocks stay cached, and the tail of a prefix is taken first."""
+        tables = self._tables.pop(request_id)
+        for block in _held(reversed(tables.hypotheses), tables.first, backwards=True):
+            self.pool.release(block)
 
-        The tail of a prefix goes out first, an encoded window, which costs most to make, last.
-        """
-        table = self._tables.pop(request_id)
-        for blocks in (*table.forks, table.blocks, table.cross):
-            self._release(blocks)
-
-    def _release(self, blocks: "array[int]") -> None:
-        for block in reversed(blocks):
-            if self._pool.release(block) and not self._prefix.park(block):
-                self._pool.give_back(block)
-
-    def forget(self, request_id: str) -> None:
-        """The request is over; it holds no table any more."""
+    def forget(self, request_id: str) -> list[bytes]:
+        """The request is over and holds no tables any more. Returns the keys of its blocks."""
         assert request_id not in self._tables
         chain = self._chains.pop(request_id, None)
-        if chain is None or not chain.cross:
-            return
-        before = self._over.pop(chain.root, chain)
-        self._over[chain.root] = max(before, chain, key=lambda known: len(known.links))
-        if len(self._over) > self._kept_windows:
-            _, oldest = self._over.popitem(last=False)
-            self._drop([*oldest.cross, *oldest.links])
+        if chain is None:
+            return []
+        return [_key(link, g) for g in range(len(self.groups)) for link in chain.hashes]
 
-    def _drop(self, links: Sequence[bytes]) -> None:
-        """Free the blocks with these hashes that nobody holds."""
-        for link in links:
-            for block in filter(self._prefix.is_parked, self._prefix.lookup([link])):
-                self._prefix.drop(block)
-                self._pool.give_back(block)
+    def tables(self, request_id: str) -> list[tuple[Table, ...]]:
+        """For each hypothesis its block table in each KV group, as they are now."""
+        return self._tables[request_id].hypotheses
 
-    def forget_prefixes(self) -> None:
-        """A step failed, so blocks may be registered that were never computed: share none of them."""
-        for block in self._prefix.clear():
-            self._pool.give_back(block)
+    def held(self) -> Iterator[Sequence[int]]:
+        """The blocks of each table of each request."""
+        for tables in self._tables.values():
+            for hypothesis in tables.hypotheses:
+                for table, first in zip(hypothesis, tables.first, strict=True):
+                    yield table[first:]
 
-    def table(self, request_id: str, fork: int = 0) -> "array[int]":
-        """The blocks, in order, of the request or of a hypothesis of its search, as they are now."""
-        table = self._tables[request_id]
-        return table.forks[fork - 1] if fork else table.blocks
 
-    def cross_table(self, request_id: str) -> "array[int]":
-        """The blocks of the window's rows, in order."""
-        return self._tables[request_id].cross
+def _key(link: bytes, group: int) -> bytes:
+    """Under which a block of that hash is found in a group."""
+    return link + bytes([group]) if group else link
 
-    def check(self) -> None:
-        """Conservation: every block is free, cached or used, and is counted once for each holder."""
-        held: dict[int, int] = {}
-        for table in self._tables.values():
-            for fork in (table.blocks, *table.forks):
-                blocks = [*fork, *table.cross]
-                assert len(set(blocks)) == len(blocks)
-            for block in itertools.chain(table.blocks, table.cross, *table.forks):
-                held[block] = held.get(block, 0) + 1
-        for block in range(self._pool.total):
-            assert self._pool.references(block) == held.get(block, 0), block
-            assert not (self._prefix.is_parked(block) and block in held), block
-        assert self._pool.used == len(held) == self.used
-        assert self._pool.free + self.cached + self.used == self.total
+
+def _usable_prefix(blocks: Sequence[int | None], group: KVGroup) -> int:
+    """The longest prefix, in blocks, whose last ones are there as far as the group's window reaches."""
+    best = run = 0
+    for i, block in enumerate(blocks):
+        run = 0 if block is None else run + 1
+        if run and run >= i + 1 - group.first_block((i + 1) * BLOCK_TOKENS):
+            best = i + 1
+    return best
+
+
+def _held(
+    hypotheses: "Sequence[tuple[Table, ...]] | Iterator[tuple[Table, ...]]",
+    first: Sequence[int],
+    *,
+    backwards: bool = False,
+) -> Iterator[int]:
+    for hypothesis in hypotheses:
+        for table, begin in zip(hypothesis, first, strict=True):
+            yield from reversed(table[begin:]) if backwards else table[begin:]
+
+
+def check_blocks(
+    pool: BlockPool, tables: "Sequence[Sequence[int]] | Iterator[Sequence[int]]"
+) -> None:
+    """Conservation: the pool counts each block once for each of the ``tables`` that hold it."""
+    held: Counter[int] = Counter()
+    for table in tables:
+        assert len(set(table)) == len(table), "a table holds a block twice"
+        held.update(table)
+    pool.check(dict(held))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,13 +10,15 @@ import numpy as np
 
 from galley.audio import SpeechInfo
 from galley.config import EngineSettings
+from galley.engine.blocks import BlockPool
+from galley.engine.encoder_cache import EncoderCache
 from galley.engine.engine import Engine
 from galley.engine.kv import KVCache
 from galley.engine.machine import available_cores, available_memory
 from galley.errors import EngineFailed, SettingsError
 from galley.formats.reader import CheckpointReader, open_checkpoint
 from galley.formats.weights import DENSE_KINDS, Weights
-from galley.graph.program import Program
+from galley.graph.program import KVGroup, Program
 from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
 from galley.ops.executor import (
@@ -28,6 +30,7 @@ from galley.ops.executor import (
     choose_executor,
 )
 from galley.ops.rows import check_isa
+from galley.ops.sampling import SamplingBatch
 from galley.types import BLOCK_TOKENS, ModelInfo, OnPhase, blocks_for
 
 
@@ -58,10 +61,11 @@ def load_engine(
     executor = factory(program, weights, dataclasses.replace(options, pause=pause))
     clock.end("load")
     max_model_len = _max_model_len(settings, program)
-    window_blocks = 0 if speech is None else blocks_for(speech.max_rows)
-    blocks = _kv_blocks(settings, blocks_for(max_model_len), window_blocks, executor)
+    groups = _kv_groups(program, executor.kv_bytes_per_block())
+    encoder_blocks = 0 if speech is None else blocks_for(speech.max_rows)
+    blocks = _kv_blocks(settings, groups, max_model_len, encoder_blocks, executor)
     executor.allocate_kv(blocks)
-    _warm_up(executor, speech)
+    _warm_up(executor, program, speech)
     clock.end("warm-up")
     phases["ready"] = sum(phases.values())
     info = ModelInfo(
@@ -76,16 +80,18 @@ def load_engine(
         kv_dtype=options.kv_dtype,
         vocab_size=program.vocab_size,
         max_model_len=max_model_len,
-        kv_cache_tokens=blocks * BLOCK_TOKENS,
+        kv_cache_tokens=_tokens_in(blocks, groups),
         eos_token_ids=checkpoint.eos_token_ids,
         defaults=checkpoint.defaults,
         costs=executor.step_costs(),
         phases=phases,
         speech=speech,
     )
+    pool = BlockPool(blocks)
     return Engine(
         executor,
-        KVCache(blocks, prefix_cache=settings.prefix_cache),
+        KVCache(pool, prefix_cache=settings.prefix_cache, groups=groups),
+        EncoderCache(pool, sharing=settings.prefix_cache),
         info,
         max_batch_tokens=settings.max_batch_tokens,
         max_running=settings.running_limit,
@@ -184,24 +190,50 @@ def _max_model_len(settings: EngineSettings, program: Program) -> int:
     return wanted
 
 
+def _kv_groups(program: Program, block_bytes: int) -> tuple[KVGroup, ...]:
+    """The groups of the program's layers that keep tokens, and one of those that keep a state, if any
+    do.
+    """
+    if not program.state_bytes:
+        return program.kv_groups
+    return (*program.kv_groups, KVGroup(state_blocks=-(-program.state_bytes // block_bytes)))
+
+
+def _tokens_in(blocks: int, groups: Sequence[KVGroup]) -> int:
+    """How many tokens of a single sequence so many blocks hold, over all groups."""
+    states = sum(group.state_blocks for group in groups)
+    tables = sum(not group.state_blocks for group in groups)
+    return (blocks - states) // tables * BLOCK_TOKENS
+
+
 def _kv_blocks(
-    settings: EngineSettings, text_blocks: int, window_blocks: int, executor: Executor
+    settings: EngineSettings,
+    groups: Sequence[KVGroup],
+    max_model_len: int,
+    encoder_blocks: int,
+    executor: Executor,
 ) -> int:
     """As asked, or what the memory share holds, but no more than all running sequences can fill.
 
     Args:
         settings: of the cache.
-        text_blocks, window_blocks: the most that the tokens and the audio of one sequence take.
+        groups: in each of which a sequence has a block table.
+        max_model_len: the most tokens of one sequence.
+        encoder_blocks: the most that the encoder output of one sequence takes.
         executor: whose blocks they are.
 
     Raises:
         EngineFailed: there is no room for one sequence, or not for what was asked.
     """
+
+    def needed_for(tokens: int) -> int:
+        return sum(group.blocks_for(tokens) for group in groups)
+
     block_bytes = executor.kv_bytes_per_block()
     device_memory = executor.free_device_memory()
     left = available_memory() if device_memory is None else device_memory
     if settings.kv_cache_tokens is not None:
-        blocks = blocks_for(settings.kv_cache_tokens)
+        blocks = needed_for(settings.kv_cache_tokens)
         needed = blocks * block_bytes
         if needed > left:
             raise EngineFailed(
@@ -210,30 +242,39 @@ def _kv_blocks(
             )
     else:
         affordable = int(left * settings.kv_memory_fraction) // block_bytes
-        if affordable < 1:
+        if affordable < needed_for(1):
             raise EngineFailed("no memory is left for the KV cache after loading the weights")
-        blocks = min(settings.running_limit * (text_blocks + window_blocks), affordable)
-    if blocks <= window_blocks:
+        blocks = min(
+            settings.running_limit * (needed_for(max_model_len) + encoder_blocks), affordable
+        )
+    if blocks <= encoder_blocks:
         raise EngineFailed(
-            f"a KV cache of {blocks * BLOCK_TOKENS} tokens does not hold one window of audio, which takes "
-            f"{window_blocks * BLOCK_TOKENS}, and its transcript; set kv_cache_tokens to more"
+            f"a KV cache of {blocks * BLOCK_TOKENS} tokens does not hold one encoder input, which takes "
+            f"{encoder_blocks * BLOCK_TOKENS}, and its transcript; set kv_cache_tokens to more"
         )
     return blocks
 
 
-def _warm_up(executor: Executor, speech: SpeechInfo | None) -> None:
+def _warm_up(executor: Executor, program: Program, speech: SpeechInfo | None) -> None:
     """One token through everything, so that lazy initialisation does not fall on the first request.
 
-    It writes to block 0, and one row of audio to block 1, which no request has yet.
+    It writes to block 0, and one row of an encoder output to block 1, which no request has yet.
     """
     zero = np.zeros(1, dtype=np.int64)
     one = np.ones(1, dtype=np.int64)
     starts = np.array([0, 1], dtype=np.int64)
-    cross = None
+    cross, inputs = None, None
     if speech is not None:
         silence = np.zeros((1, speech.mels), dtype=np.float32)
-        executor.encode(EncoderBatch(features=silence, starts=starts, tables=(one,)))
+        inputs = EncoderBatch(features=silence, starts=starts, tables=(one,))
         cross = CrossContext(tables=(one,), rows=one)
-    executor.forward(
-        Batch(tokens=zero, positions=zero, starts=starts, tables=(zero,), wanted=zero, cross=cross)
+    batch = Batch(
+        tokens=zero,
+        positions=zero,
+        starts=starts,
+        tables=(zero,) * len(program.kv_groups),
+        wanted=zero,
+        cross=cross,
+        encode=inputs,
     )
+    executor.execute(batch, SamplingBatch())

@@ -8,28 +8,34 @@ in order or nobody; when blocks run out the last in order is preempted, so the f
 
 import heapq
 from bisect import insort
+from collections.abc import Callable
+from collections.abc import Sequence as Tokens
+from typing import TypeAlias
 
 import msgspec
 
+from galley.engine.encoder_cache import EncoderCache
 from galley.engine.kv import KVCache
 from galley.engine.sequence import Sequence
 
+Proposer: TypeAlias = Callable[[Sequence], Tokens[int]]
+"""Guesses the tokens that come next in a sequence which has caught up; empty if it has no idea."""
+
 
 class Work(msgspec.Struct, frozen=True, gc=False):
-    """``sequence`` computes its next ``count`` known tokens in this step.
+    """``sequence`` computes its next ``count`` tokens in this step: known ones, then ``guesses``.
 
     Attributes:
-        completes: all known tokens are computed after it, so that a new one can be sampled.
-        wanted: of how many of its rows, the last ones, logits are wanted. A row for each hypothesis of a
-            beam search.
-        encodes: its window goes through the encoder before.
+        completes: all known tokens are computed after it, so that new ones can be sampled.
+        encodes: its encoder input is encoded before.
+        guesses: tokens that may follow the known ones; those that turn out wrong are taken back.
     """
 
     sequence: Sequence
     count: int
     completes: bool
-    wanted: int
-    encodes: bool
+    encodes: bool = False
+    guesses: Tokens[int] = ()
 
 
 class Scheduler:
@@ -38,13 +44,24 @@ class Scheduler:
     Attributes:
         running: sequences that hold blocks, in order.
         preemptions: so far.
+        proposer: guesses tokens for sequences that have caught up; None guesses nothing.
     """
 
-    def __init__(self, kv: KVCache, *, max_batch_tokens: int, max_running: int) -> None:
+    def __init__(
+        self,
+        kv: KVCache,
+        encoder_cache: EncoderCache,
+        *,
+        max_batch_tokens: int,
+        max_running: int,
+        proposer: Proposer | None = None,
+    ) -> None:
         assert max_running <= max_batch_tokens
         self._kv = kv
+        self._encoder_cache = encoder_cache
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running
+        self.proposer = proposer
         self._waiting: list[Sequence] = []
         self._arrivals = 0
         self.running: list[Sequence] = []
@@ -65,17 +82,19 @@ class Scheduler:
         """Forget a finished or aborted sequence, wherever it is, and free its blocks."""
         if sequence in self.running:
             self.running.remove(sequence)
-            self._kv.close(sequence.id)
+            self._close(sequence)
         else:
             self._waiting = [other for other in self._waiting if other is not sequence]
             heapq.heapify(self._waiting)
-        self._kv.forget(sequence.id)
+        text_keys = self._kv.forget(sequence.id)
+        if sequence.features is not None:
+            self._encoder_cache.forget(sequence.features, text_keys)
 
     def schedule(self) -> list[Work]:
         """The next step's work, within the token budget; allocates the blocks it needs.
 
         Sequences that decode come first, so a long prompt never holds them up; prompts share what is
-        left, and newcomers what is left of that. The rows of a newcomer's window count as tokens.
+        left, and newcomers what is left of that. The rows of a newcomer's encoder input count as tokens.
         """
         preempted = self.preemptions
         plan: list[Work] = []
@@ -85,21 +104,19 @@ class Scheduler:
                 continue  # the victim of an earlier turn of this loop
             remaining = len(sequence.tokens) - sequence.computed
             count = remaining if remaining < budget else budget
-            end = sequence.computed + count
+            guesses: Tokens[int] = ()
+            if self.proposer is not None and count == remaining:
+                guesses = self.proposer(sequence)[: budget - count]
+            end = sequence.computed + count + len(guesses)
             if count and (end <= sequence.settled or self._make_room(sequence, end)):
-                plan.append(self._work(sequence, count, count == remaining))
-                budget -= count if sequence.plain else min(budget, count * sequence.width)
+                plan.append(
+                    Work(sequence, count + len(guesses), count == remaining, False, guesses)
+                )
+                width = sequence.task.width
+                budget -= count + len(guesses) if width == 1 else min(budget, count * width)
         if self.preemptions == preempted:
             self._admit(plan, budget)
         return plan
-
-    def _work(self, sequence: Sequence, count: int, completes: bool, encodes: bool = False) -> Work:
-        if sequence.plain:
-            return Work(sequence, count, completes, int(completes), encodes)
-        wanted = max(completes * sequence.width, sequence.rows_to_score(count))
-        if sequence.aligns:
-            wanted = 0
-        return Work(sequence, count, completes, wanted, encodes)
 
     def _make_room(self, sequence: Sequence, end: int) -> bool:
         """Grow to ``end`` tokens, preempting the last in order as often as it takes; False if that is
@@ -108,6 +125,7 @@ class Scheduler:
         Only decoding grows, and decoding sequences take their turns in order: a victim's turn is still
         to come, so nothing that is planned is ever taken back.
         """
+        self._kv.slide(sequence.id, sequence.computed)
         while not self._kv.grow(sequence.id, end):
             victim = self.running[-1]
             self._preempt(victim)
@@ -117,20 +135,26 @@ class Scheduler:
         return True
 
     def _settle(self, sequence: Sequence, end: int) -> None:
-        """Share the blocks that this step fills, up to ``end`` tokens.
+        """Share the blocks that this step fills up to ``end`` with known tokens.
 
         An executor writes all of a step's keys and values before it reads any, so a newcomer may share
         blocks that this very step computes.
         """
-        if sequence.shares:
-            self._kv.commit(sequence.id, sequence.tokens, end)
-        if sequence.plain:
+        if sequence.task.shares(sequence):
+            self._kv.register(sequence.id, sequence.tokens, min(end, len(sequence.tokens)))
+        if sequence.task.seats == 1:
             sequence.settled = self._kv.settled(sequence.id)
-        sequence.blocks = self._kv.table(sequence.id)
+        sequence.tables = self._kv.tables(sequence.id)[0]
+
+    def _close(self, sequence: Sequence) -> None:
+        """Give up all blocks; the encoder output, which costs most to make, is the last to be evicted."""
+        self._kv.close(sequence.id)
+        if sequence.features is not None:
+            self._encoder_cache.close(sequence.id)
 
     def _preempt(self, victim: Sequence) -> None:
         self.running.remove(victim)
-        self._kv.close(victim.id)
+        self._close(victim)
         victim.restart()
         victim.preemptions += 1
         self.preemptions += 1
@@ -141,36 +165,46 @@ class Scheduler:
         while self._waiting and budget and self._has_seat(self._waiting[0]):
             sequence = self._waiting[0]
             rows = self._rows_to_encode(sequence)
-            # A window is encoded as a whole, so the step's first one may exceed the budget.
+            # An encoder input is encoded as a whole, so the step's first one may exceed the budget.
             exceeds = rows >= budget
             if exceeds and encodes:
                 return
-            # Room for all that is known: a prompt, once begun, is not stopped halfway for memory.
-            computed = self._kv.open(
-                sequence.id,
-                sequence.tokens,
-                salt=sequence.request.cache_salt,
-                reusable=sequence.reusable,
-                window=sequence.window,
-            )
-            if computed is None:
+            if not self._open(sequence):
                 return
             heapq.heappop(self._waiting)
-            sequence.computed = computed
             insort(self.running, sequence)
             count = min(sequence.remaining, budget if exceeds else budget - rows)
-            self._settle(sequence, computed + count)
-            plan.append(self._work(sequence, count, count == sequence.remaining, rows > 0))
+            self._settle(sequence, sequence.computed + count)
+            plan.append(Work(sequence, count, count == sequence.remaining, rows > 0))
             budget = 0 if exceeds else budget - rows - count
             encodes |= rows > 0
 
+    def _open(self, sequence: Sequence) -> bool:
+        """Take blocks for all that is known: a prompt, once begun, is not stopped halfway for memory."""
+        reusable = sequence.task.reusable(sequence)
+        claim = self._kv.claim(sequence.id, sequence.tokens, root=sequence.root, reusable=reusable)
+        fresh, shared = sum(claim.fresh), claim.shared
+        encoded = None
+        if sequence.features is not None:
+            encoded = self._encoder_cache.claim(sequence.features)
+            fresh, shared = fresh + encoded.fresh, [*shared, *encoded.blocks]
+        if not self._kv.pool.reserve(fresh, shared):
+            return False
+        if encoded is not None:
+            self._encoder_cache.open(sequence.id, encoded)
+        self._kv.open(sequence.id, claim)
+        if reusable:
+            self._kv.count_lookup(len(sequence.tokens), claim.tokens)
+        sequence.computed = claim.tokens
+        return True
+
     def _has_seat(self, sequence: Sequence) -> bool:
         """Each hypothesis of a beam search takes one; the only sequence has as many as it needs."""
-        taken = sum(other.request.sampling.num_beams for other in self.running)
-        return not taken or taken + sequence.request.sampling.num_beams <= self._max_running
+        taken = sum(other.task.seats for other in self.running)
+        return not taken or taken + sequence.task.seats <= self._max_running
 
     def _rows_to_encode(self, sequence: Sequence) -> int:
-        window, salt = sequence.window, sequence.request.cache_salt
-        if window is None or self._kv.encoded(sequence.id, salt, window):
+        features = sequence.features
+        if features is None or not self._encoder_cache.claim(features).fresh:
             return 0
-        return window.rows
+        return features.rows

@@ -17,10 +17,19 @@ from galley.graph.passes import PASSES, enabled_passes
 from galley.graph.program import Program
 from galley.graph.quantize_inputs import quantize_inputs
 from galley.ops.cpu import CpuExecutor
-from galley.ops.executor import Batch, CrossContext, EncoderBatch, Executor, Ints, executor_factory
+from galley.ops.executor import (
+    Batch,
+    CrossContext,
+    EncoderBatch,
+    Executor,
+    Ints,
+    encode,
+    executor_factory,
+)
 from galley.ops.isa import choose_isa
 from galley.ops.kinds import own_kinds, plan_activations, plan_kinds
 from galley.ops.lowering import Cost
+from galley.ops.sampling import SamplingBatch
 from galley.types import BLOCK_TOKENS, blocks_for
 
 CONTEXT: Final = 64
@@ -104,30 +113,36 @@ def _step_seconds(executor: Executor, model: Model, repeats: int) -> float:
     context = min(CONTEXT, model.program.max_positions - 1)
     blocks, encoder = context // BLOCK_TOKENS + 1, model.program.encoder
     rows = 0 if encoder is None else encoder.max_rows
+    groups = len(model.program.kv_groups)
     executor.allocate_kv(blocks + blocks_for(rows))
     cross = None
     if encoder is not None:
         cross = CrossContext((np.arange(blocks, blocks + blocks_for(rows)),), np.array([rows]))
         silence = np.zeros((encoder.max_positions, encoder.mels), dtype=np.float32)
-        executor.encode(EncoderBatch(silence, np.array([0, len(silence)]), cross.tables))
+        encode(executor, EncoderBatch(silence, np.array([0, len(silence)]), cross.tables))
     tokens = np.arange(context + 1) % model.program.vocab_size
-    executor.forward(_batch(tokens[:-1], first=0, blocks=blocks, cross=cross))
-    step = _batch(tokens[-1:], first=context, blocks=blocks, cross=cross)
+    nothing = SamplingBatch()
+    executor.execute(
+        _batch(tokens[:-1], first=0, blocks=blocks, groups=groups, cross=cross), nothing
+    )
+    step = _batch(tokens[-1:], first=context, blocks=blocks, groups=groups, cross=cross)
     seconds = []
     for _ in range(_WARM_UPS + repeats):
         begin = time.perf_counter()
-        executor.forward(step)
+        executor.execute(step, nothing)
         seconds.append(time.perf_counter() - begin)
     return statistics.median(seconds[_WARM_UPS:])
 
 
-def _batch(tokens: Ints, *, first: int, blocks: int, cross: CrossContext | None) -> Batch:
+def _batch(
+    tokens: Ints, *, first: int, blocks: int, groups: int, cross: CrossContext | None
+) -> Batch:
     """One sequence's tokens from position ``first`` on; the last row is wanted."""
     return Batch(
         tokens=tokens,
         positions=np.arange(first, first + len(tokens)),
         starts=np.array([0, len(tokens)]),
-        tables=(np.arange(blocks),),
+        tables=(np.arange(blocks),) * groups,
         wanted=np.array([len(tokens) - 1]),
         cross=cross,
     )

@@ -13,6 +13,7 @@ from typing import Any, Self
 from galley.errors import CheckpointError
 from galley.formats.weights import FlatWeights, Kinds, WeightKind, Weights
 from galley.graph.signatures import SIGNATURES, Signature
+from galley.types import BLOCK_TOKENS, MAX_COUNT, blocks_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,46 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """What a layer keeps per token and KV head: a key, ``key_dim`` wide, and a value, ``value_dim``."""
+    """What a layer keeps per token and KV head: a key, ``key_dim`` wide, and a value, ``value_dim``.
+
+    ``window``: of how many of the latest tokens; 0 keeps all.
+    """
 
     kv_heads: int
     key_dim: int
     value_dim: int
+    window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers that keep the same tokens, so that they share one block table for each sequence.
+
+    Attributes:
+        layers: indices into ``Program.kv``.
+        window: how many of the latest tokens the layers retain; 0 retains all.
+        state_blocks: above 0, the layers keep a state of fixed size instead of tokens, in so many blocks.
+    """
+
+    layers: tuple[int, ...] = ()
+    window: int = 0
+    state_blocks: int = 0
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks of a sequence with so many tokens, before any have left the window."""
+        return self.state_blocks or blocks_for(tokens)
+
+    def room(self, blocks: int) -> int:
+        """How many tokens fit a table of so many blocks."""
+        return MAX_COUNT if self.state_blocks else BLOCK_TOKENS * blocks
+
+    def first_block(self, tokens: int) -> int:
+        """The first block that a row behind so many tokens can see."""
+        return max(0, tokens - self.window + 1) // BLOCK_TOKENS if self.window else 0
+
+    def written_blocks(self, blocks: int) -> range:
+        """Places in a table of so many blocks that the next token writes: the last, or the whole state."""
+        return range(blocks) if self.state_blocks else range(blocks - 1, blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +130,7 @@ class Program:
         vocab_size: columns of the logits; 0 for an encoder and an aligner.
         max_positions: the longest context the model was made for, in tokens; for an encoder the longest
             window, in frames.
+        state_bytes: what layers with a fixed state instead of keys and values keep for each sequence.
         encoder: what a speech model runs once over a window, for its sequences to attend to.
         aligner: a speech model's decoder up to the last head that follows the speech, for the weights of
             these heads.
@@ -105,6 +142,7 @@ class Program:
     shapes: Mapping[str, tuple[int, ...]]
     vocab_size: int
     max_positions: int
+    state_bytes: int = 0
     encoder: "Program | None" = None
     aligner: "Program | None" = None
     kinds: Kinds = field(default_factory=dict)
@@ -157,6 +195,23 @@ class Program:
     def kind_of(self, op: Op) -> WeightKind:
         """Of the matrix that ``op`` packs; all tensors of a merged one are of one kind."""
         return self.kinds[op.weights["weight"][0]]
+
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """The layers by what they retain, in groups of one size, so that a block of any group takes one
+        page.
+
+        A kind of layers that is larger than the smallest kind makes several groups.
+        """
+        kinds: dict[int, list[int]] = {}
+        for layer, kv in enumerate(self.kv):
+            kinds.setdefault(kv.window, []).append(layer)
+        size = min(map(len, kinds.values()), default=1)
+        return tuple(
+            KVGroup(tuple(layers[i : i + size]), window)
+            for window, layers in kinds.items()
+            for i in range(0, len(layers), size)
+        )
 
     @property
     def aligned_heads(self) -> int:

@@ -105,7 +105,7 @@ class Tracer:
         A head of q and of k has ``key_dim`` columns; v has as many heads as k, of any width.
         """
         layer, kv = len(self.kv), _kv_layout(k, v, key_dim)
-        self.kv.append(kv)
+        self.kv.append(dataclasses.replace(kv, window=window))
         width, heads = _heads(q, kv)
         return self._emit(
             "attention", (q, k, v), width, layer=layer, **heads, scale=scale, window=window
@@ -122,7 +122,7 @@ class Tracer:
         """Adds a KV layer, for the decoder's layer of that number. Widths as in :meth:`attention`."""
         layer, kv = len(self.kv), _kv_layout(k, v, key_dim)
         self.kv.append(kv)
-        attrs = {"layer": layer, **dataclasses.asdict(kv)}
+        attrs = {"layer": layer, **_widths(kv)}
         self.ops.append(Op("cross_kv", (k.id, v.id), (), (), {}, attrs))
 
     def cross_attention(self, q: Buffer, *, scale: float) -> Buffer:
@@ -165,12 +165,16 @@ def _kv_layout(k: Buffer, v: Buffer, key_dim: int) -> KVLayout:
     return KVLayout(kv_heads, key_dim, v.width // kv_heads)
 
 
+def _widths(kv: KVLayout) -> dict[str, int]:
+    return {"kv_heads": kv.kv_heads, "key_dim": kv.key_dim, "value_dim": kv.value_dim}
+
+
 def _heads(q: Buffer, kv: KVLayout) -> tuple[int, dict[str, int]]:
     """Columns of the result of ``q`` attending to ``kv``, and the attributes of the op."""
     heads = q.width // kv.key_dim
     assert q.width == heads * kv.key_dim
     assert heads % kv.kv_heads == 0
-    return heads * kv.value_dim, {"heads": heads, **dataclasses.asdict(kv)}
+    return heads * kv.value_dim, {"heads": heads, **_widths(kv)}
 
 
 def trace(
@@ -183,7 +187,8 @@ def trace(
     tracer = Tracer()
     logits = describe(tracer)
     assert logits.id == tracer.ops[-1].output
-    assert encoder is None or list(encoder.kv) == tracer.kv
+    layouts = [dataclasses.replace(kv, window=0) for kv in tracer.kv]
+    assert encoder is None or list(encoder.kv) == layouts
     return Program(
         ops=tuple(tracer.ops),
         kv=tuple(tracer.kv),

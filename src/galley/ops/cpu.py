@@ -11,14 +11,15 @@ from galley import _native
 from galley.errors import SettingsError
 from galley.formats.weights import Kinds, Weights, flat
 from galley.graph.passes import run_passes
-from galley.graph.program import Program
+from galley.graph.program import KVLayout, Program
 from galley.graph.quantize_inputs import quantize_inputs
 from galley.ops.draws import Draws
-from galley.ops.executor import Attention, Batch, EncoderBatch, ExecutorOptions, Logits, Table
+from galley.ops.executor import Attention, Batch, EncoderBatch, ExecutorOptions, Table
 from galley.ops.isa import choose_isa, cpus_to_pin, naming
 from galley.ops.kinds import main_activations, own_kinds, plan_activations, plan_kinds
 from galley.ops.lowering import Cost, Lowered, lower, weight_bytes
 from galley.ops.packing import Matrices, check_kind
+from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
 from galley.ops.weight_cache import WeightCache
 from galley.types import BLOCK_TOKENS, StepCosts
 
@@ -59,8 +60,10 @@ class CpuExecutor:
         decoder = lowered(program)
         with naming(options.threads):
             self._runtime = _native.Runtime(isa, options.threads, cpus_to_pin(options.threads))
-            for kv in program.kv:
-                self._runtime.add_kv_layer(kv.kv_heads, kv.key_dim, kv.value_dim, options.kv_dtype)
+            for kv, group, page in _pages(program):
+                self._runtime.add_kv_layer(
+                    kv.kv_heads, kv.key_dim, kv.value_dim, options.kv_dtype, group, page
+                )
             self._decoder = decoder.built(self._runtime, matrices, program.vocab_size)
             self._encoder, self._aligner = (
                 None if traced is None else lowered(traced).built(self._runtime, matrices, 0)
@@ -69,6 +72,8 @@ class CpuExecutor:
         matrices.keep()
         self.cost = decoder.cost()
         self._vocab_size = program.vocab_size
+        self.kv_groups = len(program.kv_groups)
+        self._kv_bytes_per_token = kv_bytes_per_token(program, options.kv_dtype)
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
         self._operations = decoder.program.operations()
         self.forward_seconds = 0.0
@@ -88,13 +93,13 @@ class CpuExecutor:
         """See :meth:`galley.ops.executor.Executor.step_costs`."""
         return StepCosts(
             weight_bytes=self.cost.weight_bytes,
-            kv_bytes_per_token=self.kv_bytes_per_block() // BLOCK_TOKENS,
+            kv_bytes_per_token=self._kv_bytes_per_token,
             row_operations=self._operations[0],
             logit_operations=self._operations[1],
         )
 
     def kv_bytes_per_block(self) -> int:
-        """Bytes over all layers, padding included."""
+        """A page for each layer of a KV group, padding included."""
         return self._runtime.kv_bytes_per_block()
 
     def free_device_memory(self) -> int | None:
@@ -105,59 +110,71 @@ class CpuExecutor:
         """Zeroed, so pages are only touched when they are used."""
         self._runtime.allocate_kv(blocks)
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """See :meth:`galley.ops.executor.Executor.copy_blocks`."""
-        for source, target in copies:
-            self._runtime.copy_block(source, target)
-
-    def encode(self, windows: EncoderBatch) -> None:
-        """See :meth:`galley.ops.executor.Executor.encode`.
-
-        Raises:
-            ValueError: the windows contradict themselves or name blocks that do not exist.
-        """
-        assert self._encoder is not None, "a text model has no encoder"
-        began = time.perf_counter()
-        self._encoder.encode(windows.features, windows.starts, *_joined(windows.tables))
-        self.forward_seconds += time.perf_counter() - began
-
-    def align(self, batch: Batch) -> Attention:
-        """See :meth:`galley.ops.executor.Executor.align`. Raises as :meth:`forward`."""
-        assert self._aligner is not None, "the model has no heads to align by"
-        assert batch.cross is not None
-        attention = np.zeros((len(batch.tokens), *self._attention_shape), dtype=np.float32)
-        cross = (*_joined(batch.cross.tables), batch.cross.rows)
-        began = time.perf_counter()
-        self._aligner.align(
-            batch.tokens, batch.positions, batch.starts, *_joined(batch.tables), attention, cross
-        )
-        self.forward_seconds += time.perf_counter() - began
-        return attention
-
-    def forward(self, batch: Batch) -> Logits:
-        """See :meth:`galley.ops.executor.Executor.forward`.
+    def execute(self, batch: Batch, sampling: SamplingBatch) -> StepResult:
+        """See :meth:`galley.ops.executor.Executor.execute`.
 
         Raises:
             ValueError: the batch contradicts itself or names blocks that do not exist.
         """
+        began = time.perf_counter()
+        for source, target in batch.copies:
+            self._runtime.copy_block(source, target)
+        if batch.encode is not None:
+            self._encode(batch.encode)
+        attention = None if batch.align is None else self._align(batch.align)
+        result = StepResult()
+        if len(batch.tokens):
+            result = sample(self._forward(batch), sampling, self._draw)
+        result.attention = attention
+        self.forward_seconds += time.perf_counter() - began
+        return result
+
+    def _encode(self, inputs: EncoderBatch) -> None:
+        assert self._encoder is not None, "a text model has no encoder"
+        self._encoder.encode(inputs.features, inputs.starts, *_joined(inputs.tables))
+
+    def _align(self, batch: Batch) -> Attention:
+        assert self._aligner is not None, "the model has no heads to align by"
+        assert batch.cross is not None
+        attention = np.zeros((len(batch.tokens), *self._attention_shape), dtype=np.float32)
+        cross = (*_joined(batch.cross.tables), batch.cross.rows)
+        self._aligner.align(
+            batch.tokens, batch.positions, batch.starts, *_joined(batch.tables), attention, cross
+        )
+        return attention
+
+    def _forward(self, batch: Batch) -> Logits:
         if len(self._logits) < len(batch.wanted):
             self._logits = np.empty((len(batch.wanted), self._vocab_size), dtype=np.float32)
         logits = self._logits[: len(batch.wanted)]
         tables = _joined(batch.tables)
         cross = None if batch.cross is None else (*_joined(batch.cross.tables), batch.cross.rows)
-        began = time.perf_counter()
         self._decoder.forward(
             batch.tokens, batch.positions, batch.starts, *tables, batch.wanted, logits, cross
         )
-        self.forward_seconds += time.perf_counter() - began
         return logits
 
-    def choose(self, logits: Logits, draws: Draws) -> list[int]:
-        """See :meth:`galley.ops.executor.Executor.choose`."""
-        began = time.perf_counter()
-        tokens = self._runtime.choose(logits, draws.rows, draws.positions, draws.how)
-        self.forward_seconds += time.perf_counter() - began
-        return tokens
+    def _draw(self, logits: Logits, draws: Draws) -> list[int]:
+        return self._runtime.draw(logits, draws.rows, draws.positions, draws.records)
+
+
+def _pages(program: Program) -> list[tuple[KVLayout, int, int]]:
+    """For each layer its KV group and the page of memory that it shares with a layer of each other group.
+
+    Layers with other widths than their peer in the first group have pages of their own.
+    """
+    places = {
+        layer: (g, place)
+        for g, group in enumerate(program.kv_groups)
+        for place, layer in enumerate(group.layers)
+    }
+    pages: dict[object, int] = {}
+    found = []
+    for layer, kv in enumerate(program.kv):
+        group, place = places[layer]
+        page = pages.setdefault((place, kv.kv_heads, kv.key_dim, kv.value_dim), len(pages))
+        found.append((kv, group, page))
+    return found
 
 
 def _joined(tables: Sequence[Table]) -> "tuple[array[int], array[int]]":
@@ -167,6 +184,22 @@ def _joined(tables: Sequence[Table]) -> "tuple[array[int], array[int]]":
         blocks.extend(table)
         starts.append(len(blocks))
     return blocks, starts
+
+
+def kv_bytes_per_token(program: Program, kv_dtype: str) -> int:
+    """Bytes of keys and values of one token, over all layers, padding included."""
+    blocks = (_layer_block_bytes(kv, kv_dtype) for kv in program.kv)
+    return sum(blocks) // BLOCK_TOKENS
+
+
+def kv_bytes_per_block(program: Program, kv_dtype: str) -> int:
+    """What :meth:`CpuExecutor.kv_bytes_per_block` will say: a page for each layer of a KV group."""
+    pages = {page: _layer_block_bytes(kv, kv_dtype) for kv, _, page in _pages(program)}
+    return sum(pages.values())
+
+
+def _layer_block_bytes(kv: KVLayout, kv_dtype: str) -> int:
+    return _native.kv_block_bytes(kv.kv_heads, kv.key_dim, kv.value_dim, kv_dtype)
 
 
 def planned_step_costs(
@@ -182,12 +215,9 @@ def planned_step_costs(
     """
     runs = run_passes(program.with_kinds(kinds), disable_pass)
     row_operations, logit_operations = runs.operations()
-    block_bytes = sum(
-        _native.kv_block_bytes(kv.kv_heads, kv.key_dim, kv.value_dim, kv_dtype) for kv in program.kv
-    )
     return StepCosts(
         weight_bytes=weight_bytes(runs),
-        kv_bytes_per_token=block_bytes // BLOCK_TOKENS,
+        kv_bytes_per_token=kv_bytes_per_token(program, kv_dtype),
         row_operations=row_operations,
         logit_operations=logit_operations,
     )

@@ -1,4 +1,4 @@
-"""How a token is drawn, specified in numpy; ``native/draws.cpp`` draws the same tokens, faster.
+"""How a token is drawn from logits, specified in numpy; ``native/draws.cpp`` draws the same tokens, faster.
 
 Probabilities are whole numbers. A logit x weighs ``2 ** ((x - greatest) * scale)`` in units of 2 ** -30,
 rounded down: single operations of float32, which every machine rounds alike. Sums of whole numbers are
@@ -24,13 +24,14 @@ NO_TOKEN: Final = -1
 WEIGHT_BITS: Final = 30
 """The greatest logit weighs ``2 ** WEIGHT_BITS``."""
 
-HOW: Final = np.dtype(
+SAMPLING_RECORD: Final = np.dtype(
     [("seed", "<u8"), ("scale", "<f8"), ("top_k", "<i8"), ("reach", "<f8"), ("top_p", "<f8")]
 )
-"""A request's parameters: logits weigh by ``scale``, 0 of which is greedy; ``top_k`` of them may stay, 0 of
-which is all; none that is further than ``reach`` (not above 0) below the greatest; a share of ``top_p``."""
+"""A request's sampling parameters as executors take them. ``scale`` is log2(e) / temperature, 0 for greedy;
+``top_k`` candidates are kept, 0 keeps all; candidates whose logit is more than ``-reach`` below the
+greatest are dropped (min_p); ``top_p`` is the nucleus mass that is kept."""
 
-_GREEDY: Final = bytes(HOW.itemsize)
+_GREEDY: Final = bytes(SAMPLING_RECORD.itemsize)
 _STEEPEST: Final = 1e30
 """Bound of ``scale``, so that it times 0 is 0."""
 
@@ -55,27 +56,29 @@ class Draws(NamedTuple):
     Attributes:
         rows: of the logits.
         positions: of the tokens, absolute in their sequences.
-        how: for each what :func:`how` made of its request, joined.
+        records: the sampling records of all draws, joined (see :func:`sampling_record`).
     """
 
     rows: Sequence[int]
     positions: Sequence[int]
-    how: bytes
+    records: bytes
 
 
-def how(*, seed: int, temperature: float, top_k: int, top_p: float, min_p: float) -> bytes:
-    """A request's parameters as executors want them; see :class:`galley.types.SamplingParams`."""
+def sampling_record(
+    *, seed: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> bytes:
+    """The record of a request's parameters; see :class:`galley.types.SamplingParams` for their meaning."""
     if not temperature:
         return _GREEDY
     scale = np.float32(min(1 / (math.log(2) * temperature), _STEEPEST))
     reach = temperature * math.log(min_p) if min_p else -math.inf
     record = (seed & (2**64 - 1), scale, max(top_k, 0), reach, top_p)
-    return np.array(record, dtype=HOW).tobytes()
+    return np.array(record, dtype=SAMPLING_RECORD).tobytes()
 
 
 def draw_all(logits: npt.NDArray[np.float32], draws: Draws) -> list[int]:
     """See :meth:`galley.ops.executor.Executor.choose`."""
-    records = np.frombuffer(draws.how, dtype=HOW)
+    records = np.frombuffer(draws.records, dtype=SAMPLING_RECORD)
     return [
         draw(logits[row], record, position)
         for row, record, position in zip(draws.rows, records, draws.positions, strict=True)

@@ -15,27 +15,26 @@ from galley.errors import DISTRIBUTION, SettingsError, pip_install
 from galley.formats.reader import CheckpointReader
 from galley.formats.weights import Weights
 from galley.graph.program import Program
-from galley.ops.draws import Draws
+from galley.ops.sampling import Logits, SamplingBatch, StepResult
 from galley.types import StepCosts
 
 log = logging.getLogger("galley.ops")
 
 Ints = npt.NDArray[np.int64]
-Logits = npt.NDArray[np.float32]
 Attention = npt.NDArray[np.float32]
 Integers: TypeAlias = "array[int] | Ints"
-"""64 bits each. In a step that decodes each call of numpy would cost more than what it does."""
+"""64 bits each. In a decoding step a call of numpy would cost more than its work."""
 Table: TypeAlias = Integers
-"""KV blocks in order; perhaps more than are needed. Whoever made it may change it after the step."""
+"""KV blocks in order, perhaps more than are needed. The engine may change a table after the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class CrossContext:
-    """The windows that a step's sequences attend to, one for each, all encoded before.
+    """The encoder outputs that a step's sequences attend to, one for each sequence, all encoded before.
 
     Attributes:
-        tables: the KV blocks of the window's rows.
-        rows: [sequences] how many rows each window has.
+        tables: for each sequence the KV blocks of its encoder output.
+        rows: [sequences] how many rows each encoder output has.
     """
 
     tables: tuple[Table, ...]
@@ -44,12 +43,12 @@ class CrossContext:
 
 @dataclass(frozen=True, slots=True)
 class EncoderBatch:
-    """Audio to encode, ragged: window w owns frames ``starts[w]`` to ``starts[w + 1]``.
+    """Encoder inputs, ragged: input i owns frames ``starts[i]`` to ``starts[i + 1]``.
 
     Attributes:
         features: [frames, mels] log-mel.
-        starts: [windows + 1].
-        tables: for each window the KV blocks for all rows that the encoder makes of it.
+        starts: [inputs + 1].
+        tables: for each input the KV blocks for all rows that the encoder makes of it.
     """
 
     features: npt.NDArray[np.float32]
@@ -62,15 +61,21 @@ class EncoderBatch:
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """One step's tokens, ragged: sequence s owns rows ``starts[s]`` to ``starts[s + 1]``.
+    """One step's work. Token rows are ragged: sequence s owns rows ``starts[s]`` to ``starts[s + 1]``.
 
     Attributes:
         tokens: [rows] token ids.
         positions: [rows] absolute positions; consecutive within a sequence.
         starts: [sequences + 1].
-        tables: for each sequence the KV blocks of positions 0 up to its last row.
-        wanted: [wanted] rows whose logits are returned, ascending.
+        tables: block tables by KV group, then by sequence: entry ``g * sequences + s`` has the KV blocks of
+            positions 0 up to the last row of sequence s in the layers of group g. Blocks that have left a
+            sliding window are named by some other block.
+        wanted: [wanted] rows whose logits are wanted, ascending.
         cross: what the decoder of a speech model attends to; None for a text model.
+        copies: (from, to): KV blocks to copy in every layer, before all else.
+        encode: encoder inputs of a speech model, which are encoded before the tokens are computed.
+        align: sequences of which a speech model's alignment heads are wanted instead of logits. Their
+            keys and values are written, but not in all layers.
     """
 
     tokens: Integers
@@ -79,15 +84,22 @@ class Batch(msgspec.Struct, frozen=True):
     tables: tuple[Table, ...]
     wanted: Integers
     cross: CrossContext | None = None
+    copies: Sequence[tuple[int, int]] = ()
+    encode: EncoderBatch | None = None
+    align: "Batch | None" = None
 
     def __post_init__(self) -> None:
+        sequences = len(self.starts) - 1
         assert len(self.tokens) == len(self.positions) == self.starts[-1]
-        assert len(self.tables) == len(self.starts) - 1
-        assert self.cross is None or len(self.cross.tables) == len(self.tables)
+        assert not sequences or len(self.tables) % sequences == 0
+        assert self.cross is None or len(self.cross.tables) == sequences
 
 
 class Executor(Protocol):
-    """Rows are independent: a row's logits have the same bits whatever else is in the batch."""
+    """Runs a program step by step, and keeps weights, keys, values and logits.
+
+    Rows are independent: what comes of a row has the same bits whatever else is in the batch.
+    """
 
     @property
     def activations(self) -> str:
@@ -96,7 +108,12 @@ class Executor(Protocol):
 
     @property
     def forward_seconds(self) -> float:
-        """Spent computing so far, by the methods below; the rest of a step is Python's."""
+        """Seconds spent in :meth:`execute` so far; the rest of a step is the engine's own."""
+        ...
+
+    @property
+    def kv_groups(self) -> int:
+        """How many block tables a sequence has; see :class:`galley.graph.program.KVGroup`."""
         ...
 
     def step_costs(self) -> StepCosts:
@@ -104,7 +121,7 @@ class Executor(Protocol):
         ...
 
     def kv_bytes_per_block(self) -> int:
-        """Bytes of keys and values, over all layers, of one block: BLOCK_TOKENS tokens or encoder rows."""
+        """Bytes of one KV block: BLOCK_TOKENS tokens or encoder rows in every layer of a KV group."""
         ...
 
     def free_device_memory(self) -> int | None:
@@ -112,42 +129,42 @@ class Executor(Protocol):
         ...
 
     def allocate_kv(self, blocks: int) -> None:
-        """Make room for ``blocks`` KV blocks. Called once, before :meth:`forward`."""
+        """Make room for ``blocks`` KV blocks. Called once, before :meth:`execute`."""
         ...
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """(from, to): what KV blocks hold in every layer, for the next :meth:`forward`."""
-        ...
-
-    def encode(self, windows: EncoderBatch) -> None:
-        """Run a speech model's encoder: fills the windows' blocks, for any later :meth:`forward`.
-
-        A window's rows are independent of the other windows, bit for bit.
-        """
-        ...
-
-    def align(self, batch: Batch) -> Attention:
-        """Where a speech model's alignment heads look, instead of logits: [rows, heads, max rows].
-
-        For each of the batch's rows the weights that a head gives to the rows of its window, zeros beyond
-        it. Writes keys and values as :meth:`forward` does, but not in all layers.
-        """
-        ...
-
-    def forward(self, batch: Batch) -> Logits:
-        """Float32 logits [wanted, vocab], valid until the next call, which may write over them.
+    def execute(self, batch: Batch, sampling: SamplingBatch) -> StepResult:
+        """One step: copy blocks, encode, align, compute the tokens' rows, and answer ``sampling``.
 
         In each layer all of the batch's keys and values are written before any are read: sequences may
-        share blocks that the batch itself fills.
+        share blocks that the batch itself fills. Logits leave the executor only if ``sampling`` says so.
         """
         ...
 
-    def choose(self, logits: Logits, draws: Draws) -> list[int]:
-        """A token, or NO_TOKEN, for each draw from what :meth:`forward` returned; see ``ops/draws.py``.
 
-        Only these rows' logits count: they may have been changed.
-        """
-        ...
+_NONE: Final = np.zeros(0, dtype=np.int64)
+NO_TOKENS: Final = Batch(_NONE, _NONE, np.zeros(1, dtype=np.int64), (), _NONE)
+"""A batch without token rows."""
+
+
+def forward(executor: Executor, batch: Batch) -> Logits:
+    """The logits [wanted, vocab] themselves, valid until the next step: for measuring and comparing."""
+    logits = executor.execute(batch, SamplingBatch(keep_logits=True)).logits
+    assert logits is not None
+    return logits
+
+
+def encode(executor: Executor, inputs: EncoderBatch) -> None:
+    """Encode and nothing else: fills the inputs' KV blocks for later steps to attend to."""
+    executor.execute(msgspec.structs.replace(NO_TOKENS, encode=inputs), SamplingBatch())
+
+
+def align(executor: Executor, batch: Batch) -> Attention:
+    """Where the alignment heads look, [rows, heads, encoder rows], zeros beyond a sequence's own rows."""
+    attention = executor.execute(
+        msgspec.structs.replace(NO_TOKENS, align=batch), SamplingBatch()
+    ).attention
+    assert attention is not None
+    return attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,11 @@ import torch
 from galley.errors import SettingsError, UnsupportedModel
 from galley.formats.weights import BlockWeight, DenseWeight, IntWeight, Weight, WeightKind, Weights
 from galley.graph.program import Program
-from galley.ops.draws import Draws, draw_all
-from galley.ops.executor import Attention, Batch, EncoderBatch, ExecutorOptions, Logits
+from galley.ops.draws import draw_all
+from galley.ops.executor import Attention, Batch, EncoderBatch, ExecutorOptions
 from galley.ops.kinds import own_kinds, plan_kinds
 from galley.ops.reference_ops import ReferenceOps, Step, places_in
+from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
 from galley.ops.tiles import Tiles
 from galley.quant.rtn import quantize_int4, quantize_int8
 from galley.quant.weights import Quantize, dequantize
@@ -63,6 +64,7 @@ class ReferenceExecutor(ReferenceOps):
             )
         self.activations = options.dtype
         self._program = program
+        self.kv_groups = len(program.kv_groups)
         self._pause = options.pause
         torch.set_num_threads(options.threads)
         super().__init__(_TORCH_TYPES[options.dtype], _device(options.device))
@@ -116,56 +118,56 @@ class ReferenceExecutor(ReferenceOps):
 
     def allocate_kv(self, blocks: int) -> None:
         """Zeroed, so pages are only touched when they are used."""
+        self._group_of = {
+            layer: g for g, group in enumerate(self._program.kv_groups) for layer in group.layers
+        }
         for kv in self._program.kv:
             for caches, dim in ((self._keys, kv.key_dim), (self._values, kv.value_dim)):
                 shape = (blocks, BLOCK_TOKENS, kv.kv_heads, dim)
                 caches.append(torch.zeros(shape, dtype=self._dtype, device=self._device))
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """See :meth:`galley.ops.executor.Executor.copy_blocks`."""
+    @torch.inference_mode()
+    def execute(self, batch: Batch, sampling: SamplingBatch) -> StepResult:
+        """See :meth:`galley.ops.executor.Executor.execute`."""
+        began = time.perf_counter()
+        if batch.copies:
+            self._copy_blocks(batch.copies)
+        if batch.encode is not None:
+            self._encode(batch.encode)
+        attention = None if batch.align is None else self._align(batch.align)
+        result = StepResult()
+        if len(batch.tokens):
+            result = sample(self._forward(batch), sampling, draw_all)
+        result.attention = attention
+        self.forward_seconds += time.perf_counter() - began
+        return result
+
+    def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         sources, targets = (list(blocks) for blocks in zip(*copies, strict=True))
         for cache in (*self._keys, *self._values):
             cache[targets] = cache[sources]
 
-    @torch.inference_mode()
-    def encode(self, windows: EncoderBatch) -> None:
-        """See :meth:`galley.ops.executor.Executor.encode`."""
+    def _encode(self, inputs: EncoderBatch) -> None:
         assert self._program.encoder is not None
-        began = time.perf_counter()
-        step = self._begin(windows, windows.starts, places_in(np.diff(windows.starts)))
+        step = self._begin(inputs, inputs.starts, places_in(np.diff(inputs.starts)))
         self._run(self._program.encoder, step)
-        self.forward_seconds += time.perf_counter() - began
 
-    @torch.inference_mode()
-    def forward(self, batch: Batch) -> Logits:
-        """See :meth:`galley.ops.executor.Executor.forward`."""
-        began = time.perf_counter()
+    def _forward(self, batch: Batch) -> Logits:
         step = self._begin(batch, batch.starts, batch.positions)
         tiles = self._run(self._program, step)
         logits = step.layout.gather(tiles) if tiles else torch.empty(0, self._program.vocab_size)
         result: Logits = logits.to("cpu", torch.float32).numpy()
-        self.forward_seconds += time.perf_counter() - began
         return result
 
-    def choose(self, logits: Logits, draws: Draws) -> list[int]:
-        """See :meth:`galley.ops.executor.Executor.choose`."""
-        began = time.perf_counter()
-        tokens = draw_all(logits, draws)
-        self.forward_seconds += time.perf_counter() - began
-        return tokens
-
-    @torch.inference_mode()
-    def align(self, batch: Batch) -> Attention:
-        """See :meth:`galley.ops.executor.Executor.align`."""
+    def _align(self, batch: Batch) -> Attention:
         assert self._program.aligner is not None
         assert self._program.encoder is not None
-        began = time.perf_counter()
         encoder, heads = self._program.encoder, self._program.aligner.aligned_heads
-        most = encoder.max_rows
         step = self._begin(batch, batch.starts, batch.positions)
-        step.attention = torch.zeros((len(batch.tokens), heads, most), device=self._device)
+        step.attention = torch.zeros(
+            (len(batch.tokens), heads, encoder.max_rows), device=self._device
+        )
         self._run(self._program.aligner, step)
-        self.forward_seconds += time.perf_counter() - began
         result: Attention = step.attention.cpu().numpy()
         return result
 

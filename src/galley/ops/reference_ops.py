@@ -39,7 +39,7 @@ class Step:
         starts: sequence or window s has rows ``starts[s]`` to ``starts[s + 1]``.
         at: [rows] positions; ``positions`` has the same in tiles.
         layout: where the rows sit in tiles.
-        kv_slots: [rows] where in the cache their keys and values go, once a layer has asked.
+        kv_slots: KV group -> [rows] where in the cache their keys and values go, once a layer has asked.
         pairs: which sequences share rows with which tiles.
         attention: [rows, heads, max rows] what an aligner finds.
     """
@@ -51,7 +51,7 @@ class Step:
     at: Ints = field(init=False)
     layout: Layout = field(init=False)
     positions: Tiles = field(init=False)
-    kv_slots: torch.Tensor | None = field(init=False)
+    kv_slots: dict[int, torch.Tensor] = field(init=False)
     pairs: list[Pair] = field(init=False)
     attention: torch.Tensor = field(init=False)
 
@@ -59,7 +59,7 @@ class Step:
         """Rows ``starts[s]`` to ``starts[s + 1]`` belong to sequence or window s."""
         self.starts = starts
         self.at = positions
-        self.kv_slots = None
+        self.kv_slots = {}
         self.layout = Layout.of(positions, device)
         self.positions = self.layout.scatter(torch.from_numpy(positions).to(device))
         self.pairs = pairs_of(self.layout, starts, positions)
@@ -75,6 +75,8 @@ class ReferenceOps:
         # Of each layer, [blocks, BLOCK_TOKENS, kv_heads, key_dim] and [..., value_dim].
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
+        self._group_of: Mapping[int, int] = {}
+        """Layer -> its KV group."""
         self._kernels: Mapping[str, Callable[[Op, Step, list[Tiles]], Tiles]] = {
             "embed": self._embed,
             "linear": self._linear,
@@ -108,17 +110,18 @@ class ReferenceOps:
     def _on_device(self, table: Table) -> torch.Tensor:
         return torch.from_numpy(np.array(table, dtype=np.int64)).to(self._device)
 
-    def _kv_slots(self, step: Step) -> torch.Tensor:
-        if step.kv_slots is None:
+    def _kv_slots(self, step: Step, group: int) -> torch.Tensor:
+        """[rows] the slot of each row in the layers of a KV group."""
+        if group not in step.kv_slots:
+            sequences = len(step.starts) - 1
+            tables = step.source.tables[group * sequences : (group + 1) * sequences]
             blocks = [
                 np.asarray(table)[step.at[begin:end] // BLOCK_TOKENS]
-                for table, begin, end in zip(
-                    step.source.tables, step.starts[:-1], step.starts[1:], strict=True
-                )
+                for table, begin, end in zip(tables, step.starts[:-1], step.starts[1:], strict=True)
             ]
             slots = np.concatenate(blocks) * BLOCK_TOKENS + step.at % BLOCK_TOKENS
-            step.kv_slots = torch.from_numpy(slots).to(self._device)
-        return step.kv_slots
+            step.kv_slots[group] = torch.from_numpy(slots).to(self._device)
+        return step.kv_slots[group]
 
     def _embed(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         assert isinstance(step.source, Batch)
@@ -166,6 +169,7 @@ class ReferenceOps:
     def _attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         keys, values = self._write_kv(op, step, inputs[1], inputs[2])
         window = op.attrs["window"]
+        first = self._group_of[op.attrs["layer"]] * (len(step.starts) - 1)
         return self._attend(
             op,
             step,
@@ -173,7 +177,7 @@ class ReferenceOps:
             lambda pair: causal_chunks(
                 keys,
                 values,
-                step.tables[pair.sequence],
+                step.tables[first + pair.sequence],
                 step.positions[pair.tile],
                 pair,
                 window=window,
@@ -188,7 +192,8 @@ class ReferenceOps:
         keys, values = self._keys[a["layer"]], self._values[a["layer"]]
         for cache, tiles in ((keys, k), (values, v)):
             shape = (-1, *cache.shape[2:])
-            cache.view(shape)[self._kv_slots(step)] = step.layout.gather(tiles).view(shape)
+            slots = self._kv_slots(step, self._group_of[a["layer"]])
+            cache.view(shape)[slots] = step.layout.gather(tiles).view(shape)
         return keys, values
 
     def _attend(

@@ -1,21 +1,20 @@
-"""Which tokens a request may choose: suppression lists and Whisper's timestamp rules."""
+"""Which tokens a request may choose next: suppression lists and Whisper's grammar of timestamps."""
 
 import copy
-import math
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
 from galley.audio import TimestampRules
-from galley.ops.rows import Ids, Row, logsumexp
-from galley.types import SamplingParams
+from galley.ops.rows import Ids
+from galley.ops.sampling import NO_IDS, LogitsAdjustment
+from galley.types import MAX_COUNT, SamplingParams
 
-_NEVER: Final = -math.inf
+Ranges = tuple[tuple[int, int], ...]
 
 
 class TokenRules:
-    """One request's. Knows what was generated so far."""
+    """One request's rules, and what of its output they depend on."""
 
     def __init__(self, params: SamplingParams, output: Sequence[int]) -> None:
         """``output`` is what was already generated."""
@@ -34,23 +33,41 @@ class TokenRules:
         return cls(params, output) if any(lists) or params.timestamps else None
 
     def __copy__(self) -> "TokenRules":
-        """One that goes its own way from here."""
+        """Rules that follow another continuation from here on."""
         twin = object.__new__(TokenRules)
         twin.__dict__.update(self.__dict__)
         twin._timestamps = copy.copy(self._timestamps)
         return twin
 
-    def apply(self, row: Row) -> None:
-        """Set the logits [vocab] of what may not come next to minus infinity."""
-        if len(self._allowed):
-            kept = row[self._allowed]
-            row.fill(_NEVER)
-            row[self._allowed] = kept
-        if self._at_begin:
-            row[self._begin_suppressed] = _NEVER
-        row[self._suppressed] = _NEVER
-        if self._timestamps:
-            self._timestamps.apply(row)
+    @property
+    def allowed(self) -> Ids | None:
+        """The only ids that may be chosen; None allows all."""
+        return self._allowed if len(self._allowed) else None
+
+    @property
+    def forbidden(self) -> tuple[Ids, ...]:
+        """Ids that may not come next."""
+        begin = self._begin_suppressed if self._at_begin else NO_IDS
+        return tuple(ids for ids in (begin, self._suppressed) if len(ids))
+
+    @property
+    def forbidden_ranges(self) -> Ranges:
+        """(first, end) of ids that may not come next."""
+        return self._timestamps.forbidden() if self._timestamps else ()
+
+    @property
+    def timestamp_begin(self) -> int | None:
+        """See :class:`galley.ops.sampling.LogitsAdjustment`."""
+        return self._timestamps.begin if self._timestamps else None
+
+    def adjustment(self) -> LogitsAdjustment:
+        """What the rules change about the logits of the next token."""
+        return LogitsAdjustment(
+            allowed=self.allowed,
+            forbidden=self.forbidden,
+            forbidden_ranges=self.forbidden_ranges,
+            timestamp_begin=self.timestamp_begin,
+        )
 
     def accept(self, token: int) -> None:
         """The token became part of the output."""
@@ -71,6 +88,11 @@ class _Timestamps:
         for token in output:
             self.accept(token)
 
+    @property
+    def begin(self) -> int:
+        """The id of the first timestamp."""
+        return self._rules.begin
+
     def accept(self, token: int) -> None:
         # A lone first timestamp counts as the second of a pair.
         self._previous = self._last or not self._count
@@ -79,22 +101,22 @@ class _Timestamps:
         if self._last:
             self._latest = token
 
-    def apply(self, row: Row) -> None:
+    def forbidden(self) -> Ranges:
+        """Ranges of ids that may not come next; an end beyond the vocabulary means its end."""
         begin = self._rules.begin
-        row[begin - 1] = _NEVER
+        ranges = [(begin - 1, begin)]
         opened = self._last and not self._previous
         if opened:
-            row[: self._rules.text_end] = _NEVER
+            ranges.append((0, self._rules.text_end))
         elif self._last:
-            row[begin:] = _NEVER
+            ranges.append((begin, MAX_COUNT))
         # The second of a pair may repeat the first; no later one may.
-        row[begin : self._latest + (not opened)] = _NEVER
+        ranges.append((begin, self._latest + (not opened)))
         if not self._count:
-            row[:begin] = _NEVER
+            ranges.append((0, begin))
             if self._rules.max_initial is not None:
-                row[begin + self._rules.max_initial + 1 :] = _NEVER
-        if logsumexp(row[begin:]) > row[:begin].max():
-            row[:begin] = _NEVER
+                ranges.append((begin + self._rules.max_initial + 1, MAX_COUNT))
+        return tuple(ranges)
 
 
 def _ids(tokens: Sequence[int]) -> Ids:

@@ -7,15 +7,12 @@ would beat the worst of ``num_beams`` finished ones at its present length.
 """
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
-from galley.engine.rules import TokenRules
-from galley.ops.executor import Logits
-from galley.ops.rows import Row, logsumexp, top_k
+from galley.engine.token_rules import TokenRules
+from galley.ops.sampling import Candidate
 from galley.types import SamplingParams
 
 
@@ -61,24 +58,28 @@ class BeamSearch:
         self.running = [Hypothesis(rules=TokenRules.of(params, ()))]
         self.finished: list[tuple[float, Hypothesis]] = []
 
-    def advance(self, logits: Logits) -> list[int] | None:
+    @property
+    def candidates(self) -> int:
+        """How many next tokens of each hypothesis count: if all stop tokens are among them, enough go
+        on.
+        """
+        return max(2, 1 + len(self._stop_ids)) * self._params.num_beams
+
+    def advance(self, candidates: Sequence[Sequence[Candidate]]) -> list[int] | None:
         """Choose each hypothesis' next token.
 
         Args:
-            logits: [running, vocab].
+            candidates: for each running hypothesis its likeliest next tokens, best first.
 
         Returns:
             For each of the new ``running`` ones the place its beginning had among the old; None if the
             search is over.
         """
         width, length = self._params.num_beams, len(self.running[0].tokens) + 1
-        # Enough that all stop tokens together leave as many as are to go on.
-        count = max(2, 1 + len(self._stop_ids)) * width
-        found = self._continuations(logits, count)
         is_last = length == self._params.max_tokens
         parents: list[int] = []
         running: list[Hypothesis] = []
-        for rank, (_, score, parent, token) in enumerate(found):
+        for rank, (_, score, parent, token) in enumerate(self._continuations(candidates)):
             stops = is_last or token in self._stop_ids
             if stops and rank < width:
                 self._finish(self.running[parent].extended(token, score))
@@ -88,20 +89,14 @@ class BeamSearch:
         self.running = running
         return parents if running and self._may_improve() else None
 
-    def _continuations(self, logits: Logits, count: int) -> list[Continuation]:
-        """The best ``count`` of all, best first."""
-        found: list[Continuation] = []
-        for parent, (beam, logit_row) in enumerate(zip(self.running, logits, strict=True)):
-            norm = logsumexp(logit_row)
-            row: Row = logit_row
-            if beam.rules is not None:
-                row = row.copy()
-                beam.rules.apply(row)
-            for token in top_k(row, count).tolist():
-                score = float(row[token]) - norm
-                if np.isfinite(score):
-                    found.append(Continuation(beam.total + score, score, parent, token))
-        return sorted(found, key=lambda continuation: -continuation.total)[:count]
+    def _continuations(self, candidates: Sequence[Sequence[Candidate]]) -> list[Continuation]:
+        """The best of all, best first."""
+        found = [
+            Continuation(hypothesis.total + score, score, parent, token)
+            for parent, hypothesis in enumerate(self.running)
+            for token, score in candidates[parent]
+        ]
+        return sorted(found, key=lambda continuation: -continuation.total)[: self.candidates]
 
     def _finish(self, hypothesis: Hypothesis) -> None:
         self.finished.append((self._normalised(hypothesis), hypothesis))

@@ -1,0 +1,35 @@
+"""What a step's result changes about its sequences: counts, tokens, and blocks of tokens that were not
+to be.
+"""
+
+from collections.abc import Sequence as Plan
+
+from galley.engine.kv import KVCache
+from galley.engine.scheduler import Work
+from galley.engine.sequence import Sequence
+from galley.ops.sampling import StepResult
+from galley.types import Output
+
+
+def commit(plan: Plan[Work], result: StepResult, kv: KVCache) -> list[Output]:
+    """Count the step's tokens as computed and let each task have its rows; what came out for callers."""
+    outputs: list[Output] = []
+    for work in plan:
+        sequence = work.sequence
+        sequence.computed += work.count
+        output = sequence.task.consume(sequence, work, result)
+        if output is not None:
+            outputs.append(output)
+        if work.guesses:
+            _take_back(sequence, kv)
+        if sequence.forks is not None:
+            kv.fork(sequence.id, sequence.forks)
+            sequence.forks = None
+    return outputs
+
+
+def _take_back(sequence: Sequence, kv: KVCache) -> None:
+    """Of the guesses that were computed, those that the task did not accept."""
+    sequence.computed = min(sequence.computed, len(sequence.tokens) - 1)
+    sequence.settled = 0
+    kv.truncate(sequence.id, len(sequence.tokens))

@@ -1,0 +1,134 @@
+"""Encoder outputs of speech models: what the decoder's cross-attention reads, in blocks of the KV pool.
+
+An encoder output is made once for all requests over the same encoder input, and the latest outputs stay
+when no request needs them: another temperature, or the times of words, may ask for one again, but soon;
+audio does not come again later as prefixes do, and blocks that are used again cost no new memory.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from galley.audio import EncoderInput
+from galley.engine.block_hashes import encoder_block_hashes, encoder_input_hash, salt_hash
+from galley.engine.blocks import BlockPool
+from galley.types import blocks_for
+
+KEPT_ENCODER_OUTPUTS: Final = 16
+"""Encoder outputs that stay when their last request is over."""
+
+MAX_FEATURE: Final = 1e4
+"""Beyond any log-mel value; greater ones, or NaN, could leave infinities in the KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFeatures:
+    """A request's encoder input as the engine has it.
+
+    Attributes:
+        features: [frames, mels].
+        rows: positions of the encoder output, so of the KV cache.
+        root: hash of the input and the tenant's salt.
+    """
+
+    features: npt.NDArray[np.float32]
+    rows: int
+    root: bytes
+
+    @classmethod
+    def of(cls, given: EncoderInput, rows: int, salt: str) -> Self:
+        """``rows`` is how many the encoder makes of the input."""
+        features = np.frombuffer(given.data, dtype="<f4").reshape(given.frames, given.mels)
+        digest = blake2b(given.data, digest_size=16).digest()
+        return cls(features, rows, encoder_input_hash(salt_hash(salt), digest))
+
+    @property
+    def usable(self) -> bool:
+        """All features are numbers of a sane size."""
+        return bool((np.abs(self.features) <= MAX_FEATURE).all())
+
+
+class EncoderClaim(NamedTuple):
+    """What a request's encoder output would take: ``blocks`` that hold it already, or as many ``fresh``
+    ones.
+    """
+
+    keys: list[bytes]
+    blocks: list[int]
+    fresh: int
+
+
+class EncoderCache:
+    """Which blocks hold which encoder output.
+
+    Args:
+        pool: shared with the token blocks.
+        sharing: whether requests share encoder outputs.
+        kept: how many encoder outputs stay when no request needs them.
+    """
+
+    def __init__(self, pool: BlockPool, *, sharing: bool, kept: int = KEPT_ENCODER_OUTPUTS) -> None:
+        self._pool = pool
+        self._sharing = sharing
+        self._kept = kept
+        self._tables: dict[str, array[int]] = {}
+        self._keys: dict[bytes, list[bytes]] = {}
+        # Roots of outputs whose last request is over, the latest last -> keys of the text blocks over them.
+        self._over: OrderedDict[bytes, list[bytes]] = OrderedDict()
+
+    def claim(self, features: EncoderFeatures) -> EncoderClaim:
+        """What opening a table for ``features`` would take. An output is found whole or not at all.
+
+        Its blocks are held together and taken from the last on, so if one is gone, nobody holds the others:
+        they are freed.
+        """
+        keys = self._keys.get(features.root)
+        if keys is None:
+            keys = encoder_block_hashes(features.root, blocks_for(features.rows))
+            self._keys[features.root] = keys
+        found = [self._pool.find(key) for key in keys] if self._sharing else []
+        blocks = [block for block in found if block is not None]
+        if len(blocks) == len(keys):
+            return EncoderClaim(keys, blocks, 0)
+        self._pool.forget(keys)
+        return EncoderClaim(keys, [], len(keys))
+
+    def open(self, request_id: str, claim: EncoderClaim) -> None:
+        """Start the request's table; ``claim.blocks`` have its references. Fresh blocks are filled in
+        this step.
+        """
+        table = array("q", claim.blocks)
+        for key in claim.keys[: claim.fresh]:
+            table.append(self._pool.take())
+            if self._sharing:
+                self._pool.register(key, table[-1])
+        self._tables[request_id] = table
+
+    def table(self, request_id: str) -> "array[int]":
+        """The blocks of the request's encoder output, in order."""
+        return self._tables[request_id]
+
+    def close(self, request_id: str) -> None:
+        """Give the table up; the blocks stay cached."""
+        for block in reversed(self._tables.pop(request_id)):
+            self._pool.release(block)
+
+    def forget(self, features: EncoderFeatures, text_keys: list[bytes]) -> None:
+        """A request over these features has ended; ``text_keys`` are the keys of its text's blocks."""
+        if features.root not in self._keys:
+            return  # never admitted
+        before = self._over.pop(features.root, text_keys)
+        self._over[features.root] = max(before, text_keys, key=len)
+        if len(self._over) > self._kept:
+            root, texts = self._over.popitem(last=False)
+            self._pool.forget([*self._keys.pop(root, ()), *texts])
+
+    def held(self) -> Iterable["array[int]"]:
+        """All tables."""
+        return self._tables.values()

@@ -1,0 +1,102 @@
+"""What a request changes about its logits before a token is drawn from them, kept up to date with its
+output.
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from galley.engine.token_rules import TokenRules
+from galley.ops.sampling import NO_IDS, NO_VALUES, LogitsAdjustment
+from galley.types import SamplingParams
+
+
+class LogitsAdjuster:
+    """One request's penalties, bias, minimum length and rules, and the token counts they depend on."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        stop_ids: Iterable[int],
+    ) -> None:
+        """``stop_ids`` are held off until ``min_tokens``; ``output`` is what was already generated."""
+        self._params = params
+        self._stop_ids = np.array(sorted(set(stop_ids)), dtype=np.int64)
+        self._bias_ids = np.array(list(params.logit_bias), dtype=np.int64)
+        self._bias = np.array(list(params.logit_bias.values()), dtype=np.float64)
+        self._output = Counter(output)
+        self._generated = len(output)
+        self._penalises_output = bool(params.presence_penalty or params.frequency_penalty)
+        self._rules = TokenRules.of(params, output)
+        self._seen = NO_IDS
+        self._penalises_seen = params.repetition_penalty not in (None, 1.0)
+        if self._penalises_seen:
+            self._seen = np.unique(np.array([*prompt, *output], dtype=np.int64))
+
+    @classmethod
+    def of(
+        cls,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        stop_ids: Iterable[int],
+    ) -> "LogitsAdjuster | None":
+        """None if the request draws from the logits as they are. Arguments as of the constructor."""
+        adjuster = cls(params, prompt, output, stop_ids)
+        return adjuster if adjuster._changes_anything else None
+
+    @property
+    def _changes_anything(self) -> bool:
+        p = self._params
+        return bool(
+            p.logit_bias
+            or p.min_tokens > self._generated
+            or self._penalises_output
+            or self._penalises_seen
+            or self._rules is not None
+        )
+
+    def copy(self) -> "LogitsAdjuster":
+        """An adjuster that follows another continuation from here on."""
+        twin = copy.copy(self)
+        twin._output = self._output.copy()
+        twin._rules = copy.copy(self._rules)
+        return twin
+
+    def adjustment(self) -> LogitsAdjustment:
+        """The changes to the logits of the next token."""
+        p, rules = self._params, self._rules
+        ids, penalties = NO_IDS, NO_VALUES
+        if self._penalises_output and self._output:
+            ids = np.fromiter(self._output.keys(), dtype=np.int64)
+            counts = np.fromiter(self._output.values(), dtype=np.float64)
+            penalties = p.presence_penalty + p.frequency_penalty * counts
+        forbidden = rules.forbidden if rules else ()
+        if self._generated < p.min_tokens:
+            forbidden = (self._stop_ids, *forbidden)
+        return LogitsAdjustment(
+            repeated=self._seen,
+            repetition_penalty=p.repetition_penalty or 1.0,
+            penalised=ids,
+            penalties=penalties,
+            biased=self._bias_ids,
+            biases=self._bias,
+            allowed=rules.allowed if rules else None,
+            forbidden=forbidden,
+            forbidden_ranges=rules.forbidden_ranges if rules else (),
+            timestamp_begin=rules.timestamp_begin if rules else None,
+        )
+
+    def accept(self, token: int) -> None:
+        """The token became part of the output."""
+        self._generated += 1
+        if self._rules:
+            self._rules.accept(token)
+        if self._penalises_output:
+            self._output[token] += 1
+        if self._penalises_seen:
+            self._seen = np.union1d(self._seen, [token])

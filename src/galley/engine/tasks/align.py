@@ -1,0 +1,68 @@
+"""Where a speech model's alignment heads look while it reads a given text."""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from galley.audio import Alignment
+from galley.ops.sampling import SamplingBatch, StepResult
+from galley.types import Output
+
+if TYPE_CHECKING:
+    from galley.engine.scheduler import Work
+    from galley.engine.sequence import Sequence
+
+
+class AlignTask:
+    """Runs the aligner over all of the prompt's tokens and wants no logits."""
+
+    program: ClassVar[Literal["aligner"]] = "aligner"
+    seats = 1
+    width = 1
+
+    def __init__(self) -> None:
+        self._parts: list[npt.NDArray[np.float32]] = []  # each [tokens, heads, encoder rows]
+        self._rows = range(0)
+
+    def reusable(self, sequence: "Sequence") -> int:
+        """None: every row is wanted."""
+        return 0
+
+    def shares(self, sequence: "Sequence") -> bool:
+        """Never: the aligner does not compute all layers."""
+        return False
+
+    def wanted(self, sequence: "Sequence", work: "Work") -> int:
+        """All."""
+        return work.count
+
+    def last_tokens(self, sequence: "Sequence") -> list[int]:
+        """The only hypothesis' own."""
+        return sequence.tokens[-1:]
+
+    def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
+        """The aligner's weights come back anyway."""
+        self._rows = rows
+
+    def consume(self, sequence: "Sequence", work: "Work", result: StepResult) -> Output | None:
+        """The weights of all heads, once the last token is computed."""
+        features, attention = sequence.features, result.attention
+        assert features is not None
+        assert attention is not None
+        self._parts.append(attention[self._rows.start : self._rows.stop, :, : features.rows])
+        if not work.completes:
+            return None
+        _, heads, rows = self._parts[0].shape
+        data = b"".join(np.asarray(part, "<f4").tobytes() for part in self._parts)
+        found = Alignment(tokens=sequence.computed, heads=heads, rows=rows, data=data)
+        return Output(
+            request_id=sequence.id,
+            alignment=found,
+            cached_tokens=sequence.cached,
+            finish_reason="length",
+        )
+
+    def restart(self, sequence: "Sequence") -> None:
+        """From the first token."""
+        self._parts.clear()

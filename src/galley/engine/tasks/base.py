@@ -1,0 +1,65 @@
+"""What the scheduler, the assembly of a batch and the engine's commit ask of a task."""
+
+from typing import TYPE_CHECKING, Final, Literal, Protocol
+
+from galley.ops.sampling import SamplingBatch, StepResult
+from galley.types import Output
+
+if TYPE_CHECKING:
+    from galley.engine.scheduler import Work
+    from galley.engine.sequence import Sequence
+
+NO_CHOICE: Final = "the logits leave no token to choose: NaN, infinite, or all of them excluded"
+
+
+class Task(Protocol):
+    """Consumes the rows of one sequence, and says what that takes."""
+
+    @property
+    def program(self) -> Literal["decoder", "aligner"]:
+        """Which of the model's programs computes the sequence's rows."""
+        ...
+
+    @property
+    def seats(self) -> int:
+        """How many of the engine's running sequences the task counts as."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """How many hypotheses advance together, each with block tables and a row of its own."""
+        ...
+
+    def reusable(self, sequence: "Sequence") -> int:
+        """How many leading tokens the prefix cache may supply: no row that the task wants."""
+        ...
+
+    def shares(self, sequence: "Sequence") -> bool:
+        """Whether others may use the sequence's blocks: every layer is computed, and of tokens that
+        stay.
+        """
+        ...
+
+    def wanted(self, sequence: "Sequence", work: "Work") -> int:
+        """Of how many of the work's rows, the last ones, logits (or the aligner's weights) are wanted."""
+        ...
+
+    def last_tokens(self, sequence: "Sequence") -> list[int]:
+        """For each hypothesis the token whose row is computed next, where there are several hypotheses."""
+        ...
+
+    def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
+        """Say what is to be made of the wanted ``rows`` of the step's logits."""
+        ...
+
+    def consume(self, sequence: "Sequence", work: "Work", result: StepResult) -> Output | None:
+        """Take what was asked for; the work's tokens count as computed already.
+
+        Returns:
+            What came out for the caller, without timing; None if nothing did.
+        """
+        ...
+
+    def restart(self, sequence: "Sequence") -> None:
+        """The sequence has lost its keys and values and computes all its tokens again."""
+        ...

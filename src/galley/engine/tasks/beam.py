@@ -1,0 +1,106 @@
+"""A beam search as a sequence with a block table for each hypothesis."""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from galley.engine.tasks.base import NO_CHOICE
+from galley.engine.tasks.beam_search import BeamSearch
+from galley.ops.sampling import RowCandidates, SamplingBatch, StepResult
+from galley.types import EngineRequest, FinishReason, Output
+
+if TYPE_CHECKING:
+    from galley.engine.scheduler import Work
+    from galley.engine.sequence import Sequence
+
+
+class BeamTask:
+    """Brings one Output, at the end of the search.
+
+    The sequence's ``tokens`` are those of the best running hypothesis. A preempted search begins anew:
+    nothing of it has been output.
+    """
+
+    program: ClassVar[Literal["decoder"]] = "decoder"
+
+    def __init__(self, request: EngineRequest, stop_ids: Collection[int]) -> None:
+        """``stop_ids`` end a hypothesis."""
+        self._request = request
+        self._stop_ids = stop_ids
+        self.seats = request.sampling.num_beams
+        self.search = BeamSearch(request.sampling, stop_ids)
+        self._first = 0
+        """Number of the step's first wish for candidates."""
+
+    @property
+    def width(self) -> int:
+        """The running hypotheses."""
+        return len(self.search.running)
+
+    def reusable(self, sequence: "Sequence") -> int:
+        """All but the prompt's last token."""
+        return len(sequence.tokens) - 1
+
+    def shares(self, sequence: "Sequence") -> bool:
+        """The prompt alone."""
+        return sequence.generated == 0
+
+    def wanted(self, sequence: "Sequence", work: "Work") -> int:
+        """The last row of each hypothesis."""
+        return self.width if work.completes and self._request.sampling.max_tokens else 0
+
+    def last_tokens(self, sequence: "Sequence") -> list[int]:
+        """Each hypothesis' own; the prompt's before there is any output."""
+        return [
+            hypothesis.tokens[-1] if hypothesis.tokens else sequence.tokens[-1]
+            for hypothesis in self.search.running
+        ]
+
+    def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
+        """The likeliest continuations of each hypothesis."""
+        self._first = len(sampling.candidates)
+        for row, hypothesis in zip(rows, self.search.running, strict=False):
+            rules = hypothesis.rules
+            adjustment = None if rules is None else rules.adjustment()
+            sampling.candidates.append(RowCandidates(row, self.search.candidates, adjustment))
+
+    def consume(self, sequence: "Sequence", work: "Work", result: StepResult) -> Output | None:
+        """Advance all hypotheses by a token; the best one, once the search is over."""
+        if not work.completes:
+            return None
+        if not self._request.sampling.max_tokens:
+            return self._output(sequence, [], "length")
+        found = result.candidates[self._first : self._first + self.width]
+        parents = self.search.advance(found)
+        if parents is not None:
+            sequence.forks = parents
+            sequence.tokens = [*self._request.prompt, *self.search.running[0].tokens]
+            return None
+        if not self.search.finished:
+            return self._output(sequence, [], "error", error=NO_CHOICE)
+        _, best = self.search.finished[0]
+        tokens = list(best.tokens)
+        reason: FinishReason = "stop" if tokens[-1] in self._stop_ids else "length"
+        return self._output(sequence, tokens, reason, scores=list(best.scores))
+
+    def _output(
+        self,
+        sequence: "Sequence",
+        tokens: list[int],
+        reason: FinishReason,
+        *,
+        scores: list[float] | None = None,
+        error: str | None = None,
+    ) -> Output:
+        return Output(
+            request_id=sequence.id,
+            tokens=tokens,
+            scores=scores,
+            cached_tokens=sequence.cached,
+            finish_reason=reason,
+            error=error,
+        )
+
+    def restart(self, sequence: "Sequence") -> None:
+        """From the prompt."""
+        sequence.tokens = list(self._request.prompt)
+        self.search = BeamSearch(self._request.sampling, self._stop_ids)

@@ -1,0 +1,156 @@
+"""Draw one token after another."""
+
+from collections.abc import Collection
+from collections.abc import Sequence as Tokens
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from galley.engine.logits_adjuster import LogitsAdjuster
+from galley.engine.tasks.base import NO_CHOICE
+from galley.ops.draws import NO_TOKEN, sampling_record
+from galley.ops.sampling import SamplingBatch, StepResult
+from galley.types import EngineRequest, FinishReason, Output, SamplingParams, TokenLogprob
+
+if TYPE_CHECKING:
+    from galley.engine.scheduler import Work
+    from galley.engine.sequence import Sequence
+
+
+class SampleTask:
+    """Ends at a stop token or at the request's ``max_tokens``.
+
+    Tokens that were guessed for a step are verified in it: the token drawn at each guess's row is the
+    one that would have been drawn without guesses, because noise depends on seed and position alone.
+    The draws up to the first one that differs from its guess are kept.
+    """
+
+    program: ClassVar[Literal["decoder"]] = "decoder"
+    seats = 1
+    width = 1
+
+    def __init__(self, request: EngineRequest, stop_ids: Collection[int]) -> None:
+        """``stop_ids`` end the text."""
+        params = request.sampling
+        assert params.max_tokens is not None
+        self._stop_ids = stop_ids
+        self._most = len(request.prompt) + params.max_tokens
+        self._record = record_of(params)
+        self._adjuster = LogitsAdjuster.of(params, request.prompt, request.output, stop_ids)
+        self._logprobs = params.logprobs
+        self._scores = params.scores
+        self._details = self._adjuster is not None or self._logprobs is not None or self._scores
+        self._draw = 0
+        """Number of the first draw of the step at hand."""
+
+    def reusable(self, sequence: "Sequence") -> int:
+        """All but the last token, whose row brings the next one."""
+        return len(sequence.tokens) - 1
+
+    def shares(self, sequence: "Sequence") -> bool:
+        """Always."""
+        return True
+
+    def wanted(self, sequence: "Sequence", work: "Work") -> int:
+        """The last known token's row, and one for each guess."""
+        return 1 + len(work.guesses) if work.completes and self.room(sequence) else 0
+
+    def room(self, sequence: "Sequence") -> int:
+        """How many tokens may still come."""
+        return self._most - len(sequence.tokens)
+
+    def last_tokens(self, sequence: "Sequence") -> list[int]:
+        """The only hypothesis' own."""
+        return sequence.tokens[-1:]
+
+    def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
+        """A draw from each wanted row."""
+        self._draw = len(sampling.rows)
+        known = len(sequence.tokens)
+        for i, row in enumerate(rows):
+            sampling.draw(row, known + i, self._record)
+        if self._details and rows:
+            self._ask_details(work.guesses, sampling)
+
+    def _ask_details(self, guesses: Tokens[int], sampling: SamplingBatch) -> None:
+        adjuster = self._adjuster
+        for i in range(1 + len(guesses)):
+            draw = self._draw + i
+            if adjuster is not None:
+                sampling.adjustments[draw] = adjuster.adjustment()
+                if i < len(guesses):  # the row after a guess sees it as output
+                    adjuster = adjuster.copy()
+                    adjuster.accept(guesses[i])
+            if self._logprobs is not None:
+                sampling.drawn_logprobs[draw] = self._logprobs
+            if self._scores:
+                sampling.drawn_scores.append(draw)
+
+    def consume(self, sequence: "Sequence", work: "Work", result: StepResult) -> Output | None:
+        """The next token, and one for each guess that was right."""
+        if not work.completes:
+            return None
+        if not self.room(sequence):
+            return Output(
+                request_id=sequence.id, cached_tokens=sequence.cached, finish_reason="length"
+            )
+        tokens, reason = self._accept(sequence, work.guesses, result.tokens)
+        error = None
+        if reason == "error":
+            error = NO_CHOICE
+        if not self._details:
+            return Output(
+                request_id=sequence.id,
+                tokens=tokens,
+                cached_tokens=sequence.cached,
+                finish_reason=reason,
+                error=error,
+            )
+        draws = range(self._draw, self._draw + len(tokens))
+        logprobs: list[TokenLogprob] | None = None
+        if self._logprobs is not None:
+            logprobs = [result.drawn_logprobs[draw] for draw in draws]
+        return Output(
+            request_id=sequence.id,
+            tokens=tokens,
+            logprobs=logprobs,
+            scores=[result.drawn_scores[draw] for draw in draws] if self._scores else None,
+            cached_tokens=sequence.cached,
+            finish_reason=reason,
+            error=error,
+        )
+
+    def _accept(
+        self, sequence: "Sequence", guesses: Tokens[int], drawn: Tokens[int]
+    ) -> tuple[list[int], FinishReason | None]:
+        """Append the drawn tokens that follow from what is known; say whether the text ends with them."""
+        accepted: list[int] = []
+        for i in range(1 + len(guesses)):
+            token = drawn[self._draw + i]
+            if token == NO_TOKEN:
+                return accepted, "error"
+            accepted.append(token)
+            sequence.tokens.append(token)
+            if self._adjuster is not None:
+                self._adjuster.accept(token)
+            if token in self._stop_ids:
+                return accepted, "stop"
+            if len(sequence.tokens) >= self._most:
+                return accepted, "length"
+            if i < len(guesses) and token != guesses[i]:
+                break
+        return accepted, None
+
+    def restart(self, sequence: "Sequence") -> None:
+        """Its tokens stay: some of them have been delivered."""
+
+
+def record_of(params: SamplingParams) -> bytes:
+    """The sampling record of resolved parameters."""
+    assert params.seed is not None
+    assert params.temperature is not None
+    return sampling_record(
+        seed=params.seed,
+        temperature=params.temperature,
+        top_k=params.top_k or 0,
+        top_p=1.0 if params.top_p is None else params.top_p,
+        min_p=params.min_p or 0.0,
+    )

@@ -1,0 +1,349 @@
+"""The real scheduler, KV ledger and encoder cache under arbitrary schedules, without an executor."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Tokens
+
+import msgspec
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    precondition,
+    rule,
+)
+
+from galley.audio import EncoderInput
+from galley.engine.assemble import assemble
+from galley.engine.blocks import BlockPool
+from galley.engine.commit import commit
+from galley.engine.encoder_cache import EncoderCache, EncoderFeatures
+from galley.engine.kv import KVCache, check_blocks
+from galley.engine.scheduler import Scheduler, Work
+from galley.engine.sequence import Sequence
+from galley.engine.tasks.beam import BeamTask
+from galley.graph.program import KVGroup
+from galley.ops.executor import Batch
+from galley.ops.sampling import SamplingBatch, StepResult, sample
+from galley.types import (
+    BLOCK_TOKENS,
+    EngineRequest,
+    SamplingDefaults,
+    SamplingParams,
+    blocks_for,
+)
+
+BLOCKS = 12
+BUDGET = 24
+MAX_RUNNING = 4
+PRIORITY_STEPS = 8
+MELS = 2
+VOCAB = 50
+PARAMS = SamplingParams(temperature=0.0, seed=0, max_tokens=64).resolved(SamplingDefaults())
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Stands in for the executor by remembering what each slot of each block holds, so that a wrong
+    share, an early reuse or a block that has left its window too soon shows as wrong content.
+    """
+
+    requests = Bundle("requests")
+    blocks = BLOCKS
+    speech = False
+    guesses = False
+    groups: tuple[KVGroup, ...] = (KVGroup(),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[str, Sequence] = {}
+        self.slots: dict[int, tuple[object, ...]] = {}
+        self.encoded_rows = 0
+        self.started: list[str] = []
+        self.steps = 0
+        self.count = 0
+        self.set_up(self.blocks, kept=2)
+
+    def set_up(self, blocks: int, *, prefix_cache: bool = True, kept: int = 16) -> None:
+        self.pool = BlockPool(blocks)
+        self.kv = KVCache(self.pool, prefix_cache=prefix_cache, groups=self.groups)
+        self.encoder_cache = EncoderCache(self.pool, sharing=prefix_cache, kept=kept)
+        self.scheduler = Scheduler(
+            self.kv,
+            self.encoder_cache,
+            max_batch_tokens=BUDGET,
+            max_running=MAX_RUNNING,
+            proposer=self.propose if self.guesses else None,
+        )
+
+    @rule(
+        target=requests,
+        family=st.integers(0, 2),
+        length=st.integers(1, 100),
+        output=st.integers(1, 40),
+        priority=st.integers(-2, 2),
+        salt=st.sampled_from(["", "tenant"]),
+        audio=st.sampled_from([1, 15, 16, 40, 63]),
+        beams=st.sampled_from([1, 2, 3]),
+    )
+    def add(
+        self,
+        family: int,
+        length: int,
+        output: int,
+        priority: int,
+        salt: str,
+        audio: int = 0,
+        beams: int = 1,
+    ) -> str:
+        """Prompts of a family share every prefix; ``audio`` rows of one length are the same encoder
+        input.
+        """
+        self.count += 1
+        features = self.features(audio, salt) if self.speech else None
+        beams = beams if self.speech else 1
+        states = sum(group.state_blocks for group in self.groups)
+        tables = sum(not group.state_blocks for group in self.groups)
+        room = self.pool.total - (blocks_for(audio) if self.speech else 0) - states
+        room = room // beams // tables
+        length = min(length, room * BLOCK_TOKENS - 1)
+        output = min(output, room * BLOCK_TOKENS - length)
+        sampling = msgspec.structs.replace(PARAMS, num_beams=beams, max_tokens=output)
+        request = EngineRequest(
+            id=f"r{self.count}",
+            prompt=[(7 * i + family) % VOCAB for i in range(length)],
+            sampling=sampling,
+            priority=priority,
+            cache_salt=salt,
+        )
+        sequence = Sequence(
+            request, order=self.steps + priority * PRIORITY_STEPS, arrival=0.0, features=features
+        )
+        self.live[request.id] = sequence
+        self.scheduler.add(sequence)
+        return request.id
+
+    def features(self, rows: int, salt: str) -> EncoderFeatures:
+        data = np.full((2 * rows, MELS), rows, dtype=np.float32).tobytes()
+        return EncoderFeatures.of(EncoderInput(frames=2 * rows, mels=MELS, data=data), rows, salt)
+
+    def propose(self, sequence: Sequence) -> Tokens[int]:
+        """Up to six guesses, right up to a place that differs from step to step."""
+        count = min(self.steps % 7, sequence.task.room(sequence) - 1)  # type: ignore[attr-defined]
+        text = list(sequence.tokens)
+        for i in range(count):
+            text.append(next_token(text) + (i == self.steps % 5))
+        return [token % VOCAB for token in text[len(sequence.tokens) :]]
+
+    @rule(request_id=consumes(requests))
+    def abort(self, request_id: str) -> None:
+        if sequence := self.live.pop(request_id, None):
+            self.scheduler.remove(sequence)
+
+    @precondition(lambda self: self.live)
+    @rule()
+    def step(self) -> None:
+        before = {s.id: self.context_slots(s) for s in self.scheduler.running}
+        plan = self.scheduler.schedule()
+        assert plan, "work is waiting and nobody advances"
+        for work in plan:
+            if work.sequence.id not in self.started:
+                self.started.append(work.sequence.id)
+        batch, sampling = assemble(plan, self.kv, self.encoder_cache)
+        for source, target in batch.copies:
+            for i in range(BLOCK_TOKENS):
+                self.slots[target * BLOCK_TOKENS + i] = self.slots.get(
+                    source * BLOCK_TOKENS + i, ()
+                )
+        rows = sum(work.count * work.sequence.task.width for work in plan)
+        assert len(batch.tokens) == rows <= BUDGET
+        assert all(work.count > 0 for work in plan)
+        assert sum(s.task.seats for s in self.scheduler.running) <= MAX_RUNNING
+        self.encode(plan, rows, batch)
+        still_running = before.keys() & {s.id for s in self.scheduler.running}
+        self.one_writer_each(plan, set().union(*(before[i] for i in still_running)))
+        for work in plan:
+            self.write(work)
+        for work in plan:
+            self.read(work)
+        result = self.result_of(plan, batch, sampling)
+        known = {work.sequence.id: list(work.sequence.tokens) for work in plan}
+        for output in commit(plan, result, self.kv):
+            if output.finish_reason:
+                self.scheduler.remove(self.live.pop(output.request_id))
+        for work in plan:
+            self.check_text(work.sequence, known[work.sequence.id])
+        self.steps += 1
+
+    def contexts(self, sequence: Sequence) -> Iterator[tuple[list[int], KVGroup, list[int]]]:
+        """For each hypothesis and each KV group that keeps tokens: the hypothesis' tokens and its block
+        table.
+        """
+        texts = [sequence.tokens]
+        if isinstance(sequence.task, BeamTask) and sequence.task.width > 1:
+            prompt = sequence.request.prompt
+            texts = [[*prompt, *beam.tokens] for beam in sequence.task.search.running]
+        for text, hypothesis in zip(texts, self.kv.tables(sequence.id), strict=True):
+            for group, table in zip(self.groups, hypothesis, strict=True):
+                if not group.state_blocks:
+                    yield text, group, table.tolist()
+
+    def one_writer_each(self, plan: list[Work], relied_on: set[int]) -> None:
+        """No block is written by two, and no slot that held somebody's context before the step."""
+        writer: dict[int, tuple[str, int]] = {}
+        for work in plan:
+            begin, end = work.sequence.computed, work.sequence.computed + work.count
+            for i, (_, _, table) in enumerate(self.contexts(work.sequence)):
+                for position in range(begin, end):
+                    block = table[position // BLOCK_TOKENS]
+                    assert writer.setdefault(block, (work.sequence.id, i)) == (work.sequence.id, i)
+                    assert slot_of(table, position) not in relied_on
+
+    def context_slots(self, sequence: Sequence) -> set[int]:
+        return {
+            slot_of(table, position)
+            for _, group, table in self.contexts(sequence)
+            for position in seen(group, sequence.computed, sequence.computed)
+        }
+
+    def encode(self, plan: list[Work], tokens: int, batch: Batch) -> None:
+        """Encoder inputs, before any token is computed; more than one only within the budget."""
+        works = [work for work in plan if work.encodes]
+        rows = sum(work.sequence.features.rows for work in works if work.sequence.features)
+        assert len(works) < 2 or rows + tokens <= BUDGET
+        assert (batch.encode is None) == (not works)
+        self.encoded_rows += rows
+        held = {
+            block
+            for sequence in self.scheduler.running
+            if sequence not in [work.sequence for work in works]
+            for _, _, table in self.contexts(sequence)
+            for block in table
+        }
+        for work in works:
+            features = work.sequence.features
+            assert features
+            blocks = self.encoder_cache.table(work.sequence.id).tolist()
+            assert held.isdisjoint(blocks)
+            for row in range(features.rows):
+                self.slots[slot_of(blocks, row)] = (features.root, row)
+
+    def write(self, work: Work) -> None:
+        sequence = work.sequence
+        for text, group, table in self.contexts(sequence):
+            guessed = [*text, *work.guesses]
+            for position in range(sequence.computed, sequence.computed + work.count):
+                content = self.content(sequence, group, guessed, position)
+                self.slots[slot_of(table, position)] = content
+
+    def read(self, work: Work) -> None:
+        """All that the rows see of their context, and the whole encoder output."""
+        sequence = work.sequence
+        end = sequence.computed + work.count
+        for text, group, table in self.contexts(sequence):
+            guessed = [*text, *work.guesses]
+            for position in seen(group, sequence.computed, end):
+                content = self.content(sequence, group, guessed, position)
+                assert self.slots[slot_of(table, position)] == content
+        if sequence.features:
+            table = self.encoder_cache.table(sequence.id).tolist()
+            for row in range(sequence.features.rows):
+                assert self.slots[slot_of(table, row)] == (sequence.features.root, row)
+
+    def content(
+        self, sequence: Sequence, group: KVGroup, text: list[int], position: int
+    ) -> tuple[object, ...]:
+        """What determines a token's keys and values."""
+        return (sequence.root, self.groups.index(group), tuple(text[: position + 1]))
+
+    def result_of(self, plan: list[Work], batch: Batch, sampling: SamplingBatch) -> StepResult:
+        """Logits whose greatest one is a function of the text so far; for a beam search any will do."""
+        logits = np.zeros((len(batch.wanted), VOCAB), dtype=np.float32)
+        row = 0
+        for work in plan:
+            sequence, wanted = work.sequence, work.sequence.task.wanted(work.sequence, work)
+            for i in range(wanted):
+                text = [*sequence.tokens, *work.guesses[:i]]
+                if isinstance(sequence.task, BeamTask):
+                    rng = np.random.default_rng([sum(text), i, self.steps])
+                    logits[row] = rng.standard_normal(VOCAB)
+                else:
+                    logits[row, next_token(text)] = 1.0
+                row += 1
+        return sample(logits, sampling, lambda rows, draws: rows[draws.rows].argmax(-1).tolist())
+
+    def check_text(self, sequence: Sequence, known: list[int]) -> None:
+        """Whatever was guessed, the text is the one that would have come without guesses."""
+        if isinstance(sequence.task, BeamTask):
+            return
+        for token in sequence.tokens[len(known) :]:
+            assert token == next_token(known)
+            known.append(token)
+
+    @invariant()
+    def books_balance(self) -> None:
+        check_blocks(self.pool, [*self.kv.held(), *self.encoder_cache.held()])
+        assert len(self.scheduler.running) + self.scheduler.waiting == len(self.live)
+
+    def teardown(self) -> None:
+        """Whatever is left finishes, and then no block is held."""
+        for _ in range(20_000):
+            if not self.live:
+                break
+            self.step()
+        assert not self.live
+        assert self.pool.used == 0
+        self.books_balance()
+
+
+class SpeechMachine(EngineMachine):
+    """The same with an encoder input in each request, and with beam searches."""
+
+    speech = True
+
+
+class WindowMachine(EngineMachine):
+    """The same with layers that retain the whole context, a window, or another window."""
+
+    blocks = 3 * BLOCKS
+    groups = (KVGroup(), KVGroup(window=20), KVGroup(window=1))
+
+
+class SlidingMachine(EngineMachine):
+    """The same with a window in every layer, as Mistral has it."""
+
+    groups = (KVGroup(window=33),)
+
+
+class StateMachine(EngineMachine):
+    """The same with layers that keep a state of three blocks."""
+
+    blocks = 2 * BLOCKS
+    groups = (KVGroup(), KVGroup(state_blocks=3))
+
+
+class GuessMachine(EngineMachine):
+    """The same with guesses, right and wrong, for every sequence that has caught up."""
+
+    guesses = True
+
+
+class GuessWindowMachine(GuessMachine):
+    """Guesses beside windows."""
+
+    blocks = 3 * BLOCKS
+    groups = (KVGroup(), KVGroup(window=20))
+
+
+def next_token(text: Tokens[int]) -> int:
+    return sum(text) % VOCAB
+
+
+def seen(group: KVGroup, first: int, end: int) -> range:
+    """Positions that rows ``first`` to ``end`` see in a group, themselves included."""
+    return range(max(0, first - group.window + 1) if group.window else 0, end)
+
+
+def slot_of(table: list[int], position: int) -> int:
+    return table[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS

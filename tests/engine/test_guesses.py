@@ -1,0 +1,105 @@
+"""Guessed tokens change how many steps a text takes, and nothing else."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Tokens
+
+import msgspec
+import pytest
+
+from galley import SamplingParams
+from galley.config import EngineSettings
+from galley.engine.engine import Engine
+from galley.engine.load import load_engine
+from galley.engine.sequence import Sequence
+from galley.service.requests import expand
+from galley.types import Output
+from tests.conftest import CheckpointMaker
+
+PROMPTS = [list(range(5, 5 + n)) for n in (3, 17, 40)]
+PARAMS = SamplingParams(temperature=0.9, seed=4, max_tokens=40, ignore_eos=True)
+Texts = dict[str, list[Output]]
+
+
+def run(engine: Engine, params: SamplingParams) -> tuple[Texts, int]:
+    """Each request's Outputs, and the steps it took."""
+    texts: Texts = {}
+    for i, prompt in enumerate(PROMPTS):
+        engine.add(expand(prompt, params, engine.info, request_id=f"r{i}")[0])
+    steps = 0
+    while engine.has_work:
+        steps += 1
+        for output in engine.step():
+            texts.setdefault(output.request_id, []).append(output)
+        engine.check_blocks()
+    assert engine.stats.kv_used_blocks == 0
+    return texts, steps
+
+
+def joined(texts: Texts) -> dict[str, tuple[object, ...]]:
+    """All that callers see of each text, however many Outputs brought it."""
+    return {
+        name: (
+            [token for output in outputs for token in output.tokens],
+            [entry for output in outputs for entry in output.logprobs or ()],
+            [score for output in outputs for score in output.scores or ()],
+            outputs[0].prompt_logprobs,
+            outputs[-1].finish_reason,
+        )
+        for name, outputs in texts.items()
+    }
+
+
+def right(known: dict[str, list[int]], count: int) -> Callable[[Sequence], Tokens[int]]:
+    """The next tokens as they came without guesses."""
+    return lambda s: known[s.id][s.generated : s.generated + count]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"temperature": 0.0},
+        {"logprobs": 2, "scores": True},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+        {"min_tokens": 9, "stop_token_ids": tuple(range(100, 160))},
+        {"prompt_logprobs": 1},
+    ],
+)
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_text_is_the_same_with_and_without_guesses(
+    changes: dict[str, object], prefix_cache: bool, checkpoint: CheckpointMaker
+) -> None:
+    params = msgspec.structs.replace(PARAMS, **changes)
+    settings = EngineSettings(threads=1, kv_cache_tokens=512, prefix_cache=prefix_cache)
+
+    def engine() -> Engine:
+        return load_engine(settings, checkpoint("llama"))
+
+    texts, steps = run(engine(), params)
+    expected = joined(texts)
+    known = {name: text[0] for name, text in expected.items()}
+    assert isinstance(known, dict)
+    for guess, fewer in (
+        (right(known, 5), True),  # type: ignore[arg-type]
+        (lambda s: [1, 2, 3, 4], False),
+        (lambda s: [*right(known, 2)(s), 7, 7], True),  # type: ignore[arg-type]
+    ):
+        guessing = engine()
+        guessing._scheduler.proposer = guess
+        got, taken = run(guessing, params)
+        assert joined(got) == expected
+        assert taken < steps / 2 if fewer else taken == steps
+
+
+def test_guesses_beside_preemptions(checkpoint: CheckpointMaker) -> None:
+    settings = EngineSettings(threads=1, kv_cache_tokens=512)
+    texts, _ = run(load_engine(settings, checkpoint("llama")), PARAMS)
+    known = {name: text[0] for name, text in joined(texts).items()}
+    tight = load_engine(
+        EngineSettings(threads=1, kv_cache_tokens=128, max_batch_tokens=24, max_running=3),
+        checkpoint("llama"),
+    )
+    tight._scheduler.proposer = right(known, 6)  # type: ignore[arg-type]
+    got, _ = run(tight, PARAMS)
+    assert tight.stats.preemptions > 0
+    assert joined(got) == joined(texts)
