@@ -50,7 +50,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What came of one prompt. The single-choice attributes are those of ``choices[0]``.
+    """The result of one prompt. The attributes of a single choice are those of ``choices[0]``.
 
     Attributes:
         choices: ``SamplingParams.n`` of them.

@@ -16,11 +16,11 @@ from galley.types import EngineRequest, ModelInfo, Output
 
 
 class Closable(ABC):
-    """What is closed at the end of a ``with``."""
+    """A context manager that is closed at the end of its ``with``."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free what it holds."""
+        """Frees all resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -38,13 +38,13 @@ class LocalEngine(Closable):
     """A loaded model. Use as a context manager, or :meth:`close` it; nothing is left running.
 
     Attributes:
-        folder: where its checkpoint is.
+        folder: of the model's checkpoint.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Raises as :func:`find_loader` and the :class:`EngineLoader` it finds."""
+        """Loads the model. Raises what :func:`find_loader` and the engine's loader raise."""
         self.folder: Path = resolve_model(settings.model, revision=settings.revision)
-        # Held for one engine step at most, never while a caller has the turn.
+        # Held for one engine step at most, never while a caller handles its outputs.
         self._lock = threading.Lock()
         self._boxes: dict[str, deque[Output]] = {}
         load = find_loader(settings.engine)
@@ -52,7 +52,7 @@ class LocalEngine(Closable):
 
     @property
     def engine(self) -> Engine:
-        """Raises EngineError when it is closed."""
+        """The loaded engine. Raises EngineError if it was closed."""
         if self._loaded is None:
             raise EngineError("the model is closed")
         return self._loaded

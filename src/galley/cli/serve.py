@@ -18,12 +18,12 @@ from galley.service.spawn import Spawner
 def serve(flags: Flags, models: tuple[str, ...]) -> None:
     """Serve a model, or several by name, through an OpenAI-compatible HTTP API.
 
-    Several: galley serve chat=org/name speech=galley-demo-speech. Each name is the model's in the API.
-    The options hold for all of them; what is said as chat.quantize=int4 behind chat=..., or in
-    galley.yaml under models, holds for one.
+    Several: galley serve chat=org/name speech=galley-demo-speech. The names are those of the API.
+    Options apply to all models; NAME.SETTING=VALUE after NAME=MODEL, such as chat.quantize=int4, or
+    galley.yaml's models section sets an option of one model.
     """
     settings = flags.settings_of(models)
-    # The engines' processes import what they need while this one imports the server.
+    # The engine processes start now, so that they import their modules while this one imports the server.
     spawner = Spawner(settings, ahead=True)
     from galley.server.run import serve as run_server
 

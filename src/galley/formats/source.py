@@ -1,4 +1,4 @@
-"""Where a model is: a bundled one, a folder, or a hub id that is downloaded into the cache."""
+"""Finds a model's folder: of a bundled model, a given folder, or a hub id that is downloaded."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from galley.errors import ModelNotFound
 
 BUNDLED: Final = "galley-demo"
 BUNDLED_SPEECH: Final = "galley-demo-speech"
-"""Names that the bundled models go by. A hub id has a slash."""
+"""Names of the bundled models. They cannot be hub ids, which have a slash."""
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
@@ -22,16 +22,16 @@ def resolve_model(model: str, *, revision: str = "main", show_progress: bool = T
 
     Args:
         model: a bundled model's name, empty for the bundled language model, a folder, or a hub id
-            such as ``org/name``. A hub id is downloaded into the hub library's cache (``HF_HOME``):
-            only files that are not there yet; a file whose connection breaks goes on in its midst.
-            Pickled weights and code are never fetched.
+            such as ``org/name``. A hub id is downloaded into the hub library's cache (``HF_HOME``): only
+            files that the cache lacks, and broken downloads are resumed. Pickled weights and code are never
+            downloaded.
         revision: branch, tag or commit of a hub id.
         show_progress: draw progress bars on stderr while downloading.
 
     Raises:
-        ModelNotFound: the bundled speech model is no part of this installation; no such folder; no such
-            hub id or revision; no leave to read it; or it is not in the cache and the hub cannot be
-            reached.
+        ModelNotFound: the bundled speech model is not part of this installation; the folder, hub id or
+            revision does not exist or may not be read; or the model is not in the cache and the hub cannot
+            be reached.
     """
     if model in ("", BUNDLED):
         from galley.demo import MODEL_DIR

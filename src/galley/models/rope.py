@@ -14,9 +14,12 @@ Angles = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """``inv_freq`` [head_dim / 2] in radians per position; ``scale`` multiplies sine and cosine.
+    """Rotary embedding of one model.
 
-    ``max_positions``: the context that the frequencies are made for.
+    Attributes:
+        inv_freq: ``[head_dim / 2]``, radians per position.
+        scale: multiplies sine and cosine.
+        max_positions: context length that the frequencies are made for.
     """
 
     inv_freq: tuple[float, ...]

@@ -11,15 +11,15 @@ from galley.models.fields import GENERATION_FILE, Fields
 from galley.models.whisper import build_aligner, read_config
 
 _MOST_HEADS: Final = 80
-"""To align by: the weights of as many have 215 MB for a 30-second window with the longest text."""
+"""Limit of alignment heads: their weights take 215 MB for 30 s of audio with the longest text."""
 
 
 def read_speech(
     config: Mapping[str, Any], generation: Mapping[str, Any], program: Program
 ) -> SpeechInfo | None:
-    """None for a text model.
+    """A checkpoint's input format and special tokens; None for a text model.
 
-    What an early checkpoint says of decoding in config.json alone is read there.
+    Fields that early checkpoints have in config.json, not in generation_config.json, are read there.
 
     Raises:
         CheckpointError: a field is wrong, or names a token that the model does not have.

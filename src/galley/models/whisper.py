@@ -1,4 +1,4 @@
-"""Whisper, tiny to large-v3-turbo, and Distil-Whisper: an encoder over log-mel windows and a decoder."""
+"""Whisper, tiny to large-v3-turbo, and Distil-Whisper: an encoder over log-mel features and a decoder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from galley.models.fields import FILE, GENERATION_FILE, Fields
 
 DECODER: Final = "model.decoder"
 EPS: Final = 1e-5
-"""Of every layer norm; the family's configs do not name it."""
+"""Epsilon of every layer norm, which the family's configs do not give."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhisperConfig:
-    """Sizes in elements. A window has up to ``2 * source_positions`` frames.
+    """Sizes in elements. An encoder input has up to ``2 * source_positions`` frames.
 
-    ``scale_embedding`` of config.json is not among them: it has no effect in transformers either.
+    ``scale_embedding`` of config.json is not read: it has no effect in transformers either.
     """
 
     vocab_size: int

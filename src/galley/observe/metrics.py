@@ -1,8 +1,7 @@
 """Prometheus metrics of one server, fed by events.
 
-Everything hangs on one :class:`Metrics` and its own registry, so several servers can live in one
-process. Counters that the engine keeps restart from zero with a new engine process; the totals
-exposed here do not.
+A :class:`Metrics` has a registry of its own, so several servers can live in one process. The engine's own
+counters restart from zero with a new engine process; the totals exposed here do not.
 """
 
 from collections.abc import Callable, Iterator
@@ -56,7 +55,7 @@ _ENGINE_TOTALS: Final = {
 
 
 class Metrics:
-    """All metrics of one server. What belongs to a model has a label ``model``."""
+    """All metrics of one server. Metrics of a model have the label ``model``."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
