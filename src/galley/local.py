@@ -46,7 +46,7 @@ class LocalEngine(Closable):
         self.folder: Path = resolve_model(settings.model, revision=settings.revision)
         # Held for one engine step at most, never while a caller handles its outputs.
         self._lock = threading.Lock()
-        self._boxes: dict[str, deque[Output]] = {}
+        self._queues: dict[str, deque[Output]] = {}
         load = find_loader(settings.engine)
         self._loaded: Engine | None = load(settings, self.folder)
 
@@ -63,10 +63,7 @@ class LocalEngine(Closable):
         return self.engine.info
 
     def run(self, requests: Sequence[EngineRequest]) -> "Run":
-        """Start requests; iterate over the result for what comes of them.
-
-        They come from :func:`galley.service.requests.expand`.
-        """
+        """Starts requests, made by :func:`~galley.service.requests.expand`; iterate over the result."""
         return Run(self, requests)
 
     def close(self) -> None:
@@ -76,68 +73,68 @@ class LocalEngine(Closable):
             if engine is not None:
                 engine.close()
 
-    def _submit(self, requests: Sequence[EngineRequest], box: "deque[Output]") -> None:
+    def _submit(self, requests: Sequence[EngineRequest], queue: "deque[Output]") -> None:
         with self._lock:
             for request in requests:
                 self.engine.add(request)
-                self._boxes[request.id] = box
+                self._queues[request.id] = queue
 
-    def _step(self, box: "deque[Output]") -> None:
-        """One engine step. What it brings for other threads or suspended runs goes to their boxes."""
+    def _step(self, queue: "deque[Output]") -> None:
+        """Runs one engine step. Outputs for other threads or suspended runs go to their queues."""
         with self._lock:
-            # Another thread's step may have filled the box while this one waited.
-            if not box:
+            # Another thread's step may have filled the queue while this one waited.
+            if not queue:
                 for output in self.engine.step():
-                    self._boxes[output.request_id].append(output)
+                    self._queues[output.request_id].append(output)
 
-    def _forget(self, request_ids: Collection[str], box: "deque[Output]") -> None:
-        """Nothing more comes of these, not even what is in their box."""
+    def _forget(self, request_ids: Collection[str], queue: "deque[Output]") -> None:
+        """Aborts requests and removes their outputs from their queue."""
         with self._lock:
             for request_id in request_ids:
-                self._boxes.pop(request_id, None)
+                self._queues.pop(request_id, None)
             if self._loaded is not None:
                 self._loaded.abort(request_ids)
-            kept = [output for output in box if output.request_id not in request_ids]
-            box.clear()
-            box.extend(kept)
+            kept = [output for output in queue if output.request_id not in request_ids]
+            queue.clear()
+            queue.extend(kept)
 
 
 class Run:
-    """Some requests' Outputs, as they come; ends when all of them have finished.
+    """Iterator over the outputs of some requests, which ends when all have finished.
 
-    The engine steps while somebody iterates. Whoever stops early calls :meth:`close`.
+    The engine steps only while a run is iterated. A caller that stops early calls :meth:`close`.
     """
 
     def __init__(self, engine: LocalEngine, requests: Sequence[EngineRequest]) -> None:
         self._engine = engine
-        self._box: deque[Output] = deque()
+        self._queue: deque[Output] = deque()
         self._unfinished: set[str] = set()
         self.add(requests)
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
-        """More of them, also in the midst of the iteration."""
-        self._engine._submit(requests, self._box)
+        """Adds requests to the run, also during the iteration."""
+        self._engine._submit(requests, self._queue)
         self._unfinished.update(request.id for request in requests)
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """Forget these; no further Output comes of them. Harmless when they have finished."""
+        """Aborts requests; no further outputs of them are returned. Finished requests are ignored."""
         ids = set(request_ids)
-        self._engine._forget(ids, self._box)
+        self._engine._forget(ids, self._queue)
         self._unfinished -= ids
 
     def close(self) -> None:
-        """Forget whatever is unfinished."""
+        """Aborts all unfinished requests."""
         self.cancel(list(self._unfinished))
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Output:
-        while self._unfinished and not self._box:
-            self._engine._step(self._box)
-        if not self._box:
+        while self._unfinished and not self._queue:
+            self._engine._step(self._queue)
+        if not self._queue:
             raise StopIteration
-        output = self._box.popleft()
+        output = self._queue.popleft()
         if output.finish_reason is not None:
             self.cancel([output.request_id])
         return output
