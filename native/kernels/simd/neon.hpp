@@ -111,7 +111,7 @@ GALLEY_INLINE UintPart splat_both(const uint16_t* x) {
     return pair - UintPart{};
 }
 
-// For the compiler's sake, see that of AVX2.
+// Nothing to do: see that of x86_256.hpp.
 GALLEY_INLINE void keep_in_registers(Floats&) {}
 
 }  // namespace GALLEY_ISA

@@ -78,8 +78,8 @@ GALLEY_INLINE Floats load_f16(const uint16_t* a) {
     return r;
 }
 
-// Of bytes, each `w` by one of the four of `x`, two products summed in 16 bits: w unsigned, or
-// signed and not below -128 / 127 times what x has.
+// Products of the bytes of `w` and, four by four, the signed bytes of `x`; two neighbours are
+// summed in 16 bits, with saturation. `w` is unsigned in one, signed in the other.
 GALLEY_INLINE HalvesPart multiply_unsigned(UintPart w, int32_t x) {
     return (HalvesPart)_mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32(x));
 }

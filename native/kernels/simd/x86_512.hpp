@@ -72,8 +72,8 @@ GALLEY_INLINE Floats scale_by_power(Floats a, Exponents e, Floats x, float lowes
     return {(FloatPart)_mm512_maskz_scalef_ps(some, a.p[0], e.n.p[0])};
 }
 
-// Of bytes, each `w` by one of the four of `x`, two products summed in 16 bits: w unsigned, or
-// signed.
+// Products of the bytes of `w` and, four by four, the signed bytes of `x`; two neighbours are
+// summed in 16 bits, with saturation. `w` is unsigned in one, signed in the other.
 GALLEY_INLINE HalvesPart multiply_unsigned(UintPart w, int32_t x) {
     return (HalvesPart)_mm512_maddubs_epi16((__m512i)w, _mm512_set1_epi32(x));
 }
@@ -126,7 +126,7 @@ GALLEY_INLINE void transpose(Floats (&a)[kLanes]) {
     }
 }
 
-// For the compiler's sake, see that of AVX2.
+// Nothing to do: see that of x86_256.hpp.
 GALLEY_INLINE void keep_in_registers(Floats&) {}
 
 }  // namespace GALLEY_ISA
