@@ -7,7 +7,6 @@ loads a model, never by the server.
 """
 
 import importlib
-import importlib.metadata
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
@@ -101,7 +100,9 @@ def find_loader(name: str) -> EngineLoader:
     if target is not None:
         module, _, function = target.partition(":")
         return cast(EngineLoader, getattr(importlib.import_module(module), function))
-    installed = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    from importlib.metadata import entry_points  # not needed for Galley's own, which starts sooner
+
+    installed = entry_points(group=ENTRY_POINTS)
     found = next((entry for entry in installed if entry.name == name), None)
     if found is None:
         known = ", ".join([*ENGINES, *sorted(entry.name for entry in installed)])
