@@ -14,8 +14,8 @@ from galley.cli.options import SAMPLING_HELP, Command, Flags, with_flags
 from galley.config import EngineSettings, Settings, setting_types
 from galley.types import SamplingParams
 
+from .any_settings import SOME_SETTINGS
 from .command import galley
-from .test_settings import SOME_SETTINGS
 
 HEAVY = ("torch", "numpy", "starlette", "tokenizers", "huggingface_hub", "yaml", "jinja2", "rich")
 

@@ -1,0 +1,48 @@
+"""Any values that settings can have."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+TEXT = st.text(
+    st.characters(min_codepoint=32, exclude_categories=["C", "Z"], exclude_characters=","),
+    min_size=1,
+    max_size=12,
+)
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "model": TEXT,
+    "revision": TEXT,
+    "dtype": st.sampled_from(["auto", "float32", "bfloat16"]),
+    "quantize": st.sampled_from(["auto", "float32", "bf16", "int8", "int4"]),
+    "activations": st.sampled_from(["auto", "float32", "bfloat16", "int8"]),
+    "kv_dtype": st.sampled_from(["auto", "float32", "bfloat16", "int8"]),
+    "executor": st.sampled_from(["auto", "cpu", "reference"]),
+    "engine": TEXT,
+    "device": TEXT,
+    "weight_cache": st.booleans(),
+    "threads": st.none() | st.integers(1, 256),
+    "disable_pass": st.lists(TEXT, max_size=3).map(tuple),
+    "max_model_len": st.none() | st.integers(1, 10**6),
+    "kv_cache_tokens": st.none() | st.integers(1, 10**9),
+    "kv_memory_fraction": st.floats(0.01, 0.95),
+    "max_batch_tokens": st.integers(64, 10**5),
+    "max_running": st.integers(1, 64),
+    "prefix_cache": st.booleans(),
+    "priority_steps": st.integers(1, 10**4),
+    "host": TEXT,
+    "port": st.integers(0, 65535),
+    "served_model_name": TEXT,
+    "take_turns": st.booleans(),
+    "api_key": st.lists(TEXT, max_size=3).map(tuple),
+    "api_key_file": TEXT,
+    "metrics_without_key": st.booleans(),
+    "allowed_host": st.lists(TEXT, max_size=3).map(tuple),
+    "max_queue": st.integers(0, 10**6),
+    "max_body_bytes": st.integers(1, 10**9),
+    "max_audio_bytes": st.integers(1, 10**12),
+    "max_audio_seconds": st.floats(1, 1e6),
+    "max_live_streams": st.integers(1, 10**6),
+    "drain_seconds": st.floats(0, 3600),
+    "log_level": st.sampled_from(["debug", "info", "warning", "error"]),
+}
+SOME_SETTINGS = st.fixed_dictionaries({}, optional=VALUES)
