@@ -3,10 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,34 +14,23 @@ from galley import _native
 from galley.types import BLOCK_TOKENS
 from tests.native.harness import (
     ISAS,
-    KV_TYPES,
     Floats,
-    as_weight,
     round_bf16,
     rounded_queries,
     run_rows,
 )
-
-Slot = tuple[int, int, int]
-Doubles = npt.NDArray[np.float64]
-odd = st.integers(1, 100)
-seeds = st.integers(0, 2**32 - 1)
-isas = st.sampled_from(ISAS)
-dims = st.sampled_from([1, 8, 20, 64])
-
-
-def slots_of(*widths: int) -> tuple[list[Slot], int]:
-    """Float buffers one after another, and the bytes of a row of all of them."""
-    strides = [-(-4 * width // 64) * 64 for width in widths]
-    offsets = np.cumsum([0, *strides]).tolist()
-    return [(at, stride, 0) for at, stride in zip(offsets, strides, strict=False)], offsets[-1]
-
-
-def exact(values: Floats) -> _native.Packed:
-    """Rows that an embedding gives back as they are."""
-    packed = _native.Packed("float32", *values.shape)
-    packed.fill([(as_weight(values).data, "F32")], threads=1)
-    return packed
+from tests.native.speech_ops import (
+    Heads,
+    Slot,
+    attend,
+    dims,
+    exact,
+    isas,
+    odd,
+    random_window,
+    seeds,
+    slots_of,
+)
 
 
 def run_op(x: Floats, isa: str, append: Callable[..., None]) -> Floats:
@@ -184,46 +171,6 @@ def test_im2col_makes_a_convolution_of_a_product(
         assert np.allclose(around @ kernel.reshape(7, -1).T, expected[0].T.numpy(), atol=1e-9)
 
 
-@dataclass(frozen=True)
-class Heads:
-    """Of an attention: ``group`` query heads for each of ``kv_heads``."""
-
-    kv_heads: int
-    group: int
-    key_dim: int
-    value_dim: int
-
-    @property
-    def scale(self) -> float:
-        return float(self.key_dim**-0.5)
-
-    @property
-    def widths(self) -> tuple[int, int, int]:
-        """Of queries, keys and values."""
-        keys = self.kv_heads * self.key_dim
-        return self.group * keys, keys, self.kv_heads * self.value_dim
-
-    @property
-    def width(self) -> int:
-        """Of the result."""
-        return self.kv_heads * self.group * self.value_dim
-
-
-def attend(heads: Heads, q: Floats, k: Floats, v: Floats) -> Doubles:
-    """Every row of q over all rows of k and v, in float64."""
-
-    def split(x: Floats) -> Doubles:
-        """[rows, kv_heads, ...]"""
-        return x.reshape(len(x), heads.kv_heads, -1).astype(np.float64)
-
-    queries = split(q).reshape(len(q), heads.kv_heads, heads.group, -1)
-    scores = np.einsum("qhgd,khd->hgqk", queries, split(k)) * heads.scale
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    mixed: Doubles = np.einsum("hgqk,khd->qhgd", weights, split(v))
-    return mixed.reshape(len(q), -1)
-
-
 def encoder_attention(heads: Heads, *, isa: str, exact: bool = True, threads: int = 1) -> Encoder:
     """Its features are q, k and v side by side."""
     q, k, v = heads.widths
@@ -244,14 +191,6 @@ def encoder_attention(heads: Heads, *, isa: str, exact: bool = True, threads: in
         isa=isa,
         threads=threads,
     )
-
-
-def random_window(heads: Heads, rows: int, rng: np.random.Generator) -> Floats:
-    """Some rows far larger or smaller than the others, some all zeros."""
-    x = rng.standard_normal((rows, sum(heads.widths)), dtype=np.float32)
-    size = rng.choice([1.0, 1.0, 1.0, 4.0, 1e-3, 0.0], (rows, 1))
-    window: Floats = (x * size).astype(np.float32)
-    return window
 
 
 def parts(heads: Heads, window: Floats, isa: str, exact: bool) -> list[Floats]:
@@ -317,165 +256,7 @@ def test_a_whole_window_has_the_same_bits_alone_among_others_and_on_any_threads(
                     assert np.array_equal(result, alone), (threads, len(windows))
 
 
-@dataclass
-class CrossContext:
-    """``cross_kv`` of windows whose features are keys and values, then ``cross_attention`` alone."""
-
-    heads: Heads
-    encoder: _native.Program
-    decoder: _native.Program
-
-    @classmethod
-    def of(
-        cls, heads: Heads, queries: Floats, kv_type: str, isa: str, threads: int = 1
-    ) -> "CrossContext":
-        q, k, v = heads.widths
-        runtime = _native.Runtime(isa, threads, [])
-        runtime.add_kv_layer(heads.kv_heads, heads.key_dim, heads.value_dim, kv_type)
-        ((at, stride, _),), arena = slots_of(k + v)
-        encoder = _native.Program(runtime, arena, 0)
-        encoder.features(k + v, (at, stride, 0))
-        encoder.cross_kv(0, (at, stride, 0), (at, stride, 4 * k))
-        (x, y), arena = slots_of(q, heads.width)
-        decoder = _native.Program(runtime, arena, heads.width)
-        decoder.embed(exact(queries), x)
-        decoder.cross_attention(0, heads.kv_heads * heads.group, heads.scale, x, y)
-        decoder.select_rows(heads.width, y, (_native.LOGITS, 4 * heads.width, 0))
-        runtime.allocate_kv(400)
-        return cls(heads, encoder, decoder)
-
-    def encode(self, windows: list[Floats], tables: list[npt.NDArray[np.int64]]) -> None:
-        self.encoder.encode(
-            np.concatenate(windows),
-            np.cumsum([0, *map(len, windows)]),
-            np.concatenate(tables),
-            np.cumsum([0, *map(len, tables)]),
-        )
-
-    def run(self, sequences: list[tuple[list[int], npt.NDArray[np.int64], int]]) -> list[Floats]:
-        """For each sequence its rows.
-
-        Args:
-            sequences: (which queries, cross table, rows of the window).
-        """
-        tokens = np.concatenate([np.array(ids) for ids, _, _ in sequences])
-        starts = np.cumsum([0, *(len(ids) for ids, _, _ in sequences)])
-        tables = [table for _, table, _ in sequences]
-        own = np.arange(len(sequences))
-        out = np.full((len(tokens), self.heads.width), np.nan, dtype=np.float32)
-        self.decoder.forward(
-            tokens,
-            np.concatenate([np.arange(len(ids)) for ids, _, _ in sequences]),
-            starts,
-            own,
-            np.arange(len(sequences) + 1),
-            np.arange(len(tokens)),
-            out,
-            (
-                np.concatenate(tables),
-                np.cumsum([0, *map(len, tables)]),
-                np.array([rows for _, _, rows in sequences]),
-            ),
-        )
-        return np.split(out, starts[1:-1])
-
-
-def tables_of(lengths: list[int], rng: np.random.Generator) -> list[npt.NDArray[np.int64]]:
-    ends = np.cumsum([-(-n // BLOCK_TOKENS) for n in lengths])
-    return np.split(rng.permutation(400)[: ends[-1]], ends[:-1])
-
-
-_ROUNDING: dict[str, Callable[[Any], Any]] = {"float32": lambda x: x, "bfloat16": round_bf16}
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    isa=isas,
-    heads=st.builds(Heads, st.integers(1, 3), st.integers(1, 2), dims, dims),
-    lengths=st.lists(st.one_of(st.integers(1, 70), st.integers(490, 530)), min_size=1, max_size=3),
-    kv_type=st.sampled_from(["float32", "bfloat16"]),
-    threads=st.integers(1, 3),
-    seed=seeds,
-)
-def test_cross_attention(
-    isa: str, heads: Heads, lengths: list[int], kv_type: str, threads: int, seed: int
-) -> None:
-    """One to six rows of each sequence; several sequences over one window, side by side or not."""
-    rng = np.random.default_rng(seed)
-    _, k, v = heads.widths
-    windows = [random_window(heads, n, rng)[:, -(k + v) :].copy() for n in lengths]
-    queries = rng.standard_normal((50, heads.widths[0]), dtype=np.float32)
-    cross = CrossContext.of(heads, queries, kv_type, isa, threads)
-    tables = tables_of(lengths, rng)
-    cross.encode(windows, tables)
-    chosen = rng.integers(0, len(windows), 6)
-    ids = [rng.integers(0, 50, rng.integers(1, 7)).tolist() for _ in chosen]
-    got = cross.run([(i, tables[w], lengths[w]) for i, w in zip(ids, chosen, strict=True)])
-    for i, w, result in zip(ids, chosen, got, strict=True):
-        keys, values = np.split(_ROUNDING[kv_type](windows[w]), [k], axis=1)
-        # AMX rounds queries and weights as well, if keys and values are rounded.
-        halves = (isa, kv_type) == ("amx", "bfloat16")
-        q = rounded_queries(queries[i], heads.scale, isa) if halves else queries[i]
-        expected = attend(heads, q, keys, values)
-        slack = np.abs(values).max() * 2**-9 if halves else 0.0
-        error = np.abs(result - expected).max()
-        assert error <= 3e-5 * max(np.abs(expected).max(), 1e-30) + slack
-
-
-@pytest.mark.parametrize("kv_type", KV_TYPES)
-@pytest.mark.parametrize("value_dim", [40, 64])
-@pytest.mark.parametrize("isa", ISAS)
-def test_bits_of_cross_attention_depend_on_neither_threads_nor_neighbours(
-    isa: str, value_dim: int, kv_type: str
-) -> None:
-    """Beams over one window share its loads; a lone row is split over threads; blocks held infinities."""
-    heads, rng = Heads(2, 1, 40, value_dim), np.random.default_rng(2)
-    lengths, kv_width = [1500, 40], 2 * (40 + value_dim)
-    windows = [random_window(heads, n, rng)[:, -kv_width:].copy() for n in lengths]
-    queries = rng.standard_normal((12, 80), dtype=np.float32)
-    tables = tables_of(lengths, rng)
-    expected: list[Floats] = []
-    for threads in (1, 2, 4):
-        cross = CrossContext.of(heads, queries, kv_type, isa, threads)
-        cross.encode([np.full((400 * 16, kv_width), np.inf, np.float32)], [np.arange(400)])
-        cross.encode(windows, tables)
-        alone = [cross.run([([i], tables[0], 1500)])[0] for i in range(12)]
-        expected = expected or alone
-        beams = [([i], tables[0], 1500) for i in range(12)]
-        other = ([3, 4], tables[1], 40)
-        for batch in (beams, [*beams[:5], other, *beams[5:]], [(list(range(12)), *beams[0][1:])]):
-            rows = [
-                r
-                for part, got in zip(batch, cross.run(batch), strict=True)
-                if part is not other
-                for r in got
-            ]
-            for got, truth in zip(rows, expected, strict=True):
-                assert np.array_equal(got, truth[0]), (threads, len(batch))
-    assert np.isfinite(expected).all()
-
-
-def test_windows_that_would_leave_memory_are_refused() -> None:
-    heads = Heads(1, 1, 4, 4)
-    cross = CrossContext.of(heads, np.ones((2, 4), np.float32), "float32", ISAS[0])
-    window, table = np.ones((20, 8), np.float32), np.arange(2)
-    cross.encode([window], [table])
-    for windows, tables, message in (
-        ([window], [table[:1]], "too short"),
-        ([window], [table + 400], "out of range"),
-        ([window, window[:0]], [table, table], "no frames"),
-        ([window[:, :4].copy()], [table], "do not fit"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            cross.encode(windows, tables)
-    for ids, own, rows, message in (
-        ([0], table, 33, "too short"),
-        ([0], table, 0, "no rows"),
-        ([0], table + 399, 20, "out of range"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            cross.run([(ids, own, rows)])
-    assert np.isfinite(cross.run([([0], table, 20)])[0]).all()
+def test_an_input_longer_than_the_models_is_refused() -> None:
     limited = Encoder.of(
         (3, 3), lambda p, s: p.im2col(3, 1, 1, s[0], s[1]), isa=ISAS[0], most_rows=8
     )
