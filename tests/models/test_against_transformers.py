@@ -10,12 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from galley import LLM, SamplingParams
-from galley.config import DType, EngineSettings, ExecutorName
-from galley.engine.load import load_engine
-from galley.ops.executor import Batch, Executor, Ints, forward
+from galley.config import DType, ExecutorName
+from galley.ops.executor import Batch, forward
 from galley.types import BLOCK_TOKENS
 from tests.checkpoints import VARIANTS, make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker
+from tests.models.chunks import executor_of, grouped, run_chunks
 
 LENGTH = 150
 
@@ -27,43 +27,6 @@ def truth(folder: Path) -> Any:
 
 
 EXECUTORS: tuple[ExecutorName, ...] = ("reference", "cpu")
-
-
-def executor_of(
-    folder: Path, dtype: DType = "float32", executor: ExecutorName = "reference"
-) -> Executor:
-    settings = EngineSettings(
-        model=str(folder), dtype=dtype, executor=executor, kv_cache_tokens=2048, threads=1
-    )
-    return load_engine(settings, folder)._executor
-
-
-def grouped(executor: Executor, tables: list[Ints]) -> tuple[Ints, ...]:
-    """The tables of one KV group, and tables with blocks of their own for each other group."""
-    return tuple(table + 128 * g for g in range(executor.kv_groups) for table in tables)
-
-
-def run_chunks(executor: Executor, ids: list[int], chunks: list[int], first_block: int) -> Any:
-    """All logits of one sequence, computed in chunks, its KV from ``first_block`` on."""
-    table = np.arange(first_block, first_block + -(-len(ids) // BLOCK_TOKENS))
-    logits, begin = [], 0
-    for count in chunks:
-        end = begin + count
-        logits.append(
-            forward(
-                executor,
-                Batch(
-                    tokens=np.array(ids[begin:end]),
-                    positions=np.arange(begin, end),
-                    starts=np.array([0, count]),
-                    tables=grouped(executor, [table[: -(-end // BLOCK_TOKENS)]]),
-                    wanted=np.arange(count),
-                ),
-            ).copy()
-        )
-        begin = end
-    assert begin == len(ids)
-    return np.concatenate(logits)
 
 
 @pytest.mark.parametrize("name", EXECUTORS)

@@ -17,7 +17,7 @@ from galley.ops.isa import ISA_VARIABLE
 from galley.types import BLOCK_TOKENS
 from tests.checkpoints import VARIANTS, make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker
-from tests.models.test_against_transformers import run_chunks
+from tests.models.chunks import run_chunks
 from tests.native.harness import (
     ISAS,
     KV_TYPES,

@@ -16,7 +16,7 @@ from galley.ops.isa import ISA_VARIABLE, choose_isa
 from galley.ops.kinds import choose_activations
 from tests.checkpoints import VARIANTS, make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker
-from tests.models.test_against_transformers import executor_of, run_chunks
+from tests.models.chunks import executor_of, run_chunks
 from tests.native.harness import (
     ISAS,
     LAYERS,

@@ -1,0 +1,48 @@
+"""An executor of a checkpoint, and what it computes of one sequence chunk by chunk."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from galley.config import DType, EngineSettings, ExecutorName
+from galley.engine.load import load_engine
+from galley.ops.executor import Batch, Executor, Ints, forward
+from galley.types import BLOCK_TOKENS
+
+
+def executor_of(
+    folder: Path, dtype: DType = "float32", executor: ExecutorName = "reference"
+) -> Executor:
+    settings = EngineSettings(
+        model=str(folder), dtype=dtype, executor=executor, kv_cache_tokens=2048, threads=1
+    )
+    return load_engine(settings, folder)._executor
+
+
+def grouped(executor: Executor, tables: list[Ints]) -> tuple[Ints, ...]:
+    """The tables of one KV group, and tables with blocks of their own for each other group."""
+    return tuple(table + 128 * g for g in range(executor.kv_groups) for table in tables)
+
+
+def run_chunks(executor: Executor, ids: list[int], chunks: list[int], first_block: int) -> Any:
+    """All logits of one sequence, computed in chunks, its KV from ``first_block`` on."""
+    table = np.arange(first_block, first_block + -(-len(ids) // BLOCK_TOKENS))
+    logits, begin = [], 0
+    for count in chunks:
+        end = begin + count
+        logits.append(
+            forward(
+                executor,
+                Batch(
+                    tokens=np.array(ids[begin:end]),
+                    positions=np.arange(begin, end),
+                    starts=np.array([0, count]),
+                    tables=grouped(executor, [table[: -(-end // BLOCK_TOKENS)]]),
+                    wanted=np.arange(count),
+                ),
+            ).copy()
+        )
+        begin = end
+    assert begin == len(ids)
+    return np.concatenate(logits)

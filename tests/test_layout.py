@@ -1,0 +1,25 @@
+"""How the tests are laid out: no test module leans on another."""
+
+import ast
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+
+
+def imported(module: Path) -> set[str]:
+    """The last parts of the names of the modules that it imports, wherever in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.rpartition(".")[2] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {(node.module or "").rpartition(".")[2], *(a.name for a in node.names)}
+    return found
+
+
+def test_no_test_module_is_imported() -> None:
+    modules = list(TESTS.rglob("*.py"))
+    tests = {module.stem for module in modules if module.stem.startswith("test_")}
+    assert len(tests) > 50
+    leaning = {str(module.relative_to(TESTS)): imported(module) & tests for module in modules}
+    assert {name: lent for name, lent in leaning.items() if lent} == {}
