@@ -1,6 +1,8 @@
 """Asking the tiny Whisper checkpoints, and what transformers' Whisper answers: for several test modules."""
 
 import uuid
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,26 @@ from transformers.generation.logits_process import (
 )
 
 from galley import SamplingParams
-from galley.audio import EncoderInput, TimestampRules
+from galley.audio import EncoderInput, SpeechInfo, TimestampRules
+from galley.config import DType, EngineSettings, ExecutorName, Quantize
+from galley.engine.load import read_model
 from galley.local import LocalEngine
+from galley.ops.executor import (
+    Batch,
+    CrossContext,
+    EncoderBatch,
+    Executor,
+    encode,
+    executor_factory,
+    forward,
+)
 from galley.service.requests import expand
-from galley.types import EngineRequest, Output
-from tests.checkpoints import EOS_TEXT, WHISPER_GENERATION
+from galley.types import EngineRequest, Output, blocks_for
+from tests.checkpoints import (
+    EOS_TEXT,
+    VOCAB_SIZE,
+    WHISPER_GENERATION,
+)
 
 Features = npt.NDArray[np.float32]
 START, EN, TRANSCRIBE, NO_SPEECH, NO_TIMESTAMPS = 201, 202, 206, 208, 209
@@ -98,3 +115,90 @@ def generated(
         return_dict_in_generate=True,
         output_scores=True,
     )
+
+
+EXECUTORS: tuple[ExecutorName, ...] = ("reference", "cpu")
+WINDOW_BLOCKS = 20
+
+
+def encoded(model: Any, features: Features) -> torch.Tensor:
+    """What transformers' encoder makes of a window that may be shorter than the model's."""
+    encoder = model.model.encoder
+    positions = encoder.embed_positions.weight[: -(-len(features) // 2)]
+    with torch.inference_mode():
+        x = torch.from_numpy(features.T.copy())[None]
+        x = torch.nn.functional.gelu(encoder.conv1(x))
+        x = torch.nn.functional.gelu(encoder.conv2(x)).permute(0, 2, 1) + positions
+        for layer in encoder.layers:
+            x = layer(x, None)
+        result: torch.Tensor = encoder.layer_norm(x)
+    return result
+
+
+def executor_of(
+    folder: Path,
+    dtype: DType = "float32",
+    name: ExecutorName = "reference",
+    quantize: Quantize = "auto",
+) -> Executor:
+    settings = EngineSettings(
+        model=str(folder), dtype=dtype, quantize=quantize, executor=name, threads=1
+    )
+    model = read_model(settings, folder)
+    executor = executor_factory(name)(model.program, model.weights, model.options)
+    executor.allocate_kv(256)
+    return executor
+
+
+def run(
+    executor: Executor,
+    windows: list[Features],
+    prompts: list[list[int]],
+    *,
+    first_block: int = 0,
+    call: Callable[[Batch], npt.NDArray[np.float32]] | None = None,
+) -> npt.NDArray[np.float32]:
+    """All logits of all prompts, prompt i over window i, all in one batch; or what ``call`` gives."""
+    rows = [-(-len(window) // 2) for window in windows]
+    crosses = tuple(
+        np.arange(first_block + i * WINDOW_BLOCKS, first_block + i * WINDOW_BLOCKS + blocks_for(n))
+        for i, n in enumerate(rows)
+    )
+    encode(
+        executor, EncoderBatch(np.concatenate(windows), np.cumsum([0, *map(len, windows)]), crosses)
+    )
+    starts = np.cumsum([0, *map(len, prompts)])
+    tables = (
+        np.arange(200 + 8 * i, 200 + 8 * i + blocks_for(len(p))) for i, p in enumerate(prompts)
+    )
+    return (call or partial(forward, executor))(
+        Batch(
+            tokens=np.concatenate(prompts),
+            positions=np.concatenate([np.arange(len(p)) for p in prompts]),
+            starts=starts,
+            tables=tuple(tables),
+            wanted=np.arange(starts[-1]),
+            cross=CrossContext(crosses, np.array(rows)),
+        )
+    ).copy()
+
+
+def random_ids(seed: int, length: int) -> list[int]:
+    ids: list[int] = np.random.default_rng(seed).integers(0, VOCAB_SIZE, length).tolist()
+    return ids
+
+
+def greedy(model: Any, features: Features, prompt: list[int], count: int) -> list[int]:
+    """Plain, without Whisper's own generate and its rules."""
+    states = encoded(model, features)
+    ids = list(prompt)
+    for _ in range(count):
+        with torch.inference_mode():
+            logits = model(encoder_outputs=(states,), decoder_input_ids=torch.tensor([ids])).logits
+        ids.append(int(logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def speech_info(engine: LocalEngine) -> SpeechInfo:
+    assert engine.info.speech is not None
+    return engine.info.speech
