@@ -6,6 +6,7 @@
 #include <unistd.h>
 #endif
 
+#include <cstring>
 #include <stdexcept>
 
 namespace galley {
@@ -94,6 +95,12 @@ std::vector<std::string> supported_isas() {
     for (const Set& set : kSets)
         if (set.runs()) names.push_back(set.name);
     return names;
+}
+
+const Elementwise* Kernels::elementwise_named(const char* wanted) const {
+    for (const Elementwise* op = elementwise; op->name; ++op)
+        if (std::strcmp(op->name, wanted) == 0) return op;
+    return nullptr;
 }
 
 const Kernels& kernels(const std::string& name) {

@@ -117,7 +117,18 @@ struct Attend {
     uint8_t* scratch;  // attend_scratch() bytes, 64-byte aligned
 };
 
+// An op that makes y[i] of a[i] and, if it has two inputs, b[i].
+struct Elementwise {
+    const char* name;
+    int inputs;
+    int64_t work;  // beside a copy's: how soon another thread is worth waking
+    void (*run)(const float* a, const float* b, int64_t width, float* y);
+};
+
 struct Kernels {
+    // Null if there is none of that name.
+    const Elementwise* elementwise_named(const char* wanted) const;
+
     const char* name;
     // A linear layer: blocks [begin, end) of the outputs for all rows, one kernel for each type of
     // inputs, between which `linear` chooses. A row's bits depend on nothing but the row.
@@ -138,9 +149,7 @@ struct Kernels {
     // cos and sin: [head_dim / 2].
     void (*rope)(const float* x, const float* cos, const float* sin, int64_t width,
                  int64_t head_dim, float* y);
-    void (*silu_mul)(const float* a, const float* b, int64_t width, float* y);
-    void (*gelu)(const float* x, int64_t width, float* y);
-    void (*add)(const float* a, const float* b, int64_t width, float* y);
+    const Elementwise* elementwise;  // the last one has no name
     void (*write_kv)(const Cache&, const float* k, const float* v, int64_t block, int64_t slot);
     // The same for a block's 16 tokens, whose rows lie a stride apart.
     void (*write_kv_block)(const Cache&, const float* k, int64_t k_stride, const float* v,

@@ -37,6 +37,7 @@ class Runtime {
                       int64_t group, int64_t page);
     int64_t kv_groups() const { return groups_; }
     int64_t kv_pages() const { return static_cast<int64_t>(pages_.size()); }
+    int64_t kv_layers() const { return static_cast<int64_t>(layers_.size()); }
     int64_t kv_bytes_per_block() const;
     void allocate_kv(int64_t blocks);
     int64_t kv_blocks() const { return blocks_; }

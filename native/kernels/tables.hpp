@@ -23,9 +23,7 @@ void layer_norm(const float* x, const float* weight, const float* bias, float ep
                 float* y);
 void rope(const float* x, const float* cos, const float* sin, int64_t width, int64_t head_dim,
           float* y);
-void silu_mul(const float* a, const float* b, int64_t width, float* y);
-void gelu(const float* x, int64_t width, float* y);
-void add(const float* a, const float* b, int64_t width, float* y);
+extern const Elementwise kElementwise[];
 void write_kv(const Cache&, const float* k, const float* v, int64_t block, int64_t slot);
 void write_kv_block(const Cache&, const float* k, int64_t k_stride, const float* v,
                     int64_t v_stride, int64_t block);

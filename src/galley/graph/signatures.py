@@ -111,10 +111,11 @@ _GREEN: Final = "#d9f2d9"
 _ORANGE: Final = "#ffd9c2"
 
 
-def elementwise(inputs: int, *, quantizes: bool = True) -> Signature:
+def _elementwise(inputs: int) -> Signature:
     """Of an op that makes each element of its output of the same element of its inputs."""
-    arguments = ("width", "layout") if quantizes else ("width",)
-    return Signature(inputs, per_row=True, in_place=True, quantizes=quantizes, arguments=arguments)
+    return Signature(
+        inputs, per_row=True, in_place=True, quantizes=True, arguments=("width", "layout")
+    )
 
 
 def _rms_norm(inputs: int = 1, outputs: int = 1) -> Signature:
@@ -171,8 +172,8 @@ _OPS: Final[Mapping[str, Signature]] = {
         colour="#ffeecb",
     ),
     "attention": Signature(3, attrs=_ATTENTION, arguments=_ATTENTION_ARGUMENTS, colour=_ORANGE),
-    "silu_mul": elementwise(2),
-    "add": elementwise(2, quantizes=False),
+    "silu_mul": _elementwise(2),
+    "add": _elementwise(2),
     "select_rows": Signature(1, arguments=("width",), colour="#e8dcf7"),
     "features": Signature(0, arguments=("width",)),
     "im2col": Signature(
@@ -182,7 +183,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         0, weights=_WEIGHT, arguments=("weight", "width"), reads_a_row=True
     ),
     "layer_norm": _layer_norm(),
-    "gelu": elementwise(1),
+    "gelu": _elementwise(1),
     "encoder_attention": Signature(
         3, attrs=(*_HEADS, "exact"), arguments=(*_HEADS, "exact"), in_place=True
     ),

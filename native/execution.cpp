@@ -1,0 +1,153 @@
+#include "execution.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <stdexcept>
+
+namespace galley {
+
+void require(bool holds, const char* what) {
+    if (!holds) throw std::invalid_argument(what);
+}
+
+Execution::Execution(Runtime& r, int64_t arena, int64_t vocab)
+    : runtime(r), kernels(r.kernels()), pool(r.pool()), arena_bytes(arena), vocab_size(vocab) {}
+
+void Execution::check_inside(const Slot& slot, int64_t row_bytes) const {
+    require(slot.column >= 0 && slot.column <= slot.stride - row_bytes,
+            "a buffer's rows are narrower than what an op reads or writes");
+    require(slot.column % 4 == 0 && slot.stride % 4 == 0, "a buffer's rows are not whole floats");
+    require(
+        slot.offset >= 0 && slot.stride <= arena_bytes && slot.offset <= arena_bytes - slot.stride,
+        "a buffer lies outside of the arena");
+}
+
+void Execution::check_read(const Slot& slot, int64_t row_bytes) const {
+    require(slot.offset != Slot::kLogits, "logits are written, never read");
+    check_inside(slot, row_bytes);
+}
+
+void Execution::check_written(const Slot& slot, int64_t row_bytes) {
+    if (slot.offset != Slot::kLogits) return check_inside(slot, row_bytes);
+    require(slot.column == 0 && slot.stride == 4 * vocab_size && row_bytes == slot.stride,
+            "rows of logits are as wide as the vocabulary");
+    if (!limits.selects) limits.all_wanted = true;
+}
+
+void Execution::check_made(const SharedLayout& layout, const Slot& slot, int64_t width) {
+    require(width > 0, "a buffer has no columns");
+    require(!layout || layout->matrix().depth == width,
+            "what is prepared is not as wide as the weights are deep");
+    check_written(slot, layout ? layout->row_bytes() : 4 * width);
+    runtime.need_scratch(4 * width);
+}
+
+int Execution::angles_for(const std::vector<float>& inv_freq, float scale) {
+    const auto same = [&](const Angles& a) { return a.inv_freq == inv_freq && a.scale == scale; };
+    auto found = std::find_if(angles_.begin(), angles_.end(), same);
+    if (found == angles_.end()) found = angles_.insert(found, Angles{inv_freq, scale, {}, {}});
+    return static_cast<int>(found - angles_.begin());
+}
+
+void Execution::begin(const Step& given) {
+    step = given;
+    ended = false;
+    arena_rows_ = step.rows;
+    arena_ = runtime.arena(arena_bytes * step.rows);
+    take_rows(step.rows);
+    for (int64_t s = 0; s < step.sequences; ++s)
+        plan.add({step.starts[s], step.starts[s + 1], s, 0, step.positions[step.starts[s]]});
+    if (limits.crosses) plan_cross_attention();
+    turn_angles();
+}
+
+void Execution::take_rows(int64_t count) {
+    rows = count;
+    plan.clear();
+    sequence_of.resize(rows);
+    for (int64_t s = 0; s < step.sequences; ++s)
+        std::fill(sequence_of.begin() + step.starts[s], sequence_of.begin() + step.starts[s + 1],
+                  s);
+}
+
+// Neighbouring sequences over the same window, as beams are, share its loads.
+void Execution::plan_cross_attention() {
+    const Tables& tables = step.cross_tables;
+    const auto same = [&](int64_t a, int64_t b) {
+        return step.cross_rows[a] == step.cross_rows[b] &&
+               std::equal(tables.of(a), tables.of(a) + blocks_of(step.cross_rows[a]), tables.of(b));
+    };
+    cross_plan.clear();
+    for (int64_t s = 0, next; s < step.sequences; s = next) {
+        for (next = s + 1; next < step.sequences && same(s, next);) ++next;
+        cross_plan.add({step.starts[s], step.starts[next], s, step.cross_rows[s], 0});
+    }
+}
+
+void Execution::turn_angles() {
+    for (Angles& a : angles_) {
+        const int64_t half = a.inv_freq.size();
+        a.cos.resize(rows * half);
+        a.sin.resize(rows * half);
+        each_row(half * 16, [&](int64_t r, int) {
+            const float position = static_cast<float>(step.positions[r]);
+            for (int64_t i = 0; i < half; ++i) {
+                const float turn = position * a.inv_freq[i];
+                a.cos[r * half + i] = std::cos(turn) * a.scale;
+                a.sin[r * half + i] = std::sin(turn) * a.scale;
+            }
+        });
+    }
+}
+
+void Execution::begin(const Windows& windows) {
+    step = {};
+    ended = false;
+    step.sequences = windows.windows;
+    step.tables = windows.tables;
+    frames = windows.frames;
+    arena_rows_ = windows.starts[windows.windows];
+    arena_ = runtime.arena(arena_bytes * arena_rows_);
+    window_starts.assign(windows.starts, windows.starts + windows.windows + 1);
+    take_windows();
+}
+
+void Execution::take_windows() {
+    const int64_t count = window_starts.back();
+    window_positions_.resize(count);
+    window_block_starts.assign(1, 0);
+    step.starts = window_starts.data();
+    step.positions = window_positions_.data();
+    take_rows(count);
+    for (int64_t w = 0; w < step.sequences; ++w) {
+        const int64_t begin = window_starts[w], end = window_starts[w + 1];
+        std::iota(window_positions_.begin() + begin, window_positions_.begin() + end, 0);
+        window_block_starts.push_back(window_block_starts.back() + blocks_of(end - begin));
+        plan.add({begin, end, w, end - begin, 0});
+    }
+    window_blocks.resize(window_block_starts.back());
+    std::iota(window_blocks.begin(), window_blocks.end(), 0);
+}
+
+uint8_t* Execution::at(const Slot& slot) const {
+    if (slot.offset == Slot::kLogits) return reinterpret_cast<uint8_t*>(step.logits);
+    return arena_ + slot.offset * arena_rows_ + slot.column;
+}
+
+float* Execution::row(const Slot& slot, int64_t r) const {
+    return reinterpret_cast<float*>(at(slot) + r * slot.stride);
+}
+
+void Execution::turn(int angles, int64_t r, const float* x, int64_t width, float* y) const {
+    const Angles& a = angles_[angles];
+    const int64_t half = a.inv_freq.size();
+    kernels.rope(x, a.cos.data() + r * half, a.sin.data() + r * half, width, 2 * half, y);
+}
+
+Tables Execution::tables_of(int64_t layer) const {
+    const int64_t first = runtime.group_of(layer) * step.sequences;
+    return {step.tables.blocks, step.tables.starts + first};
+}
+
+}  // namespace galley

@@ -1,0 +1,53 @@
+// Ops that make each element of their output of the same element of their inputs. What the list
+// below names is an op of programs and a method of galley._native.Program; galley.graph.signatures
+// has its line in the op table.
+#include "tables.hpp"
+
+namespace galley {
+namespace GALLEY_ISA {
+namespace {
+
+void silu_mul(const float* a, const float* b, int64_t width, float* y) {
+    for (int64_t i = 0; i < width; i += kLanes) {
+        const int64_t left = width - i;
+        const Floats v = load_some(a + i, left);
+        const Floats sigmoid = splat(1.0f) / (splat(1.0f) + exp(splat(0.0f) - v));
+        store_some(y + i, v * sigmoid * load_some(b + i, left), left);
+    }
+}
+
+// x * P(X <= x) of a normal X is max(x, 0) - |x| * P(X > |x|), and that probability is half of
+// erfc(|x| / sqrt(2)): here by Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26
+// (Hastings 1955), whose error is at most 1.5e-7.
+void gelu(const float* x, const float*, int64_t width, float* y) {
+    for (int64_t i = 0; i < width; i += kLanes) {
+        const Floats v = load_some(x + i, width - i), size = abs(v);
+        const Floats t = splat(1.0f) / fma(size, splat(0.3275911f * 0.70710678f), splat(1.0f));
+        Floats p = splat(0.5f * 1.061405429f);
+        p = fma(p, t, splat(0.5f * -1.453152027f));
+        p = fma(p, t, splat(0.5f * 1.421413741f));
+        p = fma(p, t, splat(0.5f * -0.284496736f));
+        p = fma(p, t, splat(0.5f * 0.254829592f));
+        const Floats above = p * t * exp(size * size * splat(-0.5f));
+        store_some(y + i, max(v, splat(0.0f)) - size * above, width - i);
+    }
+}
+
+void add(const float* a, const float* b, int64_t width, float* y) {
+    for (int64_t i = 0; i < width; i += kLanes) {
+        const int64_t left = width - i;
+        store_some(y + i, load_some(a + i, left) + load_some(b + i, left), left);
+    }
+}
+
+}  // namespace
+
+const Elementwise kElementwise[] = {
+    {"silu_mul", 2, 4, silu_mul},
+    {"gelu", 1, 4, gelu},
+    {"add", 2, 1, add},
+    {nullptr, 0, 0, nullptr},
+};
+
+}  // namespace GALLEY_ISA
+}  // namespace galley

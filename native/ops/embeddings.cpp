@@ -1,0 +1,68 @@
+// Rows of a table, by token id or by position.
+#include <algorithm>
+#include <cstring>
+
+#include "bind.hpp"
+
+namespace galley {
+namespace {
+
+class EmbedOp : public Op {
+  public:
+    EmbedOp(Weights weight, Slot y) : weight_(std::move(weight)), y_(y) {}
+
+    void check(Execution& e) override {
+        e.check_floats_written(y_, weight_->matrix().depth);
+        e.limits.tokens = std::min(e.limits.tokens, weight_->matrix().outputs);
+    }
+
+    void run(Execution& e) const override {
+        const Matrix& m = weight_->matrix();
+        e.each_row(m.depth,
+                   [&](int64_t r, int) { e.kernels.embed(m, e.step.tokens[r], e.row(y_, r)); });
+    }
+
+  private:
+    Weights weight_;
+    Slot y_;
+};
+
+class EmbedPositionsOp : public Op {
+  public:
+    // `weight`: [positions][width].
+    EmbedPositionsOp(std::vector<float> weight, int64_t width, Slot y)
+        : weight_(std::move(weight)), width_(width), y_(y) {}
+
+    void check(Execution& e) override {
+        const auto size = static_cast<int64_t>(weight_.size());
+        require(width_ > 0 && size % width_ == 0, "a table of positions has no whole rows");
+        e.check_floats_written(y_, width_);
+        e.limits.positions = std::min(e.limits.positions, size / width_);
+    }
+
+    void run(Execution& e) const override {
+        e.each_row(width_, [&](int64_t r, int) {
+            std::memcpy(e.row(y_, r), weight_.data() + e.step.positions[r] * width_,
+                        width_ * sizeof(float));
+        });
+    }
+
+  private:
+    std::vector<float> weight_;
+    int64_t width_;
+    Slot y_;
+};
+
+}  // namespace
+
+void bind_embeddings(ProgramClass& program) {
+    program.def("embed", [](Program& p, SharedPacked weight, SlotFields y) {
+        append<EmbedOp>(p, std::move(weight), slot(y));
+    });
+    program.def("embed_positions",
+                [](Program& p, const Floats& weight, int64_t width, SlotFields y) {
+                    append<EmbedPositionsOp>(p, to_vector(weight), width, slot(y));
+                });
+}
+
+}  // namespace galley

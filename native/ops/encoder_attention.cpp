@@ -1,0 +1,63 @@
+// Attention within an encoder's windows: every row sees all of them.
+#include <algorithm>
+
+#include "attend.hpp"
+#include "bind.hpp"
+
+namespace galley {
+namespace {
+
+class EncoderAttentionOp : public Op {
+  public:
+    // `cache`: of one layer's keys and values while it runs; its data is Runtime's.
+    EncoderAttentionOp(Cache cache, int64_t heads, float scale, Slot q, Slot k, Slot v, Slot y)
+        : cache_(cache), heads_(heads), scale_(scale), q_(q), k_(k), v_(v), y_(y) {}
+
+    void check(Execution& e) override {
+        check_kv(e, cache_, k_, v_);
+        check_attention(e, cache_, heads_, q_, y_);
+    }
+
+    void run(Execution& e) const override {
+        const Tables tables = {e.window_blocks.data(), e.window_block_starts.data()};
+        const int64_t blocks = e.window_block_starts.back();
+        Cache cache = cache_;
+        cache.data = e.runtime.window_kv(blocks * cache.kv_heads * cache.head_bytes);
+        write_all_kv(e, cache, tables, k_, v_);
+        if (cache.type == KvType::kPairs) fill_pairs(e, cache, tables);
+        attend_all(e, {cache, tables, e.plan, heads_, scale_, 0, q_, y_});
+    }
+
+  private:
+    // A window's last value may have no neighbour; what lies there has no weight, but might be
+    // infinite.
+    static void fill_pairs(Execution& e, const Cache& cache, const Tables& tables) {
+        e.zeros.resize(cache.kv_heads * std::max(cache.key_dim, cache.value_dim));
+        for (int64_t w = 0; w < e.step.sequences; ++w) {
+            const int64_t rows = e.step.starts[w + 1] - e.step.starts[w];
+            if (rows % 2)
+                e.kernels.write_kv(cache, e.zeros.data(), e.zeros.data(),
+                                   tables.of(w)[rows / kBlockTokens], rows % kBlockTokens);
+        }
+    }
+
+    Cache cache_;
+    int64_t heads_;
+    float scale_;
+    Slot q_, k_, v_, y_;
+};
+
+}  // namespace
+
+void bind_encoder_attention(ProgramClass& program) {
+    program.def("encoder_attention", [](Program& p, int64_t heads, int64_t kv_heads,
+                                        int64_t key_dim, int64_t value_dim, float scale, bool exact,
+                                        SlotFields q, SlotFields k, SlotFields v, SlotFields y) {
+        require(kv_heads > 0 && key_dim > 0 && value_dim > 0, "a head has no columns");
+        const KvType type = exact ? KvType::kF32 : KvType::kPairs;
+        append<EncoderAttentionOp>(p, cache_of(kv_heads, key_dim, value_dim, type), heads, scale,
+                                   slot(q), slot(k), slot(v), slot(y));
+    });
+}
+
+}  // namespace galley

@@ -1,0 +1,52 @@
+// What turns a convolution over a window's rows into a linear layer.
+#include "bind.hpp"
+
+namespace galley {
+namespace {
+
+class Im2colOp : public Op {
+  public:
+    Im2colOp(int64_t channels, int64_t size, int64_t stride, Slot x, Slot y)
+        : channels_(channels), size_(size), stride_(stride), x_(x), y_(y) {}
+
+    void check(Execution& e) override {
+        require(channels_ > 0 && size_ > 0 && stride_ > 0, "a convolution has no size");
+        e.check_floats_read(x_, channels_);
+        e.check_floats_written(y_, channels_ * size_);
+        e.limits.strides.push_back(stride_);
+    }
+
+    void run(Execution& e) const override {
+        const std::vector<int64_t>& starts = e.finer_starts = e.window_starts;
+        for (int64_t w = 0; w < e.step.sequences; ++w) {
+            const int64_t rows = (starts[w + 1] - starts[w] + stride_ - 1) / stride_;
+            e.window_starts[w + 1] = e.window_starts[w] + rows;
+        }
+        e.take_windows();
+        e.each_row(2 * channels_ * size_, [&](int64_t r, int) {
+            const int64_t w = e.sequence_of[r];
+            const int64_t first = starts[w] + e.step.positions[r] * stride_ - size_ / 2;
+            float* y = e.row(y_, r);
+            for (int64_t t = 0; t < size_; ++t) {
+                const bool inside = first + t >= starts[w] && first + t < starts[w + 1];
+                const float* x = inside ? e.row(x_, first + t) : nullptr;
+                for (int64_t j = 0; j < channels_; ++j) y[j * size_ + t] = inside ? x[j] : 0.0f;
+            }
+        });
+    }
+
+  private:
+    int64_t channels_, size_, stride_;
+    Slot x_, y_;
+};
+
+}  // namespace
+
+void bind_im2col(ProgramClass& program) {
+    program.def("im2col", [](Program& p, int64_t channels, int64_t size, int64_t stride,
+                             SlotFields x, SlotFields y) {
+        append<Im2colOp>(p, channels, size, stride, slot(x), slot(y));
+    });
+}
+
+}  // namespace galley

@@ -1,0 +1,161 @@
+"""What an op is told is checked against the arena when it is appended, before any step."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from galley import _native
+from tests.native.harness import as_weight, input_layout, pack_as
+
+ARENA: Final = 1024
+VOCAB: Final = 8
+WIDTH: Final = 32
+ROW: Final = 4 * WIDTH
+X, Y, Z, S = ((i * ROW, ROW, 0) for i in range(4))
+ONES: Final = np.ones(WIDTH, np.float32)
+ROUNDED: Final = (512, 128, 0)
+"""Of rows as ``layout()`` wants them."""
+ANGLES: Final = [1.0, 0.5, 0.25, 0.125]
+"""Of heads of 8 columns: keys are 2 heads wide, queries 4."""
+
+
+def ops() -> dict[str, tuple[Any, ...]]:
+    """Arguments that each op takes."""
+    matrix = pack_as("int8", as_weight(np.ones((WIDTH, WIDTH), np.float32)))
+    rounded = input_layout(matrix, "int8")
+    return {
+        "embed": (matrix, Y),
+        "embed_positions": (np.ones(3 * WIDTH, np.float32), WIDTH, Y),
+        "features": (WIDTH, Y),
+        "select_rows": (WIDTH, X, Y),
+        "quantize_input": (rounded, X, ROUNDED),
+        "linear": (matrix, None, rounded, ROUNDED, Y),
+        "rms_norm": (ONES, 1e-5, WIDTH, None, X, Y),
+        "layer_norm": (ONES, ONES, 1e-5, None, X, Y),
+        "add_rms_norm": (ONES, 1e-5, WIDTH, rounded, X, Y, Z, ROUNDED),
+        "add_layer_norm": (ONES, ONES, 1e-5, None, X, Y, Z, S),
+        "silu_mul": (WIDTH, rounded, X, Y, ROUNDED),
+        "gelu": (WIDTH, None, X, Y),
+        "add": (WIDTH, None, X, Y, Z),
+        "rope": (ANGLES, 1.0, WIDTH, X, Y),
+        "im2col": (8, 3, 1, X, Y),
+        "attention": (0, 4, 1.0, 0, X, Y, Z, S),
+        "rope_attention": (ANGLES, 1.0, 0, 4, 1.0, 0, X, Y, Z, S, X),
+        "encoder_attention": (4, 2, 8, 8, 1.0, True, X, Y, Z, S),
+        "cross_kv": (0, X, Y),
+        "cross_attention": (0, 4, 1.0, X, Y),
+        "cross_weights": (0, 4, [1, 2], 0, 1.0, X),
+    }
+
+
+NAMES: Final = sorted(ops())
+LAYER_AT: Final = {
+    "attention": 0,
+    "rope_attention": 2,
+    "cross_kv": 0,
+    "cross_attention": 0,
+    "cross_weights": 0,
+}
+
+
+def append(name: str, arguments: tuple[Any, ...]) -> None:
+    runtime = _native.Runtime("portable", 1, [])
+    runtime.add_kv_layer(2, 8, 8, "float32", 0, 0)
+    getattr(_native.Program(runtime, ARENA, VOCAB), name)(*arguments)
+
+
+def slots_of(arguments: tuple[Any, ...]) -> list[int]:
+    return [i for i, a in enumerate(arguments) if isinstance(a, tuple)]
+
+
+def with_slot(arguments: tuple[Any, ...], i: int, slot: tuple[int, int, int]) -> tuple[Any, ...]:
+    return (*arguments[:i], slot, *arguments[i + 1 :])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_fits_is_taken(name: str) -> None:
+    append(name, ops()[name])
+
+
+Wrong = Callable[[int, int, int], tuple[int, int, int]]
+WRONG: Final[dict[str, tuple[Wrong, str]]] = {
+    "beyond the end": (lambda at, stride, _: (ARENA - stride + 4, stride, 0), "outside"),
+    "before the start": (lambda at, stride, _: (-2, stride, 0), "outside"),
+    "overflowing": (lambda at, stride, _: (2**63 - 8, stride, 0), "outside"),
+    "wider than the arena": (lambda at, stride, _: (0, 2**62, 0), "outside"),
+    "too narrow": (lambda at, stride, _: (at, 12, 0), "narrower"),
+    "a column too late": (lambda at, stride, _: (at, stride, stride - 8), "narrower"),
+    "a negative column": (lambda at, stride, _: (at, stride, -4), "narrower"),
+    "half a float": (lambda at, stride, _: (at, stride + 2, 0), "whole floats"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("name", NAMES)
+def test_buffers_that_do_not_lie_in_the_arena_are_refused(name: str, wrong: str) -> None:
+    change, message = WRONG[wrong]
+    arguments = ops()[name]
+    for i in slots_of(arguments):
+        with pytest.raises(ValueError, match=message):
+            append(name, with_slot(arguments, i, change(*arguments[i])))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_as_wide_as_the_vocabulary_and_never_read(name: str) -> None:
+    arguments = ops()[name]
+    for i in slots_of(arguments):
+        with pytest.raises(ValueError, match=r"logits are"):
+            append(name, with_slot(arguments, i, (_native.LOGITS, ROW, 0)))
+
+
+@pytest.mark.parametrize("name", LAYER_AT)
+def test_layers_that_do_not_exist_are_refused(name: str) -> None:
+    at, arguments = LAYER_AT[name], ops()[name]
+    for layer in (-1, 1, 2**40):
+        changed = (*arguments[:at], layer, *arguments[at + 1 :])
+        with pytest.raises(ValueError, match="a KV layer does not exist"):
+            append(name, changed)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("rms_norm", (ONES, 1e-5, 24, None, X, Y), "do not divide"),
+        ("rms_norm", (ONES[:0], 1e-5, WIDTH, None, X, Y), "do not divide"),
+        ("gelu", (0, None, X, Y), "no columns"),
+        ("gelu", (WIDTH + 1, None, X, Y), "narrower"),
+        ("rope", (ANGLES, 1.0, 12, X, Y), "do not divide"),
+        ("rope", ([], 1.0, WIDTH, X, Y), "do not divide"),
+        ("im2col", (8, 3, 0, X, Y), "no size"),
+        ("im2col", (8, 5, 1, X, Y), "narrower"),
+        ("embed_positions", (ONES, 24, Y), "whole rows"),
+        ("attention", (0, 3, 1.0, 0, X, Y, Z, S), "do not divide"),
+        ("attention", (0, 0, 1.0, 0, X, Y, Z, S), "do not divide"),
+        ("attention", (0, 6, 1.0, 0, X, Y, Z, S), "narrower"),
+        ("attention", (0, 4, 1.0, -1, X, Y, Z, S), "negative"),
+        ("rope_attention", (ANGLES[:3], 1.0, 0, 4, 1.0, 0, X, Y, Z, S, X), "angles"),
+        ("encoder_attention", (4, 0, 8, 8, 1.0, True, X, Y, Z, S), "no columns"),
+        ("cross_weights", (0, 4, [4], 0, 1.0, X), "a chosen head does not exist"),
+        ("cross_weights", (0, 4, [1], 1, 1.0, X), "do not follow"),
+    ],
+)
+def test_widths_that_do_not_fit_are_refused(
+    name: str, arguments: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        append(name, arguments)
+
+
+def test_logits_of_all_rows_need_room_for_all() -> None:
+    runtime = _native.Runtime("portable", 1, [])
+    table = _native.Packed("float32", 4, VOCAB)
+    program = _native.Program(runtime, 0, VOCAB)
+    program.embed(table, (_native.LOGITS, 4 * VOCAB, 0))
+    runtime.allocate_kv(1)
+    at, block = np.arange(4), np.zeros(1, np.int64)
+    step = (at, at, np.array([0, 4]), block, np.array([0, 1]))
+    program.forward(*step, at, np.zeros((4, VOCAB), np.float32))
+    with pytest.raises(ValueError, match="selects no rows"):
+        program.forward(*step, at[:1], np.zeros((1, VOCAB), np.float32))
