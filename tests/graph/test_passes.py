@@ -50,10 +50,12 @@ def executor_without(
 def all_logits(executor: Executor) -> list[Floats]:
     """A ragged prefill with all rows wanted, again with some, then a decoding step."""
     ids = [random_ids(n, n + 1) for n in LENGTHS]
-    whole = ragged([(list(i[:-1]), len(i) - 1) for i in ids], first_block=0)
+    whole = ragged(
+        [(list(i[:-1]), len(i) - 1) for i in ids], first_block=0, groups=executor.kv_groups
+    )
     ends = np.asarray(whole.starts)[1:] - 1
     some = Batch(whole.tokens, whole.positions, whole.starts, whole.tables, ends)
-    decode = ragged([(i, 1) for i in ids], first_block=0)
+    decode = ragged([(i, 1) for i in ids], first_block=0, groups=executor.kv_groups)
     return [forward(executor, batch).copy() for batch in (whole, some, decode)]
 
 

@@ -259,12 +259,13 @@ def rounding_executor(
     return executor
 
 
-def ragged(sequences: list[tuple[list[int], int]], *, first_block: int) -> Batch:
+def ragged(sequences: list[tuple[list[int], int]], *, first_block: int, groups: int = 1) -> Batch:
     """A batch that computes the last ``count`` tokens of each sequence, all rows wanted.
 
     Args:
         sequences: (all token ids, count).
-        first_block: sequences take whole blocks from here on.
+        first_block: sequences take whole blocks from here on, first in all of one KV group.
+        groups: KV groups of the model.
     """
     tokens: list[int] = []
     positions: list[int] = []
@@ -276,11 +277,12 @@ def ragged(sequences: list[tuple[list[int], int]], *, first_block: int) -> Batch
         blocks = -(-len(ids) // BLOCK_TOKENS)
         tables.append(np.arange(first_block, first_block + blocks))
         first_block += blocks
+    own = sum(map(len, tables))
     return Batch(
         tokens=np.array(tokens),
         positions=np.array(positions),
         starts=np.array(starts),
-        tables=tuple(tables),
+        tables=tuple(table + own * g for g in range(groups) for table in tables),
         wanted=np.arange(len(tokens)),
     )
 
