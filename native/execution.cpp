@@ -71,7 +71,7 @@ void Execution::take_rows(int64_t count) {
                   s);
 }
 
-// Neighbouring sequences over the same window, as beams are, share its loads.
+// Neighbouring sequences over the same encoder output, as beams are, share its loads.
 void Execution::plan_cross_attention() {
     const Tables& tables = step.cross_tables;
     const auto same = [&](int64_t a, int64_t b) {
@@ -101,33 +101,33 @@ void Execution::turn_angles() {
     }
 }
 
-void Execution::begin(const Windows& windows) {
+void Execution::begin(const EncoderInputs& inputs) {
     step = {};
     ended = false;
-    step.sequences = windows.windows;
-    step.tables = windows.tables;
-    frames = windows.frames;
-    arena_rows_ = windows.starts[windows.windows];
+    step.sequences = inputs.count;
+    step.tables = inputs.tables;
+    frames = inputs.frames;
+    arena_rows_ = inputs.starts[inputs.count];
     arena_ = runtime.arena(arena_bytes * arena_rows_);
-    window_starts.assign(windows.starts, windows.starts + windows.windows + 1);
-    take_windows();
+    input_starts.assign(inputs.starts, inputs.starts + inputs.count + 1);
+    take_inputs();
 }
 
-void Execution::take_windows() {
-    const int64_t count = window_starts.back();
-    window_positions_.resize(count);
-    window_block_starts.assign(1, 0);
-    step.starts = window_starts.data();
-    step.positions = window_positions_.data();
+void Execution::take_inputs() {
+    const int64_t count = input_starts.back();
+    input_positions_.resize(count);
+    input_block_starts.assign(1, 0);
+    step.starts = input_starts.data();
+    step.positions = input_positions_.data();
     take_rows(count);
     for (int64_t w = 0; w < step.sequences; ++w) {
-        const int64_t begin = window_starts[w], end = window_starts[w + 1];
-        std::iota(window_positions_.begin() + begin, window_positions_.begin() + end, 0);
-        window_block_starts.push_back(window_block_starts.back() + blocks_of(end - begin));
+        const int64_t begin = input_starts[w], end = input_starts[w + 1];
+        std::iota(input_positions_.begin() + begin, input_positions_.begin() + end, 0);
+        input_block_starts.push_back(input_block_starts.back() + blocks_of(end - begin));
         plan.add({begin, end, w, end - begin, 0});
     }
-    window_blocks.resize(window_block_starts.back());
-    std::iota(window_blocks.begin(), window_blocks.end(), 0);
+    input_blocks.resize(input_block_starts.back());
+    std::iota(input_blocks.begin(), input_blocks.end(), 0);
 }
 
 uint8_t* Execution::at(const Slot& slot) const {

@@ -15,8 +15,8 @@ void require(bool holds, const char* what);
 
 inline int64_t blocks_of(int64_t rows) { return round_up(rows, kBlockTokens) / kBlockTokens; }
 
-// KV blocks of several sequences or windows: number s has those from `starts[s]` to `starts[s +
-// 1]`.
+// KV blocks of several sequences or encoder inputs: number s has those from `starts[s]` to
+// `starts[s + 1]`.
 struct Tables {
     const int64_t* blocks;
     const int64_t* starts;
@@ -36,20 +36,21 @@ struct Step {
     const int64_t* wanted;
     int64_t wanted_rows;
     float* logits;
-    // Of each sequence's window the encoder's rows in the cache, and their number; null for text.
+    // Of each sequence the encoder output's rows in the cache, and their number; null for text.
     Tables cross_tables;
     const int64_t* cross_rows;
     // Of an aligner: its weights, [rows][aligned_heads][attention_rows], and no logits. What lies
-    // beyond a window's rows is not written.
+    // beyond an encoder output's rows is not written.
     float* attention;
     int64_t attention_rows;
 };
 
-// Windows to encode; see galley.ops.executor.EncoderBatch. `frames` is [starts[windows]][mels].
-struct Windows {
+// Encoder inputs to encode; see galley.ops.executor.EncoderBatch. `frames` is
+// [starts[count]][mels].
+struct EncoderInputs {
     const float* frames;
     const int64_t* starts;
-    int64_t windows;
+    int64_t count;
     Tables tables;
 };
 
@@ -67,7 +68,7 @@ struct Limits {
 
 class Execution {
   public:
-    // `arena_bytes` for each row of a step, or frame of its windows.
+    // `arena_bytes` for each row of a step, or frame of its inputs.
     Execution(Runtime& runtime, int64_t arena_bytes, int64_t vocab_size);
 
     // For checks. `row_bytes`: of a row that the op reads from or writes to the slot.
@@ -82,9 +83,9 @@ class Execution {
     int angles_for(const std::vector<float>& inv_freq, float scale);
 
     void begin(const Step& step);
-    void begin(const Windows& windows);
-    // The rows of the buffers in use are now those that window_starts says.
-    void take_windows();
+    void begin(const EncoderInputs& inputs);
+    // The rows of the buffers in use are now those that input_starts says.
+    void take_inputs();
 
     uint8_t* at(const Slot& slot) const;
     float* row(const Slot& slot, int64_t r) const;
@@ -120,17 +121,17 @@ class Execution {
     const int64_t arena_bytes, vocab_size;
     Limits limits;
 
-    // The step in progress. An encoder's windows stand there as sequences, with starts and
+    // The step in progress. An encoder's inputs stand there as sequences, with starts and
     // positions of the buffers in use.
     Step step{};
     const float* frames = nullptr;
     int64_t rows = 0;    // of the buffers in use; changes at select_rows and im2col
     bool ended = false;  // nobody wants what is left
-    std::vector<int64_t> window_starts, finer_starts;
+    std::vector<int64_t> input_starts, finer_starts;
     std::vector<int64_t> sequence_of;
     AttentionPlan plan, cross_plan;
-    // Tables of encoder_attention: all windows' blocks one after another.
-    std::vector<int64_t> window_blocks, window_block_starts;
+    // Tables of encoder_attention: all inputs' blocks one after another.
+    std::vector<int64_t> input_blocks, input_block_starts;
     std::vector<float> zeros;
 
   private:
@@ -145,7 +146,7 @@ class Execution {
     void turn_angles();
 
     std::vector<Angles> angles_;
-    std::vector<int64_t> window_positions_;
+    std::vector<int64_t> input_positions_;
     uint8_t* arena_ = nullptr;
     int64_t arena_rows_ = 0;
 };

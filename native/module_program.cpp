@@ -18,7 +18,7 @@ bool are_starts(const Ids& starts, int64_t count, size_t total) {
            starts(count) == static_cast<int64_t>(total);
 }
 
-// Blocks, where each sequence's begin, and how many rows each sequence's window has.
+// Blocks, where each sequence's begin, and how many rows each sequence's encoder output has.
 using CrossArrays = std::tuple<Ids, Ids, Ids>;
 
 // Without a result yet, and no row is wanted.
@@ -39,7 +39,8 @@ Step step_of(int64_t groups, const Ids& tokens, const Ids& positions, const Ids&
         const auto& [blocks, block_starts, cross_rows] = *cross;
         if (!are_starts(block_starts, sequences, blocks.size()) ||
             static_cast<int64_t>(cross_rows.size()) != sequences)
-            throw std::invalid_argument("the arrays of a step's windows do not fit together");
+            throw std::invalid_argument(
+                "the arrays of a step's encoder outputs do not fit together");
         step.cross_tables = {blocks.data(), block_starts.data()};
         step.cross_rows = cross_rows.data();
     }
@@ -77,13 +78,13 @@ void align(Program& program, const Ids& tokens, const Ids& positions, const Ids&
 
 void encode(Program& program, const FloatTable& frames, const Ids& starts, const Ids& tables,
             const Ids& table_starts) {
-    const auto windows = static_cast<int64_t>(starts.size()) - 1;
-    if (!are_starts(starts, windows, frames.shape(0)) ||
+    const auto inputs = static_cast<int64_t>(starts.size()) - 1;
+    if (!are_starts(starts, inputs, frames.shape(0)) ||
         static_cast<int64_t>(frames.shape(1)) != program.mels() ||
-        !are_starts(table_starts, windows, tables.size()))
-        throw std::invalid_argument("the arrays of windows do not fit together");
-    const Windows all = {
-        frames.data(), starts.data(), windows, {tables.data(), table_starts.data()}};
+        !are_starts(table_starts, inputs, tables.size()))
+        throw std::invalid_argument("the arrays of encoder inputs do not fit together");
+    const EncoderInputs all = {
+        frames.data(), starts.data(), inputs, {tables.data(), table_starts.data()}};
     nb::gil_scoped_release release;
     program.encode(all);
 }

@@ -18,9 +18,9 @@ void Program::forward(const Step& step) {
     run_ops();
 }
 
-void Program::encode(const Windows& windows) {
-    check(windows);
-    execution_.begin(windows);
+void Program::encode(const EncoderInputs& inputs) {
+    check(inputs);
+    execution_.begin(inputs);
     run_ops();
 }
 
@@ -33,7 +33,7 @@ void Program::run_ops() {
 }
 
 void Program::check(const Step& step) const {
-    require(!limits().mels, "this program encodes windows and takes no tokens");
+    require(!limits().mels, "this program encodes audio and takes no tokens");
     require(step.rows > 0, "a step needs at least one row");
     for (int64_t r = 0; r < step.rows; ++r)
         require(step.tokens[r] >= 0 && step.tokens[r] < limits().tokens,
@@ -63,30 +63,31 @@ void Program::check(const Step& step) const {
 
 void Program::check_cross(const Step& step) const {
     require(limits().crosses == (step.cross_rows != nullptr),
-            "windows are what cross-attention sees, and nothing else does");
+            "encoder outputs are what cross-attention sees, and nothing else does");
     require((limits().aligned_heads > 0) == (step.attention != nullptr),
             "weights are what an aligner gives, and nothing else does");
     if (!limits().crosses) return;
     for (int64_t s = 0; s < step.sequences; ++s) {
-        require(step.cross_rows[s] > 0, "a sequence's window has no rows");
+        require(step.cross_rows[s] > 0, "a sequence's encoder output has no rows");
         require(!step.attention || step.cross_rows[s] <= step.attention_rows,
-                "a window has more rows than there is room for");
+                "an encoder output has more rows than there is room for");
         require(blocks_of(step.cross_rows[s]) <= step.cross_tables.size(s),
-                "a window's KV table is too short");
+                "an encoder output's KV table is too short");
     }
     check_blocks(step.cross_tables, step.sequences);
 }
 
-void Program::check(const Windows& windows) const {
+void Program::check(const EncoderInputs& inputs) const {
     require(limits().mels, "this program has no encoder");
-    for (int64_t w = 0; w < windows.windows; ++w) {
-        const int64_t frames = windows.starts[w + 1] - windows.starts[w];
-        require(frames > 0, "a window has no frames");
-        require(encoded_rows(frames) <= limits().positions, "a window is longer than the model's");
-        require(blocks_of(encoded_rows(frames)) <= windows.tables.size(w),
-                "a window's KV table is too short");
+    for (int64_t w = 0; w < inputs.count; ++w) {
+        const int64_t frames = inputs.starts[w + 1] - inputs.starts[w];
+        require(frames > 0, "an encoder input has no frames");
+        require(encoded_rows(frames) <= limits().positions,
+                "an encoder input is longer than the model's");
+        require(blocks_of(encoded_rows(frames)) <= inputs.tables.size(w),
+                "an encoder output's KV table is too short");
     }
-    check_blocks(windows.tables, windows.windows);
+    check_blocks(inputs.tables, inputs.count);
 }
 
 void Program::check_blocks(const Tables& tables, int64_t count) const {

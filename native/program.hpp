@@ -24,7 +24,7 @@ class Program {
     // together.
     void forward(const Step& step);
     // Of a program that begins with `features`.
-    void encode(const Windows& windows);
+    void encode(const EncoderInputs& inputs);
 
     const Kernels& kernels() const { return execution_.kernels; }
     int64_t kv_groups() const { return execution_.runtime.kv_groups(); }
@@ -36,7 +36,7 @@ class Program {
     const Limits& limits() const { return execution_.limits; }
     void check(const Step& step) const;
     void check_cross(const Step& step) const;
-    void check(const Windows& windows) const;
+    void check(const EncoderInputs& inputs) const;
     void check_blocks(const Tables& tables, int64_t count) const;
     int64_t encoded_rows(int64_t frames) const;
     void run_ops();

@@ -52,7 +52,7 @@ class Runtime {
     // What a step leaves there is gone in the next, or in that of another program.
     uint8_t* arena(int64_t bytes) { return grown(arena_, bytes); }
     float* partials(int64_t floats);
-    uint8_t* window_kv(int64_t bytes) { return grown(window_kv_, bytes); }
+    uint8_t* encoder_kv(int64_t bytes) { return grown(encoder_kv_, bytes); }
     // Each thread's own; it must have been wished for before the threads work.
     void need_scratch(int64_t bytes);
     uint8_t* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
@@ -74,7 +74,7 @@ class Runtime {
     std::vector<Layer> layers_;
     std::vector<Page> pages_;
     int64_t groups_ = 1, blocks_ = 0;
-    Memory arena_, scratch_, partials_, window_kv_;
+    Memory arena_, scratch_, partials_, encoder_kv_;
     int64_t scratch_bytes_ = 0;  // a thread's share
     std::function<void()> pause_;
     std::chrono::steady_clock::time_point paused_{};

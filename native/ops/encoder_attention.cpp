@@ -1,4 +1,4 @@
-// Attention within an encoder's windows: every row sees all of them.
+// Attention within encoder inputs: every row sees all of them.
 #include <algorithm>
 
 #include "attend.hpp"
@@ -19,17 +19,17 @@ class EncoderAttentionOp : public Op {
     }
 
     void run(Execution& e) const override {
-        const Tables tables = {e.window_blocks.data(), e.window_block_starts.data()};
-        const int64_t blocks = e.window_block_starts.back();
+        const Tables tables = {e.input_blocks.data(), e.input_block_starts.data()};
+        const int64_t blocks = e.input_block_starts.back();
         Cache cache = cache_;
-        cache.data = e.runtime.window_kv(blocks * cache.kv_heads * cache.head_bytes);
+        cache.data = e.runtime.encoder_kv(blocks * cache.kv_heads * cache.head_bytes);
         write_all_kv(e, cache, tables, k_, v_);
         if (cache.type == KvType::kPairs) fill_pairs(e, cache, tables);
         attend_all(e, {cache, tables, e.plan, heads_, scale_, 0, q_, y_});
     }
 
   private:
-    // A window's last value may have no neighbour; what lies there has no weight, but might be
+    // An input's last value may have no neighbour; what lies there has no weight, but might be
     // infinite.
     static void fill_pairs(Execution& e, const Cache& cache, const Tables& tables) {
         e.zeros.resize(cache.kv_heads * std::max(cache.key_dim, cache.value_dim));

@@ -1,4 +1,4 @@
-// What turns a convolution over a window's rows into a linear layer.
+// What turns a convolution over an encoder input's rows into a linear layer.
 #include "bind.hpp"
 
 namespace galley {
@@ -17,12 +17,12 @@ class Im2colOp : public Op {
     }
 
     void run(Execution& e) const override {
-        const std::vector<int64_t>& starts = e.finer_starts = e.window_starts;
+        const std::vector<int64_t>& starts = e.finer_starts = e.input_starts;
         for (int64_t w = 0; w < e.step.sequences; ++w) {
             const int64_t rows = (starts[w + 1] - starts[w] + stride_ - 1) / stride_;
-            e.window_starts[w + 1] = e.window_starts[w] + rows;
+            e.input_starts[w + 1] = e.input_starts[w] + rows;
         }
-        e.take_windows();
+        e.take_inputs();
         e.each_row(2 * channels_ * size_, [&](int64_t r, int) {
             const int64_t w = e.sequence_of[r];
             const int64_t first = starts[w] + e.step.positions[r] * stride_ - size_ / 2;

@@ -276,8 +276,8 @@ class Program:
     ) -> None:
         """One step of sequences.
 
-        ``cross``: the KV blocks of the sequences' windows, where each sequence's begin, and how many rows
-        each window has.
+        ``cross``: the KV blocks of the sequences' encoder outputs, where each begins, and how many rows
+        each has.
         """
 
     def align(
@@ -292,7 +292,7 @@ class Program:
     ) -> None:
         """One step of sequences through a program with ``cross_weights``.
 
-        ``attention``: [rows, heads, most rows of a window], filled as far as each window goes.
+        ``attention``: [rows, heads, most rows of an encoder output], filled as far as each one goes.
         """
 
     def encode(
@@ -302,4 +302,4 @@ class Program:
         tables: Ids,
         table_starts: Ids,
     ) -> None:
-        """Windows through a program that begins with ``features``."""
+        """Encoder inputs through a program that begins with ``features``."""

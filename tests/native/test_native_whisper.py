@@ -245,7 +245,7 @@ def test_bits_do_not_depend_on_batches_chunks_or_threads(
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("variant", WHISPER_VARIANTS)
 def test_alignment_agrees_with_torch(variant: str, isa: str, placed: Placed) -> None:
-    """For every kind of weights and of keys; whole windows, one of one row, and more rows than a tile."""
+    """For every kind of weights and of keys; whole inputs, one of one row, and more rows than a tile."""
     folder, program = placed(variant, isa)
     assert program.encoder is not None
     windows = random_windows(program, [1, 17, longest(program)])

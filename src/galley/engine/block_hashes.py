@@ -21,7 +21,7 @@ def salt_hash(salt: str) -> bytes:
 
 def encoder_input_hash(root: bytes, digest: bytes) -> bytes:
     """Where the chains over one encoder input begin: keys and values of the tokens depend on that input."""
-    return blake2b(root + digest, digest_size=16, person=b"galley-window").digest()
+    return blake2b(root + digest, digest_size=16, person=b"galley-encoder").digest()
 
 
 def encoder_block_hashes(root: bytes, blocks: int) -> list[bytes]:

@@ -119,7 +119,7 @@ class KVGroup:
 class Program:
     """A traced model. The last op's output is the logits, ``[wanted rows, vocab_size]``.
 
-    An encoder ends in ``cross_kv`` instead: what it makes of a window lies in the KV cache. An aligner ends
+    An encoder ends in ``cross_kv`` instead: the encoder output lies in the KV cache. An aligner ends
     in ``cross_weights``: it is a decoder that says where it looks.
 
     Attributes:
@@ -129,9 +129,9 @@ class Program:
             dimensions, [n, c, size]; ``linear`` takes it as the matrix [n, c * size].
         vocab_size: columns of the logits; 0 for an encoder and an aligner.
         max_positions: the longest context the model was made for, in tokens; for an encoder the longest
-            window, in frames.
+            input, in frames.
         state_bytes: what layers with a fixed state instead of keys and values keep for each sequence.
-        encoder: what a speech model runs once over a window, for its sequences to attend to.
+        encoder: what a speech model runs once over an encoder input, for its sequences to attend to.
         aligner: a speech model's decoder up to the last head that follows the speech, for the weights of
             these heads.
         kinds: matrix name -> how an executor keeps it; empty until that is decided (:meth:`with_kinds`).
@@ -219,7 +219,7 @@ class Program:
         return sum(len(op.attrs["chosen"]) for op in self.ops if op.name == "cross_weights")
 
     def rows_of(self, frames: int) -> int:
-        """Of an encoder: how many rows its ``cross_kv`` ops keep of a window of ``frames``."""
+        """Of an encoder: how many rows its ``cross_kv`` ops keep of an input of ``frames``."""
         for op in self.ops:
             if op.name == "im2col":
                 frames = -(-frames // op.attrs["stride"])
@@ -227,7 +227,7 @@ class Program:
 
     @property
     def max_rows(self) -> int:
-        """Of an encoder: the same of the longest window."""
+        """Of an encoder: the same of the longest input."""
         return self.rows_of(self.max_positions)
 
     @property

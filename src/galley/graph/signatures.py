@@ -17,24 +17,24 @@ add             a + b
 select_rows     keeps the rows whose logits are wanted
 ==============  ================================================================================
 
-Speech models have these, too. A window is one stretch of audio; its rows are consecutive, and ops that look
-beyond a row stay within it:
+Speech models have these, too. An encoder input is one stretch of audio, whose rows are consecutive; ops
+that look beyond a row stay within it:
 
 ================  ==============================================================================
-features          the windows' log-mel frames, one row each
-im2col            x [T, c] -> [ceil(T / stride), c * size] for each window: row r holds the ``size`` rows
-                  around row r * stride, zeros beyond the window's ends; column j * size + t is column j of
+features          the encoder inputs' log-mel frames, one row each
+im2col            x [T, c] -> [ceil(T / stride), c * size] for each input: row r holds the ``size`` rows
+                  around row r * stride, zeros beyond the input's ends; column j * size + t is column j of
                   row r * stride + t - size // 2. With the flattened [n, c, size] kernel of a convolution
                   as ``weight``, ``linear`` on it is that convolution
-embed_positions   positions in the window, or of the tokens in their sequence -> rows of ``weight``
+embed_positions   positions in the encoder input, or of the tokens in their sequence -> rows of ``weight``
                   [positions, width]
 layer_norm        (x - mean) * rsqrt(variance + eps) * ``weight`` + ``bias``; arXiv:1607.06450
 gelu              x * normal distribution function of x, by erf; arXiv:1606.08415
-encoder_attention  q, k, v -> softmax(q k^T * scale) v over all rows of the window
-cross_kv          k, v -> into the paged KV of ``layer``, by the window's block table; no output
-cross_attention   q -> softmax(q k^T * scale) v over the whole window that the sequence belongs to, as
+encoder_attention  q, k, v -> softmax(q k^T * scale) v over all rows of the encoder input
+cross_kv          k, v -> into the paged KV of ``layer``, by the encoder output's block table; nothing else
+cross_attention   q -> softmax(q k^T * scale) v over the whole encoder output of the sequence, as
                   cross_kv left it in ``layer``
-cross_weights     q -> the weights softmax(q k^T * scale) that cross_attention would give to the window's
+cross_weights     q -> the weights softmax(q k^T * scale) that cross_attention would give to the encoder's
                   rows, of the heads ``chosen``; no output: they are the executor's result, there heads
                   ``first``, ``first`` + 1, ...
 ================  ==============================================================================

@@ -48,18 +48,18 @@ class Tracer:
         return self._emit("embed", (), width, {"weight": self._weight(weight, vocab, width)})
 
     def embed_positions(self, weight: str, *, positions: int, width: int) -> Buffer:
-        """Positions in sequence or window, 0 to ``positions - 1`` -> their rows."""
+        """Positions in a sequence or encoder input, 0 to ``positions - 1`` -> their rows."""
         weights = {"weight": self._weight(weight, positions, width)}
         return self._emit("embed_positions", (), width, weights)
 
     def features(self, mels: int) -> Buffer:
-        """The windows' frames. First op of an encoder."""
+        """The frames of the encoder inputs. First op of an encoder."""
         return self._emit("features", (), mels)
 
     def conv1d(
         self, x: Buffer, weight: str, width: int, *, bias: str, size: int, stride: int = 1
     ) -> Buffer:
-        """A convolution over each window's rows, padded with zeros to ceil(rows / stride) rows."""
+        """A convolution over each encoder input's rows, padded with zeros to ceil(rows / stride) rows."""
         assert size % 2 == 1
         around = self._emit(
             "im2col", (x,), x.width * size, channels=x.width, size=size, stride=stride
@@ -114,7 +114,7 @@ class Tracer:
     def encoder_attention(
         self, q: Buffer, k: Buffer, v: Buffer, *, key_dim: int, scale: float
     ) -> Buffer:
-        """Every row of a window sees all of them. Widths as in :meth:`attention`."""
+        """Every row of an encoder input sees all of them. Widths as in :meth:`attention`."""
         width, heads = _heads(q, _kv_layout(k, v, key_dim))
         return self._emit("encoder_attention", (q, k, v), width, **heads, scale=scale, exact=True)
 
@@ -126,7 +126,7 @@ class Tracer:
         self.ops.append(Op("cross_kv", (k.id, v.id), (), (), {}, attrs))
 
     def cross_attention(self, q: Buffer, *, scale: float) -> Buffer:
-        """Over the window, in the KV layer that the last :meth:`attention` added."""
+        """Over the encoder output, in the KV layer that the last :meth:`attention` added."""
         layer = len(self.kv) - 1
         width, heads = _heads(q, self.kv[layer])
         return self._emit("cross_attention", (q,), width, layer=layer, **heads, scale=scale)

@@ -27,16 +27,16 @@ from galley.types import BLOCK_TOKENS
 
 @dataclass(slots=True)
 class Step:
-    """A batch, or windows, on their way through a program.
+    """A batch of tokens, or of encoder inputs, on their way through a program.
 
     Which rows there are changes at ``im2col``, which places them anew; ``layout`` also does at
     ``select_rows``.
 
     Attributes:
         source: what to compute.
-        tables: the blocks of each sequence or window.
+        tables: the blocks of each sequence or encoder input.
         angles: of rotations, shared by all layers.
-        starts: sequence or window s has rows ``starts[s]`` to ``starts[s + 1]``.
+        starts: sequence or encoder input s has rows ``starts[s]`` to ``starts[s + 1]``.
         at: [rows] positions; ``positions`` has the same in tiles.
         layout: where the rows sit in tiles.
         kv_slots: KV group -> [rows] where in the cache their keys and values go, once a layer has asked.
@@ -56,7 +56,7 @@ class Step:
     attention: torch.Tensor = field(init=False)
 
     def place(self, starts: Ints, positions: Ints, device: torch.device) -> None:
-        """Rows ``starts[s]`` to ``starts[s + 1]`` belong to sequence or window s."""
+        """Rows ``starts[s]`` to ``starts[s + 1]`` belong to sequence or encoder input s."""
         self.starts = starts
         self.at = positions
         self.kv_slots = {}
@@ -235,10 +235,10 @@ class ReferenceOps:
 
     def _im2col(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         size, stride = op.attrs["size"], op.attrs["stride"]
-        windows = torch.split(step.layout.gather(inputs[0]), np.diff(step.starts).tolist())
+        parts = torch.split(step.layout.gather(inputs[0]), np.diff(step.starts).tolist())
         around = [
-            pad(window, (0, 0, size // 2, size // 2)).unfold(0, size, stride).flatten(1)
-            for window in windows
+            pad(part, (0, 0, size // 2, size // 2)).unfold(0, size, stride).flatten(1)
+            for part in parts
         ]
         lengths = np.array([len(rows) for rows in around])
         starts = np.concatenate([[0], lengths.cumsum()])
@@ -267,10 +267,10 @@ class ReferenceOps:
         keys, values = (torch.split(step.layout.gather(tiles), lengths) for tiles in kv)
 
         @functools.cache
-        def chunks(window: int) -> list[Chunk]:
-            rows = lengths[window]
+        def chunks(place: int) -> list[Chunk]:
+            rows = lengths[place]
             k, v = (
-                pad(part[window], (0, 0, 0, -rows % BLOCK_TOKENS)).view(*shape, op.attrs[dim])
+                pad(part[place], (0, 0, 0, -rows % BLOCK_TOKENS)).view(*shape, op.attrs[dim])
                 for part, dim in ((keys, "key_dim"), (values, "value_dim"))
             )
             return list(all_chunks(k, v, torch.arange(len(k), device=self._device), rows))
@@ -318,5 +318,5 @@ class ReferenceOps:
 
 
 def places_in(lengths: Ints) -> Ints:
-    """0, 1, ... for the rows of each window."""
+    """0, 1, ... for the rows of each encoder input."""
     return np.concatenate([np.arange(length) for length in lengths])

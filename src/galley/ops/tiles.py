@@ -67,7 +67,7 @@ class Layout:
 
 
 class Pair(NamedTuple):
-    """A sequence (or window) and a tile that share rows.
+    """A sequence (or encoder input) and a tile that share rows.
 
     ``slots``: of those rows in the tile; ``first`` and ``last``: the least and greatest of their positions.
     """
