@@ -31,7 +31,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/clang-format --dry-run --Werror native/*.?pp native/kernels/*.?pp tests/native/*.cpp
+	$(BIN)/clang-format --dry-run --Werror $$(find native tests -name "*.?pp")
 
 sanitize: $(VENV)/.installed-dev
 	$(BIN)/python scripts/sanitize.py
