@@ -109,7 +109,9 @@ def measure_eager(model: Model, *, repeats: int) -> float | None:
 
 
 def _step_seconds(executor: Executor, model: Model, repeats: int) -> float:
-    """Median over ``repeats`` decoding steps behind the same context, and the longest encoder input if any."""
+    """Median over ``repeats`` decoding steps behind the same context, and the longest encoder input if
+    any.
+    """
     context = min(CONTEXT, model.program.max_positions - 1)
     blocks, encoder = context // BLOCK_TOKENS + 1, model.program.encoder
     rows = 0 if encoder is None else encoder.max_rows
