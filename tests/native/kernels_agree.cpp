@@ -219,12 +219,13 @@ void check_row_ops() {
         check_rows("rope", width, 0.0, [&](const Kernels& k, float* y) {
             k.rope(x.data(), a.data(), b.data(), width, width, y);
         });
-        check_rows("silu_mul", width, 2e-5,
-                   [&](const Kernels& k, float* y) { k.silu_mul(x.data(), a.data(), width, y); });
-        check_rows("gelu", width, 2e-6,
-                   [&](const Kernels& k, float* y) { k.gelu(x.data(), width, y); });
-        check_rows("add", width, 0.0,
-                   [&](const Kernels& k, float* y) { k.add(x.data(), a.data(), width, y); });
+        for (const Elementwise* op = kPortable.elementwise; op->name; ++op) {
+            const std::string name = op->name;
+            const double slack = name == "add" ? 0.0 : name == "gelu" ? 2e-6 : 2e-5;
+            check_rows(name, width, slack, [&](const Kernels& k, float* y) {
+                k.elementwise_named(op->name)->run(x.data(), a.data(), width, y);
+            });
+        }
     }
 }
 
