@@ -11,11 +11,6 @@ also computes cross-attention's keys and values, which CTranslate2 leaves to the
 
 measures an hour instead: 120 windows to 120 texts, with as many windows at once as suits each. For an
 idle machine.
-
-    GALLEY_CPU_ISA=avx2 CT2_FORCE_CPU_ISA=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 python -m benchmarks.speech --beams 1
-
-measures all of them as on a CPU with AVX2 alone: CTranslate2 leaves its products to oneDNN, which chooses
-for itself.
 """
 
 import argparse

@@ -7,7 +7,7 @@ namespace galley {
 namespace GALLEY_ISA {
 
 // Rows, and registers of keys or values, that share their loads; as many sums are in flight.
-constexpr int kRows = kWidth == 4 ? 2 : kWidth == 8 ? 6 : 4;
+constexpr int kRows = kWidth == 4 ? 2 : 4;
 constexpr int kColumns = kWidth == 16 ? 4 : 1;
 
 template <class T>
@@ -68,14 +68,14 @@ struct VectorProducts : AttendRows {
         const T* keys[C];
         const uint8_t* next[C];
         Floats acc[R][C];
-        const bool first = row == 0;
         GALLEY_UNROLL for (int c = 0; c < C; ++c) {
             keys[c] = reinterpret_cast<const T*>(piece_of(at + c * kBlockTokens));
-            next[c] = first ? piece_after(at + c * kBlockTokens) : nullptr;
+            next[c] = piece_after(at + c * kBlockTokens);
             GALLEY_UNROLL for (int r = 0; r < R; ++r) acc[r][c] = splat(0.0f);
         }
         constexpr int64_t kBytes = kBlockTokens * sizeof(T);  // for each d
         const float* q = queries + row * depth();
+        const bool first = row == 0;
         for (int64_t d = 0; d < depth(); ++d) {
             typename Its::Lanes key[C];
             GALLEY_UNROLL for (int c = 0; c < C; ++c) {
@@ -125,7 +125,7 @@ struct VectorProducts : AttendRows {
         const bool first = row == 0 && offset % kLine == 0;
         for (int64_t at = 0; at < keys; at += kBlockTokens) {
             const T* v = reinterpret_cast<const T*>(piece_of(span + at) + offset);
-            const uint8_t* next = first ? piece_after(span + at) + offset : nullptr;
+            const uint8_t* next = piece_after(span + at) + offset;
             const int64_t left = keys - at < kBlockTokens ? keys - at : kBlockTokens;
             const int64_t end = (left + kDepth - 1) / kDepth;
             const float* p = scores + row * kSpan + at / kDepth;

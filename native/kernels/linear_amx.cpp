@@ -1,7 +1,7 @@
 // Linear layers on AMX: a tile register holds sixteen rows of 64 bytes, and one instruction
 // multiplies sixteen rows of activations by sixteen outputs of weights, 64 bytes deep.
 //
-// Integers are summed exactly and scaled in the order of linear_int8.hpp: the bits are the same,
+// Integers are summed exactly and scaled in the order of linear_int8.cpp: the bits are the same,
 // so few rows, which memory bounds, are left to it. bfloat16 adds in an order of its own, for all
 // rows, and so do integers that are widened to it.
 //

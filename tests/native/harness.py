@@ -232,8 +232,8 @@ def rounding_executor(
 ) -> RoundingExecutor:
     """Torch on the dequantized weights, with 256 blocks of KV.
 
-    ``activations``: what the inputs of linear layers are rounded to; unless it is float32, or no
-    instruction of ``isa`` multiplies bfloat16, an encoder's queries, keys and values become bfloat16.
+    ``activations``: what the inputs of linear layers are rounded to; unless it is float32, windows'
+    queries, keys and values are rounded to bfloat16.
     """
     checkpoint = Checkpoint.open(folder)
     program = program_of(folder)
@@ -254,8 +254,7 @@ def rounding_executor(
     executor.rounding = ROUNDING[activations]
     executor.kv_rounding = ROUNDING[kv_dtype]
     executor.isa = isa
-    rounds = activations != "float32" and isa in ("amx", "avx512")
-    executor.window_rounding = ROUNDING["bfloat16" if rounds else "float32"]
+    executor.window_rounding = ROUNDING["float32" if activations == "float32" else "bfloat16"]
     executor.allocate_kv(256)
     return executor
 

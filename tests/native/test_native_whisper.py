@@ -185,7 +185,7 @@ def test_every_kind_agrees_with_torch(variant: str, isa: str, placed: Placed) ->
     limits = {"float32": (1e-4, 1e-5), "bfloat16": (1e-2, 1e-3), "int8": (5e-2, 4e-3)}
     for kind, activations in LAYERS:
         worst, mean = limits[activations]
-        truth = rounding_executor(folder, kind, activations=activations, isa=isa)
+        truth = rounding_executor(folder, kind, activations=activations)
         expected = np.concatenate(run(truth, program, windows, sequences))
         executor = native(folder, kind, activations)
         assert executor.isa == isa
@@ -260,7 +260,7 @@ def test_alignment_agrees_with_torch(variant: str, isa: str, placed: Placed) -> 
         ("int4", "bfloat16", "float32", 1e-2),
         ("int4", "float32", "float32", 1e-4),
     ):
-        truth = rounding_executor(folder, kind, activations=activations, isa=isa)  # type: ignore[arg-type]
+        truth = rounding_executor(folder, kind, activations=activations)  # type: ignore[arg-type]
         executor = native(folder, kind, activations, kv_dtype=kv_dtype)  # type: ignore[arg-type]
         expected = run(truth, program, windows, sequences, call=partial(align, truth))
         got = run(executor, program, windows, sequences, call=partial(align, executor))

@@ -22,19 +22,16 @@ class RowLayout(NamedTuple):
     group: int
 
 
-def quantize_inputs(
-    program: Program, activations: Mapping[str, str], *, round_attention: bool = True
-) -> Program:
+def quantize_inputs(program: Program, activations: Mapping[str, str]) -> Program:
     """A ``quantize_input`` in front of linear layers whose inputs do not stay float32.
 
     Layers share the rounded rows if they read the same buffer and their matrices want the same layout.
-    Where any input is rounded, ``encoder_attention`` may be inexact, too.
+    Where any input is rounded, ``encoder_attention`` is no longer exact either.
 
     Args:
         program: with the kinds of its matrices.
         activations: kind name of a matrix -> what its inputs become: "float32" (they stay as they are),
             "bfloat16" or "int8".
-        round_attention: whether ``encoder_attention`` then multiplies bfloat16.
     """
     ops: list[Op] = []
     quantized: dict[tuple[int, RowLayout], int] = {}
@@ -52,7 +49,7 @@ def quantize_inputs(
                     )
                 op = op.reading({x: quantized[x, layout]})
         ops.append(op)
-    return program.with_ops(_inexact(op) if quantized and round_attention else op for op in ops)
+    return program.with_ops(_inexact(op) if quantized else op for op in ops)
 
 
 def _inexact(op: Op) -> Op:

@@ -16,13 +16,7 @@ from galley.graph.quantize_inputs import quantize_inputs
 from galley.ops.draws import Draws
 from galley.ops.executor import Attention, Batch, EncoderBatch, ExecutorOptions, Table
 from galley.ops.isa import choose_isa, cpus_to_pin, naming
-from galley.ops.kinds import (
-    main_activations,
-    multiplies_bf16,
-    own_kinds,
-    plan_activations,
-    plan_kinds,
-)
+from galley.ops.kinds import main_activations, own_kinds, plan_activations, plan_kinds
 from galley.ops.lowering import Cost, Lowered, lower, weight_bytes
 from galley.ops.packing import Matrices, check_kind
 from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
@@ -61,8 +55,7 @@ class CpuExecutor:
         matrices = Matrices(weights, kinds, threads=options.threads, cache=cache)
 
         def lowered(traced: Program) -> Lowered:
-            quantized = quantize_inputs(traced, activations, round_attention=multiplies_bf16(isa))
-            return lower(run_passes(quantized, options.disable_pass))
+            return lower(run_passes(quantize_inputs(traced, activations), options.disable_pass))
 
         decoder = lowered(program)
         with naming(options.threads):

@@ -91,11 +91,6 @@ def main_activations(program: Program, activations: Mapping[str, str]) -> str:
     return products.most_common(1)[0][0]
 
 
-def multiplies_bf16(isa: str) -> bool:
-    """Whether an instruction multiplies bfloat16; where none does, products of float32 are faster."""
-    return isa in _MULTIPLY_BF16
-
-
 def choose_activations(quantize: str, wanted: str, isa: str) -> str:
     """What the inputs of linear layers become: as ``wanted``, or with "auto" what ``isa`` is fastest with.
 
@@ -105,7 +100,7 @@ def choose_activations(quantize: str, wanted: str, isa: str) -> str:
     choices = _ACTIVATIONS[quantize]
     if wanted == "auto":
         # Where no instruction multiplies bfloat16, it is widened first, and rounding to it wasted.
-        widens = choices[0] == "bfloat16" and not multiplies_bf16(isa)
+        widens = choices[0] == "bfloat16" and isa not in _MULTIPLY_BF16
         return "float32" if widens else choices[0]
     if wanted not in choices:
         raise SettingsError(
