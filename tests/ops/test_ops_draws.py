@@ -208,5 +208,5 @@ def test_draws_that_do_not_fit_are_refused() -> None:
         Draws([0, 1], [0, 1], record),
         Draws([0], [0], record[:-1]),
     ):
-        with pytest.raises(ValueError, match="draw|sampling record"):
+        with pytest.raises(ValueError, match=r"draw|sampling record"):
             native("portable", logits, draws)
