@@ -12,7 +12,7 @@ from galley.engine.engine import Engine
 from galley.engine.load import load_engine
 from galley.engine.sequence import Sequence
 from galley.service.requests import expand
-from galley.types import Output
+from galley.types import BLOCK_TOKENS, Output, blocks_for
 from tests.conftest import CheckpointMaker
 
 PROMPTS = [list(range(5, 5 + n)) for n in (3, 17, 40)]
@@ -103,3 +103,33 @@ def test_guesses_beside_preemptions(checkpoint: CheckpointMaker) -> None:
     got, _ = run(tight, PARAMS)
     assert tight.stats.preemptions > 0
     assert joined(got) == joined(texts)
+
+
+def test_nobody_is_preempted_for_a_guess(checkpoint: CheckpointMaker) -> None:
+    """The cache holds the texts and not a block more."""
+    blocks = sum(blocks_for(len(prompt) + 40) for prompt in PROMPTS)
+    settings = EngineSettings(threads=1, kv_cache_tokens=blocks * BLOCK_TOKENS, prefix_cache=False)
+    texts, steps = run(load_engine(settings, checkpoint("llama")), PARAMS)
+    guessing = load_engine(settings, checkpoint("llama"))
+    guessing._scheduler.proposer = lambda s: [3] * 40
+    got, taken = run(guessing, PARAMS)
+    assert guessing.stats.preemptions == 0
+    assert joined(got) == joined(texts)
+    assert taken == steps
+
+
+def test_a_task_says_how_many_guesses_it_verifies(checkpoint: CheckpointMaker) -> None:
+    """Beams take none; a text's last token needs no guess behind it."""
+    engine = load_engine(EngineSettings(threads=1, kv_cache_tokens=512), checkpoint("llama"))
+    asked: list[int] = []
+
+    def propose(sequence: Sequence) -> list[int]:
+        asked.append(sequence.generated)
+        return [5] * 99
+
+    engine._scheduler.proposer = propose
+    greedy = msgspec.structs.replace(PARAMS, temperature=0.0, max_tokens=6)
+    run(engine, msgspec.structs.replace(greedy, num_beams=3))
+    assert asked == []
+    run(engine, greedy)
+    assert max(asked) == 4

@@ -17,6 +17,7 @@ from tests.engine.machine import (
     PRIORITY_STEPS,
     EngineMachine,
     GuessMachine,
+    GuessSpeechMachine,
     GuessWindowMachine,
     SlidingMachine,
     SpeechMachine,
@@ -36,6 +37,8 @@ TestStateMachine = StateMachine.TestCase
 TestStateMachine.settings = settings(max_examples=60, stateful_step_count=40)
 TestGuessMachine = GuessMachine.TestCase
 TestGuessMachine.settings = settings(max_examples=60, stateful_step_count=40)
+TestGuessSpeechMachine = GuessSpeechMachine.TestCase
+TestGuessSpeechMachine.settings = settings(max_examples=60, stateful_step_count=40)
 TestGuessWindowMachine = GuessWindowMachine.TestCase
 TestGuessWindowMachine.settings = settings(max_examples=60, stateful_step_count=40)
 

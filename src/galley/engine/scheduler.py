@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from galley.engine.encoder_cache import EncoderCache
+from galley.engine.encoder_cache import EncoderCache, EncoderClaim
 from galley.engine.kv import KVCache
 from galley.engine.sequence import Sequence
 
@@ -104,19 +104,25 @@ class Scheduler:
                 continue  # the victim of an earlier turn of this loop
             remaining = len(sequence.tokens) - sequence.computed
             count = remaining if remaining < budget else budget
+            end = sequence.computed + count
+            if not count or not (end <= sequence.settled or self._make_room(sequence, end)):
+                continue
             guesses: Tokens[int] = ()
             if self.proposer is not None and count == remaining:
-                guesses = self.proposer(sequence)[: budget - count]
-            end = sequence.computed + count + len(guesses)
-            if count and (end <= sequence.settled or self._make_room(sequence, end)):
-                plan.append(
-                    Work(sequence, count + len(guesses), count == remaining, False, guesses)
-                )
-                width = sequence.task.width
-                budget -= count + len(guesses) if width == 1 else min(budget, count * width)
+                guesses = self._guess(self.proposer, sequence, budget - count)
+            count += len(guesses)
+            plan.append(Work(sequence, count, end == len(sequence.tokens), guesses=guesses))
+            budget -= min(budget, count * sequence.task.width)
         if self.preemptions == preempted:
             self._admit(plan, budget)
         return plan
+
+    def _guess(self, proposer: Proposer, sequence: Sequence, most: int) -> Tokens[int]:
+        """What may follow, if there is room for it: nobody is preempted for a guess."""
+        most = min(most, sequence.task.guessable(sequence))
+        guesses = proposer(sequence)[:most] if most > 0 else ()
+        end = len(sequence.tokens) + len(guesses)
+        return guesses if guesses and self._kv.grow(sequence.id, end) else ()
 
     def _make_room(self, sequence: Sequence, end: int) -> bool:
         """Grow to ``end`` tokens, preempting the last in order as often as it takes; False if that is
@@ -164,12 +170,15 @@ class Scheduler:
         encodes = False
         while self._waiting and budget and self._has_seat(self._waiting[0]):
             sequence = self._waiting[0]
-            rows = self._rows_to_encode(sequence)
+            features, encoded = sequence.features, None
+            if features is not None:
+                encoded = self._encoder_cache.claim(features)
+            rows = features.rows if features and encoded and encoded.fresh else 0
             # An encoder input is encoded as a whole, so the step's first one may exceed the budget.
             exceeds = rows >= budget
             if exceeds and encodes:
                 return
-            if not self._open(sequence):
+            if not self._open(sequence, encoded):
                 return
             heapq.heappop(self._waiting)
             insort(self.running, sequence)
@@ -179,14 +188,12 @@ class Scheduler:
             budget = 0 if exceeds else budget - rows - count
             encodes |= rows > 0
 
-    def _open(self, sequence: Sequence) -> bool:
+    def _open(self, sequence: Sequence, encoded: EncoderClaim | None) -> bool:
         """Take blocks for all that is known: a prompt, once begun, is not stopped halfway for memory."""
         reusable = sequence.task.reusable(sequence)
         claim = self._kv.claim(sequence.id, sequence.tokens, root=sequence.root, reusable=reusable)
         fresh, shared = sum(claim.fresh), claim.shared
-        encoded = None
-        if sequence.features is not None:
-            encoded = self._encoder_cache.claim(sequence.features)
+        if encoded is not None:
             fresh, shared = fresh + encoded.fresh, [*shared, *encoded.blocks]
         if not self._kv.pool.reserve(fresh, shared):
             return False
@@ -202,9 +209,3 @@ class Scheduler:
         """Each hypothesis of a beam search takes one; the only sequence has as many as it needs."""
         taken = sum(other.task.seats for other in self.running)
         return not taken or taken + sequence.task.seats <= self._max_running
-
-    def _rows_to_encode(self, sequence: Sequence) -> int:
-        features = sequence.features
-        if features is None or not self._encoder_cache.claim(features).fresh:
-            return 0
-        return features.rows

@@ -1,11 +1,12 @@
 """Where a speech model's alignment heads look while it reads a given text."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from galley.audio import Alignment
+from galley.engine.tasks.base import Task
 from galley.ops.sampling import SamplingBatch, StepResult
 from galley.types import Output
 
@@ -14,12 +15,10 @@ if TYPE_CHECKING:
     from galley.engine.sequence import Sequence
 
 
-class AlignTask:
+class AlignTask(Task):
     """Runs the aligner over all of the prompt's tokens and wants no logits."""
 
-    program: ClassVar[Literal["aligner"]] = "aligner"
-    seats = 1
-    width = 1
+    program = "aligner"
 
     def __init__(self) -> None:
         self._parts: list[npt.NDArray[np.float32]] = []  # each [tokens, heads, encoder rows]
@@ -36,10 +35,6 @@ class AlignTask:
     def wanted(self, sequence: "Sequence", work: "Work") -> int:
         """All."""
         return work.count
-
-    def last_tokens(self, sequence: "Sequence") -> list[int]:
-        """The only hypothesis' own."""
-        return sequence.tokens[-1:]
 
     def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
         """The aligner's weights come back anyway."""

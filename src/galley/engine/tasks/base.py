@@ -1,6 +1,7 @@
 """What the scheduler, the assembly of a batch and the engine's commit ask of a task."""
 
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final, Literal
 
 from galley.ops.sampling import SamplingBatch, StepResult
 from galley.types import Output
@@ -12,54 +13,57 @@ if TYPE_CHECKING:
 NO_CHOICE: Final = "the logits leave no token to choose: NaN, infinite, or all of them excluded"
 
 
-class Task(Protocol):
-    """Consumes the rows of one sequence, and says what that takes."""
+class Task(ABC):
+    """Consumes the rows of one sequence, and says what that takes.
 
-    @property
-    def program(self) -> Literal["decoder", "aligner"]:
-        """Which of the model's programs computes the sequence's rows."""
-        ...
+    By default a task runs the decoder, advances a single hypothesis and verifies no guesses.
+    """
+
+    program: Literal["decoder", "aligner"] = "decoder"
+    """Which of the model's programs computes the sequence's rows."""
 
     @property
     def seats(self) -> int:
         """How many of the engine's running sequences the task counts as."""
-        ...
+        return 1
 
     @property
     def width(self) -> int:
         """How many hypotheses advance together, each with block tables and a row of its own."""
-        ...
+        return 1
 
+    @abstractmethod
     def reusable(self, sequence: "Sequence") -> int:
         """How many leading tokens the prefix cache may supply: no row that the task wants."""
-        ...
 
+    @abstractmethod
     def shares(self, sequence: "Sequence") -> bool:
-        """Whether others may use the sequence's blocks: every layer is computed, and of tokens that
-        stay.
-        """
-        ...
+        """Whether others may use the sequence's blocks: all layers are computed, of tokens that stay."""
 
+    @abstractmethod
     def wanted(self, sequence: "Sequence", work: "Work") -> int:
         """Of how many of the work's rows, the last ones, logits (or the aligner's weights) are wanted."""
-        ...
+
+    def guessable(self, sequence: "Sequence") -> int:
+        """How many guessed tokens the task can verify in one step, behind the last known token."""
+        return 0
 
     def last_tokens(self, sequence: "Sequence") -> list[int]:
-        """For each hypothesis the token whose row is computed next, where there are several hypotheses."""
-        ...
+        """For each hypothesis the token whose row is computed next."""
+        return sequence.tokens[-1:]
 
+    @abstractmethod
     def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
         """Say what is to be made of the wanted ``rows`` of the step's logits."""
-        ...
 
+    @abstractmethod
     def consume(self, sequence: "Sequence", work: "Work", result: StepResult) -> Output | None:
         """Take what was asked for; the work's tokens count as computed already.
 
         Returns:
             What came out for the caller, without timing; None if nothing did.
         """
-        ...
 
+    @abstractmethod
     def restart(self, sequence: "Sequence") -> None:
         """The sequence has lost its keys and values and computes all its tokens again."""
-        ...

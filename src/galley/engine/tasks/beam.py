@@ -1,9 +1,9 @@
 """A beam search as a sequence with a block table for each hypothesis."""
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING
 
-from galley.engine.tasks.base import NO_CHOICE
+from galley.engine.tasks.base import NO_CHOICE, Task
 from galley.engine.tasks.beam_search import BeamSearch
 from galley.ops.sampling import RowCandidates, SamplingBatch, StepResult
 from galley.types import EngineRequest, FinishReason, Output
@@ -13,23 +13,25 @@ if TYPE_CHECKING:
     from galley.engine.sequence import Sequence
 
 
-class BeamTask:
+class BeamTask(Task):
     """Brings one Output, at the end of the search.
 
     The sequence's ``tokens`` are those of the best running hypothesis. A preempted search begins anew:
     nothing of it has been output.
     """
 
-    program: ClassVar[Literal["decoder"]] = "decoder"
-
     def __init__(self, request: EngineRequest, stop_ids: Collection[int]) -> None:
         """``stop_ids`` end a hypothesis."""
         self._request = request
         self._stop_ids = stop_ids
-        self.seats = request.sampling.num_beams
         self.search = BeamSearch(request.sampling, stop_ids)
         self._first = 0
         """Number of the step's first wish for candidates."""
+
+    @property
+    def seats(self) -> int:
+        """As many hypotheses as may run at once."""
+        return self._request.sampling.num_beams
 
     @property
     def width(self) -> int:
@@ -49,11 +51,8 @@ class BeamTask:
         return self.width if work.completes and self._request.sampling.max_tokens else 0
 
     def last_tokens(self, sequence: "Sequence") -> list[int]:
-        """Each hypothesis' own; the prompt's before there is any output."""
-        return [
-            hypothesis.tokens[-1] if hypothesis.tokens else sequence.tokens[-1]
-            for hypothesis in self.search.running
-        ]
+        """Each hypothesis' own."""
+        return [hypothesis.tokens[-1] for hypothesis in self.search.running]
 
     def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
         """The likeliest continuations of each hypothesis."""

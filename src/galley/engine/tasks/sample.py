@@ -2,10 +2,10 @@
 
 from collections.abc import Collection
 from collections.abc import Sequence as Tokens
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING
 
 from galley.engine.logits_adjuster import LogitsAdjuster
-from galley.engine.tasks.base import NO_CHOICE
+from galley.engine.tasks.base import NO_CHOICE, Task
 from galley.ops.draws import NO_TOKEN, sampling_record
 from galley.ops.sampling import SamplingBatch, StepResult
 from galley.types import EngineRequest, FinishReason, Output, SamplingParams, TokenLogprob
@@ -15,17 +15,13 @@ if TYPE_CHECKING:
     from galley.engine.sequence import Sequence
 
 
-class SampleTask:
+class SampleTask(Task):
     """Ends at a stop token or at the request's ``max_tokens``.
 
     Tokens that were guessed for a step are verified in it: the token drawn at each guess's row is the
     one that would have been drawn without guesses, because noise depends on seed and position alone.
     The draws up to the first one that differs from its guess are kept.
     """
-
-    program: ClassVar[Literal["decoder"]] = "decoder"
-    seats = 1
-    width = 1
 
     def __init__(self, request: EngineRequest, stop_ids: Collection[int]) -> None:
         """``stop_ids`` end the text."""
@@ -51,15 +47,15 @@ class SampleTask:
 
     def wanted(self, sequence: "Sequence", work: "Work") -> int:
         """The last known token's row, and one for each guess."""
-        return 1 + len(work.guesses) if work.completes and self.room(sequence) else 0
+        return 1 + len(work.guesses) if work.completes and self._room(sequence) else 0
 
-    def room(self, sequence: "Sequence") -> int:
+    def guessable(self, sequence: "Sequence") -> int:
+        """All tokens that may still come but one: the last draw needs no row behind its own."""
+        return self._room(sequence) - 1
+
+    def _room(self, sequence: "Sequence") -> int:
         """How many tokens may still come."""
         return self._most - len(sequence.tokens)
-
-    def last_tokens(self, sequence: "Sequence") -> list[int]:
-        """The only hypothesis' own."""
-        return sequence.tokens[-1:]
 
     def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
         """A draw from each wanted row."""
@@ -88,34 +84,26 @@ class SampleTask:
         """The next token, and one for each guess that was right."""
         if not work.completes:
             return None
-        if not self.room(sequence):
+        if not self._room(sequence):
             return Output(
                 request_id=sequence.id, cached_tokens=sequence.cached, finish_reason="length"
             )
         tokens, reason = self._accept(sequence, work.guesses, result.tokens)
-        error = None
-        if reason == "error":
-            error = NO_CHOICE
-        if not self._details:
-            return Output(
-                request_id=sequence.id,
-                tokens=tokens,
-                cached_tokens=sequence.cached,
-                finish_reason=reason,
-                error=error,
-            )
-        draws = range(self._draw, self._draw + len(tokens))
         logprobs: list[TokenLogprob] | None = None
+        scores: list[float] | None = None
+        draws = range(self._draw, self._draw + len(tokens))
         if self._logprobs is not None:
             logprobs = [result.drawn_logprobs[draw] for draw in draws]
+        if self._scores:
+            scores = [result.drawn_scores[draw] for draw in draws]
         return Output(
             request_id=sequence.id,
             tokens=tokens,
             logprobs=logprobs,
-            scores=[result.drawn_scores[draw] for draw in draws] if self._scores else None,
+            scores=scores,
             cached_tokens=sequence.cached,
             finish_reason=reason,
-            error=error,
+            error=NO_CHOICE if reason == "error" else None,
         )
 
     def _accept(

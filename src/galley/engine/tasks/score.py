@@ -1,7 +1,7 @@
 """Log-probabilities of the prompt's own tokens, before another task goes on after it."""
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from galley.engine.sequence import Sequence
 
 
-class ScoreTask:
+class ScoreTask(Task):
     """Adds to the first Output of another task what the prompt's rows say.
 
     That is the log-probability of each token after the first (``prompt_logprobs``; row i scores token i
@@ -22,12 +22,9 @@ class ScoreTask:
     (``no_speech``).
     """
 
-    program: ClassVar[Literal["decoder"]] = "decoder"
-
     def __init__(self, request: EngineRequest, then: Task) -> None:
         """``then``: the task that consumes the last row."""
         params = request.sampling
-        self.seats = then.seats
         self._then = then
         self._prompt = request.prompt
         self._top = params.prompt_logprobs
@@ -38,6 +35,11 @@ class ScoreTask:
         self._asked = (0, 0)
         """The step's first wish for a log-probability, and how many of them are of the prompt's tokens."""
         self._asked_no_speech = False
+
+    @property
+    def seats(self) -> int:
+        """The other task's."""
+        return self._then.seats
 
     @property
     def width(self) -> int:
@@ -75,6 +77,10 @@ class ScoreTask:
         if first is not None:
             own = max(0, sequence.computed + work.count - max(first, sequence.computed))
         return max(own, self._then.wanted(sequence, work))
+
+    def guessable(self, sequence: "Sequence") -> int:
+        """As many as the other task."""
+        return self._then.guessable(sequence)
 
     def last_tokens(self, sequence: "Sequence") -> list[int]:
         """The other task's."""
