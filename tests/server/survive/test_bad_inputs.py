@@ -1,9 +1,7 @@
 """What clients send by mistake or on purpose: an error that names the field, and nobody else notices."""
 
 import json
-import re
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,54 +9,14 @@ import httpx
 import pytest
 
 from tests.server.conftest import CONTEXT
-from tests.server.serving import Server, events
+from tests.server.refusals import error_of
+from tests.server.serving import Server
 
 pytestmark = pytest.mark.xdist_group("server_bad_inputs")
 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
-NEIGHBOUR = {"model": "tiny", "prompt": "the dog", "max_tokens": 80, "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def http(server: Server) -> Iterator[httpx.Client]:
-    with server.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def expected(http: httpx.Client) -> str:
-    """What the neighbour's stream says when it is alone."""
-    text: str = http.post(PLAIN, json=NEIGHBOUR | {"ignore_eos": True}).json()["choices"][0]["text"]
-    return text
-
-
-@pytest.fixture(autouse=True)
-def neighbour(http: httpx.Client, expected: str) -> Iterator[None]:
-    """A greedy stream that runs during each test and must not change by a byte."""
-    body = NEIGHBOUR | {"ignore_eos": True, "stream": True}
-    with http.stream("POST", PLAIN, json=body) as stream:
-        data = events(stream)
-        received = [next(data)]
-        yield
-        received += data
-    assert received.pop() == "[DONE]"
-    assert "".join(json.loads(event)["choices"][0]["text"] for event in received) == expected
-    assert http.get("/health").status_code == 200
-
-
-def error_of(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
-    """The error object, after checks that hold for every refusal."""
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/json"
-    body = answer.json()
-    assert body.keys() == {"error"}
-    error: dict[str, Any] = body["error"]
-    assert error.keys() == {"message", "type", "param", "code"}
-    assert error["message"]
-    assert not re.search(r"Traceback|0x[0-9a-f]{6}|\.py\b|msgspec|Ellipsis", answer.text)
-    return error
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,69 @@
+"""A greedy stream that runs beside hostile work and must not change by a byte."""
+
+import json
+from types import TracebackType
+from typing import Any, Final, Self
+
+import httpx
+
+from tests.server.serving import Server, events
+
+PATH: Final = "/v1/completions"
+REQUEST: Final[dict[str, Any]] = {
+    "prompt": "the dog",
+    "max_tokens": 80,
+    "temperature": 0,
+    "ignore_eos": True,
+}
+
+
+class Neighbour:
+    """Begun on entry; on a clean exit its text must be that of ``expected``, and the server healthy."""
+
+    def __init__(self, server: Server, expected: str, **headers: str) -> None:
+        self._client = server.client(headers=headers)
+        self._expected = expected
+
+    def __enter__(self) -> Self:
+        body = _request(self._client) | {"stream": True}
+        request = self._client.build_request("POST", PATH, json=body)
+        self._stream = self._client.send(request, stream=True)
+        assert self._stream.status_code == 200, self._stream.read()
+        self._events = events(self._stream)
+        self._received = [next(self._events)]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._client:
+            if kind is None:
+                self._received += self._events
+                assert self._received.pop() == "[DONE]"
+                assert text_of(self._received) == self._expected
+                assert self._client.get("/health").status_code == 200
+            self._stream.close()
+
+
+def alone(client: httpx.Client) -> str:
+    """What the neighbour says when nothing else runs."""
+    answer = client.post(PATH, json=_request(client))
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+def _request(client: httpx.Client) -> dict[str, Any]:
+    """To the first of the server's models."""
+    model = client.get("/v1/models").json()["data"][0]["id"]
+    return REQUEST | {"model": model}
+
+
+def text_of(received: list[str]) -> str:
+    """The text of a stream's events."""
+    chunks: list[dict[str, Any]] = [json.loads(event) for event in received]
+    assert not any("error" in chunk for chunk in chunks), received[-1]
+    return "".join(chunk["choices"][0]["text"] for chunk in chunks)
