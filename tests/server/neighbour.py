@@ -1,5 +1,6 @@
 """A greedy stream that runs beside hostile work and must not change by a byte."""
 
+import contextlib
 import json
 from types import TracebackType
 from typing import Any, Final, Self
@@ -39,13 +40,13 @@ class Neighbour:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._client:
-            if kind is None:
-                self._received += self._events
-                assert self._received.pop() == "[DONE]"
-                assert text_of(self._received) == self._expected
-                assert self._client.get("/health").status_code == 200
-            self._stream.close()
+        with contextlib.closing(self._client), contextlib.closing(self._stream):
+            if kind is not None:
+                return
+            self._received += self._events
+            assert self._received.pop() == "[DONE]"
+            assert text_of(self._received) == self._expected
+            assert self._client.get("/health").status_code == 200
 
 
 def alone(client: httpx.Client) -> str:
