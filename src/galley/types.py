@@ -254,6 +254,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         priority: lower is sooner; see ``engine/scheduler.py`` for how waiting makes up for it.
         cache_salt: requests share cached prefixes only with the same salt (tenant).
         encoder_input: the audio that a speech model transcribes; None for a text model.
+        tenant: who asks; tenants that compete for the engine share its token budget by ``weight``.
+        weight: of the tenant, positive.
     """
 
     id: str
@@ -263,6 +265,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     encoder_input: EncoderInput | None = None
+    tenant: str = ""
+    weight: float = 1.0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
