@@ -8,13 +8,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint sanitize bench demo-model demo-speech-model clean
+.PHONY: help run test lint fuzz sanitize bench demo-model demo-speech-model clean
 
 help:
 	@echo "make run         serve the bundled models, show what they answer, keep serving (PORT=8000)"
 	@echo "make test        lint, types, import rules and tests"
 	@echo "make lint        ruff, mypy, import-linter and clang-format only"
 	@echo "make sanitize    the kernel tests under the address and undefined-behaviour sanitizers (GCC)"
+	@echo "make fuzz        every fuzz target for FUZZ_SECONDS=1800 each (atheris, Linux)"
 	@echo "make bench       measure latency and throughput of the server"
 	@echo "make demo-model  train the bundled model again (up to two hours on two cores)"
 	@echo "make demo-speech-model  train the bundled speech model (needs espeak-ng; about two hours)"
@@ -35,6 +36,12 @@ lint: $(VENV)/.installed-dev
 
 sanitize: $(VENV)/.installed-dev
 	$(BIN)/python scripts/sanitize.py
+
+FUZZ_SECONDS ?= 1800
+FUZZ_TARGETS := $(filter-out __init__ __main__ targets,$(basename $(notdir $(wildcard fuzz/*.py))))
+
+fuzz: $(VENV)/.installed-fuzz
+	for name in $(FUZZ_TARGETS); do $(BIN)/python -m fuzz $$name --seconds $(FUZZ_SECONDS) || exit 1; done
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/serving.py
@@ -62,6 +69,10 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	@echo "installing galley and its checks into $(VENV) (once)"
 	@$(PIP) --editable '.[dev]'
 	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-fuzz: $(VENV)/.installed-dev
+	@$(PIP) --editable '.[fuzz]'
+	@touch $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
