@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 
 from galley.audio import EncoderInput
 from galley.engine.assemble import assemble
+from galley.engine.block_hashes import encoder_block_hashes
 from galley.engine.blocks import BlockPool
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import EncoderCache, EncoderFeatures
@@ -66,6 +67,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.set_up(self.blocks, kept=2)
 
     def set_up(self, blocks: int, *, prefix_cache: bool = True, kept: int = 16) -> None:
+        self.kept = kept
+        self.encoded: dict[
+            bytes, bytes
+        ] = {}  # root -> block hash of the encoder output's first block
         self.pool = BlockPool(blocks)
         self.kv = KVCache(self.pool, prefix_cache=prefix_cache, groups=self.groups)
         self.encoder_cache = EncoderCache(self.pool, sharing=prefix_cache, kept=kept)
@@ -86,6 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "tenant"]),
         audio=st.sampled_from([1, 15, 16, 40, 63]),
         beams=st.sampled_from([1, 2, 3]),
+        tenant=st.sampled_from(["", "light", "heavy"]),
     )
     def add(
         self,
@@ -96,6 +102,7 @@ class EngineMachine(RuleBasedStateMachine):
         salt: str,
         audio: int = 0,
         beams: int = 1,
+        tenant: str = "",
     ) -> str:
         """Prompts of a family share every prefix; ``audio`` rows of one length are the same encoder
         input.
@@ -116,6 +123,8 @@ class EngineMachine(RuleBasedStateMachine):
             sampling=sampling,
             priority=priority,
             cache_salt=salt,
+            tenant=tenant,
+            weight={"": 1.0, "light": 0.5, "heavy": 3.0}[tenant],
         )
         sequence = Sequence(
             request, order=self.steps + priority * PRIORITY_STEPS, arrival=0.0, features=features
@@ -144,9 +153,13 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule()
     def step(self) -> None:
-        before = {s.id: self.context_slots(s) for s in self.scheduler.running}
+        before = [(s, s.preemptions, self.context_slots(s)) for s in self.scheduler.running]
+        decoding = [s for s in self.scheduler.running if not s.is_behind()]
         plan = self.scheduler.schedule()
         assert plan, "work is waiting and nobody advances"
+        advancing = [work.sequence for work in plan]
+        for s in decoding:
+            assert s in advancing or s not in self.scheduler.running, "guesses before known tokens"
         for work in plan:
             if work.sequence.id not in self.started:
                 self.started.append(work.sequence.id)
@@ -161,8 +174,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert all(work.count > 0 for work in plan)
         assert sum(s.task.seats for s in self.scheduler.running) <= MAX_RUNNING
         self.encode(plan, rows, batch)
-        still_running = before.keys() & {s.id for s in self.scheduler.running}
-        self.one_writer_each(plan, set().union(*(before[i] for i in still_running)))
+        # A victim may come back in the same step, and compute again what it had.
+        kept = [slots for s, preemptions, slots in before if s.preemptions == preemptions]
+        self.one_writer_each(plan, set().union(*kept))
         for work in plan:
             self.write(work)
         for work in plan:
@@ -224,6 +238,7 @@ class EngineMachine(RuleBasedStateMachine):
         for work in works:
             features = work.sequence.features
             assert features
+            self.encoded[features.root] = encoder_block_hashes(features.root, 1)[0]
             blocks = self.encoder_cache.table(work.sequence.id).tolist()
             assert held.isdisjoint(blocks)
             for row in range(features.rows):
@@ -285,6 +300,13 @@ class EngineMachine(RuleBasedStateMachine):
     def books_balance(self) -> None:
         check_blocks(self.pool, [*self.kv.held(), *self.encoder_cache.held()])
         assert len(self.scheduler.running) + self.scheduler.waiting == len(self.live)
+        self.few_encoder_outputs_are_kept()
+
+    def few_encoder_outputs_are_kept(self) -> None:
+        """Those of running requests, and as many others as ``kept`` says."""
+        running = {s.features.root for s in self.scheduler.running if s.features}
+        there = {root for root, key in self.encoded.items() if self.pool.find(key) is not None}
+        assert len(there - running) <= self.kept
 
     def teardown(self) -> None:
         """Whatever is left finishes, and then no block is held."""

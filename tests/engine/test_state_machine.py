@@ -211,3 +211,36 @@ def test_a_window_needs_only_its_own_blocks_of_a_prefix() -> None:
         assert opened(whole, name, text) == 0
         whole.close(name)
     assert opened(whole, "again", tokens) == 4 * BLOCK_TOKENS
+
+
+def test_hypotheses_write_states_of_their_own() -> None:
+    """Also in the step in which their text needs another block."""
+    groups = (KVGroup(), KVGroup(state_blocks=2))
+    cache = KVCache(BlockPool(12), prefix_cache=True, groups=groups)
+    prompt = list(range(BLOCK_TOKENS))
+    claim = cache.claim("r", prompt, root=salt_hash(""), reusable=0)
+    assert cache.pool.reserve(sum(claim.fresh), claim.shared)
+    cache.open("r", claim)
+    cache.fork("r", [0, 0])
+    assert cache.grow("r", BLOCK_TOKENS + 1)
+    (text, state), (other_text, other_state) = cache.tables("r")
+    assert set(state).isdisjoint(other_state)
+    assert sorted(cache.take_copies()) == sorted(zip(other_state, state, strict=True))
+    assert text[0] == other_text[0]
+    assert text[1] != other_text[1]
+    check_blocks(cache.pool, list(cache.held()))
+
+
+def test_a_prefix_loses_its_tail_first_in_all_groups() -> None:
+    groups = (KVGroup(), KVGroup(window=BLOCK_TOKENS * 8))
+    cache = KVCache(BlockPool(8), prefix_cache=True, groups=groups)
+    prompt = list(range(4 * BLOCK_TOKENS))
+    claim = cache.claim("r", prompt, root=salt_hash(""), reusable=0)
+    assert cache.pool.reserve(sum(claim.fresh), claim.shared)
+    cache.open("r", claim)
+    cache.register("r", prompt, len(prompt))
+    cache.close("r")
+    for _ in range(4):
+        cache.pool.take()
+    again = cache.claim("s", prompt, root=salt_hash(""), reusable=len(prompt) - 1)
+    assert again.tokens == 2 * BLOCK_TOKENS

@@ -8,7 +8,8 @@ audio does not come again later as prefixes do, and blocks that are used again c
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple, Self
 
@@ -55,13 +56,24 @@ class EncoderFeatures:
 
 
 class EncoderClaim(NamedTuple):
-    """What a request's encoder output would take: ``blocks`` that hold it already, or as many ``fresh``
-    ones.
+    """What a request's encoder output would take: ``blocks`` that hold it, or so many ``fresh`` ones.
+
+    ``keys`` find the blocks of the output whose hash is ``root``.
     """
 
+    root: bytes
     keys: list[bytes]
     blocks: list[int]
     fresh: int
+
+
+@dataclass(slots=True)
+class _EncoderOutput:
+    """``users`` are open tables; ``texts`` keys of the text blocks over it of a request that has ended."""
+
+    keys: list[bytes]
+    users: int = 0
+    texts: list[bytes] = field(default_factory=list)
 
 
 class EncoderCache:
@@ -77,10 +89,8 @@ class EncoderCache:
         self._pool = pool
         self._sharing = sharing
         self._kept = kept
-        self._tables: dict[str, array[int]] = {}
-        self._keys: dict[bytes, list[bytes]] = {}
-        # Roots of outputs whose last request is over, the latest last -> keys of the text blocks over them.
-        self._over: OrderedDict[bytes, list[bytes]] = OrderedDict()
+        self._tables: dict[str, tuple[bytes, array[int]]] = {}
+        self._outputs: OrderedDict[bytes, _EncoderOutput] = OrderedDict()  # the latest used last
 
     def claim(self, features: EncoderFeatures) -> EncoderClaim:
         """What opening a table for ``features`` would take. An output is found whole or not at all.
@@ -88,47 +98,57 @@ class EncoderCache:
         Its blocks are held together and taken from the last on, so if one is gone, nobody holds the others:
         they are freed.
         """
-        keys = self._keys.get(features.root)
-        if keys is None:
-            keys = encoder_block_hashes(features.root, blocks_for(features.rows))
-            self._keys[features.root] = keys
+        root = features.root
+        output = self._outputs.get(root)
+        keys = output.keys if output else _keys(root, blocks_for(features.rows))
         found = [self._pool.find(key) for key in keys] if self._sharing else []
         blocks = [block for block in found if block is not None]
         if len(blocks) == len(keys):
-            return EncoderClaim(keys, blocks, 0)
+            return EncoderClaim(root, keys, blocks, 0)
         self._pool.forget(keys)
-        return EncoderClaim(keys, [], len(keys))
+        return EncoderClaim(root, keys, [], len(keys))
 
     def open(self, request_id: str, claim: EncoderClaim) -> None:
-        """Start the request's table; ``claim.blocks`` have its references. Fresh blocks are filled in
-        this step.
+        """Start the request's table, whose fresh blocks are filled in this step.
+
+        ``claim.blocks`` have their references.
         """
         table = array("q", claim.blocks)
         for key in claim.keys[: claim.fresh]:
             table.append(self._pool.take())
             if self._sharing:
                 self._pool.register(key, table[-1])
-        self._tables[request_id] = table
+        self._tables[request_id] = claim.root, table
+        self._outputs.setdefault(claim.root, _EncoderOutput(claim.keys)).users += 1
 
     def table(self, request_id: str) -> "array[int]":
         """The blocks of the request's encoder output, in order."""
-        return self._tables[request_id]
+        return self._tables[request_id][1]
 
     def close(self, request_id: str) -> None:
         """Give the table up; the blocks stay cached."""
-        for block in reversed(self._tables.pop(request_id)):
+        root, table = self._tables.pop(request_id)
+        for block in reversed(table):
             self._pool.release(block)
+        self._outputs[root].users -= 1
+        self._outputs.move_to_end(root)
 
     def forget(self, features: EncoderFeatures, text_keys: list[bytes]) -> None:
         """A request over these features has ended; ``text_keys`` are the keys of its text's blocks."""
-        if features.root not in self._keys:
-            return  # never admitted
-        before = self._over.pop(features.root, text_keys)
-        self._over[features.root] = max(before, text_keys, key=len)
-        if len(self._over) > self._kept:
-            root, texts = self._over.popitem(last=False)
-            self._pool.forget([*self._keys.pop(root, ()), *texts])
+        output = self._outputs.get(features.root)
+        if output is not None:
+            output.texts = max(output.texts, text_keys, key=len)
+        unused = [root for root, output in self._outputs.items() if not output.users]
+        for root in unused[: max(0, len(unused) - self._kept)]:
+            over = self._outputs.pop(root)
+            self._pool.forget([*over.keys, *over.texts])
 
-    def held(self) -> Iterable["array[int]"]:
+    def held(self) -> "Iterable[array[int]]":
         """All tables."""
-        return self._tables.values()
+        return [table for _, table in self._tables.values()]
+
+
+@lru_cache(maxsize=64)
+def _keys(root: bytes, blocks: int) -> list[bytes]:
+    """A request that waits asks in each step."""
+    return encoder_block_hashes(root, blocks)

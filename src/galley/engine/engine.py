@@ -40,6 +40,7 @@ class Engine:
             encoder_cache,
             max_batch_tokens=max_batch_tokens,
             max_running=max_running,
+            priority_steps=priority_steps,
             proposer=proposer,
         )
         self._priority_steps = priority_steps
@@ -83,6 +84,7 @@ class Engine:
 
     def _features(self, request: EngineRequest) -> EncoderFeatures | None:
         given, speech = request.encoder_input, self.info.speech
+        assert (given is None) == (speech is None), request.id
         if given is None or speech is None:
             return None
         return EncoderFeatures.of(given, speech.rows_of(given.frames), request.cache_salt)
@@ -99,14 +101,16 @@ class Engine:
         if self._refused:
             refused, self._refused = self._refused, []
             return refused
-        plan = self._scheduler.schedule()
-        assert plan, "there is work, and every request fits the cache by itself"
-        self._account(plan)
         try:
+            plan = self._scheduler.schedule()
+            assert plan, "there is work, and every request fits the cache by itself"
+            self._account(plan)
             batch, sampling = assemble(plan, self._kv, self._encoder_cache)
             result = self._executor.execute(batch, sampling)
         except BaseException:
             # An interrupt in a notebook: the blocks of this step were promised and never filled.
+            self._scheduler.preempt_all()
+            self._kv.take_copies()
             self._kv.pool.forget_all()
             raise
         outputs = commit(plan, result, self._kv)

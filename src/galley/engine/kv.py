@@ -1,9 +1,10 @@
-"""The KV cache's ledger: which request holds which blocks, for each group of layers that keep the same
-tokens.
+"""The KV cache's ledger: which request holds which blocks.
 
-request -> [hypothesis] -> [KV group] -> block ids of positions 0-15, 16-31, ...
-            (1, or the       (1 for most
-             beams)           models)
+    request -> [hypothesis] -> [KV group] -> block ids of positions 0-15, 16-31, ...
+                (1, or the      (1 for most
+                 beams)          models)
+
+A KV group is the layers that keep the same tokens.
 """
 
 from array import array
@@ -49,7 +50,7 @@ class _Tables:
     Attributes:
         hypotheses: for each hypothesis of a beam search, or the only one, its table in each KV group.
         first: for each group the place of the first block that is held; entries before it have left the
-        window.
+            window.
         registered: how many leading blocks other requests can find.
     """
 
@@ -69,6 +70,7 @@ class KVCache:
 
     Attributes:
         queried_tokens, hit_tokens: looked up in, and supplied by, the prefix cache so far.
+        takes_back: whether tokens can be taken back; a state has taken them in for good.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class KVCache:
         # A state belongs to all tokens before it: a request cannot begin in the midst of another's.
         self._sharing = prefix_cache and not any(group.state_blocks for group in groups)
         self._slides = any(group.window for group in groups)
+        self.takes_back = not any(group.state_blocks for group in groups)
         self._tables: dict[str, _Tables] = {}
         self._chains: dict[str, HashChain] = {}
         self._copies: list[tuple[int, int]] = []
@@ -112,9 +115,7 @@ class KVCache:
         return Claim(len(found[0]) * BLOCK_TOKENS, found, tuple(fresh))
 
     def _find(self, hashes: Sequence[bytes]) -> tuple[list[int | None], ...]:
-        """For each group the blocks of the longest prefix that every group has as far as its window
-        reaches.
-        """
+        """For each group its blocks of the longest prefix that all have, as far as windows reach."""
         known = [
             [self.pool.find(_key(link, g)) for link in hashes] for g in range(len(self.groups))
         ]
@@ -134,9 +135,7 @@ class KVCache:
         )
 
     def open(self, request_id: str, claim: Claim) -> None:
-        """Start the request's tables as claimed; ``claim.shared`` has its references, and the pool the
-        rest.
-        """
+        """Start the request's tables; ``claim.shared`` has its references, and the pool the rest."""
         tables, firsts = [], []
         for found, fresh in zip(claim.found, claim.fresh, strict=True):
             firsts.append(sum(block is None for block in found))
@@ -158,45 +157,36 @@ class KVCache:
         write are copied before.
         """
         tables = self._tables[request_id]
-        if len(tables.hypotheses) == 1:
-            return self._extend(tables.hypotheses, tokens)
-        extends = any(
-            group.blocks_for(tokens) > len(table)
-            for group, table in zip(self.groups, tables.hypotheses[0], strict=True)
-        )
-        return self._extend(tables.hypotheses, tokens) if extends else self._unshare(tables)
-
-    def _extend(self, hypotheses: Sequence[tuple[Table, ...]], tokens: int) -> bool:
         missing = [
             (table, group.blocks_for(tokens) - len(table))
-            for tables in hypotheses
-            for group, table in zip(self.groups, tables, strict=True)
+            for hypothesis in tables.hypotheses
+            for group, table in zip(self.groups, hypothesis, strict=True)
         ]
-        if not self.pool.can_take(sum(count for _, count in missing)):
+        written = self._written(tables, tokens) if len(tables.hypotheses) > 1 else []
+        writers = Counter(table[i] for table, i in written)
+        fresh = sum(count for _, count in missing if count > 0)
+        if not self.pool.can_take(fresh + len(written) - len(writers)):
             return False
         for table, count in missing:
             table.extend(self.pool.take() for _ in range(count))
-        return True
-
-    def _unshare(self, tables: _Tables) -> bool:
-        """Give each hypothesis the blocks that it will write for itself."""
-        written = [
-            (hypothesis[g], i)
-            for hypothesis in tables.hypotheses
-            for g, group in enumerate(self.groups)
-            for i in group.written_blocks(len(hypothesis[g]))
-        ]
-        held = Counter(table[i] for table, i in written)
-        if not self.pool.can_take(len(written) - len(held)):
-            return False
         for table, i in written:
             block = table[i]
-            if held[block] > 1:
-                held[block] -= 1
+            if writers[block] > 1:
+                writers[block] -= 1
                 self.pool.release(block)
                 table[i] = self.pool.take()
                 self._copies.append((block, table[i]))
         return True
+
+    def _written(self, tables: _Tables, tokens: int) -> list[tuple[Table, int]]:
+        """The places in hypotheses' tables that are there, and written on the way to ``tokens`` tokens."""
+        return [
+            (hypothesis[g], i)
+            for hypothesis in tables.hypotheses
+            for g, group in enumerate(self.groups)
+            if group.blocks_for(tokens) <= len(hypothesis[g])
+            for i in group.written_blocks(len(hypothesis[g]))
+        ]
 
     def slide(self, request_id: str, computed: int) -> None:
         """Give up the blocks that no row after the first ``computed`` tokens can see."""
@@ -265,8 +255,12 @@ class KVCache:
     def close(self, request_id: str) -> None:
         """Give up the tables; shareable blocks stay cached, and the tail of a prefix is taken first."""
         tables = self._tables.pop(request_id)
-        for block in _held(reversed(tables.hypotheses), tables.first, backwards=True):
-            self.pool.release(block)
+        for hypothesis in reversed(tables.hypotheses):
+            # A prefix is of use with the blocks of all groups only.
+            for i in reversed(range(max(map(len, hypothesis)))):
+                for table, first in zip(hypothesis, tables.first, strict=True):
+                    if first <= i < len(table):
+                        self.pool.release(table[i])
 
     def forget(self, request_id: str) -> list[bytes]:
         """The request is over and holds no tables any more. Returns the keys of its blocks."""
@@ -303,15 +297,10 @@ def _usable_prefix(blocks: Sequence[int | None], group: KVGroup) -> int:
     return best
 
 
-def _held(
-    hypotheses: "Sequence[tuple[Table, ...]] | Iterator[tuple[Table, ...]]",
-    first: Sequence[int],
-    *,
-    backwards: bool = False,
-) -> Iterator[int]:
+def _held(hypotheses: Sequence[tuple[Table, ...]], first: Sequence[int]) -> Iterator[int]:
     for hypothesis in hypotheses:
         for table, begin in zip(hypothesis, first, strict=True):
-            yield from reversed(table[begin:]) if backwards else table[begin:]
+            yield from table[begin:]
 
 
 def check_blocks(

@@ -4,6 +4,9 @@ Order is a number fixed when a request arrives: ``arrival step + priority * prio
 of arrival. So an urgent request overtakes those that came up to ``priority_steps`` steps a level before
 it, and nothing waits for ever: whatever arrives late enough stands behind it. Admission takes the first
 in order or nobody; when blocks run out the last in order is preempted, so the first always advances.
+
+Tenants that compete take turns by weight (``fair_share.py``), and the order holds within each. A tenant
+whose turn it is and who holds less than its share of the seats or blocks gets them of those that hold more.
 """
 
 import heapq
@@ -15,8 +18,10 @@ from typing import TypeAlias
 import msgspec
 
 from galley.engine.encoder_cache import EncoderCache, EncoderClaim
-from galley.engine.kv import KVCache
+from galley.engine.fair_share import FairShare
+from galley.engine.kv import Claim, KVCache
 from galley.engine.sequence import Sequence
+from galley.types import BLOCK_TOKENS
 
 Proposer: TypeAlias = Callable[[Sequence], Tokens[int]]
 """Guesses the tokens that come next in a sequence which has caught up; empty if it has no idea."""
@@ -54,6 +59,7 @@ class Scheduler:
         *,
         max_batch_tokens: int,
         max_running: int,
+        priority_steps: int = 1,
         proposer: Proposer | None = None,
     ) -> None:
         assert max_running <= max_batch_tokens
@@ -61,8 +67,11 @@ class Scheduler:
         self._encoder_cache = encoder_cache
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running
+        self._capacity = kv.pool.total * BLOCK_TOKENS
         self.proposer = proposer
-        self._waiting: list[Sequence] = []
+        # A step that only decodes computes up to max_running tokens.
+        self._fair = FairShare(priority_steps * max_running)
+        self._waiting: dict[str, list[Sequence]] = {}  # tenant -> heap
         self._arrivals = 0
         self.running: list[Sequence] = []
         self.preemptions = 0
@@ -70,13 +79,14 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Sequences that hold no blocks."""
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         self._arrivals += 1
         sequence.number = self._arrivals
-        heapq.heappush(self._waiting, sequence)
+        self._fair.join(sequence)
+        self._wait(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a finished or aborted sequence, wherever it is, and free its blocks."""
@@ -84,8 +94,12 @@ class Scheduler:
             self.running.remove(sequence)
             self._close(sequence)
         else:
-            self._waiting = [other for other in self._waiting if other is not sequence]
-            heapq.heapify(self._waiting)
+            tenant = sequence.request.tenant
+            waiting = [other for other in self._waiting.pop(tenant) if other is not sequence]
+            if waiting:
+                heapq.heapify(waiting)
+                self._waiting[tenant] = waiting
+        self._fair.leave(sequence)
         text_keys = self._kv.forget(sequence.id)
         if sequence.features is not None:
             self._encoder_cache.forget(sequence.features, text_keys)
@@ -96,44 +110,67 @@ class Scheduler:
         Sequences that decode come first, so a long prompt never holds them up; prompts share what is
         left, and newcomers what is left of that. The rows of a newcomer's encoder input count as tokens.
         """
+        if self._fair.contended and self._waiting:
+            self._reclaim()
         preempted = self.preemptions
         plan: list[Work] = []
         budget = self._max_batch_tokens
-        for sequence in sorted(self.running, key=Sequence.is_behind):
+        for sequence in [s for s in self.running if not s.is_behind()]:
             if self.preemptions > preempted and sequence not in self.running:
                 continue  # the victim of an earlier turn of this loop
-            remaining = len(sequence.tokens) - sequence.computed
-            count = remaining if remaining < budget else budget
-            end = sequence.computed + count
-            if not count or not (end <= sequence.settled or self._make_room(sequence, end)):
-                continue
-            guesses: Tokens[int] = ()
-            if self.proposer is not None and count == remaining:
-                guesses = self._guess(self.proposer, sequence, budget - count)
-            count += len(guesses)
-            plan.append(Work(sequence, count, end == len(sequence.tokens), guesses=guesses))
-            budget -= min(budget, count * sequence.task.width)
-        if self.preemptions == preempted:
-            self._admit(plan, budget)
+            budget = self._advance(sequence, plan, budget)
+        behind = [sequence for sequence in self.running if sequence.is_behind()]
+        if behind or self._waiting:
+            budget = self._prefill(plan, budget, behind, admits=self.preemptions == preempted)
+        if self.proposer is not None and budget:
+            self._guess(self.proposer, plan, budget)
         return plan
 
-    def _guess(self, proposer: Proposer, sequence: Sequence, most: int) -> Tokens[int]:
-        """What may follow, if there is room for it: nobody is preempted for a guess."""
-        most = min(most, sequence.task.guessable(sequence))
-        guesses = proposer(sequence)[:most] if most > 0 else ()
-        end = len(sequence.tokens) + len(guesses)
-        return guesses if guesses and self._kv.grow(sequence.id, end) else ()
+    def _advance(self, sequence: Sequence, plan: list[Work], budget: int) -> int:
+        """Plan the sequence's next known tokens; what is left of the budget."""
+        remaining = len(sequence.tokens) - sequence.computed
+        count = remaining if remaining < budget else budget
+        end = sequence.computed + count
+        if not count or not (end <= sequence.settled or self._make_room(sequence, end, plan)):
+            return budget
+        plan.append(Work(sequence, count, count == remaining))
+        count *= sequence.task.width
+        self._fair.charge(sequence, count)
+        return budget - min(budget, count)
 
-    def _make_room(self, sequence: Sequence, end: int) -> bool:
-        """Grow to ``end`` tokens, preempting the last in order as often as it takes; False if that is
-        ``sequence``.
+    def _guess(self, proposer: Proposer, plan: list[Work], budget: int) -> None:
+        """Put guesses behind the sequences that catch up in this step.
 
-        Only decoding grows, and decoding sequences take their turns in order: a victim's turn is still
-        to come, so nothing that is planned is ever taken back.
+        Guesses take the tokens and blocks that nobody else wants: nobody waits or is preempted for them.
+        """
+        for i, work in enumerate(plan):
+            sequence = work.sequence
+            most = min(budget, sequence.task.guessable(sequence)) if work.completes else 0
+            guesses = proposer(sequence)[:most] if most > 0 else ()
+            end = len(sequence.tokens) + len(guesses)
+            if guesses and self._kv.takes_back and self._kv.grow(sequence.id, end):
+                count = work.count + len(guesses)
+                plan[i] = msgspec.structs.replace(work, count=count, guesses=guesses)
+                self._fair.charge(sequence, len(guesses))
+                budget -= len(guesses)
+
+    def preempt_all(self) -> None:
+        """After a step that failed: what its sequences were promised was never computed."""
+        for sequence in reversed(self.running[:]):
+            self._preempt(sequence)
+
+    def _make_room(self, sequence: Sequence, end: int, plan: Tokens[Work]) -> bool:
+        """Grow to ``end`` tokens, preempting others as often as it takes; False if that was ``sequence``.
+
+        Only decoding grows, and decoding sequences take their turns in order: the turn of the last in
+        order is still to come, so nothing that is planned is ever taken back.
         """
         self._kv.slide(sequence.id, sequence.computed)
         while not self._kv.grow(sequence.id, end):
             victim = self.running[-1]
+            if self._fair.contended:
+                planned = {id(work.sequence) for work in plan}
+                victim = self._worst([s for s in self.running if id(s) not in planned])
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -164,48 +201,154 @@ class Scheduler:
         victim.restart()
         victim.preemptions += 1
         self.preemptions += 1
-        heapq.heappush(self._waiting, victim)
+        self._wait(victim)
 
-    def _admit(self, plan: list[Work], budget: int) -> None:
+    def _wait(self, sequence: Sequence) -> None:
+        heapq.heappush(self._waiting.setdefault(sequence.request.tenant, []), sequence)
+
+    def _prefill(
+        self, plan: list[Work], budget: int, behind: list[Sequence], *, admits: bool
+    ) -> int:
+        """Plan prompts, of each tenant those that are ``behind`` first, then newcomers; the budget left."""
         encodes = False
-        while self._waiting and budget and self._has_seat(self._waiting[0]):
-            sequence = self._waiting[0]
-            features, encoded = sequence.features, None
-            if features is not None:
-                encoded = self._encoder_cache.claim(features)
-            rows = features.rows if features and encoded and encoded.fresh else 0
-            # An encoder input is encoded as a whole, so the step's first one may exceed the budget.
-            exceeds = rows >= budget
-            if exceeds and encodes:
-                return
-            if not self._open(sequence, encoded):
-                return
-            heapq.heappop(self._waiting)
-            insort(self.running, sequence)
-            count = min(sequence.remaining, budget if exceeds else budget - rows)
-            self._settle(sequence, sequence.computed + count)
-            plan.append(Work(sequence, count, count == sequence.remaining, rows > 0))
-            budget = 0 if exceeds else budget - rows - count
-            encodes |= rows > 0
+        while budget:
+            prompts = {s.request.tenant: s for s in reversed(behind)}
+            first = prompts if not admits else self._heads() | prompts
+            if not first:
+                break
+            sequence = self._fair.next(first.values())
+            if sequence in behind:
+                behind.remove(sequence)
+                budget = self._advance(sequence, plan, budget)
+                continue
+            work, taken = self._admit(sequence, budget, encodes)
+            if work is None:
+                admits = False
+                continue
+            plan.append(work)
+            budget -= taken
+            encodes |= work.encodes
+        return budget
+
+    def _heads(self) -> dict[str, Sequence]:
+        """The first of each tenant's waiting sequences: of tenants within their share, if any wait."""
+        heads = {tenant: waiting[0] for tenant, waiting in self._waiting.items()}
+        if not self._fair.contended:
+            return heads
+        return {tenant: s for tenant, s in heads.items() if self._within_share(s)} or heads
+
+    def _admit(self, sequence: Sequence, budget: int, encodes: bool) -> tuple[Work | None, int]:
+        """Begin a waiting sequence, if there is room: its work in this step, and the tokens of that.
+
+        Args:
+            encodes: an encoder input is encoded in this step already.
+        """
+        if not self._has_seat(sequence):
+            return None, 0
+        features, encoded = sequence.features, None
+        if features is not None:
+            encoded = self._encoder_cache.claim(features)
+        rows = features.rows if features and encoded and encoded.fresh else 0
+        # An encoder input is encoded as a whole, so the step's first one may exceed the budget.
+        exceeds = rows >= budget
+        if (exceeds and encodes) or not self._open(sequence, encoded):
+            return None, 0
+        tenant = sequence.request.tenant
+        heapq.heappop(self._waiting[tenant])
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+        insort(self.running, sequence)
+        count = min(sequence.remaining, budget if exceeds else budget - rows)
+        self._settle(sequence, sequence.computed + count)
+        self._fair.charge(sequence, rows + count)
+        work = Work(sequence, count, count == sequence.remaining, rows > 0)
+        return work, budget if exceeds else rows + count
 
     def _open(self, sequence: Sequence, encoded: EncoderClaim | None) -> bool:
         """Take blocks for all that is known: a prompt, once begun, is not stopped halfway for memory."""
-        reusable = sequence.task.reusable(sequence)
-        claim = self._kv.claim(sequence.id, sequence.tokens, root=sequence.root, reusable=reusable)
-        fresh, shared = sum(claim.fresh), claim.shared
-        if encoded is not None:
-            fresh, shared = fresh + encoded.fresh, [*shared, *encoded.blocks]
+        claim, fresh, shared = self._claim(sequence, encoded)
         if not self._kv.pool.reserve(fresh, shared):
             return False
         if encoded is not None:
             self._encoder_cache.open(sequence.id, encoded)
         self._kv.open(sequence.id, claim)
-        if reusable:
+        if sequence.task.reusable(sequence):
             self._kv.count_lookup(len(sequence.tokens), claim.tokens)
         sequence.computed = claim.tokens
         return True
+
+    def _claim(
+        self, sequence: Sequence, encoded: EncoderClaim | None
+    ) -> tuple[Claim, int, list[int]]:
+        """What the sequence needs: the claim on its text, how many fresh blocks in all, and shared ones."""
+        reusable = sequence.task.reusable(sequence)
+        claim = self._kv.claim(sequence.id, sequence.tokens, root=sequence.root, reusable=reusable)
+        if encoded is None:
+            return claim, sum(claim.fresh), claim.shared
+        return claim, sum(claim.fresh) + encoded.fresh, [*claim.shared, *encoded.blocks]
 
     def _has_seat(self, sequence: Sequence) -> bool:
         """Each hypothesis of a beam search takes one; the only sequence has as many as it needs."""
         taken = sum(other.task.seats for other in self.running)
         return not taken or taken + sequence.task.seats <= self._max_running
+
+    # Tenants that compete.
+
+    def _reclaim(self) -> None:
+        """Make room for newcomers of tenants that are within their share, from those beyond theirs."""
+        for newcomer in self._heads().values():
+            if not self._within_share(newcomer):
+                return
+            while self.running and (lack := self._lack(newcomer)) is not None:
+                holds, capacity = lack
+                victim = self._worst(self.running, holds)
+                tenant = victim.request.tenant
+                left = self._held(tenant, holds) - holds(victim)
+                # Nobody gives so much that it could take it back: nothing goes to and fro.
+                if left < self._fair.share(tenant) * capacity:
+                    return
+                self._preempt(victim)
+
+    def _within_share(self, newcomer: Sequence) -> bool:
+        """Whether its tenant has nothing yet, or with it no more than its share of seats and blocks."""
+        tenant = newcomer.request.tenant
+        share = self._fair.share(tenant)
+        for holds, capacity in ((_seats, self._max_running), (_tokens, self._capacity)):
+            held = self._held(tenant, holds)
+            if held and held + holds(newcomer) > share * capacity:
+                return False
+        return True
+
+    def _held(self, tenant: str, holds: Callable[[Sequence], int]) -> int:
+        return sum(holds(s) for s in self.running if s.request.tenant == tenant)
+
+    def _lack(self, newcomer: Sequence) -> tuple[Callable[[Sequence], int], int] | None:
+        """What the newcomer cannot get: how much of it a sequence holds, and how much there is."""
+        if not self._has_seat(newcomer):
+            return _seats, self._max_running
+        encoded = None
+        if newcomer.features is not None:
+            encoded = self._encoder_cache.claim(newcomer.features)
+        _, fresh, shared = self._claim(newcomer, encoded)
+        if not self._kv.pool.can_take(fresh, shared):
+            return _tokens, self._capacity
+        return None
+
+    def _worst(
+        self, candidates: Tokens[Sequence], holds: Callable[[Sequence], int] | None = None
+    ) -> Sequence:
+        """The last in order of the tenant that holds most in proportion to its weight."""
+        holds = holds or _tokens
+        held: dict[str, float] = {}
+        for sequence in self.running:
+            request = sequence.request
+            held[request.tenant] = held.get(request.tenant, 0.0) + holds(sequence) / request.weight
+        return max(candidates, key=lambda s: (held[s.request.tenant], s.order, s.number))
+
+
+def _seats(sequence: Sequence) -> int:
+    return sequence.task.seats
+
+
+def _tokens(sequence: Sequence) -> int:
+    return len(sequence.tokens)
