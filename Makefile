@@ -8,13 +8,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint fuzz sanitize bench demo-model demo-speech-model clean
+.PHONY: help run test lint soak fuzz sanitize bench demo-model demo-speech-model clean
 
 help:
 	@echo "make run         serve the bundled models, show what they answer, keep serving (PORT=8000)"
 	@echo "make test        lint, types, import rules and tests"
 	@echo "make lint        ruff, mypy, import-linter and clang-format only"
 	@echo "make sanitize    the kernel tests under the address and undefined-behaviour sanitizers (GCC)"
+	@echo "make soak        a minute of load while engines die, stall, and clients misbehave (SEED=1)"
 	@echo "make fuzz        every fuzz target for FUZZ_SECONDS=1800 each (atheris, Linux)"
 	@echo "make bench       measure latency and throughput of the server"
 	@echo "make demo-model  train the bundled model again (up to two hours on two cores)"
@@ -36,6 +37,11 @@ lint: $(VENV)/.installed-dev
 
 sanitize: $(VENV)/.installed-dev
 	$(BIN)/python scripts/sanitize.py
+
+SEED ?= 1
+
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.faults --seconds 60 --clients 64 --seed $(SEED)
 
 FUZZ_SECONDS ?= 1800
 FUZZ_TARGETS := $(filter-out __init__ __main__ targets,$(basename $(notdir $(wildcard fuzz/*.py))))

@@ -1,0 +1,72 @@
+"""Ten minutes at saturation while engines die and stall, clients hang up, read slowly and send nonsense.
+
+    python -m benchmarks.faults [MODEL] --seconds 600 --clients 64 --seed 1 --json FILE
+    python -m benchmarks.faults --show --seed 1
+
+Starts a real ``galley serve`` of MODEL (default: the bundled one) that runs fewer sequences than there are
+clients. The text of every prompt, greedy and seeded, is taken before. Then every request must end complete
+and correct, or refused at admission; exits with 1 if one did not, a block leaked or memory grew by 2 % or
+more. The schedule comes from the seed alone; ``--show`` prints it.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from benchmarks.faults.run import Result, run
+from benchmarks.faults.schedule import faults
+from benchmarks.serving import machine, started
+
+MOST_GROWTH: Final = 0.02
+
+
+def main() -> None:
+    """Run, tell, and exit with 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", default="galley-demo")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--show", action="store_true", help="print the schedule and do nothing")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    arguments = parser.parse_args()
+    seed, seconds, clients = arguments.seed, arguments.seconds, arguments.clients
+    for fault in faults(seed, seconds):
+        print(
+            f"{fault.at:8.3f} s  {fault.kind}{f' for {fault.seconds} s' if fault.seconds else ''}"
+        )
+    if arguments.show:
+        return
+    # Fewer places than clients, so that some requests wait and some are refused.
+    places = ("--max-running", str(clients // 2), "--max-queue", str(clients * 3 // 8))
+    with started(arguments.model, *places) as (url, pid):
+        warm_up = min(60.0, seconds / 4)
+        result = asyncio.run(
+            run(url, pid, seed=seed, seconds=seconds, clients=clients, warm_up=warm_up)
+        )
+    figures = {"machine": machine(), **result.shown()}
+    print(json.dumps(figures, indent=2))
+    if arguments.json:
+        schedule = [asdict(fault) for fault in faults(seed, seconds)]
+        arguments.json.write_text(json.dumps(figures | {"schedule": schedule}, indent=2) + "\n")
+    sys.exit(bool(broken(result)))
+
+
+def broken(result: Result) -> list[str]:
+    """The promises that the run broke."""
+    found = [f"lost: {lost}" for lost in result.record.lost]
+    if result.leaked_blocks:
+        found.append(f"{result.leaked_blocks} blocks leaked")
+    if result.memory_growth >= MOST_GROWTH:
+        found.append(f"memory grew by {result.memory_growth:.1%}")
+    return found
+
+
+if __name__ == "__main__":
+    main()
