@@ -1,0 +1,266 @@
+"""Goodput from half of the sustainable rate to four times as much, and how what is refused is refused.
+
+    python -m benchmarks.overload [MODEL] [--seconds 20] [--json FILE] [--results benchmarks/results/FILE]
+
+Starts a real ``galley serve``. The sustainable rate is what a closed loop of clients gets out of it. Then
+requests arrive by a Poisson process at multiples of that rate, whatever becomes of earlier ones. Each says
+by ``x-request-timeout`` how long its client waits. Goodput counts the requests that were complete by then.
+
+The time to the first token runs from when a request was due, that of a refusal from when it was sent; the
+difference, by which the client lags behind its own schedule, is a figure, too. For an idle machine.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import random
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+from scripts.benchmarks_page import Figure
+
+from benchmarks.http_load import Answer, Client
+from benchmarks.results_file import put
+from benchmarks.serving import Server, machine, percentile, serving
+
+PATH: Final = "/v1/completions"
+FACTORS: Final = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
+PROMPT_TOKENS: Final = 64
+OUTPUT_TOKENS: Final = 64
+REFUSED: Final = (429, 503, 504)
+REFUSAL_SECONDS: Final = 0.05
+KEPT_SHARE: Final = 0.9
+"""Of the best goodput, what is left at twice the sustainable rate."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """What came of one rate. Rates are requests per second, times seconds; None: nothing to measure.
+
+    Attributes:
+        offered: arrivals.
+        goodput: complete within their deadline.
+        late: share of the arrivals that were complete, but late.
+        refused: share answered with 429, 503 or 504.
+        broken: arrivals with any other end.
+        refusal_p50, refusal_p99: from sending to the whole refusal.
+        ttft_p50, ttft_p99: of what was taken.
+        lag_p99: by which the client sent later than it was to.
+    """
+
+    factor: float
+    offered: float
+    goodput: float
+    late: float
+    refused: float
+    broken: int
+    refusal_p50: float | None
+    refusal_p99: float | None
+    ttft_p50: float | None
+    ttft_p99: float | None
+    lag_p99: float
+
+
+class Load:
+    """Requests of one shape: random token ids, so that no prefix is ever cached."""
+
+    def __init__(self, server: Server, seed: int) -> None:
+        self._server = server
+        self._source = random.Random(seed)
+        self._client = Client(server.url)
+
+    async def ask(self, deadline: float | None) -> Answer:
+        """One streamed request."""
+        ids = [self._source.randrange(self._server.id_limit) for _ in range(PROMPT_TOKENS)]
+        body = {
+            "model": self._server.model,
+            "prompt": ids,
+            "max_tokens": OUTPUT_TOKENS,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+        }
+        headers = {} if deadline is None else {"x_request_timeout": f"{deadline:g}"}
+        return await self._client.post(PATH, body, **headers)
+
+    async def closed_loop(self, clients: int, seconds: float) -> tuple[float, float]:
+        """Completed requests per second of so many clients, and the median of their latencies."""
+        latencies: list[float] = []
+        began = time.monotonic()
+
+        async def client() -> None:
+            while time.monotonic() < began + seconds:
+                answer = await self.ask(None)
+                if not answer.finished:
+                    raise RuntimeError(f"{answer.status}: {answer.body[:200]!r}")
+                if answer.ended < began + seconds:
+                    latencies.append(answer.ended - answer.sent)
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+        return len(latencies) / seconds, statistics.median(latencies)
+
+    async def open_loop(self, factor: float, rate: float, seconds: float, deadline: float) -> Point:
+        """Poisson arrivals at ``rate`` per second, for so many seconds; each waits for its deadline."""
+        due: list[float] = []
+        at = time.monotonic() + 0.1
+        while (at := at + self._source.expovariate(rate)) < time.monotonic() + 0.1 + seconds:
+            due.append(at)
+        tasks = []
+        for moment in due:
+            await asyncio.sleep(max(0.0, moment - time.monotonic()))
+            tasks.append(asyncio.create_task(self.ask(deadline)))
+        answers = await asyncio.gather(*tasks)
+        return _point(factor, seconds, deadline, list(zip(due, answers, strict=True)))
+
+
+def _point(
+    factor: float, seconds: float, deadline: float, answers: list[tuple[float, Answer]]
+) -> Point:
+    good = late = broken = 0
+    refusals, firsts = [], []
+    for due, answer in answers:
+        if answer.finished and answer.whole:
+            good += answer.ended - due <= deadline
+            late += answer.ended - due > deadline
+            firsts.append(answer.events[0] - due)
+        elif answer.whole and answer.status in REFUSED:
+            refusals.append(answer.ended - answer.sent)
+        elif answer.events:  # cut off at its deadline, after its first token
+            late += 1
+        else:
+            broken += 1
+    return Point(
+        factor=factor,
+        offered=len(answers) / seconds,
+        goodput=good / seconds,
+        late=late / len(answers),
+        refused=len(refusals) / len(answers),
+        broken=broken,
+        refusal_p50=percentile(refusals, 50) if refusals else None,
+        refusal_p99=percentile(refusals, 99) if refusals else None,
+        ttft_p50=percentile(firsts, 50) if firsts else None,
+        ttft_p99=percentile(firsts, 99) if firsts else None,
+        lag_p99=percentile([answer.sent - due for due, answer in answers], 99),
+    )
+
+
+async def measure(
+    server: Server, *, clients: int, seconds: float, deadline: float, seed: int
+) -> dict[str, Any]:
+    """The sustainable rate and a point for each factor.
+
+    ``deadline`` 0: twice the latency of a saturated server.
+    """
+    load = Load(server, seed)
+    await load.closed_loop(clients, seconds / 4)
+    rate, latency = await load.closed_loop(clients, seconds)
+    deadline = deadline or 2 * latency
+    points = []
+    for factor in FACTORS:
+        gc.collect()
+        gc.disable()  # a pause of the client would look like one of the server
+        points.append(await load.open_loop(factor, factor * rate, seconds, deadline))
+        gc.enable()
+        await asyncio.sleep(1.0)
+    return {"sustainable": rate, "deadline_s": deadline, "points": [asdict(p) for p in points]}
+
+
+def figures(results: dict[str, Any], command: str) -> list[Figure]:
+    """As the page has them."""
+    points = [Point(**point) for point in results["points"]]
+    at = tuple(f"{point.factor:g}x" for point in points)
+    best = max(point.goodput for point in points)
+    twice = next(point.goodput for point in points if point.factor == 2)
+    remark = (
+        f"sustainable: {results['sustainable']:.3g} requests/s of {PROMPT_TOKENS} + {OUTPUT_TOKENS} "
+        f"tokens; deadline {results['deadline_s']:.2g} s; client's lag P99 "
+        f"{1e3 * max(point.lag_p99 for point in points):.2g} ms"
+    )
+    today = date.today().isoformat()
+
+    def figure(what: str, unit: str, values: list[float | None], **more: Any) -> Figure:
+        return Figure(
+            what=f"Overload: {what}",
+            unit=unit,
+            measured=tuple(None if v is None else float(f"{v:.3g}") for v in values),
+            date=today,
+            command=command,
+            **({"at": at} | more),
+        )
+
+    def milliseconds(name: str) -> list[float | None]:
+        values = [getattr(point, name) for point in points]
+        return [None if value is None else 1e3 * value for value in values]
+
+    return [
+        figure("goodput", "requests/s", [p.goodput for p in points], remark=remark),
+        figure(
+            "goodput at twice the sustainable rate, of the best",
+            "%",
+            [100 * twice / best],
+            at=("",),
+            target=(100 * KEPT_SHARE,),
+        ),
+        figure("refused", "%", [100 * p.refused for p in points], better="lower"),
+        figure("complete, but late", "%", [100 * p.late for p in points], better="lower"),
+        figure("a refusal takes, P50", "ms", milliseconds("refusal_p50"), better="lower"),
+        figure(
+            "a refusal takes, P99",
+            "ms",
+            milliseconds("refusal_p99"),
+            target=(1e3 * REFUSAL_SECONDS,),
+            better="lower",
+        ),
+        figure("first token, P50", "ms", milliseconds("ttft_p50"), better="lower"),
+        figure("first token, P99", "ms", milliseconds("ttft_p99"), better="lower"),
+    ]
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", default="galley-demo")
+    parser.add_argument("--quantize", default="auto")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each rate")
+    parser.add_argument("--clients", type=int, default=64, help="of the closed loop")
+    parser.add_argument("--deadline", type=float, default=0.0, help="seconds; 0: by the latency")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    parser.add_argument("--results", type=Path, help="also put them into this machine's results")
+    arguments = parser.parse_args()
+    with serving(arguments.model, "--quantize", arguments.quantize) as server:
+        options = {
+            name: getattr(arguments, name) for name in ("clients", "seconds", "deadline", "seed")
+        }
+        results = {"machine": machine(), **asyncio.run(measure(server, **options))}
+    report(results)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    if arguments.results:
+        put(arguments.results, figures(results, "python -m benchmarks.overload"))
+
+
+def report(results: dict[str, Any]) -> None:
+    """A table, and the promise."""
+    console = Console(width=160)
+    console.print(f"{results['machine']}; sustainable: {results['sustainable']:.2f} requests/s")
+    table = Table(*(name.replace("_", " ") for name in results["points"][0]))
+    for point in results["points"]:
+        table.add_row(*("-" if value is None else f"{value:.4g}" for value in point.values()))
+    console.print(table)
+    best = max(point["goodput"] for point in results["points"])
+    twice = next(point["goodput"] for point in results["points"] if point["factor"] == 2)
+    console.print(f"goodput at twice the sustainable rate: {twice / best:.0%} of its best")
+
+
+if __name__ == "__main__":
+    main()

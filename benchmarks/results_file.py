@@ -1,0 +1,39 @@
+"""Figures into a file of benchmarks/results, of which scripts/benchmarks_page.py makes the page."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from scripts.benchmarks_page import Figure, Machine
+
+
+def put(file: Path, figures: Sequence[Figure]) -> None:
+    """Replace the figures of the same ``what`` in a machine's file, and append the others.
+
+    Raises:
+        msgspec.ValidationError: the file is no machine's.
+    """
+    content = json.loads(file.read_text(encoding="utf-8"))
+    kept: list[dict[str, Any]] = content["figures"]
+    for figure in figures:
+        told = _told(figure)
+        places = [i for i, old in enumerate(kept) if old["what"] == figure.what]
+        if places:
+            kept[places[0]] = told
+        else:
+            kept.append(told)
+    lines = ",\n".join(f"    {json.dumps(figure, ensure_ascii=False)}" for figure in kept)
+    head = {name: value for name, value in content.items() if name != "figures"}
+    text = json.dumps(head, indent=2, ensure_ascii=False)
+    text = f'{text.removesuffix("}").rstrip()},\n  "figures": [\n{lines}\n  ]\n}}\n'
+    msgspec.json.decode(text, type=Machine)
+    file.write_text(text, encoding="utf-8")
+
+
+def _told(figure: Figure) -> dict[str, Any]:
+    """As the files have it: what has its default is left out."""
+    fields = msgspec.structs.fields(Figure)
+    told = {f.name: getattr(figure, f.name) for f in fields}
+    return {f.name: told[f.name] for f in fields if f.required or told[f.name] != f.default}

@@ -1,0 +1,42 @@
+"""Figures of a benchmark in a machine's results."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from benchmarks.overload import FACTORS, Point, figures
+from benchmarks.results_file import put
+from scripts.benchmarks_page import RESULTS, page, read_results
+
+
+def results(goodput: float) -> dict[str, Any]:
+    rest: dict[str, Any] = {
+        "late": 0.1,
+        "refused": 0.2,
+        "broken": 0,
+        "refusal_p50": 0.01,
+        "refusal_p99": None,
+    }
+    times = {"ttft_p50": 0.1, "ttft_p99": 0.2, "lag_p99": 0.002}
+    rest |= times | {"goodput": goodput}
+    points: list[dict[str, Any]] = [{"factor": f, "offered": f} | rest for f in FACTORS]
+    assert Point(**points[0])
+    return {"sustainable": 40.0, "deadline_s": 3.0, "points": points}
+
+
+def test_figures_replace_those_of_the_same_name(tmp_path: Path) -> None:
+    newest = sorted(RESULTS.glob("*.json"))[-1]
+    file = tmp_path / newest.name
+    shutil.copy(newest, file)
+    put(file, [])
+    assert file.read_bytes() == newest.read_bytes()
+    count = len(json.loads(file.read_bytes())["figures"])
+    for goodput in (30.0, 31.0):
+        told = figures(results(goodput), "python -m benchmarks.overload")
+        put(file, told)
+        [machine] = read_results(tmp_path)
+        assert len(machine.figures) <= count + len(told)
+        by_name = {figure.what: figure for figure in machine.figures}
+        assert by_name["Overload: goodput"].measured == (goodput,) * len(FACTORS)
+        assert "| Overload: goodput | requests/s | 0.5x, 0.75x" in page([machine])
