@@ -3,6 +3,7 @@
 ``GalleyError``
     ``RequestError``        the caller's request is wrong (HTTP 400); ``param`` names the field
         ``UnknownModel``        no model has the name (HTTP 404)
+        ``Conflict``            what is asked for is being done already (HTTP 409)
         ``ContextExceeded``     prompt or ``max_tokens`` do not fit the context
         ``AudioError``          the recording cannot be read
             ``AudioTooLong``        it is longer than the limit (HTTP 413)
@@ -48,6 +49,13 @@ class UnknownModel(RequestError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, param="model", code="model_not_found")
+
+
+class Conflict(RequestError):
+    """What a request asks for does not go with something that is being done."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="conflict")
 
 
 class ContextExceeded(RequestError):

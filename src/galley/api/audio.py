@@ -5,7 +5,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeAlias
 
 from galley.api.schemas import TranslationRequest
-from galley.gateway.call import Call
+from galley.gateway.call import Call, opened
 from galley.gateway.caller import Caller
 from galley.gateway.served import ServedModel
 
@@ -59,18 +59,18 @@ class Transcript:
         from galley.speech.audio import Recording
         from galley.speech.session import Session
 
-        model = served.speech_model()
         options = asked.options()
-        session = Session(
-            model.tokens,
-            options,
-            caller.request_id,
-            max_chunks=_CHUNKS_IN_FLIGHT,
-            cache_salt=caller.cache_salt(),
-        )
-        recording = Recording(file, name=name, max_seconds=served.settings.max_audio_seconds)
-        chunks = model.chunks(recording, options)
-        return cls(Call(served, ENDPOINTS[options.task], caller), session, chunks)
+        with opened(Call(served, ENDPOINTS[options.task], caller)) as call:
+            model = served.speech_model(call.backend)
+            session = Session(
+                model.tokens,
+                options,
+                caller.request_id,
+                max_chunks=_CHUNKS_IN_FLIGHT,
+                cache_salt=caller.cache_salt(),
+            )
+            recording = Recording(file, name=name, max_seconds=served.settings.max_audio_seconds)
+            return cls(call, session, model.chunks(recording, options))
 
     async def page(self, asked: TranslationRequest) -> bytes:
         """The whole transcript as it was asked for."""
@@ -102,7 +102,8 @@ class Transcript:
         yield {"type": "transcript.text.done", "text": text_of(segments)}
 
     def close(self) -> None:
-        """Close the recording, if nobody has taken its first segment."""
+        """Close the recording, and cancel what still runs. Idempotent."""
+        self._call.close()
         self._chunks.close()
 
     def _info(self) -> "Info":

@@ -19,10 +19,10 @@ from galley.api.responses import (
 )
 from galley.api.schemas import ChatRequest
 from galley.errors import RequestError
-from galley.gateway.call import Call
+from galley.gateway.call import Call, opened
 from galley.gateway.caller import Caller
 from galley.gateway.generation import Finish, Generation, Piece, check_count
-from galley.gateway.served import ServedModel
+from galley.gateway.served import Backend, ServedModel
 from galley.text.stream import TokenText, describe
 from galley.text.tokenizer import Tokenizer
 from galley.types import TokenLogprob
@@ -36,15 +36,13 @@ LOWEST_LOGPROB: Final = -9999.0
 class ChatAnswer:
     """The answer to one request, on its way; ask for it whole or in chunks, once."""
 
-    def __init__(
-        self, served: ServedModel, asked: ChatRequest, caller: Caller, generation: Generation
-    ) -> None:
+    def __init__(self, call: Call, asked: ChatRequest, generation: Generation) -> None:
         """Made by :meth:`start`."""
-        self._served = served
+        self._served = call.served
         self._asked = asked
-        self._caller = caller
+        self._caller = call.caller
         self._generation = generation
-        self._tokenizer = served.backend().tokenizer
+        self._tokenizer = call.backend.tokenizer
 
     @classmethod
     async def start(cls, served: ServedModel, asked: ChatRequest, caller: Caller) -> Self:
@@ -53,19 +51,19 @@ class ChatAnswer:
         Raises:
             GalleyError: as ``errors.to_api_error`` tells clients.
         """
-        with _named_as_given(asked):
+        with _named_as_given(asked), opened(Call(served, ENDPOINT, caller)) as call:
             params = asked.sampling()
             check_count(served, 1, params.n, "messages")
-            prompt = await _prompt(served, asked)
+            prompt = await _prompt(call.backend, asked)
             generation = Generation.submit(
-                Call(served, ENDPOINT, caller),
+                call,
                 params,
                 [prompt],
                 priority=asked.priority or 0,
                 cache_salt=asked.cache_salt,
                 prompt_param="messages",
             )
-        return cls(served, asked, caller, generation)
+        return cls(call, asked, generation)
 
     def close(self) -> None:
         """Cancel what still runs. Idempotent."""
@@ -116,8 +114,7 @@ class ChatAnswer:
             yield {**chunk(), "usage": usage(self._generation.usage())}
 
 
-async def _prompt(served: ServedModel, asked: ChatRequest) -> list[int]:
-    backend = served.backend()
+async def _prompt(backend: Backend, asked: ChatRequest) -> list[int]:
     messages = [message.plain() for message in asked.messages]
     # A long conversation takes a while; in a thread it delays nobody else's tokens.
     return await asyncio.to_thread(

@@ -10,7 +10,7 @@ from typing import Final, Self
 from galley.api.chat import LOWEST_LOGPROB
 from galley.api.responses import Completion, CompletionChoice, CompletionLogprobs, usage
 from galley.api.schemas import CompletionRequest
-from galley.gateway.call import Call
+from galley.gateway.call import Call, opened
 from galley.gateway.caller import Caller
 from galley.gateway.generation import Finish, Generation, Piece, check_count
 from galley.gateway.served import Backend, ServedModel
@@ -65,22 +65,21 @@ class CompletionAnswer:
 
     def __init__(
         self,
-        served: ServedModel,
+        call: Call,
         asked: CompletionRequest,
-        caller: Caller,
         echoes: Sequence[_Echo],
         generation: Generation,
     ) -> None:
         """Made by :meth:`start`."""
         self._generation = generation
         self._asked = asked
-        self._tokenizer = served.backend().tokenizer
+        self._tokenizer = call.backend.tokenizer
         self._echoes = echoes
         self._frame = {
-            "id": f"cmpl-{caller.request_id}",
+            "id": f"cmpl-{call.caller.request_id}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": served.name,
+            "model": call.served.name,
         }
         self._scores: dict[int, list[TokenLogprob]] = {}
         self._begun: set[int] = set()
@@ -95,23 +94,24 @@ class CompletionAnswer:
         params = asked.sampling()
         given = asked.prompts()
         check_count(served, len(given), params.n, "prompt")
-        backend = served.backend()
-        # Long texts take a while; in a thread they delay nobody else's tokens.
-        prompts = await asyncio.to_thread(_token_ids, given, backend)
-        generation = Generation.submit(
-            Call(served, ENDPOINT, caller),
-            params,
-            prompts,
-            priority=asked.priority or 0,
-            cache_salt=asked.cache_salt,
-            prompt_param="prompt",
-        )
-        try:
-            echoes = await asyncio.to_thread(_echoes, given, prompts, asked, backend.tokenizer)
-        except BaseException:
-            generation.close()
-            raise
-        return cls(served, asked, caller, echoes, generation)
+        with opened(Call(served, ENDPOINT, caller)) as call:
+            # Long texts take a while; in a thread they delay nobody else's tokens.
+            prompts = await asyncio.to_thread(_token_ids, given, call.backend)
+            generation = Generation.submit(
+                call,
+                params,
+                prompts,
+                priority=asked.priority or 0,
+                cache_salt=asked.cache_salt,
+                prompt_param="prompt",
+            )
+            tokenizer = call.backend.tokenizer
+            try:
+                echoes = await asyncio.to_thread(_echoes, given, prompts, asked, tokenizer)
+            except BaseException:
+                generation.close()
+                raise
+        return cls(call, asked, echoes, generation)
 
     def close(self) -> None:
         """Cancel what still runs. Idempotent."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from galley.errors import (
     AudioTooLong,
+    Conflict,
     Draining,
     GalleyError,
     QueueFull,
@@ -47,6 +48,8 @@ def to_api_error(error: Exception) -> ApiError:
             return error
         case UnknownModel():
             return ApiError(404, str(error), param=error.param, code=error.code)
+        case Conflict():
+            return ApiError(409, str(error), code=error.code)
         case AudioTooLong():
             return ApiError(413, str(error), param=error.param, code="audio_too_long")
         case RequestError():

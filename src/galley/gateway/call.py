@@ -1,7 +1,8 @@
 """One request of one caller to one model: submitted, counted and recorded here for all protocols."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from galley.gateway.caller import Caller
@@ -13,10 +14,12 @@ from galley.types import EngineRequest, ModelInfo, Output, Timing
 class Call:
     """The way of a request into the engine and its Outputs back.
 
-    Whoever makes one closes it: what still runs is cancelled, in the engine too.
+    The Generation, transcript or connection that it is made for closes it: what still runs is cancelled, in
+    the engine too.
 
     Attributes:
         served: the model.
+        backend: the model as it was loaded when the call began; a reload does not change it.
         endpoint: the route that it came by, for metrics.
         caller: whose log record the call writes.
         generated: tokens that the engine has brought so far.
@@ -28,26 +31,28 @@ class Call:
         self.endpoint = endpoint
         self.caller = caller
         self.generated = 0
-        self._backend = served.backend()
+        self.backend = served.backend()
+        self.backend.calls.add(self)
         self._open: set[CallStream] = set()
 
     @property
     def info(self) -> ModelInfo:
         """What the model says of itself."""
-        return self._backend.engine.info
+        return self.backend.engine.info
 
     def submit_all(self, requests: Sequence[EngineRequest]) -> "list[CallStream]":
         """Start all of them or none; see :meth:`galley.service.client.EngineClient.submit_all`."""
-        return self._counted(self._backend.engine.submit_all(requests))
+        return self._counted(self.backend.engine.submit_all(requests))
 
     async def submit_patiently(self, requests: Sequence[EngineRequest]) -> "list[CallStream]":
         """Start all of them, for a call that has begun: waits while the queue is full."""
-        return self._counted(await self._backend.engine.submit_patiently(requests))
+        return self._counted(await self.backend.engine.submit_patiently(requests))
 
     def close(self) -> None:
         """Cancel what still runs. Idempotent."""
         for stream in list(self._open):
             stream.cancel()
+        self.backend.calls.discard(self)
 
     # What is counted of texts, a sequence for each choice, and of audio.
 
@@ -140,3 +145,13 @@ class CallStream:
         """The engine forgets the request within one step. Harmless when it has finished."""
         self._call._open.discard(self)
         self._stream.cancel()
+
+
+@contextmanager
+def opened(call: Call) -> Iterator[Call]:
+    """Closes the call if the way to what it is made for fails."""
+    try:
+        yield call
+    except BaseException:
+        call.close()
+        raise

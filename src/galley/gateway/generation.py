@@ -76,7 +76,7 @@ class Generation:
             Unavailable: the queue is full, or the engine not ready.
             EngineFailed: the engine will not come back.
         """
-        info, tokenizer = call.info, call.served.backend().tokenizer
+        info, tokenizer = call.info, call.backend.tokenizer
         requests = [
             request
             for index, prompt in enumerate(prompts)

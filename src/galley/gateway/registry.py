@@ -71,6 +71,26 @@ class Registry:
                 raise
             raise ModelError(f"{model.name}: {error}") from error
 
+    async def reload(self, name: str | None = None, *, only_if_changed: bool = False) -> list[str]:
+        """Load models' files again while they are served, one after another.
+
+        Args:
+            name: of the model; None: all.
+            only_if_changed: leave models alone whose files are those that are being served.
+
+        Returns:
+            The names of those that were reloaded.
+
+        Raises:
+            UnknownModel: no model has the name.
+            Conflict, EngineNotReady, EngineFailed, ModelError: as :meth:`ServedModel.reload`; models that
+                were reloaded before it stay so.
+        """
+        models = list(self) if name is None else [self.find(name)]
+        return [
+            model.name for model in models if await model.reload(only_if_changed=only_if_changed)
+        ]
+
     async def close(self) -> None:
         """End the engine processes. Idempotent."""
         await asyncio.gather(*(model.close() for model in self))

@@ -2,15 +2,18 @@
 
 import asyncio
 import concurrent.futures
+import hashlib
+import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
 from galley.config import Settings
-from galley.errors import EngineFailed, EngineNotReady, RequestError
+from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError
 from galley.formats.source import BUNDLED, resolve_model
 from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.observe.metrics import Metrics
@@ -25,16 +28,27 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+log = logging.getLogger("galley.server")
 
-@dataclass(frozen=True)
+_RETIRE_POLL_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, eq=False)
 class Backend:
-    """What answers requests, once it is there."""
+    """What answers requests, once it is there.
+
+    Attributes:
+        created: Unix time at which the model became ready.
+        files: what the model was loaded from, see :func:`fingerprint`.
+        calls: that are open; the engine ends after them when the model has been reloaded.
+    """
 
     engine: EngineClient
     tokenizer: Tokenizer
     template: ChatTemplate
     created: int
-    """Unix time at which the model became ready."""
+    files: str
+    calls: "WeakSet[Any]" = field(default_factory=WeakSet)
 
 
 class ServedModel:
@@ -53,7 +67,10 @@ class ServedModel:
         self.name = settings.served_model_name or _default_name(settings.model)
         self.metrics = metrics.model(self.name, self._engine_stats)
         self._backend: Backend | None = None
-        self._speech: SpeechModel | None = None
+        self._speech: WeakKeyDictionary[Backend, SpeechModel] = WeakKeyDictionary()
+        self._reloading = asyncio.Lock()
+        self._retired: set[asyncio.Task[None]] = set()
+        self._earlier_restarts = 0
 
     async def start(self, on_phase: OnPhase | None = None) -> None:
         """Fetch the model if need be, load it and start its engine.
@@ -62,6 +79,53 @@ class ServedModel:
             ModelError: it cannot be used.
             EngineFailed: the engine did not come up.
         """
+        self._backend = await self._load(on_phase)
+
+    async def reload(self, *, only_if_changed: bool = False) -> bool:
+        """Load the model's files again, beside the engine that serves, and hand over to the new engine.
+
+        Requests that have begun stay with the old engine, which ends with the last of them; until then both
+        are in memory. If the new files cannot be used, nothing changes.
+
+        Args:
+            only_if_changed: do nothing if the files are those that are being served.
+
+        Returns:
+            Whether the model was reloaded.
+
+        Raises:
+            Conflict: the model is being reloaded already.
+            EngineNotReady, EngineFailed: as :meth:`backend`.
+            ModelError: the files cannot be used.
+        """
+        old = self.backend()
+        if self._reloading.locked():
+            raise Conflict(f"{self.name} is being reloaded already; wait until that is done")
+        async with self._reloading:
+            if only_if_changed and old.files == fingerprint(await self._resolve()):
+                return False
+            log.info("%s: loading its files again", self.name)
+            self._backend = await self._load(None)
+            self._earlier_restarts += old.engine.restarts
+            retire = asyncio.create_task(self._retire(old))
+            self._retired.add(retire)
+            retire.add_done_callback(self._retired.discard)
+        log.info("%s is served from the new files", self.name)
+        return True
+
+    async def _retire(self, backend: Backend) -> None:
+        """End an engine that gets no new calls, after the last one it has."""
+        try:
+            while backend.calls:  # noqa: ASYNC110 - a weak set tells nobody
+                await asyncio.sleep(_RETIRE_POLL_SECONDS)
+        finally:
+            await backend.engine.close()
+
+    async def _resolve(self) -> Path:
+        model, revision = self.settings.model, self.settings.revision
+        return await _in_daemon_thread(lambda: resolve_model(model, revision=revision))
+
+    async def _load(self, on_phase: OnPhase | None) -> Backend:
 
         def phase_ended(name: str, seconds: float) -> None:
             self.metrics.phase_ended(name, seconds)
@@ -69,8 +133,9 @@ class ServedModel:
                 on_phase(name, seconds)
 
         began = time.monotonic()
-        model, revision = self.settings.model, self.settings.revision
-        folder = await _in_daemon_thread(lambda: resolve_model(model, revision=revision))
+        folder = await self._resolve()
+        # Before anything is read: files that change meanwhile count as changed.
+        files = fingerprint(folder)
         phase_ended("resolve", time.monotonic() - began)
         engine = EngineClient(
             self.settings,
@@ -89,10 +154,13 @@ class ServedModel:
         except BaseException:
             await engine.close()
             raise
-        self._backend = Backend(engine, tokenizer, template, created=int(time.time()))
+        return Backend(engine, tokenizer, template, created=int(time.time()), files=files)
 
     async def close(self) -> None:
-        """End the engine process. Idempotent."""
+        """End the engine process, and those of files that were served before. Idempotent."""
+        for retire in self._retired:
+            retire.cancel()
+        await asyncio.gather(*self._retired, return_exceptions=True)
         if self._backend is not None:
             await self._backend.engine.close()
 
@@ -121,7 +189,7 @@ class ServedModel:
                 param="model",
             )
 
-    def speech_model(self) -> "SpeechModel":
+    def speech_model(self, backend: Backend) -> "SpeechModel":
         """What a speech model needs beside its engine; made with the first request, which takes a while.
 
         Raises:
@@ -129,10 +197,10 @@ class ServedModel:
         """
         from galley.speech.model import SpeechModel
 
-        if self._speech is None:
-            backend = self.backend()
-            self._speech = SpeechModel(backend.engine.info, backend.tokenizer)
-        return self._speech
+        model = self._speech.get(backend)
+        if model is None:
+            model = self._speech[backend] = SpeechModel(backend.engine.info, backend.tokenizer)
+        return model
 
     @property
     def tasks(self) -> tuple[Task, ...] | None:
@@ -147,7 +215,17 @@ class ServedModel:
     def _engine_stats(self) -> tuple[EngineStats, int]:
         if self._backend is None:
             return EngineStats(), 0
-        return self._backend.engine.stats, self._backend.engine.restarts
+        restarts = self._earlier_restarts + self._backend.engine.restarts
+        return self._backend.engine.stats, restarts
+
+
+def fingerprint(folder: Path) -> str:
+    """Changes with the names, sizes and times of the files in a checkpoint's folder."""
+    digest = hashlib.blake2b(str(folder).encode(), digest_size=16)
+    for path in sorted(folder.iterdir()):
+        status = path.stat()
+        digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
 
 
 def _default_name(model: str) -> str:

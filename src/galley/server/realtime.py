@@ -24,8 +24,7 @@ from galley.api.realtime import (
 )
 from galley.api.validate import validate
 from galley.errors import EngineError, GalleyError, QueueFull, RequestError, Unavailable
-from galley.gateway.call import Call
-from galley.gateway.caller import Caller
+from galley.gateway.call import Call, opened
 from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
 from galley.gateway.registry import Registry
 from galley.gateway.served import ServedModel
@@ -111,14 +110,18 @@ async def _serve(models: Registry, socket: WebSocket) -> None:
     try:
         served = _asked_for(models, socket)
         await asyncio.to_thread(require_extra)
-        model = await asyncio.to_thread(served.speech_model)
+        call = Call(served, ENDPOINT, caller_of(socket))
+        with opened(call):
+            # Its files are checked before the handshake is answered.
+            model = await asyncio.to_thread(served.speech_model, call.backend)
     except GalleyError as error:
         await socket.send_denial_response(error_response(error))
         return
     offered = socket.scope.get("subprotocols", [])
-    await socket.accept("realtime" if "realtime" in offered else None)
     flat = "realtime=v1" in socket.headers.get("openai-beta", "")
-    connection = _Connection(EventSocket(socket), served, model, caller_of(socket), flat=flat)
+    with opened(call):
+        await socket.accept("realtime" if "realtime" in offered else None)
+        connection = _Connection(EventSocket(socket), call, model, flat=flat)
     await connection.serve(models.lifecycle)
 
 
@@ -141,9 +144,8 @@ class _Connection:
     def __init__(
         self,
         socket: EventSocket,
-        served: ServedModel,
+        call: Call,
         model: "SpeechModel",
-        caller: Caller,
         *,
         flat: bool,
     ) -> None:
@@ -151,10 +153,12 @@ class _Connection:
         from galley.speech.options import TurnOptions
 
         self._socket = socket
-        self._call = Call(served, ENDPOINT, caller)
-        self._id = caller.request_id
-        self._settings = Settings(served.name, TurnOptions(), flat=flat)
-        session = model.live(self._settings.options(), self._id, cache_salt=caller.cache_salt())
+        self._call = call
+        self._id = call.caller.request_id
+        self._settings = Settings(call.served.name, TurnOptions(), flat=flat)
+        session = model.live(
+            self._settings.options(), self._id, cache_salt=call.caller.cache_salt()
+        )
         self._stream: LiveStream = LiveStream(
             self._call,
             session,

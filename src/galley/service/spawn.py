@@ -1,5 +1,6 @@
 """An engine's process, begun: before all else is imported, so this imports next to nothing."""
 
+import itertools
 import os
 import socket
 import subprocess
@@ -10,6 +11,9 @@ from typing import Final
 
 from galley.config import NATIVE_ENGINE, Settings
 from galley.service.core_scheduler import core_scheduler_file
+
+_PLACES: Final = 4
+"""Engines of one model that may share the cores: those of a reloaded model that still have requests."""
 
 _WORKER: Final = (sys.executable, "-m", "galley.service.worker")
 
@@ -36,11 +40,11 @@ class Spawner:
         """``ahead``: begin a process for each model at once."""
         models = settings.each_model()
         shared = len(models) > 1 and settings.take_turns
-        file = core_scheduler_file(len(models)) if shared else None
+        self._file = core_scheduler_file(_PLACES * len(models)) if shared else None
         self._engines = {model.served_model_name: model.engine for model in models}
         self._places = {
-            name: None if file is None else (file, place)
-            for place, name in enumerate(self._engines)
+            name: itertools.cycle(range(i * _PLACES, (i + 1) * _PLACES))
+            for i, name in enumerate(self._engines)
         }
         self._ahead = {name: self._begin(name) for name in self._engines if ahead}
 
@@ -49,7 +53,8 @@ class Spawner:
         return self._ahead.pop(name, None) or self._begin(name)
 
     def _begin(self, name: str) -> Spawned:
-        return spawn(self._engines[name], name, self._places[name])
+        place = next(self._places[name])
+        return spawn(self._engines[name], name, None if self._file is None else (self._file, place))
 
 
 def spawn(
