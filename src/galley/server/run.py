@@ -96,12 +96,15 @@ class _Run:
             )
         )
         self._signals: asyncio.Queue[int] = asyncio.Queue()
+        self._reloads = asyncio.Event()
 
     async def until_stopped(self) -> int:
         """Start the models, serve, and drain; returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signals.put_nowait, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reloads.set)
+        reloading = asyncio.create_task(self._reload_when_told())
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         signalled = asyncio.create_task(self._signals.get())
         try:
@@ -111,6 +114,7 @@ class _Run:
                 code = await self._drain()
         finally:
             signalled.cancel()
+            reloading.cancel()
             # The engines first: whoever still waits for them gets an error instead of a cut connection.
             await self._models.close()
             self._http.should_exit = True
@@ -136,6 +140,18 @@ class _Run:
         ready = f"{', '.join(others)} and {last} are ready" if others else f"{last} is ready"
         print(f"{ready} after {time.monotonic() - began:.2f} s: {self._url}/v1", flush=True)
         return None
+
+    async def _reload_when_told(self) -> None:
+        """After each SIGHUP: models whose files have changed are loaded again, and go on if that fails."""
+        while True:
+            await self._reloads.wait()
+            self._reloads.clear()
+            for model in self._models.names:
+                try:
+                    if not await self._models.reload(model, only_if_changed=True):
+                        log.info("%s: its files have not changed", model)
+                except Exception as error:
+                    log.error("%s goes on as it is: %s", model, error)
 
     def _print_phase(self, model: str, phase: str, seconds: float) -> None:
         names = self._models.names

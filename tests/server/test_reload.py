@@ -1,0 +1,123 @@
+"""A model's files are loaded again while it is served: no request fails or is answered by a mixture."""
+
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.server.conftest import CONTEXT
+from tests.server.neighbour import Neighbour, alone
+from tests.server.serving import Server, until
+
+pytestmark = pytest.mark.xdist_group("server_reload")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the same name that says something else."""
+    folder = tmp_path_factory.mktemp("other") / "tiny"
+    folder.mkdir()
+    return make_checkpoint(folder, seed=7, max_position_embeddings=CONTEXT)
+
+
+@pytest.fixture
+def folder(model: Path, tmp_path: Path) -> Path:
+    """The files that are served, and change."""
+    return Path(shutil.copytree(model, tmp_path / "tiny"))
+
+
+@pytest.fixture
+def server(folder: Path, tmp_path: Path) -> Iterator[Server]:
+    settings = {"kv_cache_tokens": 4 * CONTEXT, "threads": 1}
+    with Server(folder, tmp_path / "log", **settings) as running:
+        yield running
+
+
+def replace(folder: Path, other: Path) -> None:
+    for path in other.iterdir():
+        shutil.copy(path, folder / path.name)
+
+
+def hup(server: Server) -> None:
+    server.process.send_signal(signal.SIGHUP)
+
+
+def engines(server: Server) -> list[psutil.Process]:
+    return [
+        child
+        for child in server.children()
+        if child.status() != psutil.STATUS_ZOMBIE and "galley.service.worker" in child.cmdline()
+    ]
+
+
+def test_new_files_are_served_and_no_request_fails(
+    server: Server, folder: Path, other: Path
+) -> None:
+    with server.client() as client:
+        before = alone(client)
+        texts: list[str] = []
+        over = threading.Event()
+
+        def ask() -> None:
+            with server.client() as own:
+                while not over.is_set():
+                    texts.append(alone(own))
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        with Neighbour(server, before):
+            replace(folder, other)
+            hup(server)
+            until(lambda: "is served from the new files" in server.log)
+        after = alone(client)
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert after != before
+        assert set(texts) == {before, after}
+        assert texts.count(after) > 0
+        until(lambda: len(engines(server)) == 1)
+        assert server.metrics()["galley_engine_restarts_total"] == 0
+
+
+def test_files_that_cannot_be_used_change_nothing(server: Server, folder: Path) -> None:
+    with server.client() as client:
+        before = alone(client)
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:1000])
+        with Neighbour(server, before):
+            hup(server)
+            until(lambda: "goes on as it is" in server.log)
+        assert "model.safetensors" in server.log
+        assert alone(client) == before
+        assert client.get("/ready").status_code == 200
+        assert len(engines(server)) == 1
+
+
+def test_files_that_have_not_changed_are_left_alone(server: Server) -> None:
+    [engine] = engines(server)
+    hup(server)
+    until(lambda: "have not changed" in server.log)
+    assert [e.pid for e in engines(server)] == [engine.pid]
+
+
+def test_a_model_may_change_its_tokenizer(server: Server, folder: Path, other: Path) -> None:
+    """Chats are answered by tokenizer, template and engine of the same load."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    with server.client() as client:
+        first = client.post("/tokenize", json={"messages": body["messages"]}).json()
+        replace(folder, other)
+        (folder / "chat_template.jinja").write_text("{{ messages[0].content }}{{ 'x' * 50 }}")
+        hup(server)
+        until(lambda: "is served from the new files" in server.log)
+        second = client.post("/tokenize", json={"messages": body["messages"]}).json()
+        assert second["count"] > first["count"]
+        answer: httpx.Response = client.post("/v1/chat/completions", json=body)
+        assert answer.json()["usage"]["prompt_tokens"] == second["count"]
