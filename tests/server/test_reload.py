@@ -34,8 +34,8 @@ def folder(model: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(folder: Path, tmp_path: Path) -> Iterator[Server]:
-    settings = {"kv_cache_tokens": 4 * CONTEXT, "threads": 1}
-    with Server(folder, tmp_path / "log", **settings) as running:
+    log = tmp_path / "log"
+    with Server(folder, log, kv_cache_tokens=4 * CONTEXT, threads=1) as running:
         yield running
 
 
