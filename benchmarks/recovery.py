@@ -3,10 +3,10 @@
     python -m benchmarks.recovery [MODEL] [--quantize int4] [--streams 8] [--kills 5] [--json FILE]
 
 Starts a real ``galley serve`` and keeps streams running, each client asking again when its answer is
-complete. ``kill -9`` of the engine: from the signal to the next token of each stream. ``POST /admin/reload``:
-the largest gap between two tokens of a stream until the new engine has taken over, beside that of as long a
-time before. No request may fail. ``python -m benchmarks.peers.checkpoint llama-1b FOLDER`` makes a MODEL of 1.24
-billion weights. For an idle machine.
+complete. ``kill -9`` of the engine: from the signal to the next token of each stream. ``POST
+/admin/reload``: the largest gap between two tokens of a stream until the new engine has taken over, beside
+that of as long a time before. No request may fail. ``python -m benchmarks.peers.checkpoint llama-1b FOLDER``
+makes a MODEL of 1.24 billion weights. For an idle machine.
 """
 
 import argparse
@@ -128,7 +128,7 @@ async def kills(server: Server, *, streams: int, count: int, every: float) -> li
 
 
 async def reload(server: Server, admin_key: str, *, streams: int) -> dict[str, float]:
-    """Seconds that a reload takes under load, and the largest gaps between tokens before it and during it."""
+    """Seconds that a reload takes under load; the largest gaps between tokens before and during it."""
     async with (
         httpx.AsyncClient(base_url=server.url, timeout=RELOAD_SECONDS) as http,
         Streams(server, streams, SHORT_TOKENS) as running,
@@ -214,9 +214,9 @@ def main() -> None:
     admin_key = secrets.token_hex(16)
     results: dict[str, Any] = {"machine": machine(), "recovered_s": [], "reload": None}
     results |= {"streams": arguments.streams, "kills": arguments.kills}
-    flags = ("--quantize", arguments.quantize)
+    flags = ["--quantize", arguments.quantize]
     if not arguments.no_reload:
-        flags += ("--admin-key", admin_key)
+        flags += ["--admin-key", admin_key]
     with serving(arguments.model, *flags) as server:
         if arguments.kills:
             results["recovered_s"] = asyncio.run(
