@@ -8,13 +8,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint soak fuzz sanitize bench demo-model demo-speech-model clean
+.PHONY: help run test lint audit soak fuzz sanitize bench demo-model demo-speech-model clean
 
 help:
 	@echo "make run         serve the bundled models, show what they answer, keep serving (PORT=8000)"
 	@echo "make test        lint, types, import rules and tests"
-	@echo "make lint        ruff, mypy, import-linter and clang-format only"
+	@echo "make lint        ruff, mypy, import-linter, the audit of dependencies and clang-format only"
 	@echo "make sanitize    the kernel tests under the address and undefined-behaviour sanitizers (GCC)"
+	@echo "make audit       dependencies against advisories, as in lint, and with pip-audit (needs a network)"
 	@echo "make soak        a minute of load while engines die, stall, and clients misbehave (SEED=1)"
 	@echo "make fuzz        every fuzz target for FUZZ_SECONDS=1800 each (atheris, Linux)"
 	@echo "make bench       measure latency and throughput of the server"
@@ -33,10 +34,15 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/audit.py
 	$(BIN)/clang-format --dry-run --Werror $$(find native tests -name "*.?pp")
 
 sanitize: $(VENV)/.installed-dev
 	$(BIN)/python scripts/sanitize.py
+
+audit: $(VENV)/.installed-dev
+	$(PIP) pip-audit
+	$(BIN)/python scripts/audit.py --online
 
 SEED ?= 1
 

@@ -5,7 +5,7 @@
 Starts a real ``galley serve`` and keeps streams running, each client asking again when its answer is
 complete. ``kill -9`` of the engine: from the signal to the next token of each stream. ``POST
 /admin/reload``: the largest gap between two tokens of a stream until the new engine has taken over, beside
-that of as long a time before. No request may fail. ``python -m benchmarks.peers.checkpoint llama-1b FOLDER``
+that of as long a time before. No request may fail. ``python -m benchmarks.peers.checkpoint llama-1b DIR``
 makes a MODEL of 1.24 billion weights. For an idle machine.
 """
 
