@@ -38,7 +38,7 @@ void Execution::check_written(const Slot& slot, int64_t row_bytes) {
 void Execution::check_made(const SharedLayout& layout, const Slot& slot, int64_t width) {
     require(width > 0, "a buffer has no columns");
     require(!layout || layout->matrix().depth == width,
-            "what is prepared is not as wide as the weights are deep");
+            "a quantized row is not as wide as the weights are deep");
     check_written(slot, layout ? layout->row_bytes() : 4 * width);
     runtime.need_scratch(4 * width);
 }
@@ -120,11 +120,11 @@ void Execution::take_inputs() {
     step.starts = input_starts.data();
     step.positions = input_positions_.data();
     take_rows(count);
-    for (int64_t w = 0; w < step.sequences; ++w) {
-        const int64_t begin = input_starts[w], end = input_starts[w + 1];
+    for (int64_t input = 0; input < step.sequences; ++input) {
+        const int64_t begin = input_starts[input], end = input_starts[input + 1];
         std::iota(input_positions_.begin() + begin, input_positions_.begin() + end, 0);
         input_block_starts.push_back(input_block_starts.back() + blocks_of(end - begin));
-        plan.add({begin, end, w, end - begin, 0});
+        plan.add({begin, end, input, end - begin, 0});
     }
     input_blocks.resize(input_block_starts.back());
     std::iota(input_blocks.begin(), input_blocks.end(), 0);

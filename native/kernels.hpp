@@ -99,8 +99,8 @@ struct Cache {
     int64_t head_bytes;
 };
 
-// Rows of one sequence, or of one window, against one KV head: `tokens` consecutive tokens, `group`
-// query heads each.
+// Rows of one sequence, or of one encoder input, against one KV head: `tokens` consecutive tokens,
+// `group` query heads each.
 struct Attend {
     Cache cache;
     int64_t kv_head;

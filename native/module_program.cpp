@@ -11,7 +11,8 @@ namespace {
 
 using FloatCube = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using FloatRows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-// Whether they split `total` things among `count` owners, each of which has one after another.
+
+// Whether the offsets ascend from 0 to `total`, one more than there are owners (`count`).
 bool are_starts(const Ids& starts, int64_t count, size_t total) {
     if (count < 1 || static_cast<int64_t>(starts.size()) != count + 1) return false;
     return starts(0) == 0 && std::is_sorted(starts.data(), starts.data() + starts.size()) &&

@@ -264,7 +264,7 @@ InputLayout::InputLayout(const Matrix& shape, Inputs inputs) : matrix_(shape), i
     const Matrix& m = matrix_;
     if (m.kind == Kind::kF32)
         throw std::invalid_argument("float32 weights are multiplied with floats alone");
-    if (inputs == Inputs::kFloats) throw std::invalid_argument("floats need no preparing");
+    if (inputs == Inputs::kFloats) throw std::invalid_argument("float inputs are not quantized");
     if (inputs == Inputs::kInt8) {
         if (!is_integer(m.kind))
             throw std::invalid_argument("bf16 weights are not multiplied with int8");

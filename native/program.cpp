@@ -79,12 +79,12 @@ void Program::check_cross(const Step& step) const {
 
 void Program::check(const EncoderInputs& inputs) const {
     require(limits().mels, "this program has no encoder");
-    for (int64_t w = 0; w < inputs.count; ++w) {
-        const int64_t frames = inputs.starts[w + 1] - inputs.starts[w];
+    for (int64_t input = 0; input < inputs.count; ++input) {
+        const int64_t frames = inputs.starts[input + 1] - inputs.starts[input];
         require(frames > 0, "an encoder input has no frames");
         require(encoded_rows(frames) <= limits().positions,
                 "an encoder input is longer than the model's");
-        require(blocks_of(encoded_rows(frames)) <= inputs.tables.size(w),
+        require(blocks_of(encoded_rows(frames)) <= inputs.tables.size(input),
                 "an encoder output's KV table is too short");
     }
     check_blocks(inputs.tables, inputs.count);

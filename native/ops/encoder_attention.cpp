@@ -33,11 +33,11 @@ class EncoderAttentionOp : public Op {
     // infinite.
     static void fill_pairs(Execution& e, const Cache& cache, const Tables& tables) {
         e.zeros.resize(cache.kv_heads * std::max(cache.key_dim, cache.value_dim));
-        for (int64_t w = 0; w < e.step.sequences; ++w) {
-            const int64_t rows = e.step.starts[w + 1] - e.step.starts[w];
+        for (int64_t input = 0; input < e.step.sequences; ++input) {
+            const int64_t rows = e.step.starts[input + 1] - e.step.starts[input];
             if (rows % 2)
                 e.kernels.write_kv(cache, e.zeros.data(), e.zeros.data(),
-                                   tables.of(w)[rows / kBlockTokens], rows % kBlockTokens);
+                                   tables.of(input)[rows / kBlockTokens], rows % kBlockTokens);
         }
     }
 

@@ -18,17 +18,17 @@ class Im2colOp : public Op {
 
     void run(Execution& e) const override {
         const std::vector<int64_t>& starts = e.finer_starts = e.input_starts;
-        for (int64_t w = 0; w < e.step.sequences; ++w) {
-            const int64_t rows = (starts[w + 1] - starts[w] + stride_ - 1) / stride_;
-            e.input_starts[w + 1] = e.input_starts[w] + rows;
+        for (int64_t input = 0; input < e.step.sequences; ++input) {
+            const int64_t rows = (starts[input + 1] - starts[input] + stride_ - 1) / stride_;
+            e.input_starts[input + 1] = e.input_starts[input] + rows;
         }
         e.take_inputs();
         e.each_row(2 * channels_ * size_, [&](int64_t r, int) {
-            const int64_t w = e.sequence_of[r];
-            const int64_t first = starts[w] + e.step.positions[r] * stride_ - size_ / 2;
+            const int64_t input = e.sequence_of[r];
+            const int64_t first = starts[input] + e.step.positions[r] * stride_ - size_ / 2;
             float* y = e.row(y_, r);
             for (int64_t t = 0; t < size_; ++t) {
-                const bool inside = first + t >= starts[w] && first + t < starts[w + 1];
+                const bool inside = first + t >= starts[input] && first + t < starts[input + 1];
                 const float* x = inside ? e.row(x_, first + t) : nullptr;
                 for (int64_t j = 0; j < channels_; ++j) y[j * size_ + t] = inside ? x[j] : 0.0f;
             }

@@ -43,7 +43,7 @@ class LinearOp : public Op {
 
     void check(Execution& e) override {
         const Matrix& m = weight_->matrix();
-        require(!layout_ || layout_->suits(m), "x is prepared for other weights");
+        require(!layout_ || layout_->suits(m), "x is quantized for other weights");
         e.check_read(x_, layout_ ? layout_->row_bytes() : 4 * m.depth);
         e.check_floats_written(y_, m.outputs);
         if (layout_) e.runtime.need_scratch(kLinearScratch);

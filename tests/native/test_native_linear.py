@@ -307,7 +307,7 @@ def test_rows_that_a_layer_cannot_read_are_refused() -> None:
     layout, x, y = input_layout(dense, "bfloat16"), (0, 256, 0), (256, 256, 0)
     deeper = pack_as("bf16", as_weight(random_matrix(2, 16, 65)))
     for other in (integers, deeper):
-        with pytest.raises(ValueError, match="prepared for other weights"):
+        with pytest.raises(ValueError, match="quantized for other weights"):
             program.linear(other, None, layout, x, y)
     with pytest.raises(ValueError, match="not as wide as the weights are deep"):
         program.gelu(65, layout, x, y)

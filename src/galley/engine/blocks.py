@@ -1,6 +1,4 @@
-"""The pool of KV blocks: a free list, reference counts, and which unreferenced blocks still hold known
-content.
-"""
+"""The pool of KV blocks: which are free, how often others are referred to, and what cached ones hold."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -40,16 +38,12 @@ class BlockPool:
         return self.total - len(self._free) - len(self._cached)
 
     def can_take(self, count: int, shared: Iterable[int] = ()) -> bool:
-        """Whether ``count`` blocks can be taken after each of the ``shared`` ones got one more
-        reference.
-        """
+        """Whether ``count`` blocks could be taken once each of the ``shared`` ones has a reference more."""
         revived = sum(block in self._cached for block in set(shared))
         return count <= len(self._free) + len(self._cached) - revived
 
     def reserve(self, count: int, shared: Iterable[int]) -> bool:
-        """One more reference to each of the ``shared`` blocks, if ``count`` can be taken besides; else
-        nothing.
-        """
+        """Refer once more to the ``shared`` blocks if ``count`` more can be taken; returns whether."""
         if not self.can_take(count, shared):
             return False
         for block in shared:
@@ -57,9 +51,7 @@ class BlockPool:
         return True
 
     def take(self) -> int:
-        """A block with one reference: a free one, else the least recently used cached one. There must
-        be one.
-        """
+        """A block with one reference: a free one, or the least recently used cached one."""
         if self._free:
             block = self._free.pop()
         else:
@@ -74,9 +66,7 @@ class BlockPool:
         self._references[block] += 1
 
     def release(self, block: int) -> None:
-        """One reference less. After the last one the block is cached if its content has a key, else
-        free.
-        """
+        """One reference less; after the last one a block with a key is cached, any other is free."""
         assert self._references[block] > 0
         self._references[block] -= 1
         if self._references[block]:
@@ -95,9 +85,7 @@ class BlockPool:
         return self._block_of.get(key)
 
     def register(self, key: bytes, block: int) -> None:
-        """The used block's content can be found by ``key``; a second block with that content stays
-        unregistered.
-        """
+        """Let ``key`` find the used block's content, unless it finds another block already."""
         if key not in self._block_of:
             self._block_of[key] = block
             self._key_of[block] = key
@@ -118,9 +106,7 @@ class BlockPool:
         self._key_of.clear()
 
     def check(self, held: dict[int, int]) -> None:
-        """Conservation: ``held`` says how many block tables hold each used block; every other block is
-        free or cached.
-        """
+        """Assert that ``held`` has each used block and its references, and that no other is used."""
         for block in range(self.total):
             assert self._references[block] == held.get(block, 0), block
             assert not (block in self._cached and block in held), block

@@ -1,6 +1,4 @@
-"""What a step's result changes about its sequences: counts, tokens, and blocks of tokens that were not
-to be.
-"""
+"""What a step's result changes about its sequences: counts, tokens, and blocks of wrong guesses."""
 
 from collections.abc import Sequence as Plan
 

@@ -191,9 +191,7 @@ def _max_model_len(settings: EngineSettings, program: Program) -> int:
 
 
 def _kv_groups(program: Program, block_bytes: int) -> tuple[KVGroup, ...]:
-    """The groups of the program's layers that keep tokens, and one of those that keep a state, if any
-    do.
-    """
+    """The groups of layers that keep tokens, and one of layers that keep a state, if there are any."""
     if not program.state_bytes:
         return program.kv_groups
     return (*program.kv_groups, KVGroup(state_blocks=-(-program.state_bytes // block_bytes)))

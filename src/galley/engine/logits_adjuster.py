@@ -1,6 +1,4 @@
-"""What a request changes about its logits before a token is drawn from them, kept up to date with its
-output.
-"""
+"""What a request changes about its logits before a token is drawn; follows the request's output."""
 
 import copy
 from collections import Counter
@@ -69,26 +67,24 @@ class LogitsAdjuster:
 
     def adjustment(self) -> LogitsAdjustment:
         """The changes to the logits of the next token."""
-        p, rules = self._params, self._rules
+        p = self._params
+        base = self._rules.adjustment() if self._rules else LogitsAdjustment()
         ids, penalties = NO_IDS, NO_VALUES
         if self._penalises_output and self._output:
             ids = np.fromiter(self._output.keys(), dtype=np.int64)
             counts = np.fromiter(self._output.values(), dtype=np.float64)
             penalties = p.presence_penalty + p.frequency_penalty * counts
-        forbidden = rules.forbidden if rules else ()
+        forbidden = base.forbidden
         if self._generated < p.min_tokens:
             forbidden = (self._stop_ids, *forbidden)
-        return LogitsAdjustment(
+        return base._replace(
             repeated=self._seen,
             repetition_penalty=p.repetition_penalty or 1.0,
             penalised=ids,
             penalties=penalties,
             biased=self._bias_ids,
             biases=self._bias,
-            allowed=rules.allowed if rules else None,
             forbidden=forbidden,
-            forbidden_ranges=rules.forbidden_ranges if rules else (),
-            timestamp_begin=rules.timestamp_begin if rules else None,
         )
 
     def accept(self, token: int) -> None:

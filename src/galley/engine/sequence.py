@@ -22,8 +22,9 @@ class Sequence:
         tokens: prompt, then output; owned by the sequence.
         task: what is wanted of its rows.
         tables: its block table in each KV group, which grow in place; those of the first hypothesis of
-        several.
-        settled: until so many tokens are computed, the KV cache has nothing to do for the sequence.
+            several.
+        settled: the scheduler asks the KV cache for nothing until so many tokens are computed: no block is
+            needed, can be shared or leaves a window before.
         order: place in every queue; smaller is sooner (see ``scheduler.py``).
         number: that of its arrival, by which equal orders are told apart; the scheduler's.
         cached: prompt tokens that the prefix cache supplied when the sequence first ran.

@@ -16,7 +16,7 @@ from galley.errors import SettingsError
 from galley.graph.passes import PASSES, enabled_passes
 from galley.graph.program import Program
 from galley.graph.quantize_inputs import quantize_inputs
-from galley.ops.cpu import CpuExecutor
+from galley.ops.cpu import CpuExecutor, planned
 from galley.ops.executor import (
     Batch,
     CrossContext,
@@ -27,7 +27,6 @@ from galley.ops.executor import (
     executor_factory,
 )
 from galley.ops.isa import choose_isa
-from galley.ops.kinds import own_kinds, plan_activations, plan_kinds
 from galley.ops.lowering import Cost
 from galley.ops.sampling import SamplingBatch
 from galley.types import BLOCK_TOKENS, blocks_for
@@ -70,11 +69,9 @@ def measure_stages(model: Model, *, repeats: int) -> Iterator[Stage]:
     weights is left alone: stages merge other layers than are served. Raises as :func:`stage_names`.
     """
     disabled, names = model.options.disable_pass, stage_names(model)
-    quantize, wanted = model.options.quantize, model.options.activations
-    own = own_kinds(model.program, model.weights)
-    kinds = plan_kinds(model.program, quantize, own=own, chosen=model.options.kinds)
-    activations = plan_activations(kinds, quantize, wanted, choose_isa(os.environ))
-    program = quantize_inputs(model.program.with_kinds(kinds), activations)
+    isa = choose_isa(os.environ)
+    program, _, activations = planned(model.program, model.weights, model.options, isa)
+    program = quantize_inputs(program, activations)
     stage: Stage | None = None
     for i, name in enumerate(names):
         program = PASSES[name](program) if name else program
@@ -109,9 +106,7 @@ def measure_eager(model: Model, *, repeats: int) -> float | None:
 
 
 def _step_seconds(executor: Executor, model: Model, repeats: int) -> float:
-    """Median over ``repeats`` decoding steps behind the same context, and the longest encoder input if
-    any.
-    """
+    """Median over ``repeats`` decoding steps in a long context, beside the longest encoder input."""
     context = min(CONTEXT, model.program.max_positions - 1)
     blocks, encoder = context // BLOCK_TOKENS + 1, model.program.encoder
     rows = 0 if encoder is None else encoder.max_rows

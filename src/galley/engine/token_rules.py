@@ -39,34 +39,14 @@ class TokenRules:
         twin._timestamps = copy.copy(self._timestamps)
         return twin
 
-    @property
-    def allowed(self) -> Ids | None:
-        """The only ids that may be chosen; None allows all."""
-        return self._allowed if len(self._allowed) else None
-
-    @property
-    def forbidden(self) -> tuple[Ids, ...]:
-        """Ids that may not come next."""
-        begin = self._begin_suppressed if self._at_begin else NO_IDS
-        return tuple(ids for ids in (begin, self._suppressed) if len(ids))
-
-    @property
-    def forbidden_ranges(self) -> Ranges:
-        """(first, end) of ids that may not come next."""
-        return self._timestamps.forbidden() if self._timestamps else ()
-
-    @property
-    def timestamp_begin(self) -> int | None:
-        """See :class:`galley.ops.sampling.LogitsAdjustment`."""
-        return self._timestamps.begin if self._timestamps else None
-
     def adjustment(self) -> LogitsAdjustment:
         """What the rules change about the logits of the next token."""
+        begin = self._begin_suppressed if self._at_begin else NO_IDS
         return LogitsAdjustment(
-            allowed=self.allowed,
-            forbidden=self.forbidden,
-            forbidden_ranges=self.forbidden_ranges,
-            timestamp_begin=self.timestamp_begin,
+            allowed=self._allowed if len(self._allowed) else None,
+            forbidden=tuple(ids for ids in (begin, self._suppressed) if len(ids)),
+            forbidden_ranges=self._timestamps.forbidden() if self._timestamps else (),
+            timestamp_begin=self._timestamps.begin if self._timestamps else None,
         )
 
     def accept(self, token: int) -> None:

@@ -198,8 +198,7 @@ class Program:
 
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
-        """The layers by what they retain, in groups of one size, so that a block of any group takes one
-        page.
+        """The layers by what they retain, in groups of one size: a block of any group takes one page.
 
         A kind of layers that is larger than the smallest kind makes several groups.
         """

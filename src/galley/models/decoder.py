@@ -88,8 +88,7 @@ def read_decoder(
 
 
 def optional_windows(config: Fields) -> tuple[int, ...]:
-    """Qwen's sliding windows: off unless ``use_sliding_window``, then the layers from
-    ``max_window_layers`` on, or those that ``layer_types`` names."""
+    """Qwen's sliding windows: if ``use_sliding_window``, of the layers that its config names or counts."""
     layers = config.count("num_hidden_layers")
     if not config.flag("use_sliding_window", False) or not config.has("sliding_window"):
         return (0,) * layers

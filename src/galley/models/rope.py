@@ -55,8 +55,7 @@ def read_rope(config: Fields, *, head_dim: int, max_positions: int) -> Rope:
 
 
 def _llama3(inv_freq: Angles, rope: Fields, max_positions: int) -> Angles:
-    """Llama 3.1: long wavelengths are stretched by ``factor``, short ones kept, those between
-    interpolated."""
+    """Llama 3.1: stretches long wavelengths by ``factor``, keeps short ones, interpolates between."""
     factor = rope.number("factor")
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     original = rope.count("original_max_position_embeddings", max_positions)

@@ -3,7 +3,7 @@
 import os
 import time
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -41,13 +41,9 @@ class CpuExecutor:
                 f"device is {options.device!r}, but executor 'cpu' runs on 'cpu' alone"
             )
         isa = choose_isa(os.environ)
-        kinds = plan_kinds(
-            program, options.quantize, own=own_kinds(program, weights), chosen=options.kinds
-        )
+        program, kinds, activations = planned(program, weights, options, isa)
         for name, kind in kinds.items():
             check_kind(name, kind, flat(program.all_shapes[name])[1])
-        program = program.with_kinds(kinds)
-        activations = plan_activations(kinds, options.quantize, options.activations, isa)
         self.activations = main_activations(program, activations)
         cache = None
         if options.weight_cache is not None:
@@ -184,6 +180,20 @@ def _joined(tables: Sequence[Table]) -> "tuple[array[int], array[int]]":
         blocks.extend(table)
         starts.append(len(blocks))
     return blocks, starts
+
+
+def planned(
+    program: Program, weights: Weights, options: ExecutorOptions, isa: str
+) -> tuple[Program, Kinds, Mapping[str, str]]:
+    """The program with the kinds of its matrices, these, and what inputs become by kind.
+
+    Raises:
+        SettingsError: the options do not go together; see :mod:`galley.ops.kinds`.
+    """
+    own = own_kinds(program, weights)
+    kinds = plan_kinds(program, options.quantize, own=own, chosen=options.kinds)
+    activations = plan_activations(kinds, options.quantize, options.activations, isa)
+    return program.with_kinds(kinds), kinds, activations
 
 
 def kv_bytes_per_token(program: Program, kv_dtype: str) -> int:

@@ -77,7 +77,7 @@ def sampling_record(
 
 
 def draw_all(logits: npt.NDArray[np.float32], draws: Draws) -> list[int]:
-    """See :meth:`galley.ops.executor.Executor.choose`."""
+    """A token, or NO_TOKEN, for each draw."""
     records = np.frombuffer(draws.records, dtype=SAMPLING_RECORD)
     return [
         draw(logits[row], record, position)

@@ -285,8 +285,11 @@ def _write(path: Path, parts: list[memoryview]) -> None:
 
 
 def _write_all(descriptor: int, parts: Sequence[memoryview]) -> None:
-    """In writes of whole huge pages: only what one write fills from one piece of memory becomes one in the
-    system's cache of files, and is mapped as one later."""
+    """Write in whole huge pages.
+
+    Only what one write fills from one piece of memory becomes a huge page of the file cache, and is
+    mapped as one later.
+    """
     buffer, filled = memoryview(bytearray(_WRITE_BYTES)), 0
     for part in parts:
         while part:

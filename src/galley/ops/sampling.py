@@ -72,9 +72,7 @@ class LogitsAdjustment(NamedTuple):
 
 
 class RowLogprob(NamedTuple):
-    """Wanted: the log-probability of ``token`` at ``row`` of the logits, and the ``top`` best
-    alternatives.
-    """
+    """Asks for the log-probability of ``token`` at ``row``, and the ``top`` best alternatives."""
 
     row: int
     token: int
@@ -123,12 +121,11 @@ class SamplingBatch:
     candidates: list[RowCandidates] = field(default_factory=list)
     keep_logits: bool = False
 
-    def draw(self, row: int, position: int, record: bytes) -> int:
-        """Ask for a token from ``row``; returns the draw's number."""
+    def draw(self, row: int, position: int, record: bytes) -> None:
+        """Ask for a token from ``row``."""
         self.rows.append(row)
         self.positions.append(position)
         self.records.append(record)
-        return len(self.rows) - 1
 
 
 @dataclass(slots=True)

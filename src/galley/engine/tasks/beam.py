@@ -26,7 +26,7 @@ class BeamTask(Task):
         self._stop_ids = stop_ids
         self.search = BeamSearch(request.sampling, stop_ids)
         self._first = 0
-        """Number of the step's first wish for candidates."""
+        """The step's first entry in ``SamplingBatch.candidates``."""
 
     @property
     def seats(self) -> int:

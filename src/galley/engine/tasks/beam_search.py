@@ -60,9 +60,7 @@ class BeamSearch:
 
     @property
     def candidates(self) -> int:
-        """How many next tokens of each hypothesis count: if all stop tokens are among them, enough go
-        on.
-        """
+        """How many next tokens of each hypothesis count: enough go on if all stop tokens are among them."""
         return max(2, 1 + len(self._stop_ids)) * self._params.num_beams
 
     def advance(self, candidates: Sequence[Sequence[Candidate]]) -> list[int] | None:

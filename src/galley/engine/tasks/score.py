@@ -33,7 +33,7 @@ class ScoreTask(Task):
         self._no_speech_prob: float | None = None
         self._told = False
         self._asked = (0, 0)
-        """The step's first wish for a log-probability, and how many of them are of the prompt's tokens."""
+        """The step's first entry in ``SamplingBatch.logprobs``, and how many are of the prompt's tokens."""
         self._asked_no_speech = False
 
     @property
@@ -60,9 +60,7 @@ class ScoreTask(Task):
         return self._then.shares(sequence)
 
     def _first_wanted(self) -> int | None:
-        """The first row that is still to be scored. Rows scored before a preemption are not wanted
-        again.
-        """
+        """The first row still to be scored; rows scored before a preemption are not wanted again."""
         first: int | None = None
         if self._top is not None and len(self._scored) < len(self._prompt) - 1:
             first = len(self._scored)
@@ -87,9 +85,7 @@ class ScoreTask(Task):
         return self._then.last_tokens(sequence)
 
     def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
-        """A log-probability for each of the prompt's rows, and what the other task wants of the last
-        ones.
-        """
+        """A log-probability for each row of the prompt, and what the other task asks of the last rows."""
         after = sequence.computed + work.count
         first = after - len(rows)  # position of the first wanted row
         begin = len(sampling.logprobs)
