@@ -37,6 +37,7 @@ NATIVE_ENGINE = "native"
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
+_ORIGIN = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?", re.ASCII)
 # Kubernetes sets GALLEY_PORT=tcp://10.0.0.1:8000 in every pod beside a Service named "galley".
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 
@@ -173,6 +174,13 @@ class Settings(EngineSettings):
     allowed_host: tuple[str, ...] = _setting(
         (), "Security", "further Host header values accepted on a loopback bind; repeat for several"
     )
+    cors_origin: tuple[str, ...] = _setting(
+        (),
+        "Security",
+        "origin (https://app.example.com, or *) whose pages may use the API; repeat for several",
+    )
+    tls_cert: str = _setting("", "Security", "certificate chain in PEM; the server then speaks TLS")
+    tls_key: str = _setting("", "Security", "private key of tls_cert in PEM, not encrypted")
     max_queue: int = _setting(
         256, "Limits", "sequences that may wait beyond the running ones; then 429"
     )
@@ -187,6 +195,35 @@ class Settings(EngineSettings):
     drain_seconds: float = _setting(
         30.0, "Limits", "after SIGTERM, how long running requests may take to finish"
     )
+    max_connections: int | None = _setting(
+        None, "Limits", "open connections; then 503; default: what the limit on open files leaves"
+    )
+    max_connections_per_address: int | None = _setting(
+        None,
+        "Limits",
+        "open connections of one address (IPv6: one /64); default: half of max_connections, loopback "
+        "exempt",
+    )
+    max_header_bytes: int = _setting(32 * 1024, "Limits", "request line and headers; then 431")
+    max_headers: int = _setting(100, "Limits", "headers of one request; then 431")
+    max_unfinished_body_bytes: int = _setting(
+        256 * 1024 * 1024, "Limits", "JSON bodies still on their way, all together; then 503"
+    )
+    header_timeout: float = _setting(
+        10.0, "Limits", "seconds a request's headers may take from its first byte; then 408"
+    )
+    body_timeout: float = _setting(
+        10.0, "Limits", "seconds a body may stand still, or lag behind min_body_rate; then 408"
+    )
+    min_body_rate: int = _setting(
+        1024, "Limits", "bytes per second that a body must bring on average"
+    )
+    keep_alive_timeout: float = _setting(
+        30.0, "Limits", "seconds a connection may stay open between two requests"
+    )
+    send_timeout: float = _setting(
+        30.0, "Limits", "seconds a client may take nothing of its answer; then it is cut off"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "info", "Server", "least severe messages logged"
     )
@@ -194,7 +231,9 @@ class Settings(EngineSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         _positive(self, "max_body_bytes", "max_audio_bytes", "max_audio_seconds")
-        _positive(self, "max_live_streams")
+        _positive(self, "max_live_streams", "max_connections", "max_connections_per_address")
+        _positive(self, "max_headers", "max_unfinished_body_bytes", "min_body_rate")
+        self._check_front_door()
         if self.max_queue < 0:
             raise SettingsError(f"max_queue must not be negative, got {self.max_queue}")
         if math.isnan(self.max_audio_seconds):
@@ -212,6 +251,25 @@ class Settings(EngineSettings):
             )
         for model in self.models:
             self._of(model)
+
+    def _check_front_door(self) -> None:
+        if self.max_header_bytes < 1024:
+            raise SettingsError(
+                f"max_header_bytes must be at least 1024, got {self.max_header_bytes}"
+            )
+        for name in ("header_timeout", "body_timeout", "keep_alive_timeout", "send_timeout"):
+            seconds = getattr(self, name)
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise SettingsError(f"{name} must be a number of seconds above 0, got {seconds}")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            given, other = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
+            raise SettingsError(f"{given} needs {other}, too")
+        for origin in self.cors_origin:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise SettingsError(
+                    f"cors_origin: {origin!r} is no origin; one is like https://app.example.com:8443, "
+                    "without a path, or * for all"
+                )
 
     def each_model(self) -> list[Self]:
         """The settings of each served model: those given for the model alone, else the common ones.

@@ -7,7 +7,7 @@ duplicate keys, ``NaN`` and nesting beyond :data:`MAX_DEPTH` are refused.
 import json
 import re
 from collections import Counter
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from galley.errors import RequestError
 from galley.text.tokenizer import replace_surrogates
@@ -36,9 +36,12 @@ def parse_json(body: bytes, *, what: str = "The body") -> dict[str, Any]:
     Raises:
         RequestError: it is none, or breaks a rule.
     """
+    constants = _Constants()
     try:
         value: Any = json.loads(
-            body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
+            body.decode("utf-8"),
+            object_pairs_hook=constants.object,
+            parse_constant=constants.add,
         )
     except RecursionError:
         raise RequestError(f"{what} nests deeper than {MAX_DEPTH} levels") from None
@@ -52,6 +55,8 @@ def parse_json(body: bytes, *, what: str = "The body") -> dict[str, Any]:
         raise
     except ValueError:  # Python's limit on the digits of an integer
         raise RequestError(f"{what} holds a number with too many digits") from None
+    if constants:
+        raise RequestError(f"{constants[0]} is not JSON")
     if not isinstance(value, dict):
         raise RequestError(
             f'{what} must be a JSON object, like {{"model": "NAME"}}; got {_KINDS[type(value)]}'
@@ -64,6 +69,24 @@ def parse_json(body: bytes, *, what: str = "The body") -> dict[str, Any]:
     return value
 
 
+class _Constants(list[str]):
+    """``NaN`` and the infinities that a text holds; this list stands for each of them in its value."""
+
+    def add(self, name: str) -> "_Constants":
+        """One more, and its place holder."""
+        self.append(name)
+        return self
+
+    def object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """An object of the text. Raises RequestError naming the key of a value that is a constant."""
+        if self:
+            for key, value in pairs:
+                if value is self:
+                    name = replace_surrogates(key[:64])
+                    raise RequestError(f"{name}: {self[0]} is not JSON", param=name)
+        return _unique(pairs)
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
@@ -71,10 +94,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         name = replace_surrogates(twice[:64])
         raise RequestError(f"The key {name!r} appears twice in one object", param=name)
     return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise RequestError(f"{name} is not JSON")
 
 
 def _check_depth(value: Any, what: str) -> None:

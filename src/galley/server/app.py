@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -15,8 +16,11 @@ from galley.gateway.registry import Registry
 from galley.server import audio, errors, generate, health, models, realtime, tokenize
 from galley.server.access import AccessLog
 from galley.server.auth import OPEN_PATHS, KeyRing, RequireHost, RequireKey
+from galley.server.body import BodyBudget
 from galley.server.drain import DrainGate
 from galley.server.openapi import Operation, document
+
+_PREFLIGHT_SECONDS: Final = 600
 
 _PROTOCOLS: Final = (generate, audio, models, tokenize, health)
 
@@ -33,7 +37,20 @@ def create_app(registry: Registry, *, keys: KeyRing) -> Starlette:
     # The first one is the first to see a request.
     middleware = [Middleware(AccessLog, metrics=registry.metrics)]
     if settings.host in LOOPBACK_HOSTS:
-        middleware.append(Middleware(RequireHost, allowed=settings.allowed_host))
+        pages = (origin.rpartition("/")[2] for origin in settings.cors_origin)
+        middleware.append(Middleware(RequireHost, allowed=(*settings.allowed_host, *pages)))
+    if settings.cors_origin:
+        # Before the keys: a browser asks whether it may send one without sending it.
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=settings.cors_origin,
+                allow_methods=("GET", "POST"),
+                allow_headers=("*",),
+                expose_headers=("*",),
+                max_age=_PREFLIGHT_SECONDS,
+            )
+        )
     middleware.append(Middleware(RequireKey, keys=keys, open_paths=open_paths))
     middleware.append(Middleware(DrainGate, lifecycle=registry.lifecycle))
     operations = [route for protocol in _PROTOCOLS for route in protocol.routes(registry)]
@@ -43,6 +60,7 @@ def create_app(registry: Registry, *, keys: KeyRing) -> Starlette:
         exception_handlers=errors.HANDLERS,
     )
     app.router.redirect_slashes = False
+    app.state.body_budget = BodyBudget(settings.max_unfinished_body_bytes)
     return app
 
 
@@ -56,7 +74,7 @@ def _pages(operations: list[Operation]) -> list[BaseRoute]:
     async def docs(_: Request) -> Response:
         from galley.server.docs_page import POLICY, render
 
-        headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
+        headers = {"Content-Security-Policy": POLICY}
         return Response(render(described()), headers=headers, media_type="text/html")
 
     return [Route("/openapi.json", openapi), Route("/docs", docs)]

@@ -17,15 +17,45 @@ LARGE: Final = 256 * 1024
 
 _CHARSET = re.compile(r"""charset=["']?([\w-]*)""", re.IGNORECASE)
 
+_RETRY_SECONDS: Final = "1"
+
 Model = TypeVar("Model", bound=msgspec.Struct)
+
+
+class BodyBudget:
+    """Memory for JSON bodies that are still on their way, all together.
+
+    A body is parsed only when it is complete, so what a client sends is held until it has sent all.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """``limit`` is in bytes."""
+        self._limit = self._left = limit
+
+    def take(self, size: int) -> None:
+        """Count ``size`` bytes more. Raises ApiError (503), and counts nothing, if that is too much."""
+        if size > self._left:
+            raise ApiError(
+                503,
+                f"The bodies of all requests that are on their way have more than {self._limit} bytes "
+                "(--max-unfinished-body-bytes)",
+                type="service_unavailable",
+                code="too_many_bodies",
+                headers={"Retry-After": _RETRY_SECONDS, "Connection": "close"},
+            )
+        self._left -= size
+
+    def give_back(self, size: int) -> None:
+        """Bytes taken before are free again."""
+        self._left += size
 
 
 async def read(request: Request, model: type[Model], *, max_bytes: int) -> Model:
     """The request's body as ``model``.
 
     Raises:
-        ApiError: 415 for a body that is not declared as JSON, 413 for one over ``max_bytes``;
-            reading stops there.
+        ApiError: 415 for a body that is not declared as JSON, 413 for one over ``max_bytes``, 503 while
+            too many bodies are on their way; reading stops there.
         RequestError: not JSON, not an object, or a field that ``model`` refuses; ``param`` names it.
         ClientGone: the client hung up before the body was complete.
     """
@@ -55,16 +85,22 @@ async def _read_bytes(request: Request, max_bytes: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
+    budget: BodyBudget = request.app.state.body_budget
     body = bytearray()
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone("client hung up while sending its request")
-        body += message.get("body", b"")
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
-        if not message.get("more_body", False):
-            return bytes(body)
+    try:
+        while True:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone("client hung up while sending its request")
+            part = message.get("body", b"")
+            if len(body) + len(part) > max_bytes:
+                raise _too_large(max_bytes)
+            budget.take(len(part))
+            body += part
+            if not message.get("more_body", False):
+                return bytes(body)
+    finally:
+        budget.give_back(len(body))
 
 
 def _too_large(max_bytes: int) -> ApiError:

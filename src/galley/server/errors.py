@@ -19,6 +19,9 @@ CLIENT_GONE: Final = 499
 TOO_LARGE: Final = "request_too_large"
 """The code of a body over the cap, of which some may be on its way still."""
 
+_SHOWN: Final = 100
+"""Characters of a client's text that an error repeats."""
+
 _DISCARD_BYTES: Final = 64 << 20
 _DISCARD_SECONDS: Final = 2.0
 _DISCARD_IDLE_SECONDS: Final = 0.25
@@ -61,13 +64,13 @@ HANDLERS: Final[dict[type[Exception], ExceptionHandler]] = {
 
 
 def _of_starlette(request: Request, error: HTTPException) -> ApiError:
-    path = request.url.path
+    path, method = request.url.path[:_SHOWN], request.method[:_SHOWN]
     if error.status_code == 404:
-        return ApiError(404, f"Unknown URL: {request.method} {path}", code="unknown_url")
+        return ApiError(404, f"Unknown URL: {method} {path}", code="unknown_url")
     if error.status_code == 405:
         return ApiError(
             405,
-            f"{path} does not take {request.method}",
+            f"{path} does not take {method}",
             code="method_not_allowed",
             headers=error.headers,
         )

@@ -7,6 +7,7 @@ import gc
 import logging
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Iterator
@@ -18,9 +19,11 @@ from galley import __version__
 from galley.config import LOG_FORMAT, LOOPBACK_HOSTS, Settings
 from galley.errors import GalleyError
 from galley.gateway.registry import Registry
-from galley.server import websocket
+from galley.server import tls, websocket
 from galley.server.app import create_app
 from galley.server.auth import KeyRing, check_exposure
+from galley.server.front_door import Admission, FrontDoor, raise_descriptor_limit
+from galley.server.http_protocol import BoundedHttpProtocol
 from galley.service.spawn import Spawner
 
 log = logging.getLogger("galley.server")
@@ -28,6 +31,16 @@ log = logging.getLogger("galley.server")
 _BACKLOG: Final = 2048
 _FLUSH_SECONDS: Final = 1
 """How long connections may take to send what is left when no request is running any more."""
+
+_HEADERS: Final = [
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Cache-Control", "no-store"),
+]
+"""Headers of every answer (OWASP's HTTP Headers cheat sheet)."""
+
+_HTTPS_ONLY: Final = ("Strict-Transport-Security", "max-age=31536000")
 
 
 def serve(settings: Settings, spawner: Spawner | None = None) -> int:
@@ -45,7 +58,8 @@ def serve(settings: Settings, spawner: Spawner | None = None) -> int:
         cut the drain short.
 
     Raises:
-        SettingsError: a public bind without a key, or an unreadable key file.
+        SettingsError: a public bind without a key, an unreadable key, key file or certificate, or too
+            few files that may be open.
     """
     _configure_logging(settings.log_level)
     # By default the collector runs so often that it makes parsing a large body three times as slow,
@@ -53,6 +67,8 @@ def serve(settings: Settings, spawner: Spawner | None = None) -> int:
     gc.set_threshold(50_000, 20, 100)
     keys = KeyRing.load(settings)
     check_exposure(settings, keys)
+    encryption = tls.context(settings)
+    raise_descriptor_limit()
     # From here on digests are enough.
     settings = dataclasses.replace(settings, api_key=(), api_key_file="")
     try:
@@ -65,22 +81,36 @@ def serve(settings: Settings, spawner: Spawner | None = None) -> int:
         return 1
     with listener, asyncio.Runner() as runner:
         models = Registry(settings, spawner)
-        return runner.run(_Run(models, keys, listener).until_stopped())
+        return runner.run(_Run(models, keys, listener, encryption).until_stopped())
 
 
 class _Run:
     """One life of the server, from the first accepted connection to the last."""
 
-    def __init__(self, models: Registry, keys: KeyRing, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        models: Registry,
+        keys: KeyRing,
+        listener: socket.socket,
+        encryption: ssl.SSLContext | None,
+    ) -> None:
         self._settings = models.settings
-        self._listener = listener
-        self._url = _url(models.settings.host, listener)
+        self._url = _url(models.settings.host, listener, encryption)
         self._models = models
         app = create_app(models, keys=keys)
+        self._door = FrontDoor(
+            models.settings,
+            models=len(models.names),
+            refused=lambda status: models.metrics.request_answered("unknown", status),
+        )
+        # A page of another origin that may not read an answer may not embed it either.
+        headers = [h for h in _HEADERS if not (models.settings.cors_origin and "Cross" in h[0])]
         self._http = _Http(
+            self._door,
+            listener,
+            encryption,
             uvicorn.Config(
                 app,
-                http="httptools",
                 ws=websocket.protocol(),
                 ws_max_size=models.settings.max_body_bytes,
                 ws_ping_timeout=None,  # while the engine is behind nothing is read, pongs neither
@@ -90,10 +120,9 @@ class _Run:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                backlog=_BACKLOG,
-                timeout_keep_alive=30,
+                headers=[*headers, _HTTPS_ONLY] if encryption else headers,
                 timeout_graceful_shutdown=_FLUSH_SECONDS,
-            )
+            ),
         )
         self._signals: asyncio.Queue[int] = asyncio.Queue()
         self._reloads = asyncio.Event()
@@ -105,7 +134,7 @@ class _Run:
             loop.add_signal_handler(number, self._signals.put_nowait, number)
         loop.add_signal_handler(signal.SIGHUP, self._reloads.set)
         reloading = asyncio.create_task(self._reload_when_told())
-        http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        http = asyncio.create_task(self._http.serve())
         signalled = asyncio.create_task(self._signals.get())
         try:
             code = await self._start(signalled)
@@ -161,6 +190,7 @@ class _Run:
     async def _drain(self) -> int:
         """Let running requests finish; returns the exit code."""
         self._models.lifecycle.drain()
+        self._door.drain()
         log.info("draining: running requests have %g s", self._settings.drain_seconds)
         again = asyncio.create_task(self._signals.get())
         finished = asyncio.create_task(self._models.lifecycle.finished())
@@ -182,11 +212,43 @@ class _Run:
 
 
 class _Http(uvicorn.Server):
-    """uvicorn without its own signal handling: a drain must keep answering."""
+    """uvicorn behind the front door, without its own signal handling: a drain must keep answering."""
+
+    def __init__(
+        self,
+        door: FrontDoor,
+        listener: socket.socket,
+        encryption: ssl.SSLContext | None,
+        config: uvicorn.Config,
+    ) -> None:
+        super().__init__(config)
+        self._door = door
+        self._listener = listener
+        self._encryption = encryption
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let the front door accept, instead of asyncio's servers."""
+        self.servers = []
+        self._door.open(self._listener, self._connection, self._encryption)
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more, and end the connections."""
+        self._door.close()
+        await super().shutdown([self._listener])
+
+    def _connection(self, admission: Admission) -> BoundedHttpProtocol:
+        return BoundedHttpProtocol(
+            self._door,
+            admission,
+            config=self.config,
+            server_state=self.server_state,
+            app_state={},
+        )
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -201,10 +263,11 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _url(host: str, listener: socket.socket) -> str:
+def _url(host: str, listener: socket.socket, encryption: ssl.SSLContext | None) -> str:
+    scheme = "https" if encryption else "http"
     port = listener.getsockname()[1]
     name = host if host in LOOPBACK_HOSTS else socket.gethostname()
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
 
 
 def _complain(message: str) -> None:

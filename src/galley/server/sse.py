@@ -19,6 +19,9 @@ log = logging.getLogger("galley.server")
 
 DONE: Final = b"data: [DONE]\n\n"
 
+_COMMENT: Final = b":\n\n"
+"""What a client must ignore; see :meth:`galley.server.http_protocol.BoundedHttpProtocol.eof_received`."""
+
 _LINE_ENDS: Final = tuple((c.encode(), json.dumps(c)[1:-1].encode()) for c in "\x85\u2028\u2029")
 
 T = TypeVar("T")
@@ -57,13 +60,14 @@ class EventStream(Response):
         self, events: AsyncGenerator[Mapping[str, Any], None], close: Callable[[], None]
     ) -> None:
         # X-Accel-Buffering: nginx would otherwise collect events before it passes them on.
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(headers={"X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; returns when it is complete or the client gone."""
+        scope["state"]["probe"] = _COMMENT
         try:
             await while_connected(receive, self._send_all(send, scope["state"]["request_id"]))
         except ClientGone:

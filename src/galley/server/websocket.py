@@ -1,4 +1,4 @@
-"""WebSockets on which both sides send JSON objects: bounded, strict, and served by uvicorn."""
+"""WebSockets on which both sides send JSON objects: bounded, strict; uvicorn's protocol is beneath."""
 
 import asyncio
 import importlib.util
@@ -40,9 +40,9 @@ def _installed(name: str) -> bool:
 
 
 def _late_protocol(**arguments: Any) -> asyncio.Protocol:
-    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+    from galley.server.websocket_protocol import BoundedWebSocketProtocol
 
-    return WebSocketsSansIOProtocol(**arguments)
+    return BoundedWebSocketProtocol(**arguments)
 
 
 class EventSocket:

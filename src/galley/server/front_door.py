@@ -1,0 +1,235 @@
+"""Who gets a connection, for how long, and the clock that ends what takes too long.
+
+A connection is counted from the moment it is accepted, TLS handshake included. The limit in all is such
+that a new engine process, and a temporary file for each upload, always find a descriptor. Connections
+beyond a limit are :data:`SURPLUS` at a time: they get 503, and answers to probes, so that an orchestrator
+does not restart a server that is merely full.
+
+One timer looks at all connections (:meth:`FrontDoor._sweep`); a request arms none of its own.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import resource
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from galley.config import LOOPBACK_HOSTS, Settings
+from galley.errors import SettingsError
+
+if TYPE_CHECKING:
+    from galley.server.http_protocol import BoundedHttpProtocol
+
+log = logging.getLogger("galley.server")
+
+SURPLUS: Final = 16
+"""Connections beyond the limits that are told so; more are closed unheard."""
+
+_RESERVED_DESCRIPTORS: Final = 32
+_DESCRIPTORS_PER_MODEL: Final = 16
+_MOST_DESCRIPTORS: Final = 1 << 20
+_ACCEPTED_AT_ONCE: Final = 64
+_ACCEPT_AGAIN_SECONDS: Final = 0.5
+_REPORT_SECONDS: Final = 10.0
+
+Connect = Callable[["Admission"], asyncio.Protocol]
+
+
+class Admission:
+    """A connection's place among those counted.
+
+    Attributes:
+        surplus: it is beyond a limit.
+    """
+
+    def __init__(self, door: "FrontDoor", address: str, *, surplus: bool) -> None:
+        """Made by :class:`FrontDoor`."""
+        self.surplus = surplus
+        self._door = door
+        self._address = address
+        self._left = False
+
+    def leave(self) -> None:
+        """The connection is closed. Idempotent."""
+        if not self._left:
+            self._left = True
+            self._door._leave(self._address, surplus=self.surplus)
+
+
+class FrontDoor:
+    """Accepts connections within the limits, and ends those that take too long.
+
+    Attributes:
+        settings: where the limits are.
+        connections: those that speak HTTP at present.
+        most: the limit in all.
+    """
+
+    def __init__(self, settings: Settings, *, models: int, refused: Callable[[int], None]) -> None:
+        """Create it; :meth:`open` begins.
+
+        Args:
+            models: how many engine processes there are.
+            refused: called with the status of each answer that no route has given.
+
+        Raises:
+            SettingsError: fewer files may be open than the connections need.
+        """
+        self.settings = settings
+        self.connections: set[BoundedHttpProtocol] = set()
+        self.refused = refused
+        self.most = _most_connections(settings.max_connections, models)
+        self._open = 0
+        self._surplus = 0
+        self._by_address: Counter[str] = Counter()
+        self._events: Counter[str] = Counter()
+        self._reported = 0.0
+        self._handshakes: set[asyncio.Task[object]] = set()
+        timeouts = (settings.header_timeout, settings.body_timeout, settings.send_timeout)
+        self._interval = max(0.05, min(1.0, min(timeouts) / 4))
+
+    def open(
+        self, listener: socket.socket, connect: Connect, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Begin to accept; ``connect`` makes the protocol of each connection."""
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._connect = connect
+        self._tls = tls
+        listener.setblocking(False)
+        self._loop.add_reader(listener, self._accept)
+        self._timer = self._loop.call_later(self._interval, self._sweep)
+
+    def close(self) -> None:
+        """Accept no more."""
+        self._loop.remove_reader(self._listener)
+        self._timer.cancel()
+
+    def drain(self) -> None:
+        """Refuse the requests whose bodies are not complete: they may never be."""
+        for connection in list(self.connections):
+            connection.refuse_unfinished()
+
+    def note(self, event: str) -> None:
+        """Count what is told in the log, every few seconds at most."""
+        self._events[event] += 1
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                client, peer = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                # asyncio would try as often as the backlog is long, and log each time.
+                self.note(f"accept failed: {error.strerror}")
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(_ACCEPT_AGAIN_SECONDS, self._resume)
+                return
+            self._admit(client, _address(peer[0]))
+
+    def _resume(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _admit(self, client: socket.socket, address: str) -> None:
+        surplus = self._open >= self.most or self._by_address[address] >= self._most_of(address)
+        if surplus:
+            self.note("connections beyond the limit")
+            if self._surplus >= SURPLUS:
+                client.close()
+                return
+            self._surplus += 1
+        else:
+            self._open += 1
+            self._by_address[address] += 1
+        client.setblocking(False)
+        admission = Admission(self, address, surplus=surplus)
+        task = self._loop.create_task(self._shake_hands(client, admission))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _shake_hands(self, client: socket.socket, admission: Admission) -> None:
+        seconds = self.settings.header_timeout if self._tls else None
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: self._connect(admission),
+                client,
+                ssl=self._tls,
+                ssl_handshake_timeout=seconds,
+                ssl_shutdown_timeout=seconds,
+            )
+        except OSError:  # no TLS, or none that both sides know, or gone
+            admission.leave()
+        except BaseException:
+            admission.leave()
+            client.close()
+            raise
+
+    def _most_of(self, address: str) -> int:
+        if self.settings.max_connections_per_address is not None:
+            return self.settings.max_connections_per_address
+        return self.most if address in LOOPBACK_HOSTS else max(1, self.most // 2)
+
+    def _leave(self, address: str, *, surplus: bool) -> None:
+        if surplus:
+            self._surplus -= 1
+            return
+        self._open -= 1
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]
+
+    def _sweep(self) -> None:
+        now = self._loop.time()
+        for connection in list(self.connections):
+            connection.check(now)
+        if self._events and time.monotonic() - self._reported > _REPORT_SECONDS:
+            counts = (f"{what} ({count})" for what, count in self._events.items())
+            log.warning("%d connections open of %d: %s", self._open, self.most, ", ".join(counts))
+            self._events.clear()
+            self._reported = time.monotonic()
+        self._timer = self._loop.call_later(self._interval, self._sweep)
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process, and the engines it starts, open as many files as the system lets them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    with suppress(ValueError, OSError):  # the soft limit then stays, and bounds the connections
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _most_connections(wanted: int | None, models: int) -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    reserved = _RESERVED_DESCRIPTORS + _DESCRIPTORS_PER_MODEL * models + SURPLUS
+    # Two for each connection: a large upload is a file while it is read.
+    most = (files - reserved) // 2
+    if most < (wanted or 1):
+        raise SettingsError(
+            f"at most {files} files may be open (ulimit -n), and {wanted or 1} connections need "
+            f"{reserved + 2 * (wanted or 1)}: raise the limit"
+            + (" or lower max_connections" if wanted else "")
+        )
+    return wanted or most
+
+
+def _address(host: str) -> str:
+    """What connections are counted by: an IPv4 address, or the /64 of an IPv6 address."""
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    if address.is_loopback:
+        return "::1"
+    return str(ipaddress.IPv6Network((address, 64), strict=False))

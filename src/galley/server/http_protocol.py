@@ -1,0 +1,384 @@
+"""HTTP/1.1 as uvicorn speaks it, with a bound on everything a client can make the server wait for or keep.
+
+Headers are bounded in bytes, number and time; bodies in time and rate, and in the bytes that chunk
+extensions and trailers add to them; answers in the time that a client may take none of them. What is
+refused here gets the error envelope of the API and, where the client can still read it, a connection that
+is closed only after it has had the time to (RFC 9112, section 9.6).
+"""
+
+import asyncio
+import enum
+import math
+import secrets
+import socket
+from typing import Any, Final
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from galley.api.errors import ApiError, envelope, to_api_error
+from galley.errors import Draining
+from galley.gateway.lifecycle import RETRY_SECONDS
+from galley.server.drain import PROBES
+from galley.server.errors import error_response
+from galley.server.front_door import Admission, FrontDoor
+
+_LINGER_SECONDS: Final = 2.0
+_LINGER_BYTES: Final = 64 << 20
+_MOST_PIPELINED: Final = 8
+_FRAMING_PER_BYTE: Final = 8
+"""Bytes of chunk sizes, extensions and trailers allowed for each byte of body, beyond the header limit."""
+
+_FIRST_PROBE_SECONDS: Final = 0.01
+_LAST_PROBE_SECONDS: Final = 1.0
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class _Reading(enum.Enum):
+    """What a connection's next byte belongs to."""
+
+    HEADERS = enum.auto()
+    BODY = enum.auto()
+    NOTHING = enum.auto()
+    """A request is complete, its answer is not."""
+    NEXT = enum.auto()
+    """The last answer is complete; the next request may come."""
+    REFUSED = enum.auto()
+    """Whatever comes is thrown away."""
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One connection, until it is closed or becomes a WebSocket."""
+
+    def __init__(self, door: FrontDoor, admission: Admission, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._door = door
+        self._limits = door.settings
+        self._admission = admission
+        if admission.surplus:
+            self.app = _only_probes(self.app)
+        self._reading = _Reading.HEADERS
+        self._deadline = math.inf
+        self._fault: ApiError | None = None
+        self._answering: RequestResponseCycle | None = None
+        self._half_closed = False
+        self._received = 0
+        self._discarded = 0
+        self._unsent = 0
+        self._unsent_deadline = math.inf
+        self._begin_headers()
+
+    # The connection.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See :class:`asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._door.connections.add(self)
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See :class:`asyncio.Protocol`."""
+        super().connection_lost(exc)
+        # uvicorn tells the request that came last, which pipelining makes another one.
+        if self._busy:
+            self._end_answer()
+        self._door.connections.discard(self)
+        self._admission.leave()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection over, with its place among those counted."""
+        self._door.connections.discard(self)
+        super().handle_websocket_upgrade()
+        protocol: Any = self.transport.get_protocol()
+        protocol.admission = self._admission
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection open for an answer on its way: the client may have closed one half only.
+
+        Of a client that is gone nothing else is seen, so bytes that a client must ignore are sent at
+        intervals: one that is gone answers them with a reset.
+        """
+        cycle = self._answering
+        if self.scheme == "https" or not self._busy or cycle is None or cycle.more_body:
+            return False
+        cycle.keep_alive = False
+        if not self._half_closed:
+            self._half_closed = True
+            self._probe(_FIRST_PROBE_SECONDS)
+        return True
+
+    def _probe(self, seconds: float) -> None:
+        """See whether the client is gone, and try again after ``seconds``."""
+        cycle = self._answering
+        if cycle is None or not self._busy or self.transport.is_closing():
+            return
+        gone = self.transport.get_extra_info("socket").getsockopt(
+            socket.SOL_SOCKET, socket.SO_ERROR
+        )
+        if gone:
+            self.transport.abort()
+            return
+        if not cycle.response_started and cycle.scope["http_version"] == "1.1":
+            self.transport.write(_CONTINUE)
+        elif cycle.chunked_encoding and "probe" in cycle.scope["state"]:
+            ignored = cycle.scope["state"]["probe"]
+            self.transport.write(b"%x\r\n%b\r\n" % (len(ignored), ignored))
+        self.loop.call_later(seconds, self._probe, min(2 * seconds, _LAST_PROBE_SECONDS))
+
+    # What the client sends.
+
+    def data_received(self, data: bytes) -> None:
+        """See :class:`asyncio.Protocol`."""
+        if self._reading is _Reading.REFUSED:
+            self._discarded += len(data)
+            if self._discarded > _LINGER_BYTES:
+                self.transport.abort()
+            return
+        if self._reading is _Reading.NEXT:
+            self._reading = _Reading.HEADERS
+            self._expect_headers()
+        reading = self._reading
+        self._received += len(data)
+        super().data_received(data)
+        if self._reading is not reading:
+            return
+        if reading is _Reading.HEADERS and self._received > self._limits.max_header_bytes:
+            self.refuse(self._too_large())
+        elif reading is _Reading.BODY and self._framing_is_excessive():
+            self.refuse(_bad_request("The body is mostly chunk sizes, extensions or trailers"))
+
+    def _should_upgrade(self) -> bool:
+        return not self._admission.surplus and super()._should_upgrade()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """An offer of HTTP/2, say, is declined by answering in HTTP/1.1."""
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn calls for input that is not HTTP, or that a callback has refused."""
+        self.refuse(self._fault or _bad_request("This is not a valid HTTP/1.1 request"))
+
+    def on_message_begin(self) -> None:
+        """A request's first byte."""
+        super().on_message_begin()
+        if self._reading is _Reading.NOTHING:  # pipelined
+            self._expect_headers()
+        self._reading = _Reading.HEADERS
+        self._begin_headers()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the request's target."""
+        self._count(len(url), headers=0)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer, of which none is used."""
+        self._count(len(name) + len(value), headers=1)
+        if self._reading is _Reading.HEADERS:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The request is known but for its body."""
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            raise self._refusal(_bad_request(f"More than {_MOST_PIPELINED} requests are waiting"))
+        self._reading = _Reading.BODY
+        self._deadline = self.loop.time() + self._limits.body_timeout
+        self._received = self._body = 0
+        super().on_headers_complete()
+        if self._admission.surplus:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        super().on_body(body)
+        self._body += len(body)
+        if self.cycle is not None and not self.cycle.response_complete:
+            later = self._deadline + len(body) / self._limits.min_body_rate
+            self._deadline = min(self.loop.time() + self._limits.body_timeout, later)
+
+    def on_message_complete(self) -> None:
+        """The request's last byte."""
+        super().on_message_complete()
+        if self.cycle is not None and self.cycle.response_complete:
+            self._await_next()
+        else:
+            self._reading, self._deadline = _Reading.NOTHING, math.inf
+
+    def _expect_headers(self) -> None:
+        seconds = self._limits.header_timeout
+        if self._admission.surplus:
+            seconds = min(seconds, _LINGER_SECONDS)
+        self._deadline = self.loop.time() + seconds
+
+    def _begin_headers(self) -> None:
+        self._received = self._body = self._header_bytes = self._headers = 0
+
+    def _count(self, size: int, *, headers: int) -> None:
+        self._header_bytes += size
+        self._headers += headers
+        if (
+            self._header_bytes > self._limits.max_header_bytes
+            or self._headers > self._limits.max_headers
+        ):
+            raise self._refusal(self._too_large())
+
+    def _framing_is_excessive(self) -> bool:
+        allowed = self._limits.max_header_bytes + _FRAMING_PER_BYTE * self._body
+        return self._received - self._body > allowed
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            431,
+            f"The request's headers are more than {self._limits.max_headers} (--max-headers), or have "
+            f"more than {self._limits.max_header_bytes} bytes (--max-header-bytes)",
+            code="headers_too_large",
+        )
+
+    # The answer.
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """The last byte of an answer is on its way."""
+        super().on_response_complete()
+        self._unset_keepalive_if_required()  # the sweep sees to it
+        if self._reading is _Reading.NOTHING and not self._busy:
+            self._await_next()
+        elif self._reading is _Reading.BODY and self.cycle.response_complete:
+            self._deadline = min(self._deadline, self.loop.time() + _LINGER_SECONDS)
+
+    def _await_next(self) -> None:
+        self._reading = _Reading.NEXT
+        self._deadline = self.loop.time() + self._limits.keep_alive_timeout
+
+    @property
+    def _busy(self) -> bool:
+        """Whether an answer is wanted and not complete."""
+        return self._answering is not None and not (
+            self._answering.response_complete or self._answering.disconnected
+        )
+
+    # What takes too long.
+
+    def check(self, now: float) -> None:
+        """End the connection if the client is late; ``now`` is the loop's time."""
+        if self._takes_nothing(now):
+            self._door.note("clients cut off that took nothing of their answers")
+            self.transport.abort()
+        elif now >= self._deadline:
+            self._expire(now)
+
+    def _expire(self, now: float) -> None:
+        waits_for_us = self._busy and not (
+            self._reading is _Reading.BODY and self.cycle is self._answering
+        )
+        if self._reading is _Reading.REFUSED:
+            self.transport.abort()
+        elif self._reading is _Reading.NEXT:
+            self.transport.close()
+            self._deadline = math.inf  # closed when it is flushed, which is watched, too
+        elif waits_for_us or (self._reading is _Reading.BODY and self.flow.read_paused):
+            self._deadline = now + self._limits.body_timeout
+        elif self._reading is _Reading.BODY and self.cycle.response_complete:
+            self.transport.abort()
+        else:
+            late = "headers" if self._reading is _Reading.HEADERS else "body"
+            limits = {
+                "headers": f"{self._limits.header_timeout:g} s (--header-timeout)",
+                "body": f"{self._limits.body_timeout:g} s (--body-timeout, --min-body-rate)",
+            }
+            message = f"The request's {late} did not come as fast as they must: {limits[late]}"
+            self.refuse(ApiError(408, message, code="request_timeout"))
+
+    def _takes_nothing(self, now: float) -> bool:
+        """Whether bytes have waited for so long that the client seems not to read."""
+        unsent = self.transport.get_write_buffer_size()
+        # While an answer goes on and its buffer is not full, the buffer may grow in spite of a reader.
+        if not unsent or (self._busy and not self.flow.write_paused):
+            self._unsent = 0
+        elif not self._unsent or unsent < self._unsent:
+            self._unsent = unsent
+            self._unsent_deadline = now + self._limits.send_timeout
+        return self._unsent > 0 and now >= self._unsent_deadline
+
+    # Refusals.
+
+    def refuse_unfinished(self) -> None:
+        """Refuse a request whose body is not complete, because the server drains."""
+        if self._reading is _Reading.BODY and self._busy and self.cycle is self._answering:
+            self.refuse(Draining("The server is shutting down", retry_after=RETRY_SECONDS))
+
+    def refuse(self, error: Exception) -> None:
+        """Answer with an error instead of the app, which sees its client hang up; then close."""
+        if self.transport.is_closing():
+            return
+        told = to_api_error(error)
+        started = False
+        if self._answering is not None and self._busy:
+            started = self._answering.response_started
+            self._answering.scope["state"].get("record", {})["status"] = told.status
+            self._end_answer()
+        else:
+            self._door.refused(told.status)
+        self._reading = _Reading.REFUSED
+        self._deadline = self.loop.time() + _LINGER_SECONDS
+        if started:
+            self.transport.abort()
+            return
+        self.transport.write(self._answer(told))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+
+    def _refusal(self, error: ApiError) -> ApiError:
+        """``error``, to be raised in a callback of the parser, which calls :meth:`send_400_response`."""
+        self._fault = error
+        return error
+
+    def _end_answer(self) -> None:
+        assert self._answering is not None
+        self._answering.disconnected = True
+        self._answering.message_event.set()
+        self.flow.resume_writing()
+
+    def _answer(self, error: ApiError) -> bytes:
+        body = msgspec.json.encode(envelope(error))
+        headers = [
+            *self.server_state.default_headers,
+            *((name.lower().encode(), value.encode()) for name, value in error.headers.items()),
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", secrets.token_hex(12).encode()),
+            (b"connection", b"close"),
+        ]
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        return STATUS_LINE[error.status] + lines + b"\r\n" + body
+
+
+def _bad_request(message: str) -> ApiError:
+    return ApiError(400, message, code="invalid_http")
+
+
+def _only_probes(app: Any) -> Any:
+    """The app of a connection beyond the limits."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] in PROBES:
+            await app(scope, receive, send)
+            return
+        error = ApiError(
+            503,
+            "The server has as many connections as it may have (--max-connections, "
+            "--max-connections-per-address)",
+            type="service_unavailable",
+            code="too_many_connections",
+            headers={"Retry-After": "1", "Connection": "close"},
+        )
+        await error_response(error)(scope, receive, send)
+
+    return answer

@@ -1,0 +1,43 @@
+"""The server's certificate and key, checked before anything is bound."""
+
+import ssl
+from pathlib import Path
+from typing import NoReturn
+
+from galley.config import Settings
+from galley.errors import SettingsError
+
+
+def context(settings: Settings) -> ssl.SSLContext | None:
+    """What connections are encrypted with; None without ``tls_cert``.
+
+    TLS 1.2 is the least, and HTTP/1.1 the only protocol offered.
+
+    Raises:
+        SettingsError: a file cannot be read, holds no certificate or key, or the two are no pair.
+    """
+    if not settings.tls_cert:
+        return None
+    for name in ("tls_cert", "tls_key"):
+        path = getattr(settings, name)
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            raise SettingsError(f"{name} {path} cannot be read: {error.strerror}") from error
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    made.set_alpn_protocols(["http/1.1"])
+    pair = f"tls_cert {settings.tls_cert} and tls_key {settings.tls_key}"
+
+    def no_password() -> NoReturn:
+        raise SettingsError(f"tls_key {settings.tls_key} is encrypted; write it without a password")
+
+    try:
+        made.load_cert_chain(settings.tls_cert, settings.tls_key, password=no_password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise SettingsError(f"{pair} are no pair: the key is another certificate's") from None
+        raise SettingsError(
+            f"{pair} are no certificate and key in PEM: {error.reason or error}"
+        ) from None
+    return made

@@ -1,0 +1,82 @@
+"""A connection on which a test writes its own HTTP, right or wrong."""
+
+import socket
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from tests.server.serving import Server
+
+CHAT = "/v1/chat/completions"
+
+
+class Raw:
+    """Connected at once."""
+
+    def __init__(self, server: Server, timeout: float = 30, receive_buffer: int = 0) -> None:
+        self.socket = socket.socket()
+        if receive_buffer:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.settimeout(timeout)
+        self.socket.connect(("127.0.0.1", server.port))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.socket.close()
+
+    def send(self, *lines: str, body: bytes = b"") -> Self:
+        """Whole lines, without the empty one that ends the headers, then bytes."""
+        self.socket.sendall("".join(f"{line}\r\n" for line in lines).encode() + body)
+        return self
+
+    def post(self, *headers: str, path: str = CHAT) -> Self:
+        """The headers of a request whose body may follow."""
+        return self.send(
+            f"POST {path} HTTP/1.1",
+            "Host: localhost",
+            "Content-Type: application/json",
+            *headers,
+            "",
+        )
+
+    def send_until_refused(self, data: bytes, times: int) -> int:
+        """How often the server has taken ``data``, at most ``times``."""
+        for sent in range(times):
+            try:
+                self.socket.sendall(data)
+            except OSError:
+                return sent
+        return times
+
+    def rest(self) -> bytes:
+        """All up to the end of the connection, or to its reset."""
+        received = b""
+        try:
+            while data := self.socket.recv(65536):
+                received += data
+        except ConnectionResetError:
+            pass
+        return received
+
+    def answer(self) -> httpx.Response:
+        """The answer after which the server has closed the connection."""
+        return parsed(self.rest())
+
+
+def parsed(received: bytes) -> httpx.Response:
+    """An answer, without those of status 100 before it."""
+    while received.startswith(b"HTTP/1.1 100 "):
+        received = received.partition(b"\r\n\r\n")[2]
+    head, end, body = received.partition(b"\r\n\r\n")
+    assert end, received[:200]
+    status, *lines = head.decode().split("\r\n")
+    headers = [(name, value) for name, _, value in (line.partition(": ") for line in lines)]
+    return httpx.Response(int(status.split()[1]), headers=headers, content=body)
