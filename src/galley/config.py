@@ -261,9 +261,6 @@ class Settings(EngineSettings):
             seconds = getattr(self, name)
             if not (math.isfinite(seconds) and seconds > 0):
                 raise SettingsError(f"{name} must be a number of seconds above 0, got {seconds}")
-        if bool(self.tls_cert) != bool(self.tls_key):
-            given, other = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
-            raise SettingsError(f"{given} needs {other}, too")
         for origin in self.cors_origin:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise SettingsError(

@@ -9,15 +9,19 @@ from galley.errors import SettingsError
 
 
 def context(settings: Settings) -> ssl.SSLContext | None:
-    """What connections are encrypted with; None without ``tls_cert``.
+    """What connections are encrypted with; None without ``tls_cert`` and ``tls_key``.
 
     TLS 1.2 is the least, and HTTP/1.1 the only protocol offered.
 
     Raises:
-        SettingsError: a file cannot be read, holds no certificate or key, or the two are no pair.
+        SettingsError: one of the two is not given, cannot be read or is not what it should be, or they are
+            no pair.
     """
-    if not settings.tls_cert:
+    if not settings.tls_cert and not settings.tls_key:
         return None
+    if not (settings.tls_cert and settings.tls_key):
+        given, other = ("tls_cert", "tls_key") if settings.tls_cert else ("tls_key", "tls_cert")
+        raise SettingsError(f"{given} needs {other}, too")
     for name in ("tls_cert", "tls_key"):
         path = getattr(settings, name)
         try:
