@@ -3,20 +3,24 @@
     python -m benchmarks.recovery [MODEL] [--quantize int4] [--streams 8] [--kills 5] [--json FILE]
 
 Starts a real ``galley serve`` and keeps streams running, each client asking again when its answer is
-complete. ``kill -9`` of the engine: from the signal to the next token of each stream. ``POST
-/admin/reload``: the largest gap between two tokens of a stream until the new engine has taken over, beside
-that of as long a time before. No request may fail. ``python -m benchmarks.peers.checkpoint llama-1b DIR``
+complete. ``kill -9`` of the engine: from the signal to the next token of each stream. SIGHUP to the server
+with a new config.json: the largest gap between two tokens of a stream until the old engine has ended,
+beside that of as long a time before. No request may fail. ``python -m benchmarks.peers.checkpoint llama-1b DIR``
 makes a MODEL of 1.24 billion weights. For an idle machine.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import random
-import secrets
+import shutil
 import signal
 import statistics
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date
 from itertools import pairwise
@@ -24,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import psutil
 from rich.console import Console
 from scripts.benchmarks_page import Figure
 
@@ -31,12 +36,14 @@ from benchmarks.faults.run import engine_of
 from benchmarks.http_load import Answer, Call, Client
 from benchmarks.results_file import put
 from benchmarks.serving import Server, machine, percentile, serving
+from galley.formats.source import resolve_model
 
 PATH: Final = "/v1/completions"
 PROMPT_TOKENS: Final = 64
 SHORT_TOKENS: Final = 64
 """Of an answer during a reload, so that requests begin before it, during it and after it."""
 RELOAD_SECONDS: Final = 300.0
+BEFORE_SECONDS: Final = 10.0
 
 
 @dataclass
@@ -127,24 +134,42 @@ async def kills(server: Server, *, streams: int, count: int, every: float) -> li
     return recovered
 
 
-async def reload(server: Server, admin_key: str, *, streams: int) -> dict[str, float]:
+async def reload(server: Server, folder: Path, *, streams: int) -> dict[str, float]:
     """Seconds that a reload takes under load; the largest gaps between tokens before and during it."""
-    async with (
-        httpx.AsyncClient(base_url=server.url, timeout=RELOAD_SECONDS) as http,
-        Streams(server, streams, SHORT_TOKENS) as running,
-    ):
-        await asyncio.sleep(10.0)
+    async with Streams(server, streams, SHORT_TOKENS) as running:
+        await asyncio.sleep(BEFORE_SECONDS)
+        old = engine_of(server.pid)
         began = time.monotonic()
-        headers = {"Authorization": f"Bearer {admin_key}"}
-        answer = await http.post("/admin/reload", headers=headers)
-        answer.raise_for_status()
+        os.utime(folder / "config.json")
+        psutil.Process(server.pid).send_signal(signal.SIGHUP)
+        while old.is_running() and old.status() != psutil.STATUS_ZOMBIE:
+            running.check()
+            if time.monotonic() > began + RELOAD_SECONDS:
+                raise TimeoutError(f"the old engine still runs after {RELOAD_SECONDS:.0f} s")
+            await asyncio.sleep(0.05)
         seconds = time.monotonic() - began
         await asyncio.sleep(1.0)
         running.check()
         requests = sum(len(stream.calls) for stream in running.streams)
-        before = _largest(running, began - min(10.0, seconds), began)
+        before = _largest(running, began - min(BEFORE_SECONDS, seconds), began)
         during = _largest(running, began, time.monotonic())
     return {"seconds": seconds, "gap_before": before, "gap_during": during, "requests": requests}
+
+
+@contextmanager
+def changeable(model: str) -> Iterator[Path]:
+    """A folder with the files of a model; config.json is a copy, the weights are not copied if possible."""
+    source = resolve_model(model)
+    with tempfile.TemporaryDirectory(
+        dir=source.parent if os.access(source.parent, os.W_OK) else None
+    ) as new:
+        for file in source.iterdir():
+            if file.suffix == ".safetensors":
+                with suppress(OSError):
+                    os.link(file, Path(new, file.name))
+                    continue
+            shutil.copy2(file, new)
+        yield Path(new)
 
 
 def _largest(running: Streams, begin: float, end: float) -> float:
@@ -211,24 +236,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     parser.add_argument("--results", type=Path, help="also put them into this machine's results")
     arguments = parser.parse_args()
-    admin_key = secrets.token_hex(16)
     results: dict[str, Any] = {"machine": machine(), "recovered_s": [], "reload": None}
     results |= {"streams": arguments.streams, "kills": arguments.kills}
-    flags = ["--quantize", arguments.quantize]
-    if not arguments.no_reload:
-        flags += ["--admin-key", admin_key]
-    with serving(arguments.model, *flags) as server:
+    with (
+        changeable(arguments.model) as folder,
+        serving(str(folder), "--quantize", arguments.quantize) as server,
+    ):
         if arguments.kills:
+            options = {"count": arguments.kills, "every": arguments.every}
             results["recovered_s"] = asyncio.run(
-                kills(
-                    server,
-                    streams=arguments.streams,
-                    count=arguments.kills,
-                    every=arguments.every,
-                )
+                kills(server, streams=arguments.streams, **options)
             )
         if not arguments.no_reload:
-            results["reload"] = asyncio.run(reload(server, admin_key, streams=arguments.streams))
+            results["reload"] = asyncio.run(reload(server, folder, streams=arguments.streams))
     report(results)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
