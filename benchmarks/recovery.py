@@ -5,8 +5,8 @@
 Starts a real ``galley serve`` and keeps streams running, each client asking again when its answer is
 complete. ``kill -9`` of the engine: from the signal to the next token of each stream. SIGHUP to the server
 with a new config.json: the largest gap between two tokens of a stream until the old engine has ended,
-beside that of as long a time before. No request may fail. ``python -m benchmarks.peers.checkpoint llama-1b DIR``
-makes a MODEL of 1.24 billion weights. For an idle machine.
+beside that of as long a time before. No request may fail. ``python -m benchmarks.peers.checkpoint``
+makes a MODEL of 1.24 billion weights (``llama-1b``). For an idle machine.
 """
 
 import argparse

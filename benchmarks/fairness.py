@@ -1,0 +1,240 @@
+"""What each tenant gets of an engine that several want, and what a light tenant notices of a heavy one.
+
+    python -m benchmarks.fairness [MODEL] [--seconds 30] [--json FILE] [--results benchmarks/results/FILE]
+
+Starts a real ``galley serve`` with a key file. First tenants of weight 1, 2 and 4 have more requests waiting
+than the engine runs: the tokens each gets, against its weight. Then a light tenant has two requests at a
+time: its time to the first token alone, and beside a heavy tenant of the same weight with a thousand. For an
+idle machine.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import random
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+from rich.console import Console
+from scripts.benchmarks_page import Figure
+
+from benchmarks.http_load import Call, Client
+from benchmarks.results_file import put
+from benchmarks.serving import Server, machine, percentile, started
+
+PATH: Final = "/v1/completions"
+WEIGHTS: Final = {"one": 1, "two": 2, "four": 4}
+LIGHT, HEAVY = "light", "heavy"
+BACKLOG: Final = 64
+"""Requests that each of the weighted tenants has, running and waiting."""
+RUNNING: Final = 16
+LIGHT_REQUESTS, HEAVY_REQUESTS = 2, 1000
+PROMPT_TOKENS: Final = 64
+OUTPUT_TOKENS: Final = 64
+WARM_UP_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A name and its key."""
+
+    name: str
+    key: str
+    weight: float
+
+
+class Load:
+    """A tenant's closed loop: so many requests at any time."""
+
+    def __init__(self, server: Server, tenant: Tenant, count: int) -> None:
+        self.calls: list[Call] = []
+        self._server = server
+        self._source = random.Random(tenant.name)
+        self._client = Client(server.url, {"Authorization": f"Bearer {tenant.key}"})
+        self._tasks = [asyncio.create_task(self._run()) for _ in range(count)]
+
+    async def stop(self) -> None:
+        """Hang up on all that is not finished; raises RuntimeError if a request has failed."""
+        ended = [task.exception() for task in self._tasks if task.done()]
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._client.close()
+        if failed := [error for error in ended if error]:
+            raise failed[0]
+
+    def tokens(self, begin: float, end: float) -> int:
+        """Events, each of a token, that came in a span of time."""
+        return sum(begin <= at < end for call in self.calls for at in call.answer.events)
+
+    def first_tokens(self, begin: float) -> list[float]:
+        """Seconds to the first token of each request that was sent after ``begin`` and has one."""
+        answers = [call.answer for call in self.calls]
+        return [a.events[0] - a.sent for a in answers if a.sent >= begin and a.events]
+
+    async def _run(self) -> None:
+        while True:
+            ids = [self._source.randrange(self._server.id_limit) for _ in range(PROMPT_TOKENS)]
+            body = {
+                "model": self._server.model,
+                "prompt": ids,
+                "max_tokens": OUTPUT_TOKENS,
+                "ignore_eos": True,
+                "temperature": 0,
+                "stream": True,
+            }
+            call = await self._client.begin(PATH, body)
+            self.calls.append(call)
+            answer = await call.wait()
+            if not (answer.whole and answer.finished):
+                raise RuntimeError(f"status {answer.status}: {answer.body[-300:]!r}")
+
+
+async def shares(server: Server, tenants: list[Tenant], seconds: float) -> dict[str, float]:
+    """The share of the generated tokens that each tenant gets while all of them have more to do."""
+    loads = {tenant.name: Load(server, tenant, BACKLOG) for tenant in tenants}
+    await asyncio.sleep(WARM_UP_SECONDS)
+    begin = time.monotonic()
+    await asyncio.sleep(seconds)
+    end = time.monotonic()
+    for load in loads.values():
+        await load.stop()
+    tokens = {name: load.tokens(begin, end) for name, load in loads.items()}
+    return {name: count / sum(tokens.values()) for name, count in tokens.items()}
+
+
+async def first_tokens(
+    server: Server, light: Tenant, heavy: Tenant | None, seconds: float
+) -> list[float]:
+    """Seconds to the first token of the light tenant's requests, beside a heavy one if there is one."""
+    beside = Load(server, heavy, HEAVY_REQUESTS) if heavy else None
+    await asyncio.sleep(WARM_UP_SECONDS if heavy else 0.0)
+    load = Load(server, light, LIGHT_REQUESTS)
+    begin = time.monotonic()
+    await asyncio.sleep(seconds)
+    found = load.first_tokens(begin)
+    await load.stop()
+    if beside:
+        await beside.stop()
+    return found
+
+
+async def measure(server: Server, tenants: Mapping[str, Tenant], seconds: float) -> dict[str, Any]:
+    """All figures."""
+    weighted = [tenants[name] for name in WEIGHTS]
+    got = await shares(server, weighted, seconds)
+    alone = await first_tokens(server, tenants[LIGHT], None, seconds)
+    beside = await first_tokens(server, tenants[LIGHT], tenants[HEAVY], seconds)
+    return {
+        "shares": got,
+        "owed": {name: weight / sum(WEIGHTS.values()) for name, weight in WEIGHTS.items()},
+        "ttft_alone_s": {p: percentile(alone, p) for p in (50, 99)},
+        "ttft_beside_s": {p: percentile(beside, p) for p in (50, 99)},
+        "requests": [len(alone), len(beside)],
+    }
+
+
+@contextmanager
+def key_file(tenants: Mapping[str, Tenant]) -> Iterator[str]:
+    """A key file, as ``--api-key-file`` takes it."""
+    lines = ["tenants:"]
+    for tenant in tenants.values():
+        hashed = hashlib.sha256(tenant.key.encode()).hexdigest()
+        lines += [f"  - name: {tenant.name}", f'    key_sha256: "{hashed}"']
+        lines += [f"    weight: {tenant.weight:g}"]
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write("\n".join(lines) + "\n")
+        file.flush()
+        yield file.name
+
+
+@contextmanager
+def serving(model: str, tenants: Mapping[str, Tenant]) -> Iterator[Server]:
+    """A server that knows the tenants, with room for all of their requests to wait."""
+    room = ("--max-running", str(RUNNING), "--max-queue", str(2 * HEAVY_REQUESTS))
+    with key_file(tenants) as file, started(model, "--api-key-file", file, *room) as (url, pid):
+        headers = {"Authorization": f"Bearer {tenants[LIGHT].key}"}
+        with httpx.Client(base_url=url, headers=headers) as http:
+            name = http.get("/v1/models").json()["data"][0]["id"]
+            asked = http.post("/tokenize", json={"model": name, "prompt": "a"})
+        yield Server(url, name, max(asked.json()["tokens"]) + 1, 0.0, pid)
+
+
+def figures(results: dict[str, Any], command: str) -> list[Figure]:
+    """As the page has them."""
+    today = date.today().isoformat()
+    percents = {name: 100 * results["shares"][name] for name in WEIGHTS}
+    owed = ", ".join(f"{100 * share:.1f}" for share in results["owed"].values())
+    alone, beside = (
+        tuple(float(f"{1e3 * results[name][p]:.3g}") for p in (50, 99))
+        for name in ("ttft_alone_s", "ttft_beside_s")
+    )
+    return [
+        Figure(
+            what="Tenants: share of the tokens under contention",
+            unit="%",
+            at=tuple(f"weight {weight}" for weight in WEIGHTS.values()),
+            measured=tuple(float(f"{percents[name]:.3g}") for name in WEIGHTS),
+            date=today,
+            command=command,
+            remark=f"by weight: {owed}; {BACKLOG} requests of each at any time, {RUNNING} places",
+        ),
+        Figure(
+            what=f"Tenants: first token beside {HEAVY_REQUESTS:,} requests of another",
+            unit="ms",
+            at=("P50", "P99"),
+            measured=beside,
+            before=alone,
+            date=today,
+            command=command,
+            better="lower",
+            remark=f"{LIGHT_REQUESTS} requests at a time; before: alone on the server",
+        ),
+    ]
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", default="galley-demo")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each of the three parts")
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    parser.add_argument("--results", type=Path, help="also put them into this machine's results")
+    arguments = parser.parse_args()
+    weights = {**WEIGHTS, LIGHT: 1, HEAVY: 1}
+    tenants = {name: Tenant(name, secrets.token_hex(16), w) for name, w in weights.items()}
+    with serving(arguments.model, tenants) as server:
+        measured = asyncio.run(measure(server, tenants, arguments.seconds))
+    results = {"machine": machine(), **measured}
+    report(results)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    if arguments.results:
+        put(arguments.results, figures(results, "python -m benchmarks.fairness"))
+
+
+def report(results: dict[str, Any]) -> None:
+    """A line for each."""
+    console = Console(width=120)
+    console.print(results["machine"])
+    for name, weight in WEIGHTS.items():
+        got, owed = results["shares"][name], results["owed"][name]
+        console.print(f"weight {weight}: {got:.1%} of the tokens, {owed:.1%} by weight")
+    for name, what in (("ttft_alone_s", "alone"), ("ttft_beside_s", "beside a heavy tenant")):
+        p50, p99 = (1e3 * results[name][p] for p in (50, 99))
+        console.print(f"light tenant {what}: first token P50 {p50:.0f} ms, P99 {p99:.0f} ms")
+
+
+if __name__ == "__main__":
+    main()
