@@ -2,9 +2,9 @@
 
     python -m benchmarks.fairness [MODEL] [--seconds 30] [--json FILE] [--results benchmarks/results/FILE]
 
-Starts a real ``galley serve`` with a key file. First tenants of weight 1, 2 and 4 have more requests waiting
+Starts a real ``galley serve`` with a key file. First tenants of weight 1, 2 and 4 have more work waiting
 than the engine runs: the tokens each gets, against its weight. Then a light tenant has two requests at a
-time: its time to the first token alone, and beside a heavy tenant of the same weight with a thousand. For an
+time: its time to the first token alone, and beside a heavy tenant of the same weight with 1,000. For an
 idle machine.
 """
 
