@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint audit soak fuzz sanitize bench demo-model demo-speech-model clean
+.PHONY: help run test lint audit schema soak fuzz sanitize bench demo-model demo-speech-model clean
 
 help:
 	@echo "make run         serve the bundled models, show what they answer, keep serving (PORT=8000)"
@@ -16,6 +16,7 @@ help:
 	@echo "make lint        ruff, mypy, import-linter, the audit of dependencies and clang-format only"
 	@echo "make sanitize    the kernel tests under the address and undefined-behaviour sanitizers (GCC)"
 	@echo "make audit       dependencies against advisories, as in lint, and with pip-audit (needs a network)"
+	@echo "make schema      SCHEMA_EXAMPLES=1000 random requests for each operation of the OpenAPI document"
 	@echo "make soak        a minute of load while engines die, stall, and clients misbehave (SEED=1)"
 	@echo "make fuzz        every fuzz target for FUZZ_SECONDS=1800 each (atheris, Linux)"
 	@echo "make bench       measure latency and throughput of the server"
@@ -43,6 +44,12 @@ sanitize: $(VENV)/.installed-dev
 audit: $(VENV)/.installed-dev
 	$(PIP) pip-audit
 	$(BIN)/python scripts/audit.py --online
+
+SCHEMA_EXAMPLES ?= 1000
+
+schema: $(VENV)/.installed-dev
+	SCHEMA_EXAMPLES=$(SCHEMA_EXAMPLES) $(BIN)/python -m pytest --timeout 3600 tests/server/test_server_openapi.py \
+	  tests/server/test_server_audio.py -k as_documented
 
 SEED ?= 1
 

@@ -1,6 +1,8 @@
 """What the server documents, and a check that its answers are as documented."""
 
-from typing import Any
+import os
+import time
+from typing import Any, Final
 
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
+    response_headers_conformance,
     response_schema_conformance,
     status_code_conformance,
 )
@@ -23,11 +26,16 @@ CHECKS = [
     not_a_server_error,
     status_code_conformance,
     content_type_conformance,
+    response_headers_conformance,
     response_schema_conformance,
 ]
 PAGE: dict[str, Any] = document(create_app(Registry(Settings()), keys=KeyRing([])).routes)
 SCHEMA = schemathesis.openapi.from_dict(PAGE)
 OPERATIONS = [result.ok() for result in SCHEMA.get_all_operations()]
+EXAMPLES: Final = int(os.environ.get("SCHEMA_EXAMPLES", "25"))
+"""Random requests for each operation. `make schema` sends many more, and others each time."""
+SLOW_SECONDS: Final = 5.0
+"""No answer to a random request takes longer, on a machine that is busy with other tests."""
 SPOKEN = [operation for operation in OPERATIONS if "/audio/" in operation.path]
 """What a text model refuses; test_server_audio.py asks a speech model."""
 
@@ -36,9 +44,10 @@ def check_answers(server: Server, operation: Any) -> None:
     """Random requests, good and bad, get answers that the page knows."""
 
     @settings(
-        max_examples=25,
+        max_examples=EXAMPLES,
         database=None,
-        derandomize=True,
+        deadline=None,
+        derandomize="SCHEMA_EXAMPLES" not in os.environ,
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
@@ -50,7 +59,10 @@ def check_answers(server: Server, operation: Any) -> None:
     )
     def check(case: Any) -> None:
         _keep_short(case)
+        began = time.monotonic()
         case.call_and_validate(base_url=server.url, checks=CHECKS)
+        seconds = time.monotonic() - began
+        assert seconds < SLOW_SECONDS, f"{case.as_curl_command()} took {seconds:.1f} s"
 
     check()
 

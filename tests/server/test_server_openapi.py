@@ -31,6 +31,21 @@ def test_the_page_for_people_needs_nothing_from_outside(server: Server) -> None:
     assert all(f'id="{name}"' in answer.text for name in links)
 
 
+def test_errors_are_documented_one_by_one() -> None:
+    for path, methods in PAGE["paths"].items():
+        for method, operation in methods.items():
+            statuses = operation["responses"].keys()
+            assert "default" not in statuses
+            assert {"400", "401", "403", "408", "429", "431", "500", "503"} <= statuses
+            if method == "post" and "requestBody" in operation:
+                assert {"404", "413", "415", "504"} <= statuses, path
+            if "/audio/" in path:
+                assert "501" in statuses
+            for status in ("429", "503"):
+                answer = operation["responses"][status]
+                assert path in ("/health", "/ready") or "Retry-After" in answer["headers"]
+
+
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
 def test_answers_are_as_documented(server: Server, operation: Any) -> None:
     check_answers(server, operation)

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -20,6 +20,33 @@ Answer: TypeAlias = Any
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _JSON: Final = "application/json"
+
+_ERRORS: Final = {
+    400: "Malformed, or a value that cannot be honoured; `param` names the field",
+    401: "No API key, or one that is not known",
+    403: "A Host header that is not this server's, or a route that is not for this key",
+    404: "No such model",
+    408: "The request came too slowly",
+    409: "Something else must end first",
+    413: "The body is too large, or the recording too long",
+    415: "Another Content-Type is needed",
+    429: "Too many requests, of all or of this key",
+    431: "The headers are too large, or too many",
+    500: "A fault of the server",
+    501: "The server lacks an optional package",
+    503: "Not now: starting, draining, or out of room",
+    504: "The request's deadline has passed",
+}
+_EVERYWHERE: Final = frozenset({400, 401, 403, 408, 429, 431, 500, 503})
+_WITH_BODY: Final = frozenset({404, 413, 415, 504})
+_LATER: Final = frozenset({429, 503})
+"""Statuses that come with ``Retry-After``."""
+
+_RETRY_AFTER: Final = {
+    "description": "Seconds until another try has a chance",
+    "schema": {"type": "integer", "minimum": 0},
+}
+
 _PATH_PARAMETER: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
@@ -37,11 +64,13 @@ class Operation(Route):
         about: str = "",
         body: type[msgspec.Struct] | None = None,
         form: type[msgspec.Struct] | None = None,
+        errors: Collection[int] = (),
     ) -> None:
         """What is asked and answered.
 
         Args:
-            answers: status -> what comes with it; every other status comes with the error envelope.
+            answers: status -> what comes with it; errors come with the error envelope.
+            errors: statuses of errors beside those that follow from what the operation reads.
             about: what an answer with status 200 is.
             body: what the handler reads as JSON.
             form: the fields that the handler reads beside a file.
@@ -53,6 +82,7 @@ class Operation(Route):
         self.about = about
         self.body = body
         self.form = form
+        self.errors = _errors_of(self) | set(errors)
 
     @property
     def types(self) -> list[Any]:
@@ -98,11 +128,17 @@ def _described(operation: Operation, named: Mapping[Any, Schema]) -> Schema:
             for kind, part in media.items()
         }
 
-    responses = {
+    responses: Schema = {
         str(status): {"description": operation.about or "OK", "content": content(_media(answer))}
         for status, answer in operation.answers.items()
     }
-    responses["default"] = {"description": "Any error", "content": content({_JSON: ErrorBody})}
+    for status in sorted(operation.errors - operation.answers.keys()):
+        error = responses[str(status)] = {
+            "description": _ERRORS[status],
+            "content": content({_JSON: ErrorBody}),
+        }
+        if status in _LATER:
+            error["headers"] = {"Retry-After": _RETRY_AFTER}
     described: Schema = {
         "tags": [operation.tag],
         "summary": inspect.getdoc(operation.endpoint),
@@ -119,6 +155,18 @@ def _described(operation: Operation, named: Mapping[Any, Schema]) -> Schema:
         for name in _PATH_PARAMETER.findall(operation.path)
     ]
     return {**described, "parameters": parameters} if parameters else described
+
+
+def _errors_of(operation: Operation) -> set[int]:
+    """The statuses of errors that follow from what an operation reads."""
+    errors = set(_EVERYWHERE)
+    if operation.body is not None or operation.form is not None:
+        errors |= _WITH_BODY
+    if operation.form is not None:
+        errors.add(501)
+    if _PATH_PARAMETER.search(operation.path):
+        errors.add(404)
+    return errors
 
 
 def _media(answer: Answer) -> Mapping[str, Any]:
