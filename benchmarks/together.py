@@ -185,7 +185,8 @@ def engine_seconds(server: Server) -> dict[str, float]:
     """CPU seconds of each model's engine process so far."""
     spent = {}
     for child in psutil.Process(server.pid).children():
-        for name in {"chat", "speech"} & set(child.cmdline()):
+        command = set(child.cmdline())
+        for name in {"chat", "speech"} & command if "galley.service.worker" in command else ():
             times = child.cpu_times()
             spent[name] = times.user + times.system
     return spent

@@ -191,6 +191,16 @@ class Settings(EngineSettings):
     max_audio_seconds: float = _setting(
         14_400.0, "Limits", "longest recording, in seconds; then 413"
     )
+    text_seconds: float = _setting(
+        10.0,
+        "Limits",
+        "longest that the chat template and tokenising of a request may take, in seconds; then 400",
+    )
+    text_bytes: int = _setting(
+        1024 * 1024 * 1024,
+        "Limits",
+        "memory that the chat template and tokenising of a request may take; then 400",
+    )
     max_live_streams: int = _setting(32, "Limits", "live audio streams at a time; then 429")
     drain_seconds: float = _setting(
         30.0, "Limits", "after SIGTERM, how long running requests may take to finish"
@@ -234,6 +244,9 @@ class Settings(EngineSettings):
         _positive(self, "max_live_streams", "max_connections", "max_connections_per_address")
         _positive(self, "max_headers", "max_unfinished_body_bytes", "min_body_rate")
         self._check_front_door()
+        _positive(self, "text_bytes")
+        if not (math.isfinite(self.text_seconds) and self.text_seconds > 0):
+            raise SettingsError(f"text_seconds must be more than 0, got {self.text_seconds}")
         if self.max_queue < 0:
             raise SettingsError(f"max_queue must not be negative, got {self.max_queue}")
         if math.isnan(self.max_audio_seconds):

@@ -186,7 +186,8 @@ def test_the_engine_may_be_killed(tmp_path: Path, long_batch: Path, run: Run, st
     assert run(long_batch, tmp_path / "whole.jsonl").returncode == 0
     process = start(long_batch, tmp_path / "out.jsonl")
     wait_for_lines(tmp_path / "out.jsonl", 5, process)
-    (engine,) = psutil.Process(process.pid).children()
+    children = psutil.Process(process.pid).children()
+    (engine,) = (child for child in children if "galley.service.worker" in child.cmdline())
     engine.kill()
     assert process.wait(60) == 0, process.communicate()[0]
     assert answers(tmp_path / "out.jsonl") == answers(tmp_path / "whole.jsonl")

@@ -72,7 +72,7 @@ class Server:
     def kill(self) -> None:
         """End the process and its children at once."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            for process in [*self.children(), psutil.Process(self.process.pid)]:
+            for process in [*self.processes(), psutil.Process(self.process.pid)]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
         self.process.wait()
@@ -82,10 +82,19 @@ class Server:
         self.process.send_signal(number)
         return self.process.wait(timeout)
 
-    def children(self) -> list[psutil.Process]:
-        """The engine process, and whatever else there is."""
+    def processes(self) -> list[psutil.Process]:
+        """Engine processes and text workers."""
         children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
         return children
+
+    def children(self) -> list[psutil.Process]:
+        """The engine processes."""
+        texts = self.text_workers()
+        return [process for process in self.processes() if process not in texts]
+
+    def text_workers(self) -> list[psutil.Process]:
+        """The processes that render chat templates and tokenise."""
+        return [process for process in self.processes() if _is_text_worker(process)]
 
     def engine(self, model: str) -> psutil.Process:
         """The engine process of one of several models."""
@@ -148,6 +157,13 @@ def events(response: httpx.Response) -> Iterator[str]:
         if line:
             assert line.startswith("data: "), line
             yield line.removeprefix("data: ")
+
+
+def _is_text_worker(process: psutil.Process) -> bool:
+    try:
+        return "galley.service.text_worker" in process.cmdline()
+    except psutil.Error:  # it has just ended
+        return False
 
 
 def _flag(name: str, value: Any) -> list[str]:

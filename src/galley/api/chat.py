@@ -1,6 +1,5 @@
 """Chat completions: a conversation in, an answer out."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -116,13 +115,7 @@ class ChatAnswer:
 
 async def _prompt(backend: Backend, asked: ChatRequest) -> list[int]:
     messages = [message.plain() for message in asked.messages]
-    # A long conversation takes a while; in a thread it delays nobody else's tokens.
-    return await asyncio.to_thread(
-        backend.template.encode,
-        backend.tokenizer,
-        messages,
-        context=backend.engine.info.max_request_tokens,
-    )
+    return await backend.text.chat(messages, context=backend.engine.info.max_request_tokens)
 
 
 def _whole(asked: ChatRequest, tokenizer: Tokenizer, parts: Sequence[Piece]) -> ChatChoice:

@@ -21,12 +21,11 @@ from galley.types import Output, TokenLogprob
 ENDPOINT: Final = "/v1/completions"
 
 
-def _token_ids(given: Sequence[str | list[int]], backend: Backend) -> list[list[int]]:
-    context = backend.engine.info.max_request_tokens
-    for text in given:
-        if isinstance(text, str):
-            backend.tokenizer.check_length(text, context, param="prompt")
-    return [backend.tokenizer.encode(p) if isinstance(p, str) else p for p in given]
+async def _token_ids(given: Sequence[str | list[int]], backend: Backend) -> list[list[int]]:
+    texts = [prompt for prompt in given if isinstance(prompt, str)]
+    encoded = await backend.text.encode(texts, context=backend.engine.info.max_request_tokens)
+    ids = iter(encoded)
+    return [next(ids) if isinstance(prompt, str) else prompt for prompt in given]
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,7 @@ class CompletionAnswer:
         given = asked.prompts()
         check_count(served, len(given), params.n, "prompt")
         with opened(Call(served, ENDPOINT, caller)) as call:
-            # Long texts take a while; in a thread they delay nobody else's tokens.
-            prompts = await asyncio.to_thread(_token_ids, given, call.backend)
+            prompts = await _token_ids(given, call.backend)
             generation = Generation.submit(
                 call,
                 params,

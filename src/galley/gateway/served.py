@@ -19,6 +19,7 @@ from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.observe.metrics import Metrics
 from galley.service.client import EngineClient, EngineState
 from galley.service.spawn import Spawner
+from galley.service.text_pool import TextPool
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineStats, OnPhase, Task
@@ -45,10 +46,15 @@ class Backend:
 
     engine: EngineClient
     tokenizer: Tokenizer
-    template: ChatTemplate
+    text: TextPool
     created: int
     files: str
     calls: "WeakSet[Any]" = field(default_factory=WeakSet)
+
+    async def close(self) -> None:
+        """End its processes. Idempotent."""
+        await self.text.close()
+        await self.engine.close()
 
 
 class ServedModel:
@@ -116,10 +122,10 @@ class ServedModel:
     async def _retire(self, backend: Backend) -> None:
         """End an engine that gets no new calls, after the last one it has."""
         try:
-            while backend.calls:  # noqa: ASYNC110 - a weak set tells nobody
+            while backend.calls or backend.text.busy:  # noqa: ASYNC110 - a weak set tells nobody
                 await asyncio.sleep(_RETIRE_POLL_SECONDS)
         finally:
-            await backend.engine.close()
+            await backend.close()
 
     async def _resolve(self) -> Path:
         model, revision = self.settings.model, self.settings.revision
@@ -148,21 +154,30 @@ class ServedModel:
         try:
             began = time.monotonic()
             tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
-            template = ChatTemplate.load(folder)
+            template = await asyncio.to_thread(ChatTemplate.load, folder)
             phase_ended("text", time.monotonic() - began)
             await engine.ready()
+            text = TextPool(
+                self.settings,
+                self.name,
+                folder,
+                tokenizer,
+                unchanged=lambda: _has_fingerprint(folder, files),
+            )
+            if template.exists:
+                await text.warm()
         except BaseException:
             await engine.close()
             raise
-        return Backend(engine, tokenizer, template, created=int(time.time()), files=files)
+        return Backend(engine, tokenizer, text, created=int(time.time()), files=files)
 
     async def close(self) -> None:
-        """End the engine process, and those of files that were served before. Idempotent."""
+        """End the model's processes, and those of files that were served before. Idempotent."""
         for retire in self._retired:
             retire.cancel()
         await asyncio.gather(*self._retired, return_exceptions=True)
         if self._backend is not None:
-            await self._backend.engine.close()
+            await self._backend.close()
 
     def backend(self) -> Backend:
         """What answers requests.
@@ -226,6 +241,13 @@ def fingerprint(folder: Path) -> str:
         status = path.stat()
         digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return digest.hexdigest()
+
+
+def _has_fingerprint(folder: Path, files: str) -> bool:
+    try:
+        return fingerprint(folder) == files
+    except OSError:
+        return False
 
 
 def _default_name(model: str) -> str:

@@ -1,6 +1,7 @@
 """``POST /tokenize`` and ``/detokenize``, shaped as in vLLM's API."""
 
 import asyncio
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,6 +14,10 @@ from galley.gateway.served import Backend
 from galley.server import body
 from galley.server.answers import Json
 from galley.server.openapi import Operation
+from galley.text.tokenizer import CERTAINLY_LONG
+
+LEAST_TOKENS: Final = 64 * 1024
+"""What is tokenised and made text with any model; with a longer context, as much as that holds."""
 
 
 def routes(models: Registry) -> list[Operation]:
@@ -24,7 +29,7 @@ def routes(models: Registry) -> list[Operation]:
         models.expect()
         asked = await body.read(request, TokenizeRequest, max_bytes=max_bytes)
         backend = models.find(asked.model).backend()
-        tokens = await asyncio.to_thread(_tokens, backend, asked)
+        tokens = await _tokens(backend, asked)
         answer: Tokens = {
             "tokens": tokens,
             "count": len(tokens),
@@ -37,7 +42,7 @@ def routes(models: Registry) -> list[Operation]:
         models.expect()
         asked = await body.read(request, DetokenizeRequest, max_bytes=max_bytes)
         backend = models.find(asked.model).backend()
-        _check_ids(asked.tokens, backend.engine.info.vocab_size)
+        _check_ids(asked.tokens, backend)
         text = await asyncio.to_thread(
             backend.tokenizer.decode, asked.tokens, skip_special_tokens=False
         )
@@ -64,8 +69,8 @@ def routes(models: Registry) -> list[Operation]:
     ]
 
 
-def _tokens(backend: Backend, asked: TokenizeRequest) -> list[int]:
-    """Raises RequestError if there is not exactly one thing to tokenise."""
+async def _tokens(backend: Backend, asked: TokenizeRequest) -> list[int]:
+    """Raises RequestError if there is not exactly one thing to tokenise, or it is too large."""
     if (asked.prompt is None) == (asked.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
     if asked.prompt is not None:
@@ -73,22 +78,42 @@ def _tokens(backend: Backend, asked: TokenizeRequest) -> list[int]:
             raise RequestError(
                 "add_generation_prompt goes with messages", param="add_generation_prompt"
             )
-        return backend.tokenizer.encode(
-            asked.prompt, add_special_tokens=asked.add_special_tokens is not False
+        _check_chars([asked.prompt], backend, "prompt")
+        [ids] = await backend.text.encode(
+            [asked.prompt], add_special_tokens=asked.add_special_tokens is not False
         )
+        return ids
     if asked.add_special_tokens is not None:
         raise RequestError(
             "add_special_tokens goes with prompt; the chat template adds its own",
             param="add_special_tokens",
         )
-    return backend.template.encode(
-        backend.tokenizer,
-        [message.plain() for message in asked.messages or []],
-        add_generation_prompt=asked.add_generation_prompt is not False,
+    messages = [message.plain() for message in asked.messages or []]
+    _check_chars([message["content"] for message in messages], backend, "messages")
+    return await backend.text.chat(
+        messages, add_generation_prompt=asked.add_generation_prompt is not False
     )
 
 
-def _check_ids(tokens: list[int], vocab_size: int) -> None:
+def _most_tokens(backend: Backend) -> int:
+    return max(LEAST_TOKENS, backend.engine.info.max_request_tokens)
+
+
+def _check_chars(texts: list[str], backend: Backend, param: str) -> None:
+    """By the characters alone: counting the tokens of too long a text is the work to be avoided."""
+    most, count = CERTAINLY_LONG * _most_tokens(backend), sum(map(len, texts))
+    if count > most:
+        raise RequestError(
+            f"{param}: {count} characters; at most {most} are tokenised", param=param
+        )
+
+
+def _check_ids(tokens: list[int], backend: Backend) -> None:
+    vocab_size, most = backend.engine.info.vocab_size, _most_tokens(backend)
+    if len(tokens) > most:
+        raise RequestError(
+            f"tokens: {len(tokens)} ids; at most {most} are made text", param="tokens"
+        )
     outside = next((token for token in tokens if not 0 <= token < vocab_size), None)
     if outside is not None:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""An engine's process, begun: before all else is imported, so this imports next to nothing."""
+"""Processes of engines and text workers, begun; the engines' come first, so this imports little."""
 
 import itertools
 import os
@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,12 +16,13 @@ from galley.service.core_scheduler import core_scheduler_file
 _PLACES: Final = 4
 """Engines of one model that may share the cores: those of a reloaded model that still have requests."""
 
-_WORKER: Final = (sys.executable, "-m", "galley.service.worker")
+_ENGINE: Final = "galley.service.worker"
+_TEXT: Final = "galley.service.text_worker"
 
 
 @dataclass(frozen=True)
 class Spawned:
-    """A process that imports the engine and waits for its Start frame.
+    """A process that imports what it needs and waits for its first frame.
 
     Attributes:
         child: ends when ``connection`` closes, however that happens.
@@ -68,15 +70,33 @@ def spawn(
         place: file and place of an engine that shares the cores, see :mod:`galley.service.core_scheduler`.
     """
     files = [] if place is None else [place[0]]
+    return _begin(_ENGINE, engine, model, *map(str, place or ()), files=files)
+
+
+def spawn_text(model: str) -> Spawned:
+    """As :func:`spawn`: a text worker, see :mod:`galley.service.text_worker`."""
+    # One job at a time, one thread: no pool of threads, whose stacks would count as memory.
+    return _begin(_TEXT, model, environ={"TOKENIZERS_PARALLELISM": "false"})
+
+
+def _begin(
+    module: str,
+    *arguments: str,
+    files: Sequence[int] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Spawned:
     ours, theirs = socket.socketpair()
     at = time.monotonic()
     with theirs:
         child = subprocess.Popen(
-            [*_WORKER, str(theirs.fileno()), engine, model, *map(str, place or ())],
+            [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
             pass_fds=[theirs.fileno(), *files],
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),
-            # What the engine may know is in the Start frame; keys are not.
-            env={k: v for k, v in os.environ.items() if not k.startswith("GALLEY_API_KEY")},
+            # What the process may know is in its first frame; keys are not.
+            env={
+                **{k: v for k, v in os.environ.items() if not k.startswith("GALLEY_API_KEY")},
+                **(environ or {}),
+            },
         )
     return Spawned(child, ours, at)

@@ -28,6 +28,9 @@ MAX_PROMPT_CHARS: Final = 32 * 1024 * 1024
 MAX_STEPS: Final = 250_000
 """Limit of loop iterations and macro calls in one rendering, which take some tenths of a second."""
 
+_MOST_REASON: Final = 1000
+"""Characters of an error that a template raises itself."""
+
 
 class ChatTemplate:
     """A checkpoint's chat template. Safe to share between threads."""
@@ -66,6 +69,11 @@ class ChatTemplate:
         path = folder / CONFIG_FILE
         config = read_json(path) if path.exists() else {}
         return cls(_default_template(config, str(path)), file=str(path))
+
+    @property
+    def exists(self) -> bool:
+        """Whether the checkpoint has a template."""
+        return self._template is not None
 
     def encode(
         self,
@@ -129,11 +137,12 @@ class ChatTemplate:
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
             )
-        except RequestError:
+        except (RequestError, MemoryError):
             raise
         except Exception as error:  # a template is a program of others: it may raise anything
+            reason = str(error)[:_MOST_REASON]
             raise RequestError(
-                f"the model's chat template refuses these messages: {error}", param="messages"
+                f"the model's chat template refuses these messages: {reason}", param="messages"
             ) from error
 
     def _bounded(self, **variables: Any) -> str:
@@ -182,6 +191,8 @@ class _CountSteps(Extension):
             yield token
             if previous == "block_begin":
                 opened = token.value
+                if opened == "autoescape":  # the compiler would compute its argument
+                    raise jinja2.TemplateSyntaxError("autoescape is not supported", token.lineno)
             elif token.type == "block_end" and opened in ("for", "macro", "call"):
                 for kind, value in (
                     ("variable_begin", "{{"),
@@ -201,11 +212,20 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
+            # Nothing is computed at compile time: {{ 'a' * 10 ** 10 }} must compile within bounds.
+            optimized=False,
+            finalize=_as_it_is,
             extensions=[loopcontrols, _GenerationBlock, _CountSteps],
         )
         self.filters["tojson"] = _to_json
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
+
+
+@jinja2.pass_eval_context
+def _as_it_is(context: nodes.EvalContext, value: Any) -> Any:
+    """A ``finalize`` that asks for the context is never called by the compiler."""
+    return value
 
 
 def _raise_exception(message: str) -> None:

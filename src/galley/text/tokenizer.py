@@ -26,7 +26,7 @@ _NAMED_TOKENS: Final = (
     "mask_token",
 )
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-_CERTAINLY_LONG: Final = 16
+CERTAINLY_LONG: Final = 16
 """Characters per token of the context; almost no text has longer tokens on average."""
 
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -147,10 +147,23 @@ class Tokenizer:
         Raises:
             ContextExceeded: ``text`` has more than ``context`` tokens; names ``param``.
         """
-        beginning = text[: _CERTAINLY_LONG * context]
+        beginning = text[: CERTAINLY_LONG * context]
         # Twice as many, because the cut may change the tokens at the end of the beginning.
         if len(beginning) < len(text) and len(self.encode(beginning)) > 2 * context:
             raise certainly_longer(context, param=param)
+
+    def encode_all(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True, context: int | None = None
+    ) -> list[list[int]]:
+        """Ids of each text, as :meth:`encode` makes them.
+
+        Raises:
+            ContextExceeded: as :meth:`check_length`, if ``context`` is given; names ``prompt``.
+        """
+        if context is not None:
+            for text in texts:
+                self.check_length(text, context, param="prompt")
+        return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of ``text`` with no token added or recognised: ``<s>`` is three characters here."""

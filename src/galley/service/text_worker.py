@@ -1,0 +1,142 @@
+"""A text worker: ``python -m galley.service.text_worker SOCKET MODEL``.
+
+A chat template is a program of the checkpoint, and a prompt may be megabytes: both are worked on here,
+outside of the server's process, one job at a time. Each job has a budget, which the kernel enforces:
+
+- of time: an interval timer whose signal (SIGALRM) ends the process, whatever the process is doing;
+- of memory: the address space may grow by ``max_bytes`` over what the loaded tokenizer takes.
+
+Where the container's memory is short, the kernel kills this process before the engine and the server.
+The process ends when its socket closes; one that is busy then ends with its job.
+"""
+
+import ctypes
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from galley.errors import GalleyError, RequestError
+from galley.service.frames import HEADER
+from galley.service.text_frames import (
+    EncodeChat,
+    FromText,
+    Ids,
+    Job,
+    OutOfMemory,
+    Refused,
+    TextStart,
+    decode_to_text,
+    encode,
+)
+from galley.text.template import ChatTemplate
+from galley.text.tokenizer import Tokenizer
+
+LOAD_SECONDS: Final = 60.0
+"""For tokenizer and template to be read, which the server has already done."""
+
+_TRIM_BYTES: Final = 64 * 1024
+"""After larger jobs freed memory is given back to the system; the allocator would keep hundreds of MB."""
+
+
+class TextSide:
+    """The tokenizer and chat template of one checkpoint, and the jobs they do."""
+
+    def __init__(self, start: TextStart) -> None:
+        folder = Path(start.folder)
+        self._tokenizer = Tokenizer.load(folder)
+        self._template = ChatTemplate.load(folder)
+
+    def answer(self, body: bytes) -> FromText:
+        """What comes of the job in the frame ``body``; a refusal too."""
+        try:
+            job = decode_to_text(body)
+            assert not isinstance(job, TextStart)
+            return self._work(job)
+        except RequestError as error:
+            return Refused(str(error), error.param, error.code)
+        except MemoryError:
+            return OutOfMemory()
+
+    def _work(self, job: Job) -> FromText:
+        if isinstance(job, EncodeChat):
+            ids = self._template.encode(
+                self._tokenizer,
+                job.messages,
+                add_generation_prompt=job.add_generation_prompt,
+                context=job.context,
+            )
+            return Ids([ids])
+        texts = self._tokenizer.encode_all(
+            job.texts, add_special_tokens=job.add_special_tokens, context=job.context
+        )
+        return Ids(texts)
+
+
+def main() -> None:
+    """Serve one connection until it closes."""
+    # Signals of the terminal and of service managers are for the server, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a prompt must not end up in a core file
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    frames = connection.makefile("rb")
+    first = _receive(frames)
+    if first is None:
+        return
+    start = decode_to_text(first)
+    assert isinstance(start, TextStart)
+    signal.setitimer(signal.ITIMER_REAL, LOAD_SECONDS)
+    try:
+        side = TextSide(start)
+    except GalleyError as error:
+        raise SystemExit(f"galley: text worker: {error}") from None
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    gc.freeze()
+    _limit_memory(start.max_bytes)
+    while (body := _receive(frames)) is not None:
+        signal.setitimer(signal.ITIMER_REAL, start.seconds)
+        answer = encode(side.answer(body))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        try:
+            connection.sendall(answer)
+        except OSError:
+            return
+        large = len(body) + len(answer) > _TRIM_BYTES
+        del body, answer
+        if large:
+            _trim()
+
+
+def _receive(frames: BinaryIO) -> bytes | None:
+    """The next frame, or None when the server has closed its end."""
+    header = frames.read(HEADER.size)
+    if len(header) < HEADER.size:
+        return None
+    (length,) = HEADER.unpack(header)
+    body = frames.read(length)
+    return body if len(body) == length else None
+
+
+def _limit_memory(more: int) -> None:
+    """Let the address space grow by ``more`` bytes."""
+    with suppress(OSError):  # no /proc
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * os.sysconf("SC_PAGE_SIZE") + more
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _trim() -> None:
+    with suppress(OSError, AttributeError):  # glibc alone has it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+if __name__ == "__main__":
+    main()
