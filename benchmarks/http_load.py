@@ -89,6 +89,10 @@ class Call:
         self._idle = idle
         self.answer, self._done = connection.ask(request)
 
+    def hang_up(self) -> None:
+        """Close the connection, whatever comes."""
+        self._connection.close()
+
     async def wait(self) -> Answer:
         """Until the answer is whole, or the connection lost."""
         try:

@@ -81,7 +81,7 @@ async def run(
         record = result.record
         load = run_clients(url, texts, record, seed=seed, count=clients, until=began + seconds)
         memory: list[tuple[float, float]] = []
-        watching = asyncio.create_task(_watch(psutil.Process(pid), began, memory))
+        watching = asyncio.create_task(watch_memory(psutil.Process(pid), began, memory))
         injecting = asyncio.create_task(_inject(pid, faults(seed, seconds), began, result))
         try:
             await load
@@ -92,8 +92,8 @@ async def run(
         result.injected["disconnect"] = record.outcomes["gave up"]
         result.injected["slow reader"] = record.slow
         result.injected["bad request"] = record.outcomes["refused as bad"]
-        result.memory = _before_and_after(memory, warm_up, seconds)
-        result.leaked_blocks = await _leaked(http, blocks)
+        result.memory = before_and_after(memory, warm_up, seconds)
+        result.leaked_blocks = await leaked_blocks(http, blocks)
         result.restarts = int(await metric(http, "galley_engine_restarts_total"))
     return result
 
@@ -142,13 +142,16 @@ async def _inject(pid: int, schedule: Sequence[Fault], began: float, result: Res
         result.injected[fault.kind] += 1
 
 
-async def _watch(server: psutil.Process, began: float, memory: list[tuple[float, float]]) -> None:
+async def watch_memory(
+    server: psutil.Process, began: float, memory: list[tuple[float, float]]
+) -> None:
+    """Append (seconds since ``began``, bytes of the server process) four times a second, without end."""
     while True:
         memory.append((time.monotonic() - began, server.memory_info().rss))
         await asyncio.sleep(0.25)
 
 
-def _before_and_after(
+def before_and_after(
     memory: Sequence[tuple[float, float]], warm_up: float, seconds: float
 ) -> tuple[float, float]:
     """Medians of a tenth of the time, after the warm-up and at the end of the load."""
@@ -158,7 +161,7 @@ def _before_and_after(
     return statistics.median(before), statistics.median(after)
 
 
-async def _leaked(http: httpx.AsyncClient, total: int) -> int:
+async def leaked_blocks(http: httpx.AsyncClient, total: int) -> int:
     """Blocks that are used, or in no state, when the server has had time to settle without requests."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
