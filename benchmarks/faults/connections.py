@@ -2,8 +2,8 @@
 
     python -m benchmarks.faults.connections [MODEL] --idle 10000 --streams 1000 --seconds 600 --json FILE
 
-Starts a real ``galley serve``. Idle connections that the server closes are opened again, so there are always
-so many. Afterwards every KV block must be free or cached, memory must not have grown by 2 % or more since
+Starts a real ``galley serve``. Idle connections that the server closes are opened again: there are always
+that many. Afterwards every KV block must be free or cached, memory must not have grown by 2 % or more since
 the warm-up, and every stream that was not cut must have been complete; exits with 1 otherwise.
 """
 
