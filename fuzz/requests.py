@@ -18,6 +18,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Message
 
+from galley.api.errors import MAX_MESSAGE, envelope
 from galley.api.json_body import parse_json
 from galley.api.realtime import EVENTS, FlatSessionUpdate, SessionUpdate, Settings
 from galley.api.schemas import (
@@ -33,9 +34,6 @@ from galley.errors import GalleyError, RequestError
 from galley.server.forms import read_form
 from galley.speech.options import TurnOptions
 
-MOST_MESSAGE: Final = 2000
-"""Characters of the longest sensible error: it must not repeat what was sent."""
-
 _LOOP: Final = asyncio.new_event_loop()
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it tells each invalid character
 
@@ -48,8 +46,9 @@ def fuzz(data: bytes) -> None:
     try:
         read(data[1:])
     except GalleyError as error:
-        if len(str(error)) > MOST_MESSAGE:
-            raise AssertionError(f"an error of {len(str(error))} characters") from error
+        message = envelope(error)["error"]["message"] or ""
+        if not 0 < len(message) <= MAX_MESSAGE:
+            raise AssertionError(f"an error of {len(message)} characters") from error
         if isinstance(error, RequestError) and len(error.param or "") > 300:
             raise AssertionError(
                 f"a field's name of {len(error.param or '')} characters"

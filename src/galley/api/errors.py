@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
 from galley.errors import (
     AudioTooLong,
@@ -13,6 +14,10 @@ from galley.errors import (
     Unavailable,
     UnknownModel,
 )
+
+MAX_MESSAGE: Final = 480
+"""Characters of an error's message: it quotes values of the request, which may be long."""
+_MAX_BEGINNING: Final = 320
 
 
 class ApiError(GalleyError):
@@ -82,12 +87,20 @@ def to_api_error(error: Exception) -> ApiError:
             )
 
 
+def _cut(message: str) -> str:
+    """With beginning and end, which say what is wrong and what to do, if it is too long."""
+    if len(message) <= MAX_MESSAGE:
+        return message
+    beginning = f"{message[:_MAX_BEGINNING]} [...] "
+    return beginning + message[len(beginning) - MAX_MESSAGE :]
+
+
 def envelope(error: Exception) -> dict[str, dict[str, str | None]]:
     """The body that OpenAI's clients read."""
     told = to_api_error(error)
     return {
         "error": {
-            "message": str(told),
+            "message": _cut(str(told)),
             "type": told.type,
             "param": told.param,
             "code": told.code,

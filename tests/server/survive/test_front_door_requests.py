@@ -218,7 +218,9 @@ def test_hostile_20_long_values_are_cut(http: httpx.Client) -> None:
         http.request("Z" * 4000, "/health"),
         http.post(
             CHAT,
-            content=b'{"seed": ' + b"7" * 4000 + b"}",
+            content=b'{"model": "tiny", "messages": [{"role": "user", "content": "x"}], "seed": '
+            + b"7" * 4000
+            + b"}",
             headers=JSON,
         ),
         http.post(CHAT, json={"model": "m" * 4000, "messages": [{"role": "user", "content": "x"}]}),
