@@ -244,6 +244,13 @@ def test_a_looping_template_ends(byte_level: Tokenizer, source: str) -> None:
         ChatTemplate(source, file="x").encode(byte_level, HISTORY)
 
 
+def test_nothing_is_computed_when_a_template_is_compiled() -> None:
+    ChatTemplate("{{ 9 ** (9 ** 9) }}{{ [9 ** (9 ** 9)] | first }}", file="x")
+    source = "{% autoescape 9 ** (9 ** 9) %}{% endautoescape %}"
+    with pytest.raises(CheckpointError, match="x: chat_template: autoescape is not supported"):
+        ChatTemplate(source, file="x")
+
+
 def test_a_verbose_template_ends(byte_level: Tokenizer) -> None:
     source = "{% for i in range(9999) %}{{ messages[0].content }}{% endfor %}"
     messages = [{"role": "user", "content": "a" * 10_000}]

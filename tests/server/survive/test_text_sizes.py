@@ -1,0 +1,132 @@
+"""Texts of megabytes: bounded memory, and nobody's short request waits for them."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.server.refusals import error_of
+from tests.server.serving import Server, until
+
+pytestmark = pytest.mark.xdist_group("server_text_sizes")
+
+CHAT = "/v1/chat/completions"
+MIB = 2**20
+WORDS = "The quick brown fox, 12 jumps; over lazy dogs and zürich.\n"
+
+
+def words(characters: int) -> str:
+    return (WORDS * (characters // len(WORDS) + 1))[:characters]
+
+
+def chat(http: httpx.Client) -> httpx.Response:
+    messages = [{"role": "user", "content": "hello"}]
+    return http.post(CHAT, json={"model": "tiny", "messages": messages, "max_tokens": 2})
+
+
+def memory(server: Server) -> int:
+    """Of all of the server's processes, in bytes."""
+    total = 0
+    for process in [psutil.Process(server.process.pid), *server.processes()]:
+        try:
+            total += process.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+def beside(
+    server: Server, http: httpx.Client, body: dict[str, Any], times: int
+) -> list[httpx.Response]:
+    """Answers of ``/tokenize`` to ``times`` clients at once; chat beside them is quick, memory bounded."""
+    before, highest = memory(server), 0
+    assert chat(http).status_code == 200
+    with ThreadPoolExecutor(times) as pool, server.client() as other:
+        asked = [pool.submit(other.post, "/tokenize", json=body) for _ in range(times)]
+        while not all(future.done() for future in asked):
+            began = time.monotonic()
+            assert chat(http).status_code == 200
+            assert time.monotonic() - began < 10
+            highest = max(highest, memory(server))
+        assert highest < before + 800 * MIB
+        return [future.result() for future in asked]
+
+
+@pytest.mark.parametrize("field", ["prompt", "messages"])
+def test_hostile_01_twelve_texts_of_7_mb_are_refused(
+    server: Server, http: httpx.Client, field: str
+) -> None:
+    text: Any = words(7 * MIB)
+    body = {field: [{"role": "user", "content": text}] if field == "messages" else text}
+    for answer in beside(server, http, body, 12):
+        error = error_of(answer)
+        assert error["param"] == field
+        assert str(7 * MIB) in error["message"]
+        assert str(MIB) in error["message"]
+
+
+def test_hostile_01_texts_that_are_taken_wait_for_each_other(
+    server: Server, http: httpx.Client
+) -> None:
+    answers = beside(server, http, {"prompt": words(MIB)}, 4)
+    taken = [answer.json()["count"] for answer in answers if answer.status_code == 200]
+    assert len(set(taken)) == 1
+    for answer in answers:
+        if answer.status_code != 200:  # on a busy machine not all get their turn in time
+            error_of(answer, 429)
+            assert int(answer.headers["retry-after"]) >= 1
+    # What the work took is given back.
+    assert all(worker.memory_info().rss < 150 * MIB for worker in server.text_workers())
+
+
+def test_hostile_01_more_ids_than_are_made_text(http: httpx.Client) -> None:
+    error = error_of(http.post("/detokenize", json={"tokens": [300] * 10**6}))
+    assert error["param"] == "tokens"
+    assert "65536" in error["message"]
+
+
+def test_hostile_01_a_killed_text_worker_harms_nobody(server: Server, http: httpx.Client) -> None:
+    body = {"prompt": words(MIB)}
+    expected = http.post("/tokenize", json=body).json()
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: answers.append(http.post("/tokenize", json=body)))
+    workers = server.text_workers()
+    assert len(workers) == 2
+    used = {worker: worker.cpu_times().user for worker in workers}
+    asking.start()
+    # One of them is in the midst of it.
+    until(lambda: any(worker.cpu_times().user > used[worker] + 0.1 for worker in workers))
+    for worker in workers:
+        worker.kill()
+    with server.client() as other:
+        assert chat(other).status_code == 200
+    asking.join()
+    assert answers[0].json() == expected
+
+
+class TestAlone:
+    """A server of its own, whose budget is small."""
+
+    @pytest.fixture(autouse=True)
+    def neighbour(self) -> None:
+        """Nobody runs beside it."""
+
+    def test_hostile_01_a_text_over_the_budget_is_refused(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        limit = 64 * MIB
+        with (
+            Server(model, tmp_path / "log", threads=1, text_bytes=limit) as server,
+            server.client() as http,
+        ):
+            error = error_of(http.post("/tokenize", json={"prompt": words(MIB)}))
+            assert error["param"] == "prompt"
+            assert str(limit) in error["message"]
+            answer = http.post("/tokenize", json={"prompt": words(100_000)})
+            assert answer.status_code == 200, answer.text
+            assert chat(http).status_code == 200
