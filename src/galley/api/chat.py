@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Final, Self
 
+from galley.api.encoded import encoded
 from galley.api.responses import (
     ChatChoice,
     ChatChunk,
@@ -70,16 +71,16 @@ class ChatAnswer:
 
     async def whole(self) -> ChatCompletion:
         """The complete answer. Raises EngineError or Draining if there is none."""
-        parts: list[list[Piece]] = [[] for _ in range(self._generation.choices)]
+        choices = [_Whole(index) for index in range(self._generation.choices)]
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
-                parts[piece.choice].append(piece)
+                choices[piece.choice].add(piece, _entries(self._tokenizer, piece))
         return {
             "id": f"chatcmpl-{self._caller.request_id}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": self._served.name,
-            "choices": [_whole(self._asked, self._tokenizer, choice) for choice in parts],
+            "choices": [choice.built(logprobs=bool(self._asked.logprobs)) for choice in choices],
             "usage": usage(self._generation.usage()),
         }
 
@@ -118,16 +119,27 @@ async def _prompt(backend: Backend, asked: ChatRequest) -> list[int]:
     return await backend.text.chat(messages, context=backend.engine.info.max_request_tokens)
 
 
-def _whole(asked: ChatRequest, tokenizer: Tokenizer, parts: Sequence[Piece]) -> ChatChoice:
-    """The pieces of one choice, of which there is at least the last, as one."""
-    content = "".join(piece.delta.text for piece in parts)
-    entries = [entry for piece in parts for entry in _entries(tokenizer, piece)]
-    return {
-        "index": parts[-1].choice,
-        "message": {"role": "assistant", "content": content, "refusal": None},
-        "logprobs": {"content": entries, "refusal": None} if asked.logprobs else None,
-        "finish_reason": parts[-1].finish or "stop",
-    }
+class _Whole:
+    """A choice that grows piece by piece; log-probabilities, of which there may be millions, as JSON."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._texts: list[str] = []
+        self._entries: list[ChatLogprob] = []
+        self._finish: Finish = "stop"
+
+    def add(self, piece: Piece, entries: Sequence[ChatLogprob]) -> None:
+        self._texts.append(piece.delta.text)
+        self._entries += [encoded(entry) for entry in entries]
+        self._finish = piece.finish or self._finish
+
+    def built(self, *, logprobs: bool) -> ChatChoice:
+        return {
+            "index": self._index,
+            "message": {"role": "assistant", "content": "".join(self._texts), "refusal": None},
+            "logprobs": {"content": self._entries, "refusal": None} if logprobs else None,
+            "finish_reason": self._finish,
+        }
 
 
 def _choice(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from galley.api.chat import LOWEST_LOGPROB
+from galley.api.encoded import encoded
 from galley.api.responses import Completion, CompletionChoice, CompletionLogprobs, usage
 from galley.api.schemas import CompletionRequest
 from galley.gateway.call import Call, opened
@@ -120,7 +121,11 @@ class CompletionAnswer:
         parts: list[list[CompletionChoice]] = [[] for _ in range(self._generation.choices)]
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
-                parts[piece.choice].append(self._choice(piece))
+                choice = self._choice(piece)
+                if choice["logprobs"] is not None:
+                    top = choice["logprobs"]["top_logprobs"]
+                    choice["logprobs"]["top_logprobs"] = [encoded(one) for one in top]
+                parts[piece.choice].append(choice)
         choices = [_joined(choice) for choice in parts]
         return {**self._answer(choices), "usage": usage(self._generation.usage())}
 

@@ -5,6 +5,8 @@ import logging
 import secrets
 from typing import Any, Literal
 
+import msgspec
+
 from galley.api.chat import ChatAnswer
 from galley.api.completions import CompletionAnswer
 from galley.api.errors import envelope, to_api_error
@@ -75,7 +77,10 @@ async def _complete(models: Registry, line: BatchLine, caller: Caller) -> dict[s
         try:
             answer = await _start(models, line, caller)
             try:
-                return dict(await answer.whole())
+                whole = await answer.whole()
+                # Parts of it may be JSON already.
+                plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(whole))
+                return plain
             finally:
                 answer.close()
         except Unavailable as error:

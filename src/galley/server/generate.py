@@ -11,7 +11,7 @@ from galley.api.schemas import ChatRequest, CompletionRequest
 from galley.gateway.registry import Registry
 from galley.server import body
 from galley.server.access import caller_of
-from galley.server.answers import Json
+from galley.server.answers import LargeJson
 from galley.server.openapi import Operation
 from galley.server.sse import EventStream, while_connected
 
@@ -66,6 +66,6 @@ async def _respond(
     if stream:
         return EventStream(answer.chunks(), answer.close)
     try:
-        return Json(await while_connected(request.receive, answer.whole()))
+        return LargeJson(await while_connected(request.receive, answer.whole()))
     finally:
         answer.close()

@@ -1,0 +1,115 @@
+"""Answers that are not read, read slowly, or larger than anything else."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.server.conftest import CONTEXT
+from tests.server.raw import Raw
+from tests.server.serving import Server, events, until
+
+pytestmark = pytest.mark.xdist_group("server_front_door_answers")
+
+PLAIN = "/v1/completions"
+CANCELLED = f"galley_finished_sequences_total{{endpoint={PLAIN},finish_reason=cancelled}}"
+ASKED = {"model": "tiny", "prompt": "x", "ignore_eos": True, "temperature": 0}
+LONG = ASKED | {"n": 16, "logprobs": 20, "max_tokens": 1900}
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that waits two seconds for a client to take something."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    with Server(
+        model, log, kv_cache_tokens=4 * CONTEXT, threads=1, send_timeout=2, max_queue=400
+    ) as running:
+        yield running
+
+
+def ask(client: Raw, asked: dict[str, object]) -> None:
+    body = json.dumps(asked).encode()
+    client.post(f"Content-Length: {len(body)}", path=PLAIN).send(body=body)
+
+
+@pytest.mark.parametrize("row", ["40", "hostile 5"])
+def test_row_40_hostile_05_streams_that_nobody_reads(server: Server, row: str) -> None:
+    """Once with one stream, once with four."""
+    process = psutil.Process(server.process.pid)
+    before, cancelled = process.memory_info().rss, server.metrics().get(CANCELLED, 0)
+    clients = [Raw(server, receive_buffer=4096) for _ in range(1 if row == "40" else 4)]
+    for client in clients:
+        ask(client, LONG | {"stream": True})
+    wanted = cancelled + 16 * len(clients)
+    until(lambda: server.metrics().get(CANCELLED, 0) == wanted, 60)
+    assert process.memory_info().rss - before < 2**28
+    for client in clients:
+        assert b"[DONE]" not in client.rest()
+        client.socket.close()
+
+
+def test_row_40_a_stream_that_is_read_slowly_goes_on(server: Server) -> None:
+    with Raw(server, receive_buffer=4096) as client:
+        ask(client, ASKED | {"logprobs": 20, "max_tokens": 1500, "stream": True})
+        received, began = bytearray(), time.monotonic()
+        while data := client.socket.recv(16_384):
+            received += data
+            if time.monotonic() - began < 6:
+                time.sleep(0.1)
+            if b"[DONE]" in data:
+                break
+    assert received.count(b"data: {") >= 1500
+
+
+def test_hostile_05_an_answer_that_nobody_reads(server: Server) -> None:
+    """It is complete: only the connection is left to be ended."""
+    with Raw(server, receive_buffer=4096) as client:
+        ask(client, LONG | {"max_tokens": 300})
+        cut = "clients cut off that took nothing"
+        until(lambda: cut in server.log, 60)
+
+
+def test_hostile_06_a_large_answer_holds_nobody_up(server: Server, http: httpx.Client) -> None:
+    answers: list[httpx.Response] = []
+
+    def ask_for_much() -> None:
+        messages = [{"role": "user", "content": "x"}]
+        body = {"model": "tiny", "messages": messages, "ignore_eos": True, "max_tokens": 250}
+        body |= {"n": 64, "logprobs": True, "top_logprobs": 20}
+        answers.append(http.post("/v1/chat/completions", json=body))
+
+    longest = 0.0
+    asking = threading.Thread(target=ask_for_much)
+    asking.start()
+    with server.client() as other:
+        while asking.is_alive():
+            began = time.monotonic()
+            assert other.get("/health").status_code == 200
+            longest = max(longest, time.monotonic() - began)
+            time.sleep(0.02)
+    asking.join()
+    [answer] = answers
+    assert len(answer.content) > 15 * 2**20
+    choices = answer.json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(64))
+    for choice in choices:
+        assert [len(e["top_logprobs"]) for e in choice["logprobs"]["content"]] == [20] * 250
+    assert longest < 1, longest
+
+
+def test_hostile_06_a_whole_answer_says_what_its_stream_says(http: httpx.Client) -> None:
+    asked = ASKED | {"n": 2, "logprobs": 20, "max_tokens": 700}
+    whole = http.post(PLAIN, json=asked).json()["choices"]
+    with http.stream("POST", PLAIN, json=asked | {"stream": True}) as stream:
+        chunks = [json.loads(event) for event in events(stream) if event != "[DONE]"]
+    for index, choice in enumerate(whole):
+        parts = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        assert choice["text"] == "".join(part["text"] for part in parts)
+        logprobs = [part["logprobs"] for part in parts if part["logprobs"]]
+        for name, values in choice["logprobs"].items():
+            assert values == [value for part in logprobs for value in part[name]], name
