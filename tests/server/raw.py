@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Self
 
 import httpx
+import psutil
 
 from tests.server.serving import Server
 
@@ -14,8 +15,12 @@ CHAT = "/v1/chat/completions"
 class Raw:
     """Connected at once."""
 
-    def __init__(self, server: Server, timeout: float = 30, receive_buffer: int = 0) -> None:
+    def __init__(
+        self, server: Server, timeout: float = 30, receive_buffer: int = 0, source: str = ""
+    ) -> None:
         self.socket = socket.socket()
+        if source:
+            self.socket.bind((source, 0))
         if receive_buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.settimeout(timeout)
@@ -80,3 +85,9 @@ def parsed(received: bytes) -> httpx.Response:
     status, *lines = head.decode().split("\r\n")
     headers = [(name, value) for name, _, value in (line.partition(": ") for line in lines)]
     return httpx.Response(int(status.split()[1]), headers=headers, content=body)
+
+
+def connections(server: Server) -> int:
+    """How many TCP connections the server has open."""
+    found = psutil.Process(server.process.pid).net_connections("tcp")
+    return sum(connection.status != "LISTEN" for connection in found)

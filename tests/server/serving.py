@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -36,10 +37,12 @@ class Server:
         *,
         wait: bool = True,
         environ: dict[str, str] | None = None,
+        open_files: int | None = None,
         **settings: Any,
     ) -> None:
         self.log_path = log
         self._wait = wait
+        self._open_files = open_files
         self._environ = os.environ | (environ or {})
         settings = {"port": 0, **settings}
         flags = [part for name, value in settings.items() for part in _flag(name, value)]
@@ -49,7 +52,11 @@ class Server:
     def __enter__(self) -> Self:
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                self._command, stdout=log, stderr=subprocess.STDOUT, env=self._environ
+                self._command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environ,
+                preexec_fn=self._limit_files,
             )
         try:
             self.port = int(self.wait_for_log(r"listens on http://\S+:(\d+)")[1])
@@ -68,6 +75,11 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         self.kill()
+
+    def _limit_files(self) -> None:
+        if self._open_files is not None:
+            limits = (self._open_files, self._open_files)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
     def kill(self) -> None:
         """End the process and its children at once."""

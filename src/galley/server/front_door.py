@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from galley.config import LOOPBACK_HOSTS, Settings
+from galley.config import Settings
 from galley.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("galley.server")
 
 SURPLUS: Final = 16
-"""Connections beyond the limits that are told so; more are closed unheard."""
+"""Connections beyond the limits that are told so; each further one takes the place of the oldest."""
 
 _RESERVED_DESCRIPTORS: Final = 32
 _DESCRIPTORS_PER_MODEL: Final = 16
@@ -45,21 +45,25 @@ class Admission:
     """A connection's place among those counted.
 
     Attributes:
+        address: what it is counted by, besides all.
         surplus: it is beyond a limit.
+        abort: closes it at once; None until it can speak.
     """
+
+    abort: Callable[[], None] | None = None
 
     def __init__(self, door: "FrontDoor", address: str, *, surplus: bool) -> None:
         """Made by :class:`FrontDoor`."""
+        self.address = address
         self.surplus = surplus
         self._door = door
-        self._address = address
         self._left = False
 
     def leave(self) -> None:
         """The connection is closed. Idempotent."""
         if not self._left:
             self._left = True
-            self._door._leave(self._address, surplus=self.surplus)
+            self._door._leave(self)
 
 
 class FrontDoor:
@@ -86,7 +90,7 @@ class FrontDoor:
         self.refused = refused
         self.most = _most_connections(settings.max_connections, models)
         self._open = 0
-        self._surplus = 0
+        self._surplus: dict[Admission, None] = {}
         self._by_address: Counter[str] = Counter()
         self._events: Counter[str] = Counter()
         self._reported = 0.0
@@ -140,20 +144,29 @@ class FrontDoor:
 
     def _admit(self, client: socket.socket, address: str) -> None:
         surplus = self._open >= self.most or self._by_address[address] >= self._most_of(address)
+        admission = Admission(self, address, surplus=surplus)
         if surplus:
             self.note("connections beyond the limit")
-            if self._surplus >= SURPLUS:
+            if len(self._surplus) >= SURPLUS and not self._make_room():
                 client.close()
                 return
-            self._surplus += 1
+            self._surplus[admission] = None
         else:
             self._open += 1
             self._by_address[address] += 1
         client.setblocking(False)
-        admission = Admission(self, address, surplus=surplus)
         task = self._loop.create_task(self._shake_hands(client, admission))
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
+
+    def _make_room(self) -> bool:
+        """End the oldest connection beyond the limits: a probe is answered before it is the oldest."""
+        for admission in self._surplus:
+            if admission.abort is not None:
+                admission.abort()
+                admission.leave()
+                return True
+        return False
 
     async def _shake_hands(self, client: socket.socket, admission: Admission) -> None:
         seconds = self.settings.header_timeout if self._tls else None
@@ -175,16 +188,17 @@ class FrontDoor:
     def _most_of(self, address: str) -> int:
         if self.settings.max_connections_per_address is not None:
             return self.settings.max_connections_per_address
-        return self.most if address in LOOPBACK_HOSTS else max(1, self.most // 2)
+        loopback = ipaddress.ip_address(address.partition("/")[0]).is_loopback
+        return self.most if loopback else max(1, self.most // 2)
 
-    def _leave(self, address: str, *, surplus: bool) -> None:
-        if surplus:
-            self._surplus -= 1
+    def _leave(self, admission: Admission) -> None:
+        if admission.surplus:
+            del self._surplus[admission]
             return
         self._open -= 1
-        self._by_address[address] -= 1
-        if not self._by_address[address]:
-            del self._by_address[address]
+        self._by_address[admission.address] -= 1
+        if not self._by_address[admission.address]:
+            del self._by_address[admission.address]
 
     def _sweep(self) -> None:
         now = self._loop.time()

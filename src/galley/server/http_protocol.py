@@ -78,6 +78,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """See :class:`asyncio.Protocol`."""
         super().connection_made(transport)
         self._door.connections.add(self)
+        self._admission.abort = transport.abort
         self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:

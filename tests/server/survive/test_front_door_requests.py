@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.server.conftest import CONTEXT
-from tests.server.raw import CHAT, Raw, parsed
+from tests.server.raw import CHAT, Raw, connections, parsed
 from tests.server.refusals import error_of
 from tests.server.serving import Server, until
 
@@ -135,13 +135,7 @@ def test_hostile_04_connections_that_say_nothing_are_ended(server: Server) -> No
         for client in (silent, half, unfinished):
             error_of(client.answer(), 408)
         assert kept.rest().startswith(b"HTTP/1.1 200 ")
-    until(lambda: len(connections(server)) <= 2)  # the neighbour's and the fixture's
-
-
-def connections(server: Server) -> list[object]:
-    """The server's established TCP connections."""
-    found = psutil.Process(server.process.pid).net_connections("tcp")
-    return [connection for connection in found if connection.status == "ESTABLISHED"]
+    until(lambda: connections(server) <= 2)  # the neighbour's and the fixture's
 
 
 def test_hostile_04_unfinished_bodies_have_a_bound_in_all(server: Server) -> None:

@@ -1,0 +1,172 @@
+"""TLS, cross-origin requests, and headers that every answer has."""
+
+import re
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from galley.config import Settings
+from galley.errors import SettingsError
+from galley.server import tls
+from tests.server.conftest import CONTEXT
+from tests.server.neighbour import Neighbour
+from tests.server.raw import Raw
+from tests.server.refusals import error_of
+from tests.server.serving import Server
+
+pytestmark = pytest.mark.xdist_group("server_front_door_exposure")
+
+PAGE = "https://app.example.com"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate of localhost, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    return certificate(folder, "localhost")
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """Made by openssl, signed by itself."""
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-days", "2", "-subj", f"/CN={name}", "-addext"]
+    command += ["subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+class TlsServer(Server):
+    """Its clients trust its certificate."""
+
+    cert: Path
+
+    def client(self, **options: object) -> httpx.Client:
+        """A client that speaks TLS."""
+        context = ssl.create_default_context(cafile=str(self.cert))
+        url = f"https://127.0.0.1:{self.port}"
+        return httpx.Client(base_url=url, timeout=60, verify=context, **options)  # type: ignore[arg-type]
+
+    def wait_for_log(self, pattern: str) -> re.Match[str]:
+        """As of any server, but for the scheme."""
+        return super().wait_for_log(pattern.replace("http:", "https:"))
+
+
+@pytest.fixture(scope="module")
+def server(
+    model: Path, pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TlsServer]:
+    """One that speaks TLS and lets the pages of one origin use it."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    cert, key = pair
+    running = TlsServer(
+        model,
+        log,
+        kv_cache_tokens=4 * CONTEXT,
+        threads=1,
+        tls_cert=cert,
+        tls_key=key,
+        cors_origin=PAGE,
+        api_key="secret",
+        header_timeout=1,
+    )
+    running.cert = cert
+    with running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: TlsServer) -> Iterator[httpx.Client]:
+    with server.client(headers={"Authorization": "Bearer secret"}) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def neighbour(server: TlsServer, expected: str) -> Iterator[Neighbour]:
+    """With the key."""
+    with Neighbour(server, expected, Authorization="Bearer secret") as running:
+        yield running
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/docs", "/nothing", "/v1/completions"])
+def test_every_answer_has_security_headers(http: httpx.Client, path: str) -> None:
+    headers = http.get(path).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cache-control"] == "no-store"
+    assert headers["strict-transport-security"] == "max-age=31536000"
+    assert ("content-security-policy" in headers) == (path == "/docs")
+
+
+def test_a_page_of_the_origin_may_ask(http: httpx.Client) -> None:
+    asks = {
+        "Origin": PAGE,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+        "Authorization": "",
+    }
+    allowed = http.options("/v1/chat/completions", headers=asks)
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == PAGE
+    assert "authorization" in allowed.headers["access-control-allow-headers"]
+    assert http.get("/v1/models", headers={"Origin": PAGE}).headers["access-control-allow-origin"]
+
+
+def test_a_page_of_another_origin_may_not(http: httpx.Client) -> None:
+    asks = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    refused = http.options("/v1/chat/completions", headers=asks)
+    assert refused.status_code == 400
+    assert "access-control-allow-origin" not in refused.headers
+    answer = http.get("/v1/models", headers={"Origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_client_without_tls_learns_nothing(server: TlsServer) -> None:
+    with Raw(server) as plain, Raw(server) as silent:
+        plain.send("GET /health HTTP/1.1", "Host: localhost", "")
+        assert b"HTTP/1.1 200" not in plain.rest()
+        assert silent.rest() == b""
+    assert "Traceback" not in server.log
+
+
+def test_without_cors_origin_preflights_are_refused(model: Path, tmp_path: Path) -> None:
+    asks = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
+    with Server(model, tmp_path / "log", kv_cache_tokens=CONTEXT, threads=1) as plain:
+        refused = httpx.options(f"{plain.url}/v1/chat/completions", headers=asks)
+        headers = httpx.get(f"{plain.url}/health", headers={"Origin": PAGE}).headers
+    assert error_of(refused, 405)
+    assert not any(name.startswith("access-control-") for name in (*refused.headers, *headers))
+    assert "strict-transport-security" not in headers
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+
+
+def test_wrong_certificates_are_named(tmp_path: Path, pair: tuple[Path, Path]) -> None:
+    cert, key = map(str, pair)
+    _, foreign = map(str, certificate(tmp_path, "other"))
+    nothing = tmp_path / "nothing.pem"
+    nothing.write_text("nothing")
+    secret = str(tmp_path / "secret.key")
+    encrypt = ["openssl", "ec", "-in", key, "-aes128", "-passout", "pass:word", "-out", secret]
+    subprocess.run(encrypt, check=True, capture_output=True)
+    for certs, keys, says in (
+        (cert, "", "tls_cert needs tls_key"),
+        ("", key, "tls_key needs tls_cert"),
+        ("/nowhere.pem", key, "tls_cert /nowhere.pem cannot be read"),
+        (cert, "/nowhere.key", "tls_key /nowhere.key cannot be read"),
+        (cert, foreign, "no pair"),
+        (str(nothing), key, "no certificate and key"),
+        (cert, str(nothing), "no certificate and key"),
+        (cert, secret, "is encrypted"),
+    ):
+        with pytest.raises(SettingsError, match=says):
+            tls.context(Settings(tls_cert=certs, tls_key=keys))
+
+
+@pytest.mark.parametrize("origin", ["app.example.com", "https://a.example/", "null", "https://*"])
+def test_wrong_origins_are_named(origin: str) -> None:
+    with pytest.raises(SettingsError, match="cors_origin"):
+        Settings(cors_origin=(origin,))
