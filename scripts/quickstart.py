@@ -15,7 +15,7 @@ from typing import Final
 from galley.config import Settings
 from galley.errors import SettingsError
 from galley.formats.source import BUNDLED, BUNDLED_SPEECH
-from galley.server.auth import read_keys
+from galley.gateway.key_file import read_plain_keys
 
 QUESTION: Final = "What is a KV cache?"
 TASK: Final = "Write the ticket as JSON."
@@ -41,7 +41,9 @@ class Service:
 def main() -> int:
     """Returns the server's exit code."""
     settings = Settings.load({})
-    keys = read_keys(settings)
+    keys = list(settings.api_key)
+    if settings.api_key_file:
+        keys += read_plain_keys(settings.api_key_file)
     # A line in the log for each request would fall into the answer shown.
     quiet = {"GALLEY_LOG_LEVEL": "warning", **os.environ}
     models = [f"chat={settings.model or BUNDLED}", f"speech={BUNDLED_SPEECH}"]

@@ -167,7 +167,15 @@ class Settings(EngineSettings):
     api_key: tuple[str, ...] = _setting(
         (), "Security", "API key; repeat for several (GALLEY_API_KEY: comma-separated)", secret=True
     )
-    api_key_file: str = _setting("", "Security", "file with one API key a line")
+    api_key_file: str = _setting(
+        "",
+        "Security",
+        "file with one API key a line, or with tenants, hashed keys and limits in YAML; read again when "
+        "it changes",
+    )
+    admin_key: tuple[str, ...] = _setting(
+        (), "Security", "key of the /admin routes, none of the API; repeat for several", secret=True
+    )
     metrics_without_key: bool = _setting(
         False, "Security", "let a Prometheus without a key read /metrics"
     )
@@ -255,8 +263,9 @@ class Settings(EngineSettings):
             raise SettingsError(f"drain_seconds must be 0 or more, got {self.drain_seconds}")
         if not 0 <= self.port < 65536:
             raise SettingsError(f"port must be between 0 and 65535, got {self.port}")
-        if any(not key.strip() for key in self.api_key):
-            raise SettingsError("api_key: one of the keys is empty; anybody could guess it")
+        for name in ("api_key", "admin_key"):
+            if any(not key.strip() for key in getattr(self, name)):
+                raise SettingsError(f"{name}: one of the keys is empty; anybody could guess it")
         if self.models and self.served_model_name:
             names = ", ".join(model.name for model in self.models)
             raise SettingsError(

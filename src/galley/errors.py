@@ -14,13 +14,14 @@
     ``SettingsError``       a flag, a GALLEY_* variable or a line of galley.yaml is wrong
     ``Unavailable``         not now, maybe later; ``retry_after`` in seconds
         ``QueueFull``           admission refused (HTTP 429)
+        ``RateLimited``         the tenant has used what its limits allow (HTTP 429)
         ``Draining``            the server is shutting down (HTTP 503)
         ``EngineNotReady``      the engine is starting or restarting (HTTP 503)
     ``EngineError``         our own fault (HTTP 500)
         ``EngineFailed``        the engine could not start, or died again and again
 """
 
-from typing import Final
+from typing import Final, Literal
 
 DISTRIBUTION: Final = "galley-inference"
 """Galley's name on the package index, where ``galley`` is another project's."""
@@ -112,6 +113,20 @@ class Unavailable(GalleyError):
 
 class QueueFull(Unavailable):
     """Running and waiting requests have reached their bound."""
+
+
+class RateLimited(Unavailable):
+    """The tenant has used what its limits allow for now. ``limit``: of requests, tokens or concurrency."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        limit: Literal["requests", "tokens", "concurrency"],
+        retry_after: float,
+    ) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.limit = limit
 
 
 class Draining(Unavailable):

@@ -35,6 +35,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "take_turns": st.booleans(),
     "api_key": st.lists(TEXT, max_size=3).map(tuple),
     "api_key_file": TEXT,
+    "admin_key": st.lists(TEXT, max_size=3).map(tuple),
     "metrics_without_key": st.booleans(),
     "allowed_host": st.lists(TEXT, max_size=3).map(tuple),
     "cors_origin": st.lists(

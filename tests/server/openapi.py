@@ -17,8 +17,8 @@ from schemathesis.specs.openapi.checks import (
 
 from galley.config import Settings
 from galley.gateway.registry import Registry
+from galley.gateway.tenants import Tenants
 from galley.server.app import create_app
-from galley.server.auth import KeyRing
 from galley.server.openapi import document
 from tests.server.serving import Server
 
@@ -29,7 +29,7 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-PAGE: dict[str, Any] = document(create_app(Registry(Settings()), keys=KeyRing([])).routes)
+PAGE: dict[str, Any] = document(create_app(Registry(Settings()), tenants=Tenants({})).routes)
 SCHEMA = schemathesis.openapi.from_dict(PAGE)
 OPERATIONS = [result.ok() for result in SCHEMA.get_all_operations()]
 EXAMPLES: Final = int(os.environ.get("SCHEMA_EXAMPLES", "25"))

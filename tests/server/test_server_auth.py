@@ -16,10 +16,12 @@ from starlette.routing import Route
 from galley.config import Settings
 from galley.errors import SettingsError
 from galley.gateway.caller import Caller
+from galley.gateway.key_file import Tenant
 from galley.gateway.registry import Registry
+from galley.gateway.tenants import Account, Tenants
 from galley.server import run
 from galley.server.app import create_app
-from galley.server.auth import KeyRing, check_exposure
+from galley.server.auth import check_exposure
 from galley.server.openapi import document
 from tests.server.conftest import CONTEXT
 from tests.server.serving import Server
@@ -42,7 +44,7 @@ def locked(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 def routes() -> list[tuple[str, str]]:
     """Method and path of everything that the application answers."""
-    app = create_app(Registry(Settings()), keys=KeyRing([]))
+    app = create_app(Registry(Settings()), tenants=Tenants({}))
     described = [
         (method.upper(), path)
         for path, methods in document(app.routes)["paths"].items()
@@ -51,7 +53,7 @@ def routes() -> list[tuple[str, str]]:
     pages = [("GET", route.path) for route in app.routes if isinstance(route, Route)]
     assert ("POST", "/v1/chat/completions") in described
     assert ("GET", "/openapi.json") in pages
-    return described + pages
+    return [route for route in described + pages if not route[1].startswith("/admin/")]
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -139,8 +141,8 @@ def test_metrics_can_be_open(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", ""])
 def test_a_public_bind_needs_a_key(host: str) -> None:
     with pytest.raises(SettingsError, match="GALLEY_API_KEY"):
-        check_exposure(Settings(host=host), KeyRing([]))
-    check_exposure(Settings(host=host), KeyRing(["k"]))
+        check_exposure(Settings(host=host), Tenants.load(Settings(admin_key=("a",))))
+    check_exposure(Settings(host=host), Tenants.load(Settings(api_key=("k",))))
 
 
 def test_a_public_bind_without_a_key_does_not_start(model: Path) -> None:
@@ -155,22 +157,22 @@ def test_key_files_must_hold_keys(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n \n")
     for name in ("empty", "missing"):
         with pytest.raises(SettingsError, match="api_key_file"):
-            KeyRing.load(Settings(api_key_file=str(tmp_path / name)))
+            Tenants.load(Settings(api_key_file=str(tmp_path / name)))
 
 
 def test_the_running_server_holds_no_plain_key(monkeypatch: pytest.MonkeyPatch) -> None:
     class Started(Exception):
         pass
 
-    def start(models: Registry, keys: KeyRing, listener: socket.socket) -> NoReturn:
-        assert keys.identify("sk-first-key")
+    def start(models: Registry, tenants: Tenants, listener: socket.socket) -> NoReturn:
+        assert tenants.identify("sk-first-key")
         raise Started(models.settings)
 
     monkeypatch.setattr(run, "_Run", start)
     monkeypatch.setattr(run, "_configure_logging", lambda level: None)
     monkeypatch.setattr(gc, "set_threshold", lambda *thresholds: None)
     with pytest.raises(Started) as started:
-        run.serve(Settings(port=0, api_key=("sk-first-key",), max_queue=7))
+        run.serve(Settings(port=0, api_key=("sk-first-key",), admin_key=("sk-admin",), max_queue=7))
     assert started.value.args == (Settings(port=0, max_queue=7),)
 
 
@@ -179,20 +181,21 @@ def test_the_running_server_holds_no_plain_key(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_keys_that_no_header_can_carry_are_refused(tmp_path: Path, key: str) -> None:
     with pytest.raises(SettingsError, match=r"^api_key: a key holds a character") as error:
-        KeyRing.load(Settings(api_key=("good", key)))
+        Tenants.load(Settings(api_key=("good", key)))
     assert key.strip() not in str(error.value)
     (tmp_path / "keys").write_text("good\nschlüssel\n", encoding="utf-8")
     with pytest.raises(SettingsError, match=r"^api_key_file .*keys: a key holds"):
-        KeyRing.load(Settings(api_key_file=str(tmp_path / "keys")))
+        Tenants.load(Settings(api_key_file=str(tmp_path / "keys")))
 
 
 def test_keys_may_hold_what_a_header_can() -> None:
-    ring = KeyRing.load(Settings(api_key=("a b~!,=",)))
+    ring = Tenants.load(Settings(api_key=("a b~!,=",)))
     assert ring.identify("a b~!,=")
     assert not ring.identify("a b")
 
 
 def test_salts_of_different_tenants_differ() -> None:
     pairs = [("", None), ("", "a"), ("a", None), ("a", "a"), ("aa", "a"), ("a", "aa"), ("b", None)]
-    assert len({Caller("id", tenant).cache_salt(salt) for tenant, salt in pairs}) == len(pairs)
+    salts = {Caller("id", Account(Tenant(name=tenant))).cache_salt(salt) for tenant, salt in pairs}
+    assert len(salts) == len(pairs)
     assert Caller("id").cache_salt() == ""

@@ -5,9 +5,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeAlias
 
 from galley.api.schemas import TranslationRequest
-from galley.gateway.call import Call, opened
-from galley.gateway.caller import Caller
-from galley.gateway.served import ServedModel
+from galley.gateway.call import Call
 
 if TYPE_CHECKING:
     from galley.speech.chunk_source import ChunkSource
@@ -41,15 +39,15 @@ class Transcript:
     @classmethod
     def begin(
         cls,
-        served: ServedModel,
+        call: Call,
         asked: TranslationRequest,
         file: BinaryIO,
         name: str,
-        caller: Caller,
     ) -> Self:
         """Open the recording and find out whether it can be transcribed. Takes a while.
 
         Args:
+            call: closed with the transcript; whoever made it closes it if there is none.
             file: the recording; closed when the transcript is.
             name: of the file, for errors.
 
@@ -60,17 +58,17 @@ class Transcript:
         from galley.speech.session import Session
 
         options = asked.options()
-        with opened(Call(served, ENDPOINTS[options.task], caller)) as call:
-            model = served.speech_model(call.backend)
-            session = Session(
-                model.tokens,
-                options,
-                caller.request_id,
-                max_chunks=_CHUNKS_IN_FLIGHT,
-                cache_salt=caller.cache_salt(),
-            )
-            recording = Recording(file, name=name, max_seconds=served.settings.max_audio_seconds)
-            return cls(call, session, model.chunks(recording, options))
+        model = call.served.speech_model(call.backend)
+        session = Session(
+            model.tokens,
+            options,
+            call.caller.request_id,
+            max_chunks=_CHUNKS_IN_FLIGHT,
+            cache_salt=call.caller.cache_salt(),
+        )
+        most = call.served.settings.max_audio_seconds
+        recording = Recording(file, name=name, max_seconds=most)
+        return cls(call, session, model.chunks(recording, options))
 
     async def page(self, asked: TranslationRequest) -> bytes:
         """The whole transcript as it was asked for."""

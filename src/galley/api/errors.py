@@ -10,6 +10,7 @@ from galley.errors import (
     Draining,
     GalleyError,
     QueueFull,
+    RateLimited,
     RequestError,
     Unavailable,
     UnknownModel,
@@ -65,6 +66,15 @@ def to_api_error(error: Exception) -> ApiError:
                 str(error),
                 type="rate_limit_error",
                 code="queue_full",
+                headers=_retry_after(error),
+            )
+        case RateLimited():
+            return ApiError(
+                429,
+                str(error),
+                # OpenAI's types are those of its two limits.
+                type="tokens" if error.limit == "tokens" else "requests",
+                code="rate_limit_exceeded",
                 headers=_retry_after(error),
             )
         case Unavailable():

@@ -27,6 +27,34 @@ class PromptTokensDetails(TypedDict):
     cached_tokens: int
 
 
+class LimitState(TypedDict):
+    """One limit per minute: its size, None without one, what is left, and what the last minute used."""
+
+    limit: int | None
+    remaining: int | None
+    last_minute: int
+
+
+class TenantState(TypedDict):
+    """What a tenant may do, and does now."""
+
+    name: str
+    weight: float
+    priority: int
+    admin: bool
+    max_context: int | None
+    concurrency: int | None
+    running: int
+    requests: LimitState
+    tokens: LimitState
+
+
+class TenantList(TypedDict):
+    """All tenants of the key file."""
+
+    tenants: list[TenantState]
+
+
 class Usage(TypedDict):
     """Tokens of one request, all choices together."""
 

@@ -1,21 +1,27 @@
 """One request of one caller to one model: submitted, counted and recorded here for all protocols."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
+from galley.errors import RateLimited
 from galley.gateway.caller import Caller
+from galley.gateway.key_file import LOWEST_PRIORITY, Tenant
 from galley.gateway.served import ServedModel
-from galley.service.client import OutputStream
-from galley.types import EngineRequest, ModelInfo, Output, Timing
+from galley.observe.metrics import TokenKind
+from galley.service.client import LONGEST_WAIT, OutputStream
+from galley.types import LIVE_PRIORITY, EngineRequest, ModelInfo, Output, Timing
 
 
 class Call:
     """The way of a request into the engine and its Outputs back.
 
     The Generation, transcript or connection that it is made for closes it: what still runs is cancelled, in
-    the engine too.
+    the engine too. From its making to its end it counts against the tenant's limits.
 
     Attributes:
         served: the model.
@@ -26,39 +32,78 @@ class Call:
     """
 
     def __init__(self, served: ServedModel, endpoint: str, caller: Caller) -> None:
-        """Raises EngineNotReady or EngineFailed if the model cannot answer."""
+        """One more request of the caller's.
+
+        Raises:
+            EngineNotReady, EngineFailed: the model cannot answer.
+            RateLimited: the tenant has as many requests as it may.
+        """
         self.served = served
         self.endpoint = endpoint
         self.caller = caller
         self.generated = 0
         self.backend = served.backend()
-        self.backend.calls.add(self)
         self._open: set[CallStream] = set()
+        self._closed = False
+        self._reserved = self._spent = 0
+        self._tenants = served.metrics.tenants
+        with self._limited():
+            self._began = caller.account.enter()
+        self._tenants.begun(caller.tenant.name)
+        self.backend.calls.add(self)
 
     @property
     def info(self) -> ModelInfo:
         """What the model says of itself."""
         return self.backend.engine.info
 
-    def submit_all(self, requests: Sequence[EngineRequest]) -> "list[CallStream]":
-        """Start all of them or none; see :meth:`galley.service.client.EngineClient.submit_all`."""
-        return self._counted(self.backend.engine.submit_all(requests))
+    def submit_all(
+        self, requests: Sequence[EngineRequest], *, reserve: int = 0
+    ) -> "list[CallStream]":
+        """Start all of them or none; see :meth:`galley.service.client.EngineClient.submit_all`.
+
+        Args:
+            reserve: tokens that the requests may need, as far as that is known; what they do need counts in
+                the end.
+
+        Raises:
+            RateLimited: that is more than the tenant has left of its tokens per minute.
+            RequestError: it is more than the tenant's tokens per minute.
+        """
+        with self._limited():
+            self.caller.account.reserve(reserve)
+        self._reserved += reserve
+        return self._counted(self.backend.engine.submit_all(self._marked(requests)))
 
     async def submit_patiently(self, requests: Sequence[EngineRequest]) -> "list[CallStream]":
-        """Start all of them, for a call that has begun: waits while the queue is full."""
-        return self._counted(await self.backend.engine.submit_patiently(requests))
+        """Start all of them, for a call that has begun: waits while the queue is full or no token left."""
+        while True:
+            try:
+                self.caller.account.reserve(0)
+                break
+            except RateLimited as limited:
+                await asyncio.sleep(min(LONGEST_WAIT, limited.retry_after))
+        return self._counted(await self.backend.engine.submit_patiently(self._marked(requests)))
 
     def close(self) -> None:
-        """Cancel what still runs. Idempotent."""
+        """Cancel what still runs, and settle the tenant's account. Idempotent."""
         for stream in list(self._open):
             stream.cancel()
+        if self._closed:
+            return
+        self._closed = True
         self.backend.calls.discard(self)
+        account = self.caller.account
+        account.spend(min(0, self._spent - self._reserved))
+        account.leave(self._began)
+        self._tenants.ended(self.caller.tenant.name)
 
     # What is counted of texts, a sequence for each choice, and of audio.
 
     def prompts_taken(self, tokens: int) -> None:
         """The request's prompts have so many tokens together."""
         self.served.metrics.prompts_taken(tokens)
+        self._spend("prompt", tokens)
 
     def sequence_begun(self, stream: "CallStream") -> None:
         """A sequence has its first token."""
@@ -90,6 +135,7 @@ class Call:
     def texts_ended(self, *, prompt: int, cached: int, generated: int, reason: str) -> None:
         """All sequences of a request for text have ended; counts of tokens."""
         self.served.metrics.prefixes_reused(cached)
+        self._tenants.tokens(self.caller.tenant.name, "cached", cached)
         self._record(prompt=prompt, cached=cached, generated=generated, finish=reason)
 
     def audio_ended(self, seconds: float, reason: str, **facts: Any) -> None:
@@ -108,6 +154,36 @@ class Call:
     def _delivered(self, tokens: int) -> None:
         self.generated += tokens
         self.served.metrics.step_seen(tokens)
+        self._spend("generated", tokens)
+
+    def _spend(self, kind: TokenKind, tokens: int) -> None:
+        beyond = self._spent + tokens - max(self._spent, self._reserved)
+        self._spent += tokens
+        self.caller.account.spend(max(0, beyond))
+        self.caller.account.recent_tokens.add(tokens)
+        self._tenants.tokens(self.caller.tenant.name, kind, tokens)
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Counts what the tenant's limits refuse."""
+        try:
+            yield
+        except RateLimited as limited:
+            self._tenants.limited(self.caller.tenant.name, limited.limit)
+            raise
+
+    def _marked(self, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
+        """The requests with what the engine must know of the tenant."""
+        tenant = self.caller.tenant
+        return [
+            msgspec.structs.replace(
+                request,
+                tenant=tenant.name,
+                weight=tenant.weight,
+                priority=_priority(request, tenant),
+            )
+            for request in requests
+        ]
 
 
 class CallStream:
@@ -145,6 +221,13 @@ class CallStream:
         """The engine forgets the request within one step. Harmless when it has finished."""
         self._call._open.discard(self)
         self._stream.cancel()
+
+
+def _priority(request: EngineRequest, tenant: Tenant) -> int:
+    """Live audio keeps its own; a text's stays within what requests may ask for."""
+    if request.priority == LIVE_PRIORITY:
+        return LIVE_PRIORITY
+    return max(-LOWEST_PRIORITY, min(LOWEST_PRIORITY, request.priority + tenant.priority))
 
 
 @contextmanager

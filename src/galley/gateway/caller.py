@@ -5,6 +5,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from galley.gateway.key_file import Tenant
+from galley.gateway.tenants import ANYBODY, Account
+
 
 @dataclass(frozen=True)
 class Caller:
@@ -12,22 +15,27 @@ class Caller:
 
     Attributes:
         request_id: unique; the engine's request ids and the answer's id are made of it.
-        tenant: identity of the API key, "" without one; tenants never share cached prefixes.
+        account: of the tenant whose key was presented.
         record: what the request's log line will tell, name -> value.
         arrived: on the monotonic clock, in seconds.
     """
 
     request_id: str
-    tenant: str = ""
+    account: Account = field(default_factory=lambda: Account(ANYBODY))
     record: dict[str, Any] = field(default_factory=dict)
     arrived: float = field(default_factory=time.monotonic)
 
+    @property
+    def tenant(self) -> Tenant:
+        """Who asks; tenants never share cached prefixes."""
+        return self.account.tenant
+
     def cache_salt(self, salt: str | None = None) -> str:
-        """What separates prefix caches: the tenant, and the ``cache_salt`` of the request."""
-        if not self.tenant and salt is None:
+        """What separates prefix caches: the tenant's name, and the ``cache_salt`` of the request."""
+        if not self.tenant.name and salt is None:
             return ""
         digest = hashlib.sha256()
-        for part in (self.tenant, salt or ""):
+        for part in (self.tenant.name, salt or ""):
             data = part.encode()
             digest.update(len(data).to_bytes(8, "little") + data)
         return digest.hexdigest()

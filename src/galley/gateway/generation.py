@@ -73,7 +73,7 @@ class Generation:
 
         Raises:
             RequestError: the request cannot be honoured by this model.
-            Unavailable: the queue is full, or the engine not ready.
+            Unavailable: the queue is full, the tenant has no tokens left, or the engine is not ready.
             EngineFailed: the engine will not come back.
         """
         info, tokenizer = call.info, call.backend.tokenizer
@@ -88,15 +88,17 @@ class Generation:
                 priority=priority,
                 cache_salt=call.caller.cache_salt(cache_salt),
                 prompt_param=prompt_param,
+                context=call.caller.tenant.max_context,
             )
         ]
+        lengths = [len(prompt) for prompt in prompts]
+        reserve = sum(lengths) + len(requests) * (params.max_tokens or 0)
         choices = [
             _Choice(
                 index, call, stream, TextStream.for_request(tokenizer, params, info.eos_token_ids)
             )
-            for index, stream in enumerate(call.submit_all(requests))
+            for index, stream in enumerate(call.submit_all(requests, reserve=reserve))
         ]
-        lengths = [len(prompt) for prompt in prompts]
         call.prompts_taken(sum(lengths))
         return cls(call, choices, lengths)
 

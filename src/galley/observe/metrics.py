@@ -5,7 +5,7 @@ counters restart from zero with a new engine process; the totals exposed here do
 """
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -29,6 +29,8 @@ _TOKEN_SECONDS: Final = (
     1,
     2.5,
 )
+
+TokenKind: TypeAlias = Literal["prompt", "cached", "generated"]
 
 _ENGINE_TOTALS: Final = {
     "steps": ("galley_engine_steps", "Engine steps"),
@@ -65,6 +67,7 @@ class Metrics:
             ["endpoint", "status"],
             registry=self._registry,
         )
+        self.tenants = TenantMetrics(self._registry)
         self._families = _Families(self._registry)
         self._engines = _EngineCollector()
         self._registry.register(self._engines)
@@ -77,11 +80,13 @@ class Metrics:
             engine: the newest engine snapshot and the number of restarts so far; called at each scrape.
         """
         totals = self._engines.models[name] = _EngineTotals(engine)
-        return ModelMetrics(name, self._families, totals)
+        return ModelMetrics(name, self._families, totals, self.tenants)
 
-    def request_answered(self, endpoint: str, status: int) -> None:
-        """An HTTP response is complete."""
+    def request_answered(self, endpoint: str, status: int, tenant: str | None = None) -> None:
+        """An HTTP response is complete. ``tenant``: its name; None: nobody was asked for a key."""
         self._requests.labels(endpoint, str(status)).inc()
+        if tenant is not None:
+            self.tenants.answered(tenant, status)
 
     def render(self) -> bytes:
         """The page that Prometheus scrapes, in its text format."""
@@ -89,9 +94,16 @@ class Metrics:
 
 
 class ModelMetrics:
-    """What is counted for one model. Made by :meth:`Metrics.model`."""
+    """What is counted for one model. Made by :meth:`Metrics.model`.
 
-    def __init__(self, name: str, families: "_Families", engine: "_EngineTotals") -> None:
+    Attributes:
+        tenants: what is counted of all models, by tenant.
+    """
+
+    def __init__(
+        self, name: str, families: "_Families", engine: "_EngineTotals", tenants: "TenantMetrics"
+    ) -> None:
+        self.tenants = tenants
         self._name = name
         self._families = families
         self._engine = engine
@@ -138,6 +150,48 @@ class ModelMetrics:
             self._families.queue.labels(self._name, endpoint).observe(queued)
         if per_token is not None:
             self._families.per_token.labels(self._name, endpoint).observe(per_token)
+
+
+class TenantMetrics:
+    """What is counted by tenant. The names are those of the key file, so there are few."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, help: str, *labels: str) -> Counter:
+            return Counter(name, help, ["tenant", *labels], registry=registry)
+
+        self._requests = counter(
+            "galley_tenant_requests", "HTTP requests answered, by tenant and status", "status"
+        )
+        self._tokens = counter("galley_tenant_tokens", "Tokens of requests, by tenant", "kind")
+        self._limited = counter(
+            "galley_tenant_rate_limited", "Requests that a tenant's limit refused", "limit"
+        )
+        self._running = Gauge(
+            "galley_tenant_requests_running",
+            "Requests running, by tenant",
+            ["tenant"],
+            registry=registry,
+        )
+
+    def answered(self, tenant: str, status: int) -> None:
+        """An HTTP response to one of the tenant's requests is complete."""
+        self._requests.labels(tenant, str(status)).inc()
+
+    def begun(self, tenant: str) -> None:
+        """A request of the tenant's begins."""
+        self._running.labels(tenant).inc()
+
+    def ended(self, tenant: str) -> None:
+        """It has ended."""
+        self._running.labels(tenant).dec()
+
+    def tokens(self, tenant: str, kind: TokenKind, count: int) -> None:
+        """So many tokens; those "cached" are among those of the "prompt"."""
+        self._tokens.labels(tenant, kind).inc(count)
+
+    def limited(self, tenant: str, limit: str) -> None:
+        """A limit, of "requests", "tokens" or "concurrency", has refused a request."""
+        self._limited.labels(tenant, limit).inc()
 
 
 class _Families:

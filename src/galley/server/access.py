@@ -12,13 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from galley.gateway.caller import Caller
 from galley.observe.metrics import Metrics
 from galley.server.drain import PROBES
-from galley.server.errors import CLIENT_GONE, error_response
+from galley.server.errors import BEGINNINGS, CLIENT_GONE, error_response
 
 log = logging.getLogger("galley.access")
 
 _SWITCHING_PROTOCOLS: Final = 101
-_BEGINNINGS: Final = ("http.response.start", "websocket.http.response.start", "websocket.accept")
-"""ASGI messages that have an answer's headers."""
 
 
 class AccessLog:
@@ -42,7 +40,7 @@ class AccessLog:
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
-            if message["type"] in _BEGINNINGS:
+            if message["type"] in BEGINNINGS:
                 status = message.get("status", _SWITCHING_PROTOCOLS)
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
             await send(message)
@@ -56,7 +54,8 @@ class AccessLog:
         finally:
             endpoint = _route(scope)
             final = record.pop("status", status or CLIENT_GONE)
-            self._metrics.request_answered(endpoint, final)
+            account = scope["state"].get("account")
+            self._metrics.request_answered(endpoint, final, account and account.tenant.name)
             log.log(
                 logging.DEBUG if scope["path"] in PROBES else logging.INFO,
                 "%s %s %d %.3fs id=%s%s",
@@ -72,7 +71,7 @@ class AccessLog:
 def caller_of(request: HTTPConnection) -> Caller:
     """Who asks, as the middlewares found out."""
     state = request.state
-    return Caller(state.request_id, getattr(state, "tenant", ""), state.record, state.arrived)
+    return Caller(state.request_id, state.account, state.record, state.arrived)
 
 
 def _route(scope: Scope) -> str:

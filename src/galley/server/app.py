@@ -13,9 +13,10 @@ from starlette.routing import BaseRoute, Route
 
 from galley.config import LOOPBACK_HOSTS
 from galley.gateway.registry import Registry
-from galley.server import audio, errors, generate, health, models, realtime, tokenize
+from galley.gateway.tenants import Tenants
+from galley.server import admin, audio, errors, generate, health, models, realtime, tokenize
 from galley.server.access import AccessLog
-from galley.server.auth import OPEN_PATHS, KeyRing, RequireHost, RequireKey
+from galley.server.auth import OPEN_PATHS, RequireHost, RequireKey
 from galley.server.body import BodyBudget
 from galley.server.drain import DrainGate
 from galley.server.openapi import Operation, document
@@ -25,12 +26,12 @@ _PREFLIGHT_SECONDS: Final = 600
 _PROTOCOLS: Final = (generate, audio, models, tokenize, health)
 
 
-def create_app(registry: Registry, *, keys: KeyRing) -> Starlette:
+def create_app(registry: Registry, *, tenants: Tenants) -> Starlette:
     """The application that serves models, before, while and after they are ready.
 
     Args:
         registry: the models, with the settings that say whose Host headers are answered.
-        keys: who may use them; empty lets everyone.
+        tenants: who may use them for how much.
     """
     settings = registry.settings
     open_paths = OPEN_PATHS | ({"/metrics"} if settings.metrics_without_key else frozenset())
@@ -51,9 +52,10 @@ def create_app(registry: Registry, *, keys: KeyRing) -> Starlette:
                 max_age=_PREFLIGHT_SECONDS,
             )
         )
-    middleware.append(Middleware(RequireKey, keys=keys, open_paths=open_paths))
+    middleware.append(Middleware(RequireKey, tenants=tenants, open_paths=open_paths))
     middleware.append(Middleware(DrainGate, lifecycle=registry.lifecycle))
     operations = [route for protocol in _PROTOCOLS for route in protocol.routes(registry)]
+    operations += admin.routes(tenants)
     app = Starlette(
         routes=[*operations, *realtime.routes(registry), *_pages(operations)],
         middleware=middleware,

@@ -12,6 +12,7 @@ from galley.api.audio import ENDPOINTS, Event, Transcript
 from galley.api.errors import ApiError
 from galley.api.schemas import TranscriptionRequest, TranslationRequest
 from galley.errors import SettingsError
+from galley.gateway.call import Call, opened
 from galley.gateway.registry import Registry
 from galley.server.access import caller_of
 from galley.server.forms import read_form
@@ -68,16 +69,16 @@ async def _answer(
     await asyncio.to_thread(require_extra)
     asked, upload = await read_form(request, model, max_bytes=models.settings.max_audio_bytes)
     served = models.find(asked.model, task)
-    begin = asyncio.to_thread(
-        Transcript.begin, served, asked, upload.file, upload.name, caller_of(request)
-    )
-    transcript = await while_connected(request.receive, begin)
-    if asked.stream:
-        events = transcript.events()
-        # What is wrong from the beginning still has a status line to say so.
-        first = await while_connected(request.receive, _next(events))
-        return EventStream(_from(first, events), transcript.close)
-    page = await while_connected(request.receive, transcript.page(asked))
+    # Made and closed here: a thread goes on when its client hangs up.
+    with opened(Call(served, ENDPOINTS[task], caller_of(request))) as call:
+        begin = asyncio.to_thread(Transcript.begin, call, asked, upload.file, upload.name)
+        transcript = await while_connected(request.receive, begin)
+        if asked.stream:
+            events = transcript.events()
+            # What is wrong from the beginning still has a status line to say so.
+            first = await while_connected(request.receive, _next(events))
+            return EventStream(_from(first, events), transcript.close)
+        page = await while_connected(request.receive, transcript.page(asked))
     return Response(page, media_type=_MEDIA_TYPES[asked.response_format])
 
 

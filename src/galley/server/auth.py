@@ -1,77 +1,30 @@
 """Who may talk to the server: API keys, and which Host names a loopback bind answers to."""
 
-import hashlib
-import hmac
+import math
+import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from galley.api.errors import ApiError
 from galley.config import LOOPBACK_HOSTS, Settings
 from galley.errors import SettingsError
-from galley.server.errors import error_response
+from galley.gateway.tenants import Account, Tenants
+from galley.server.errors import BEGINNINGS, error_response
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 """Answered without a key, for orchestrators; they tell nothing but up or down."""
 
 
-class KeyRing:
-    """The accepted API keys, held as SHA-256 digests only. Empty means that none is asked for."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = tuple({_digest(key) for key in keys})
-
-    @classmethod
-    def load(cls, settings: Settings) -> "KeyRing":
-        """The keys of :func:`read_keys`, and raises as it does."""
-        return cls(read_keys(settings))
-
-    def __bool__(self) -> bool:
-        return bool(self._digests)
-
-    def identify(self, presented: str) -> str | None:
-        """A stable name of the key that ``presented`` is, or ``None``.
-
-        Compares with every key in full, so the time taken tells nothing.
-        """
-        digest = _digest(presented)
-        found = None
-        for known in self._digests:
-            if hmac.compare_digest(digest, known):
-                found = known.hex()
-        return found
-
-
-def read_keys(settings: Settings) -> list[str]:
-    """The keys of ``settings.api_key``, then those of ``settings.api_key_file``.
-
-    Raises:
-        SettingsError: the file cannot be read or holds no key, or a key could not be sent.
-    """
-    keys = [("api_key", key) for key in settings.api_key]
-    if settings.api_key_file:
-        name = f"api_key_file {settings.api_key_file}"
-        keys += [(name, key) for key in _file_keys(settings.api_key_file)]
-    for name, key in keys:
-        # A header is Latin-1 at best, and clients differ in how they would encode the rest.
-        if not (key.isascii() and key.isprintable() and key == key.strip()):
-            raise SettingsError(
-                f"{name}: a key holds a character that is not printable ASCII, or begins or ends with "
-                "a space; no client could send it in a header"
-            )
-    return [key for _, key in keys]
-
-
-def check_exposure(settings: Settings, keys: KeyRing) -> None:
+def check_exposure(settings: Settings, tenants: Tenants) -> None:
     """Refuse to serve everyone who can reach the machine.
 
     Raises:
         SettingsError: the bind is public and there is no key.
     """
-    if settings.host not in LOOPBACK_HOSTS and not keys:
+    if settings.host not in LOOPBACK_HOSTS and not tenants:
         raise SettingsError(
             f"host {settings.host!r} can be reached from other machines, so it needs an API key: set "
             "GALLEY_API_KEY, --api-key or --api-key-file; or bind to 127.0.0.1"
@@ -81,24 +34,84 @@ def check_exposure(settings: Settings, keys: KeyRing) -> None:
 class RequireKey:
     """ASGI middleware: 401 for every path but the open ones without a valid ``Authorization``.
 
-    Leaves the key's identity in ``scope["state"]["tenant"]``.
+    Paths under ``/admin/`` need an admin key, on every bind. Leaves the tenant's account in
+    ``scope["state"]["account"]``, and adds the headers of its limits to the answer.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, tenants: Tenants, open_paths: frozenset[str]) -> None:
         self._app = app
-        self._keys = keys
+        self._tenants = tenants
         self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if self._keys and scope["path"] not in self._open_paths:
-            scheme, _, presented = Headers(scope=scope).get("authorization", "").partition(" ")
-            identity = self._keys.identify(presented.strip())
-            if scheme.lower() != "bearer" or identity is None:
-                await error_response(_unauthorized(bool(presented)))(scope, receive, send)
+        path = scope["path"]
+        if path in self._open_paths:
+            await self._app(scope, receive, send)
+            return
+        presented = _presented(scope)
+        admin = path == "/admin" or path.startswith("/admin/")
+        account = self._tenants.identify(presented) if self._tenants else self._tenants.anybody
+        state = scope["state"]
+        if account is not None:
+            state["account"] = account
+            if account.tenant.name:
+                state["record"]["tenant"] = account.tenant.name
+        if admin or account is None:
+            monitors = path == "/metrics" and account is None
+            if not ((admin or monitors) and self._tenants.is_admin(presented)):
+                error = self._refusal(bool(presented), account is not None, admin=admin)
+                await error_response(error)(scope, receive, send)
                 return
-            scope["state"]["tenant"] = identity
-        await self._app(scope, receive, send)
+
+        async def send_with_limits(message: Message) -> None:
+            if account is not None and message["type"] in BEGINNINGS:
+                MutableHeaders(scope=message).update(rate_headers(account))
+            await send(message)
+
+        await self._app(scope, receive, send_with_limits)
+
+    def _refusal(self, presented: bool, known: bool, *, admin: bool) -> ApiError:
+        if admin and not self._tenants.has_admin:
+            return _forbidden(
+                "The admin routes are off: start the server with --admin-key, or give a tenant of the key "
+                "file admin: true",
+                code="admin_disabled",
+            )
+        if admin and presented and known and self._tenants:
+            return _forbidden("This key is none of the admin's", code="admin_key_needed")
+        return _unauthorized(presented)
+
+
+def rate_headers(account: Account) -> dict[str, str]:
+    """OpenAI's headers of the limits that the tenant has, what is left of them and when all is again."""
+    now = time.monotonic()
+    headers = {}
+    for kind, bucket in (("requests", account.requests), ("tokens", account.tokens)):
+        if bucket is not None:
+            headers[f"x-ratelimit-limit-{kind}"] = str(bucket.limit)
+            headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, int(bucket.left(now))))
+            headers[f"x-ratelimit-reset-{kind}"] = _duration(bucket.wait(bucket.limit, now))
+    return headers
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes it, which is Go's: ``6m0s``, ``1.5s``, ``20ms``, ``0s``."""
+    milliseconds = math.ceil(seconds * 1000)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms" if milliseconds else "0s"
+    minutes, rest = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    text = f"{rest / 1000:.3f}".rstrip("0").rstrip(".") + "s"
+    if hours:
+        return f"{hours}h{minutes}m{text}"
+    return f"{minutes}m{text}" if minutes else text
+
+
+def _presented(scope: Scope) -> str:
+    """The bearer token; "", which is no key, without one."""
+    scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 class RequireHost:
@@ -126,21 +139,6 @@ class RequireHost:
         await self._app(scope, receive, send)
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
-
-
-def _file_keys(path: str) -> list[str]:
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"api_key_file {path} cannot be read: {error}") from error
-    keys = [line.strip() for line in lines if line.strip()]
-    if not keys:
-        raise SettingsError(f"api_key_file {path} holds no key; write one a line")
-    return keys
-
-
 def _host_name(header: str) -> str:
     """``[::1]:80`` -> ``::1``, ``localhost:80`` -> ``localhost``."""
     if header.startswith("["):
@@ -164,9 +162,11 @@ def _unauthorized(given: bool) -> ApiError:
 
 
 def _foreign(header: str, host: str) -> ApiError:
-    return ApiError(
-        403,
+    return _forbidden(
         f"{header} {host[:100]!r} is not one this server answers to; --allowed-host adds one",
-        type="permission_error",
         code="host_not_allowed",
     )
+
+
+def _forbidden(message: str, *, code: str) -> ApiError:
+    return ApiError(403, message, type="permission_error", code=code)

@@ -16,6 +16,9 @@ from galley.errors import GalleyError
 CLIENT_GONE: Final = 499
 """Status of a request whose client hung up, in logs and metrics; it is never sent."""
 
+BEGINNINGS: Final = ("http.response.start", "websocket.http.response.start", "websocket.accept")
+"""ASGI messages that have an answer's headers."""
+
 TOO_LARGE: Final = "request_too_large"
 """The code of a body over the cap, of which some may be on its way still."""
 

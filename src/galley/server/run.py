@@ -19,9 +19,10 @@ from galley import __version__
 from galley.config import LOG_FORMAT, LOOPBACK_HOSTS, Settings
 from galley.errors import GalleyError
 from galley.gateway.registry import Registry
+from galley.gateway.tenants import Tenants
 from galley.server import tls, websocket
 from galley.server.app import create_app
-from galley.server.auth import KeyRing, check_exposure
+from galley.server.auth import check_exposure
 from galley.server.front_door import Admission, FrontDoor, raise_descriptor_limit
 from galley.server.http_protocol import BoundedHttpProtocol
 from galley.service.spawn import Spawner
@@ -65,12 +66,12 @@ def serve(settings: Settings, spawner: Spawner | None = None) -> int:
     # By default the collector runs so often that it makes parsing a large body three times as slow,
     # and everybody's tokens wait for it.
     gc.set_threshold(50_000, 20, 100)
-    keys = KeyRing.load(settings)
-    check_exposure(settings, keys)
+    tenants = Tenants.load(settings)
+    check_exposure(settings, tenants)
     encryption = tls.context(settings)
     raise_descriptor_limit()
     # From here on digests are enough.
-    settings = dataclasses.replace(settings, api_key=(), api_key_file="")
+    settings = dataclasses.replace(settings, api_key=(), api_key_file="", admin_key=())
     try:
         listener = bind(settings.host, settings.port)
     except OSError as error:
@@ -81,7 +82,7 @@ def serve(settings: Settings, spawner: Spawner | None = None) -> int:
         return 1
     with listener, asyncio.Runner() as runner:
         models = Registry(settings, spawner)
-        return runner.run(_Run(models, keys, listener, encryption).until_stopped())
+        return runner.run(_Run(models, tenants, listener, encryption).until_stopped())
 
 
 class _Run:
@@ -90,14 +91,15 @@ class _Run:
     def __init__(
         self,
         models: Registry,
-        keys: KeyRing,
+        tenants: Tenants,
         listener: socket.socket,
         encryption: ssl.SSLContext | None,
     ) -> None:
         self._settings = models.settings
         self._url = _url(models.settings.host, listener, encryption)
         self._models = models
-        app = create_app(models, keys=keys)
+        self._tenants = tenants
+        app = create_app(models, tenants=tenants)
         self._door = FrontDoor(
             models.settings,
             models=len(models.names),
@@ -171,10 +173,14 @@ class _Run:
         return None
 
     async def _reload_when_told(self) -> None:
-        """After each SIGHUP: models whose files have changed are loaded again, and go on if that fails."""
+        """After each SIGHUP: the key file, and models whose files have changed, are loaded again.
+
+        What cannot be loaded goes on as it was.
+        """
         while True:
             await self._reloads.wait()
             self._reloads.clear()
+            self._tenants.reload()
             for model in self._models.names:
                 try:
                     if not await self._models.reload(model, only_if_changed=True):

@@ -33,6 +33,7 @@ def expand(
     priority: int = 0,
     cache_salt: str = "",
     prompt_param: str = "prompt",
+    context: int | None = None,
 ) -> list[EngineRequest]:
     """One engine request for each of ``n`` choices, with every default filled in.
 
@@ -43,6 +44,7 @@ def expand(
     Args:
         encoder_input: the audio, for a speech model; a text model takes none.
         prompt_param: the field to name when the prompt itself is wrong.
+        context: tokens that prompt and output may have together, if less than the model's.
 
     Raises:
         RequestError: a token id is out of range, the prompt is empty, or the model does not do what is
@@ -54,7 +56,9 @@ def expand(
     _check_encoder_input(encoder_input, info)
     _check_beams(params.resolved(info.defaults))
     _check_alignment(params, info)
-    max_tokens = _max_tokens(len(prompt), params, info, prompt_param)
+    limit = info.max_beam_tokens(params.num_beams)
+    limit = limit if context is None else min(limit, context)
+    max_tokens = _max_tokens(len(prompt), params, limit, prompt_param)
     seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
     resolved = params.resolved(info.defaults)
     return [
@@ -186,8 +190,7 @@ def _check_alignment(params: SamplingParams, info: ModelInfo) -> None:
         raise RequestError(wrong, param="alignment")
 
 
-def _max_tokens(length: int, params: SamplingParams, info: ModelInfo, prompt_param: str) -> int:
-    limit = info.max_beam_tokens(params.num_beams)
+def _max_tokens(length: int, params: SamplingParams, limit: int, prompt_param: str) -> int:
     # A token that is generated last needs no room for its own keys and values, but positions do.
     wants_output = params.max_tokens is None or params.max_tokens > 0
     if length + wants_output > limit:

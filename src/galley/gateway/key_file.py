@@ -1,0 +1,197 @@
+"""The file of API keys: tenants with hashed keys and limits in YAML, or plain keys, one a line."""
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from galley.errors import SettingsError
+
+LOWEST_PRIORITY: Final = 100
+"""Of tenants and of requests for text; the highest is its negative."""
+
+_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+_SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
+_YAML: Final = re.compile(r"^tenants\s*:", re.MULTILINE)
+_Count: TypeAlias = Annotated[int, Meta(ge=1, le=10**12)]
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One customer of the server: what its keys may do, and how it is served beside others.
+
+    Attributes:
+        name: in logs and metrics; "" where the server asks for no key.
+        weight: its share of the engine where tenants compete, in relation to the others' weights.
+        priority: added to that of its requests; lower is sooner.
+        requests_per_minute, tokens_per_minute: None: without limit. Tokens are those of prompts and texts.
+        concurrency: requests, recordings and live streams at a time.
+        max_context: tokens of a prompt and its text together; None: the model's.
+        admin: its keys may use the admin routes, too.
+    """
+
+    name: Annotated[str, Meta(pattern=_NAME)] = ""
+    weight: Annotated[float, Meta(gt=0, le=10**6)] = 1.0
+    priority: Annotated[int, Meta(ge=-LOWEST_PRIORITY, le=LOWEST_PRIORITY)] = 0
+    requests_per_minute: _Count | None = None
+    tokens_per_minute: _Count | None = None
+    concurrency: _Count | None = None
+    max_context: _Count | None = None
+    admin: bool = False
+
+
+KeyTable: TypeAlias = dict[bytes, Tenant]
+"""SHA-256 digest of a key -> whose it is."""
+
+
+def digest(key: str) -> bytes:
+    """What is kept of a key. Keys are long and random, so that a plain SHA-256 hides them."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+def plain_table(keys: Iterable[str], source: str) -> KeyTable:
+    """Tenants without limits, one for each key, whose names tell nothing of the keys.
+
+    Raises:
+        SettingsError: a key could not be sent in a header; names ``source``, never the key.
+    """
+    table = {}
+    for key in keys:
+        # A header is Latin-1 at best, and clients differ in how they would encode the rest.
+        if not (key.isascii() and key.isprintable() and key == key.strip()):
+            raise SettingsError(
+                f"{source}: a key holds a character that is not printable ASCII, or begins or ends with "
+                "a space; no client could send it in a header"
+            )
+        hashed = digest(key)
+        table[hashed] = Tenant(name=f"key-{hashed.hex()[:8]}")
+    return table
+
+
+def read_plain_keys(path: str) -> list[str]:
+    """The keys of a file that has one a line; none of a file that has tenants in YAML.
+
+    Raises:
+        SettingsError: the file cannot be read.
+    """
+    text = _text(path)
+    return (
+        [] if _YAML.search(text) else [line.strip() for line in text.splitlines() if line.strip()]
+    )
+
+
+def read_key_file(path: str) -> KeyTable:
+    """The keys of a file.
+
+    Raises:
+        SettingsError: the file cannot be read, holds no key, or a line of it is wrong; names the line and
+            the tenant, and quotes no value.
+    """
+    source = f"api_key_file {path}"
+    text = _text(path)
+    table = (
+        _tenants(text, source) if _YAML.search(text) else plain_table(read_plain_keys(path), source)
+    )
+    if not table:
+        raise SettingsError(f"{source} holds no key; write one a line, or tenants: as a list")
+    return table
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"api_key_file {path} cannot be read: {error}") from error
+
+
+def _tenants(text: str, source: str) -> KeyTable:
+    table: KeyTable = {}
+    names: set[str] = set()
+    for line, fields in _entries(text, source):
+        where = f"{source}, line {line}: "
+        name = fields.get("name")
+        where += f"tenant {name!r}" if isinstance(name, str) else "a tenant without a name"
+        hashes = fields.pop("key_sha256", None)
+        try:
+            tenant = msgspec.convert(fields, Tenant)
+        except msgspec.ValidationError as error:
+            raise SettingsError(f"{where}: {_told(error)}") from None
+        if not tenant.name or math.isnan(tenant.weight):
+            raise SettingsError(f"{where}: needs a name, and a weight that is a number")
+        if tenant.name in names:
+            raise SettingsError(f"{where}: the name stands twice")
+        names.add(tenant.name)
+        for key in _digests(hashes, where):
+            if key in table:
+                raise SettingsError(f"{where}: its key is also that of {table[key].name!r}")
+            table[key] = tenant
+    return table
+
+
+def _digests(hashes: object, where: str) -> list[bytes]:
+    given = hashes if isinstance(hashes, list) else [hashes]
+    digests = [
+        bytes.fromhex(text)
+        for text in given
+        if isinstance(text, str) and _SHA256.fullmatch(text) and bytes.fromhex(text) != digest("")
+    ]
+    if not digests or len(digests) < len(given):
+        raise SettingsError(
+            f"{where}: key_sha256 must be the SHA-256 of the key, 64 hexadecimal digits in quotes, or a "
+            "list of these; galley keygen NAME prints both"
+        )
+    return digests
+
+
+def _told(error: msgspec.ValidationError) -> str:
+    """The validator's words in terms of the file: ``$.weight`` is the field weight."""
+    problem, _, path = str(error).partition(" - at ")
+    field = path.strip("`").removeprefix("$").removeprefix(".")
+    known = ", ".join(("key_sha256", *Tenant.__struct_fields__))
+    if "unknown field" in problem:
+        return f"{problem}; known: {known}"
+    return f"{field}: {problem}" if field else problem
+
+
+def _entries(text: str, source: str) -> "list[tuple[int, dict[str, Any]]]":
+    """Each tenant's fields, with the line at which it begins."""
+    import yaml
+
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+        if not isinstance(root, yaml.MappingNode) or len(root.value) != 1:
+            raise SettingsError(f"{source}: must hold tenants: and nothing beside it")
+        listed = root.value[0][1]
+        if not isinstance(listed, yaml.SequenceNode):
+            raise SettingsError(f"{source}: tenants must be a list")
+        return [(node.start_mark.line + 1, _fields(loader, node, source)) for node in listed.value]
+    except yaml.MarkedYAMLError as error:
+        # The error's own text quotes the line, which may hold a key.
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise SettingsError(f"{source}{line} is not readable YAML: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        if isinstance(error, SettingsError):
+            raise
+        raise SettingsError(f"{source} is not readable YAML: {type(error).__name__}") from None
+    finally:
+        loader.dispose()
+
+
+def _fields(loader: Any, node: Any, source: str) -> dict[str, Any]:
+    where = f"{source}, line {node.start_mark.line + 1}"
+    if node.id != "mapping":
+        raise SettingsError(f"{where}: a tenant must be a mapping: name, key_sha256, weight, ...")
+    fields: dict[str, Any] = {}
+    for key, value in node.value:
+        name = str(key.value)
+        if name in fields:
+            raise SettingsError(
+                f"{source}, line {key.start_mark.line + 1}: {name} stands twice in one tenant"
+            )
+        fields[name] = loader.construct_object(value, deep=True)
+    return fields
