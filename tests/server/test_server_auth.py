@@ -164,7 +164,9 @@ def test_the_running_server_holds_no_plain_key(monkeypatch: pytest.MonkeyPatch) 
     class Started(Exception):
         pass
 
-    def start(models: Registry, tenants: Tenants, listener: socket.socket) -> NoReturn:
+    def start(
+        models: Registry, tenants: Tenants, listener: socket.socket, encryption: None
+    ) -> NoReturn:
         assert tenants.identify("sk-first-key")
         raise Started(models.settings)
 
