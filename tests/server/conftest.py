@@ -15,6 +15,7 @@ from tests.speech import tiny
 from tests.speech.recordings import CALL
 
 CONTEXT = 16384
+ADMIN_KEY = "sk-admin"
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +38,7 @@ def hearing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Default settings, with a KV cache that is small enough to allocate quickly."""
     log = tmp_path_factory.mktemp("server") / "log"
-    with Server(model, log, kv_cache_tokens=4 * CONTEXT, threads=1) as running:
+    with Server(model, log, kv_cache_tokens=4 * CONTEXT, threads=1, admin_key=ADMIN_KEY) as running:
         yield running
 
 
