@@ -141,7 +141,7 @@ def _described(operation: Operation, named: Mapping[Any, Schema]) -> Schema:
             error["headers"] = {"Retry-After": _RETRY_AFTER}
     described: Schema = {
         "tags": [operation.tag],
-        "summary": inspect.getdoc(operation.endpoint),
+        "summary": (inspect.getdoc(operation.endpoint) or "").partition("\n")[0],
         "operationId": operation.name,
         "responses": responses,
     }
