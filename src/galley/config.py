@@ -31,6 +31,9 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 MOST_THREADS = 1024
 
+MOST_TIMEOUT = 86_400.0
+"""Seconds that a request may take at most, whatever it or the settings say."""
+
 NATIVE_ENGINE = "native"
 """Name of Galley's own engine; :mod:`galley.service.protocol` finds others by name."""
 
@@ -192,6 +195,11 @@ class Settings(EngineSettings):
     max_queue: int = _setting(
         256, "Limits", "sequences that may wait beyond the running ones; then 429"
     )
+    request_timeout: float = _setting(
+        600.0,
+        "Limits",
+        "seconds for a text, from the request's arrival, if its x-request-timeout says no other; then 504",
+    )
     max_body_bytes: int = _setting(8 * 1024 * 1024, "Limits", "largest request body")
     max_audio_bytes: int = _setting(
         256 * 1024 * 1024, "Limits", "largest request body with a recording"
@@ -261,6 +269,11 @@ class Settings(EngineSettings):
             raise SettingsError("max_audio_seconds must be a number of seconds, got nan")
         if not (math.isfinite(self.drain_seconds) and self.drain_seconds >= 0):
             raise SettingsError(f"drain_seconds must be 0 or more, got {self.drain_seconds}")
+        if not 0 < self.request_timeout <= MOST_TIMEOUT:
+            raise SettingsError(
+                f"request_timeout must be above 0 and at most {MOST_TIMEOUT:.0f} seconds, got "
+                f"{self.request_timeout}"
+            )
         if not 0 <= self.port < 65536:
             raise SettingsError(f"port must be between 0 and 65535, got {self.port}")
         for name in ("api_key", "admin_key"):

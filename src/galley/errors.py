@@ -17,6 +17,8 @@
         ``RateLimited``         the tenant has used what its limits allow (HTTP 429)
         ``Draining``            the server is shutting down (HTTP 503)
         ``EngineNotReady``      the engine is starting or restarting (HTTP 503)
+    ``DeadlineExceeded``    the request's time is over (HTTP 504)
+    ``SlowReader``          the answer was not read fast enough, and was cut
     ``EngineError``         our own fault (HTTP 500)
         ``EngineFailed``        the engine could not start, or died again and again
 """
@@ -135,6 +137,14 @@ class Draining(Unavailable):
 
 class EngineNotReady(Unavailable):
     """The engine is still starting, or is being restarted and its queue is full."""
+
+
+class DeadlineExceeded(GalleyError):
+    """The request's deadline passed before its answer was complete."""
+
+
+class SlowReader(GalleyError):
+    """The client reads its answer more slowly than the server can wait for."""
 
 
 class EngineError(GalleyError):

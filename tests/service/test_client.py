@@ -13,8 +13,9 @@ import pytest
 from galley import SamplingParams
 from galley.config import EngineSettings, Settings
 from galley.errors import EngineNotReady, ModelError, QueueFull, RequestError, SettingsError
-from galley.service.client import EngineClient, OutputStream
+from galley.service.client import EngineClient
 from galley.service.requests import choice_seed, expand
+from galley.service.streams import OutputStream
 from galley.types import EngineRequest, ModelInfo, Output, SamplingDefaults, StepCosts
 from tests.conftest import CheckpointMaker
 

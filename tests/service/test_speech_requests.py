@@ -13,8 +13,9 @@ from galley import SamplingParams
 from galley.audio import Alignment, EncoderInput
 from galley.config import EngineSettings
 from galley.local import LocalEngine
-from galley.service.client import EngineClient, OutputStream
+from galley.service.client import EngineClient
 from galley.service.requests import expand
+from galley.service.streams import OutputStream
 from galley.types import EngineRequest, ModelInfo, Output
 from tests.conftest import CheckpointMaker
 

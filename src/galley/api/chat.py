@@ -54,6 +54,7 @@ class ChatAnswer:
         with _named_as_given(asked), opened(Call(served, ENDPOINT, caller)) as call:
             params = asked.sampling()
             check_count(served, 1, params.n, "messages")
+            call.check_early(asked.priority or 0)
             prompt = await _prompt(call.backend, asked)
             generation = Generation.submit(
                 call,

@@ -95,6 +95,7 @@ class CompletionAnswer:
         given = asked.prompts()
         check_count(served, len(given), params.n, "prompt")
         with opened(Call(served, ENDPOINT, caller)) as call:
+            call.check_early(asked.priority or 0)
             prompts = await _token_ids(given, call.backend)
             generation = Generation.submit(
                 call,

@@ -7,11 +7,13 @@ from typing import Final
 from galley.errors import (
     AudioTooLong,
     Conflict,
+    DeadlineExceeded,
     Draining,
     GalleyError,
     QueueFull,
     RateLimited,
     RequestError,
+    SlowReader,
     Unavailable,
     UnknownModel,
 )
@@ -86,6 +88,10 @@ def to_api_error(error: Exception) -> ApiError:
                 code=code,
                 headers=_retry_after(error),
             )
+        case DeadlineExceeded():
+            return ApiError(504, str(error), type="timeout_error", code="deadline_exceeded")
+        case SlowReader():
+            return ApiError(408, str(error), type="timeout_error", code="slow_reader")
         case GalleyError():
             return ApiError(500, str(error), type="internal_error", code="engine_error")
         case _:

@@ -13,8 +13,9 @@ from galley.gateway.caller import Caller
 from galley.gateway.key_file import LOWEST_PRIORITY, Tenant
 from galley.gateway.served import ServedModel
 from galley.observe.metrics import TokenKind
-from galley.service.client import LONGEST_WAIT, OutputStream
-from galley.types import LIVE_PRIORITY, EngineRequest, ModelInfo, Output, Timing
+from galley.service.client import LONGEST_WAIT
+from galley.service.streams import OutputStream
+from galley.types import LIVE_PRIORITY, EngineRequest, ModelInfo, Output, SamplingParams, Timing
 
 
 class Call:
@@ -57,6 +58,20 @@ class Call:
         """What the model says of itself."""
         return self.backend.engine.info
 
+    def check_early(self, priority: int) -> None:
+        """To be called before text work: raise QueueFull if no answer can come before the deadline.
+
+        Args:
+            priority: as the request has it.
+
+        Raises:
+            QueueFull, DeadlineExceeded: see :meth:`galley.service.client.EngineClient.submit_all`.
+        """
+        sampling = SamplingParams(max_tokens=0)
+        probe = EngineRequest(id="", prompt=[], sampling=sampling, priority=priority)
+        [probe] = self._marked([probe])
+        self.backend.engine.check_early(self.caller.deadline, probe)
+
     def submit_all(
         self, requests: Sequence[EngineRequest], *, reserve: int = 0
     ) -> "list[CallStream]":
@@ -73,7 +88,9 @@ class Call:
         with self._limited():
             self.caller.account.reserve(reserve)
         self._reserved += reserve
-        return self._counted(self.backend.engine.submit_all(self._marked(requests)))
+        return self._counted(
+            self.backend.engine.submit_all(self._marked(requests), self.caller.deadline)
+        )
 
     async def submit_patiently(self, requests: Sequence[EngineRequest]) -> "list[CallStream]":
         """Start all of them, for a call that has begun: waits while the queue is full or no token left."""
@@ -83,7 +100,8 @@ class Call:
                 break
             except RateLimited as limited:
                 await asyncio.sleep(min(LONGEST_WAIT, limited.retry_after))
-        return self._counted(await self.backend.engine.submit_patiently(self._marked(requests)))
+        engine, deadline = self.backend.engine, self.caller.deadline
+        return self._counted(await engine.submit_patiently(self._marked(requests), deadline))
 
     def close(self) -> None:
         """Cancel what still runs, and settle the tenant's account. Idempotent."""

@@ -1,6 +1,7 @@
 """Who asks: what every request brings to the gateway, whatever protocol it came by."""
 
 import hashlib
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,12 +19,14 @@ class Caller:
         account: of the tenant whose key was presented.
         record: what the request's log line will tell, name -> value.
         arrived: on the monotonic clock, in seconds.
+        deadline: on the same clock: until when the answer is of use; infinite where that is not known.
     """
 
     request_id: str
     account: Account = field(default_factory=lambda: Account(ANYBODY))
     record: dict[str, Any] = field(default_factory=dict)
     arrived: float = field(default_factory=time.monotonic)
+    deadline: float = math.inf
 
     @property
     def tenant(self) -> Tenant:

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
-from galley.errors import Draining, EngineError, RequestError
+from galley.errors import DeadlineExceeded, Draining, EngineError, RequestError, SlowReader
 from galley.gateway.call import Call, CallStream
 from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.gateway.served import ServedModel
@@ -173,30 +173,37 @@ class _Choice:
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """What the engine's Outputs add, up to the end of the text."""
-        async for output in self._stream:
-            if self._stream.tokens == len(output.tokens) > 0:
-                self._call.sequence_begun(self._stream)
-            self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
-            if output.finish_reason in ("error", "abort"):
-                self._open = False
-                self._call.sequence_lost("error")
-                if output.finish_reason == "abort":
-                    raise Draining(
-                        "The server stopped before the answer was complete",
-                        retry_after=RETRY_SECONDS,
-                    )
-                raise EngineError(output.error or "The engine gave the request up")
-            delta = self.text.feed(output)
-            finish: Finish | None = None
-            if delta.finish_reason is not None:
-                finish = "length" if delta.finish_reason == "length" else "stop"
-                if output.finish_reason is None:  # a stop string, of which the engine knows nothing
-                    self._stream.cancel()
-                self._open = False
-                self._call.sequence_ended(self._stream, finish, output.timing)
-            yield Piece(self._index, delta, finish, output.prompt_logprobs)
-            if finish is not None:
-                return
+        try:
+            async for output in self._stream:
+                if self._stream.tokens == len(output.tokens) > 0:
+                    self._call.sequence_begun(self._stream)
+                self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
+                if output.finish_reason in ("error", "abort"):
+                    self._open = False
+                    self._call.sequence_lost("error")
+                    if output.finish_reason == "abort":
+                        raise Draining(
+                            "The server stopped before the answer was complete",
+                            retry_after=RETRY_SECONDS,
+                        )
+                    raise EngineError(output.error or "The engine gave the request up")
+                delta = self.text.feed(output)
+                finish: Finish | None = None
+                if delta.finish_reason is not None:
+                    finish = "length" if delta.finish_reason == "length" else "stop"
+                    if (
+                        output.finish_reason is None
+                    ):  # a stop string, of which the engine knows nothing
+                        self._stream.cancel()
+                    self._open = False
+                    self._call.sequence_ended(self._stream, finish, output.timing)
+                yield Piece(self._index, delta, finish, output.prompt_logprobs)
+                if finish is not None:
+                    return
+        except (DeadlineExceeded, SlowReader) as error:
+            self._open = False
+            self._call.sequence_lost("deadline" if isinstance(error, DeadlineExceeded) else "error")
+            raise
 
     def close(self) -> None:
         """Abort in the engine what still runs. Idempotent."""

@@ -6,7 +6,15 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from galley.config import Settings
-from galley.errors import EngineNotReady, GalleyError, ModelError, RequestError, UnknownModel
+from galley.errors import (
+    EngineNotReady,
+    GalleyError,
+    ModelError,
+    RequestError,
+    Unavailable,
+    UnknownModel,
+)
+from galley.gateway.caller import Caller
 from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
 from galley.gateway.served import ServedModel
 from galley.observe.metrics import Metrics
@@ -95,42 +103,46 @@ class Registry:
         """End the engine processes. Idempotent."""
         await asyncio.gather(*(model.close() for model in self))
 
-    def find(self, name: str | None, task: Task | None = None) -> ServedModel:
+    def find(
+        self, name: str | None, task: Task | None = None, caller: Caller | None = None
+    ) -> ServedModel:
         """The model that a request means, which does what the request needs.
 
         Args:
             name: as the request has it. None means the only model, or the only one that does the task.
             task: what the request needs; None: nothing but a model.
+            caller: whose request is for the engine's queue.
 
         Raises:
             UnknownModel: no model has the name.
             RequestError: it does not do the task, or several could be meant.
             EngineNotReady, EngineFailed: as :meth:`ServedModel.backend`.
+            QueueFull, DeadlineExceeded: the caller's request cannot be answered in time, whatever it is.
         """
         model = self._only(task) if name is None else self._models.get(name)
         if model is None:
             raise UnknownModel(
                 f"The model {str(name)[:100]!r} does not exist; this server has {self._listed()}"
             )
-        model.check(task)
+        model.check(task, caller)
         return model
 
-    def expect(self, task: Task | None = None) -> None:
+    def expect(self, task: Task | None = None, caller: Caller | None = None) -> None:
         """Before a request's body is read: raise if no model can answer it, whichever its body names.
 
         Raises:
-            RequestError, EngineNotReady, EngineFailed: as :meth:`find` for every one of the models.
+            RequestError, Unavailable, EngineFailed: as :meth:`find` for every one of the models.
         """
         errors = []
         for model in self:
             try:
-                model.check(task)
+                model.check(task, caller)
             except GalleyError as error:
                 errors.append(error)
             else:
                 return
         # A model that may yet come says more than one that does other tasks.
-        raise min(errors, key=lambda error: not isinstance(error, EngineNotReady))
+        raise min(errors, key=lambda error: not isinstance(error, Unavailable))
 
     def _only(self, task: Task | None) -> ServedModel:
         fitting = list(self)

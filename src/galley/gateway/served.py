@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from galley.config import Settings
 from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError
 from galley.formats.source import BUNDLED, resolve_model
+from galley.gateway.caller import Caller
 from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.observe.metrics import Metrics
 from galley.service.client import EngineClient, EngineState
@@ -192,17 +193,20 @@ class ServedModel:
             raise EngineFailed(f"The engine of {self.name} has failed; the server's log says why")
         return self._backend
 
-    def check(self, task: Task | None) -> None:
+    def check(self, task: Task | None, caller: Caller | None = None) -> None:
         """Raise RequestError for a task that the model does not do, else as :meth:`backend`.
 
-        Every model does the task ``None``.
+        Every model does the task ``None``. With a ``caller`` whose request is for the engine's queue also
+        raise QueueFull or DeadlineExceeded, if that is certain before any work is done for it.
         """
-        self.backend()
+        backend = self.backend()
         if task is not None and self.tasks is not None and task not in self.tasks:
             raise RequestError(
                 f"The model {self.name!r} cannot {task}; it can {', '.join(self.tasks)}",
                 param="model",
             )
+        if caller is not None:
+            backend.engine.check_early(caller.deadline)
 
     def speech_model(self, backend: Backend) -> "SpeechModel":
         """What a speech model needs beside its engine; made with the first request, which takes a while.

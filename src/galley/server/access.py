@@ -1,6 +1,7 @@
 """One log line, one count, one id and an answer for each request or WebSocket. Never its text or key."""
 
 import logging
+import math
 import secrets
 import time
 from typing import Any, Final
@@ -9,6 +10,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from galley.config import MOST_TIMEOUT
+from galley.errors import RequestError
 from galley.gateway.caller import Caller
 from galley.observe.metrics import Metrics
 from galley.server.drain import PROBES
@@ -16,6 +19,10 @@ from galley.server.errors import BEGINNINGS, CLIENT_GONE, error_response
 
 log = logging.getLogger("galley.access")
 
+TIMEOUT_HEADER: Final = "x-request-timeout"
+"""Seconds from its arrival after which a request's answer is of no use."""
+
+_TIMEOUT_CHARACTERS: Final = 32
 _SWITCHING_PROTOCOLS: Final = 101
 
 
@@ -68,10 +75,35 @@ class AccessLog:
             )
 
 
-def caller_of(request: HTTPConnection) -> Caller:
-    """Who asks, as the middlewares found out."""
+def caller_of(request: HTTPConnection, *, timeout: float = math.inf) -> Caller:
+    """Who asks, as the middlewares found out, and until when the answer is of use.
+
+    Args:
+        request: whose header ``x-request-timeout`` says how many seconds after its arrival that is.
+        timeout: what holds without the header, in seconds.
+
+    Raises:
+        RequestError: the header is no number of seconds.
+    """
     state = request.state
-    return Caller(state.request_id, state.account, state.record, state.arrived)
+    deadline = state.arrived + _timeout(request.headers.get(TIMEOUT_HEADER), timeout)
+    return Caller(state.request_id, state.account, state.record, state.arrived, deadline)
+
+
+def _timeout(given: str | None, default: float) -> float:
+    if given is None:
+        return default
+    try:
+        seconds = float(given) if len(given) < _TIMEOUT_CHARACTERS else math.nan
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MOST_TIMEOUT:
+        raise RequestError(
+            f"The header {TIMEOUT_HEADER} is {given[:_TIMEOUT_CHARACTERS]!r}; it takes seconds, above 0 "
+            f"and at most {MOST_TIMEOUT:.0f}",
+            param=TIMEOUT_HEADER,
+        )
+    return seconds
 
 
 def _route(scope: Scope) -> str:

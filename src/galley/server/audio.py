@@ -65,12 +65,13 @@ async def _answer(
     model: type[TranslationRequest],
     task: Literal["transcribe", "translate"],
 ) -> Response:
-    models.expect(task)
+    caller = caller_of(request)
+    models.expect(task, caller)
     await asyncio.to_thread(require_extra)
     asked, upload = await read_form(request, model, max_bytes=models.settings.max_audio_bytes)
-    served = models.find(asked.model, task)
+    served = models.find(asked.model, task, caller)
     # Made and closed here: a thread goes on when its client hangs up.
-    with opened(Call(served, ENDPOINTS[task], caller_of(request))) as call:
+    with opened(Call(served, ENDPOINTS[task], caller)) as call:
         begin = asyncio.to_thread(Transcript.begin, call, asked, upload.file, upload.name)
         transcript = await while_connected(request.receive, begin)
         if asked.stream:

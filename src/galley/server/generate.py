@@ -19,21 +19,24 @@ from galley.server.sse import EventStream, while_connected
 def routes(models: Registry) -> list[Operation]:
     """The routes, answered by ``models``."""
     max_bytes = models.settings.max_body_bytes
+    timeout = models.settings.request_timeout
 
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        models.expect("generate")
+        caller = caller_of(request, timeout=timeout)
+        models.expect("generate", caller)
         asked = await body.read(request, ChatRequest, max_bytes=max_bytes)
-        start = ChatAnswer.start(models.find(asked.model, "generate"), asked, caller_of(request))
+        start = ChatAnswer.start(models.find(asked.model, "generate", caller), asked, caller)
         answer = await while_connected(request.receive, start)
         return await _respond(request, answer, stream=bool(asked.stream))
 
     async def plain_completions(request: Request) -> Response:
         """Continue prompts. In a text, special tokens' text means those tokens."""
-        models.expect("generate")
+        caller = caller_of(request, timeout=timeout)
+        models.expect("generate", caller)
         asked = await body.read(request, CompletionRequest, max_bytes=max_bytes)
-        served = models.find(asked.model, "generate")
-        start = CompletionAnswer.start(served, asked, caller_of(request))
+        served = models.find(asked.model, "generate", caller)
+        start = CompletionAnswer.start(served, asked, caller)
         answer = await while_connected(request.receive, start)
         return await _respond(request, answer, stream=bool(asked.stream))
 

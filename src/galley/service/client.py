@@ -12,20 +12,27 @@ import logging
 import math
 import signal
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
 
 import msgspec
 
 from galley.config import EngineSettings
-from galley.errors import EngineFailed, EngineNotReady, GalleyError, QueueFull
+from galley.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    EngineNotReady,
+    GalleyError,
+    QueueFull,
+)
+from galley.service.admission import Admission
 from galley.service.frames import Abort, FromEngine, Phase, Ready, Step, Submit
 from galley.service.process import EngineProcess
 from galley.service.quarantine import Quarantine
 from galley.service.spawn import Spawned, spawn
-from galley.types import EngineRequest, EngineStats, ModelInfo, OnPhase, Output, Timing
+from galley.service.streams import OutputStream, Unfinished
+from galley.service.unread import Unread, UnreadBudget
+from galley.types import EngineRequest, EngineStats, ModelInfo, OnPhase, Output
 
 log = logging.getLogger("galley.service")
 
@@ -38,89 +45,6 @@ LONGEST_WAIT: Final = 1.0
 
 FIRST_RETRY_SECONDS: Final = 0.5
 """Before the second attempt; doubles with each further one."""
-
-
-@dataclass(slots=True)
-class _Unfinished:
-    """A request that the engine has not finished, and what of its answer was delivered."""
-
-    request: EngineRequest
-    queue: "asyncio.Queue[Output]"
-    submitted: float
-    tokens: list[int] = field(default_factory=list)
-    first_token: float = 0.0
-    cached: int = 0
-    answered: bool = False
-    resumed: bool = False
-
-    def resumption(self) -> EngineRequest:
-        """The request as a new engine needs it. What came with the first Output is not computed twice."""
-        sampling = self.request.sampling
-        if self.answered:
-            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None, no_speech=None)
-        return msgspec.structs.replace(self.request, output=self.tokens, sampling=sampling)
-
-    def take(self, output: Output, now: float) -> Output:
-        """Note what the engine delivered; hide that it is not the engine that began the request."""
-        self.tokens.extend(output.tokens)
-        if not self.answered:
-            self.answered, self.cached, self.first_token = True, output.cached_tokens, now
-        if not self.resumed:
-            return output
-        timing = output.timing and Timing(
-            queued=output.timing.queued,
-            first_token=self.first_token - self.submitted,
-            total=now - self.submitted,
-            preemptions=output.timing.preemptions,
-        )
-        return msgspec.structs.replace(output, cached_tokens=self.cached, timing=timing)
-
-
-class Outputs(Protocol):
-    """One request's Outputs, as they come; ends after the one that has a ``finish_reason``."""
-
-    def __aiter__(self) -> AsyncIterator[Output]:
-        """The stream itself; it can be iterated once."""
-
-    async def __anext__(self) -> Output:
-        """Wait for the next."""
-
-    def cancel(self) -> None:
-        """The engine forgets the request within one step. Harmless when it has finished."""
-
-
-class Submitter(Protocol):
-    """Who takes engine requests: :class:`EngineClient`, or what counts them on their way to it."""
-
-    def submit_all(self, requests: Sequence[EngineRequest]) -> Sequence[Outputs]:
-        """See :meth:`EngineClient.submit_all`."""
-
-    async def submit_patiently(self, requests: Sequence[EngineRequest]) -> Sequence[Outputs]:
-        """See :meth:`EngineClient.submit_patiently`."""
-
-
-class OutputStream:
-    """One request's Outputs, as they come; ends after the one that has a ``finish_reason``."""
-
-    def __init__(self, request: _Unfinished, cancel: Callable[[str], None]) -> None:
-        self._request = request
-        self._cancel = cancel
-        self._ended = False
-
-    def __aiter__(self) -> AsyncIterator[Output]:
-        return self
-
-    async def __anext__(self) -> Output:
-        if self._ended:
-            raise StopAsyncIteration
-        output = await self._request.queue.get()
-        self._ended = output.finish_reason is not None
-        return output
-
-    def cancel(self) -> None:
-        """The engine forgets the request within one step. Harmless when it has finished."""
-        self._ended = True
-        self._cancel(self._request.request.id)
 
 
 class EngineClient:
@@ -140,14 +64,13 @@ class EngineClient:
         # Only these fields: the server's settings hold keys, which are none of the engine's business.
         self._settings = EngineSettings(**{name: getattr(settings, name) for name in names})
         self._folder = folder
-        self._most_unfinished = settings.running_limit + max_queue
-        self._max_queue = max_queue
+        self._admission = Admission(settings.running_limit, max_queue)
+        self._unread = UnreadBudget()
         self._on_phase = on_phase
         self._begin = begin or (lambda: spawn(settings.engine))
-        self._unfinished: dict[str, _Unfinished] = {}
+        self._unfinished: dict[str, Unfinished] = {}
         self._quarantine = Quarantine()
         self._settled_at = 0
-        self._ended: deque[float] = deque(maxlen=64)
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -218,39 +141,55 @@ class EngineClient:
         """Start one sequence; see :meth:`submit_all`."""
         return self.submit_all([request])[0]
 
-    def submit_all(self, requests: Sequence[EngineRequest]) -> list[OutputStream]:
+    def check_early(self, deadline: float, request: EngineRequest | None = None) -> None:
+        """Raise as :meth:`submit_all` where that is certain before work is done for a request.
+
+        Args:
+            deadline: as for :meth:`submit_all`.
+            request: an empty one of the same tenant and priority, once these are known.
+        """
+        self._check_state()
+        now = time.monotonic()
+        _check_deadline(deadline, now)
+        self._admission.check_early(request, deadline, now=now)
+
+    def submit_all(
+        self, requests: Sequence[EngineRequest], deadline: float = math.inf
+    ) -> list[OutputStream]:
         """Start all of them or none. Requests come from :func:`galley.service.requests.expand`.
 
         While the engine is being restarted requests are taken and wait.
 
+        Args:
+            requests: of one caller.
+            deadline: on the monotonic clock, in seconds: streams that have not ended by then raise
+                DeadlineExceeded, and the engine forgets them.
+
         Raises:
-            QueueFull: too many are waiting; says when to come back.
+            QueueFull: too many are waiting, or the answers are expected after the deadline; says when to
+                come back.
+            DeadlineExceeded: the deadline has passed.
             EngineNotReady: the engine has not been ready yet, or is closed.
             EngineFailed: the engine has given up.
         """
-        if self.state == "failed":
-            raise EngineFailed(f"the engine is down: {self._error}")
-        if self.state in ("starting", "closed"):
-            raise EngineNotReady(f"the engine is {self.state}", retry_after=1.0)
-        if len(self._unfinished) + len(requests) > self._most_unfinished:
-            raise QueueFull(
-                f"{len(self._unfinished)} sequences are running or waiting, at most "
-                f"{self._most_unfinished} may",
-                retry_after=self._retry_after(),
-            )
+        self._check_state()
         now = time.monotonic()
+        _check_deadline(deadline, now)
+        self._admission.check(requests, deadline, now=now)
         streams = []
         for request in requests:
-            unfinished = self._unfinished[request.id] = _Unfinished(request, asyncio.Queue(), now)
+            unfinished = self._unfinished[request.id] = self._begin_request(request, deadline, now)
             streams.append(OutputStream(unfinished, self._abort))
         self._send(self._quarantine.add([request.id for request in requests]))
         return streams
 
-    async def submit_patiently(self, requests: Sequence[EngineRequest]) -> list[OutputStream]:
+    async def submit_patiently(
+        self, requests: Sequence[EngineRequest], deadline: float = math.inf
+    ) -> list[OutputStream]:
         """As :meth:`submit_all`, for what has begun: it waits while the queue is full."""
         while True:
             try:
-                return self.submit_all(requests)
+                return self.submit_all(requests, deadline)
             except QueueFull as full:
                 await asyncio.sleep(min(LONGEST_WAIT, full.retry_after))
 
@@ -263,32 +202,56 @@ class EngineClient:
         await self._hang_up()
         self._end_all("abort", None)
 
-    def _retry_after(self) -> float:
-        """Seconds until half of the queue is gone, at the pace of the last finished sequences."""
-        if len(self._ended) < 2:
-            return 1.0
-        pace = (len(self._ended) - 1) / max(time.monotonic() - self._ended[0], 1e-3)
-        return min(60.0, max(1.0, math.ceil(max(1, self._max_queue / 2) / pace)))
+    def _check_state(self) -> None:
+        if self.state == "failed":
+            raise EngineFailed(f"the engine is down: {self._error}")
+        if self.state in ("starting", "closed"):
+            raise EngineNotReady(f"the engine is {self.state}", retry_after=1.0)
+
+    def _begin_request(self, request: EngineRequest, deadline: float, now: float) -> Unfinished:
+        unread = Unread(self._unread, on_cut=lambda: self._abort(request.id))
+        claim = self._admission.add(request, now=now)
+        timer = None
+        if deadline != math.inf:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(deadline - now, self._expire, request.id)
+        return Unfinished(request, unread, claim, now, timer)
+
+    def _end(self, request_id: str, *, finished: bool = False) -> Unfinished | None:
+        """Take a request off the books, whatever ended it."""
+        unfinished = self._unfinished.pop(request_id, None)
+        if unfinished is not None:
+            if unfinished.timer is not None:
+                unfinished.timer.cancel()
+            self._admission.remove(unfinished.claim, finished=finished, now=time.monotonic())
+        return unfinished
 
     def _abort(self, request_id: str) -> None:
-        if not self._unfinished.pop(request_id, None):
+        if not self._end(request_id):
             return
-        self._ended.append(time.monotonic())
         if self._quarantine.cancelled(request_id) and self._process:
             self._process.send(Abort([request_id]))
             self._settled_at = self._process.frames_sent
 
+    def _expire(self, request_id: str) -> None:
+        unfinished = self._unfinished[request_id]
+        self._abort(request_id)
+        when = "before it was complete" if unfinished.answered else "while it waited"
+        unfinished.unread.fail(DeadlineExceeded(f"The request's deadline passed {when}"))
+
     def _send(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             assert self._process
-            unfinished = self._unfinished[request_id]
-            self._process.send(
-                Submit(unfinished.resumption() if unfinished.resumed else unfinished.request)
-            )
+            self._process.send(Submit(self._unfinished[request_id].resumption()))
 
     def _set_state(self, state: EngineState) -> None:
         self.state = state
+        self._note_stats()
         self._changed.set()
+
+    def _note_stats(self) -> None:
+        working = self.state == "ready"
+        self._admission.observe(self.stats, working=working, now=time.monotonic())
 
     async def _supervise(self) -> None:
         """Start engines until one cannot start, or nobody wants one any more."""
@@ -351,22 +314,25 @@ class EngineClient:
         if given_up is not None:
             log.error("the engine dies of request %s; giving it up", given_up)
             message = "the engine died again and again while it worked on this request"
-            self._unfinished.pop(given_up).queue.put_nowait(
-                Output(request_id=given_up, finish_reason="error", error=message)
-            )
+            self._give_up(given_up, "error", message)
 
     def _end_all(self, reason: Literal["abort", "error"], error: str | None) -> None:
-        for request_id, unfinished in self._unfinished.items():
-            unfinished.queue.put_nowait(
-                Output(request_id=request_id, finish_reason=reason, error=error)
-            )
-        self._unfinished.clear()
+        for request_id in list(self._unfinished):
+            self._give_up(request_id, reason, error)
+
+    def _give_up(
+        self, request_id: str, reason: Literal["abort", "error"], error: str | None
+    ) -> None:
+        unfinished = self._end(request_id)
+        assert unfinished is not None
+        unfinished.unread.put(Output(request_id=request_id, finish_reason=reason, error=error))
 
     def _handle(self, frame: FromEngine) -> None:
         if isinstance(frame, Step):
-            self.stats = frame.stats
             for output in frame.outputs:
                 self._deliver(output)
+            self.stats = frame.stats
+            self._note_stats()
             if self._quarantine.settling and frame.frames_seen >= self._settled_at:
                 self._send(self._quarantine.settled())
         elif isinstance(frame, Phase):
@@ -394,11 +360,15 @@ class EngineClient:
         unfinished = self._unfinished.get(output.request_id)
         if unfinished is None:
             return
-        now = time.monotonic()
-        unfinished.queue.put_nowait(unfinished.take(output, now))
+        self._admission.progress(unfinished.claim, len(output.tokens), now=time.monotonic())
+        unfinished.take(output)
         if output.finish_reason is None:
             self._send(self._quarantine.progressed(output.request_id))
             return
-        del self._unfinished[output.request_id]
-        self._ended.append(now)
+        self._end(output.request_id, finished=True)
         self._send(self._quarantine.finished(output.request_id))
+
+
+def _check_deadline(deadline: float, now: float) -> None:
+    if deadline <= now:
+        raise DeadlineExceeded("The request's deadline passed before it reached the queue")

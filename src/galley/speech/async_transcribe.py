@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from galley.service.client import Outputs, Submitter
+from galley.errors import GalleyError
+from galley.service.streams import Outputs, Submitter
 from galley.speech.chunk_source import ChunkSource
 from galley.speech.results import Segment
 from galley.speech.session import Session
@@ -29,25 +30,22 @@ async def transcribe_async(
         QueueFull: the engine's queue has no room for the first request; later requests wait.
         AudioError: the recording cannot be decoded any further.
         EngineError: the engine gave a request up.
+        DeadlineExceeded: the caller's deadline has passed.
     """
-    outputs: asyncio.Queue[Output] = asyncio.Queue()
+    outputs: asyncio.Queue[Output | GalleyError] = asyncio.Queue()
     readers: dict[asyncio.Task[None], Outputs] = {}
-
-    async def read(stream: Outputs) -> None:
-        async for output in stream:
-            outputs.put_nowait(output)
 
     async def submit(requests: Sequence[EngineRequest]) -> None:
         waits = bool(readers)
         streams = await engine.submit_patiently(requests) if waits else engine.submit_all(requests)
         for stream in streams:
-            readers[asyncio.create_task(read(stream))] = stream
+            readers[asyncio.create_task(_read(stream, outputs))] = stream
 
     try:
         await asyncio.to_thread(chunks.fill, session)
         await submit(session.requests())
         while not session.idle:
-            output = await outputs.get()
+            output = await _next(outputs)
             if output.alignment is None:
                 session.take(output)
             else:
@@ -66,3 +64,18 @@ async def transcribe_async(
             reader.cancel()
         # A thread may still be reading the recording; it stops after its present block.
         await asyncio.shield(asyncio.to_thread(chunks.close))
+
+
+async def _read(stream: Outputs, outputs: "asyncio.Queue[Output | GalleyError]") -> None:
+    try:
+        async for output in stream:
+            outputs.put_nowait(output)
+    except GalleyError as error:
+        outputs.put_nowait(error)
+
+
+async def _next(outputs: "asyncio.Queue[Output | GalleyError]") -> Output:
+    output = await outputs.get()
+    if isinstance(output, GalleyError):
+        raise output
+    return output

@@ -1,0 +1,225 @@
+"""Who is let into an engine's queue: by its length, and by when the engine would get to it.
+
+Each unfinished sequence owes tokens: its prompt until its first output, and as many output tokens as
+sequences have lately had, or ``max_tokens`` if that is less. What is owed, over the measured pace, is how
+long a newcomer waits. Fair shares and priorities let some overtake: a newcomer waits for no more than its
+own tenant's part of the queue at that tenant's share of the pace, and for nobody of a later priority.
+Pure: every method is told the time.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from galley.errors import QueueFull
+from galley.service.pace import Pace
+from galley.types import EngineRequest, EngineStats
+
+PREDICTED_SHARE: Final = 0.75
+"""Of the time until a deadline, what a prediction may take: those that just fit would often be late."""
+
+SHORTEST_RETRY: Final = 1.0
+LONGEST_RETRY: Final = 60.0
+"""Seconds that Retry-After may say."""
+
+_ESTIMATE_SECONDS: Final = 0.1
+"""How old an estimate of what is owed may be; in between it is kept up with what is done."""
+
+_SEATS_LOST: Final = 0.01
+"""Of the seats, with each step in which fewer sequences ran although others waited."""
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One unfinished sequence.
+
+    Attributes:
+        most: output tokens that it may have.
+        done: output tokens that it has.
+        owed: tokens to come, as expected when that was last estimated.
+        begun: it has had an output, so its prompt is computed.
+    """
+
+    tenant: str
+    priority: int
+    weight: float
+    prompt: int
+    most: int
+    done: int = 0
+    owed: float = 0.0
+    begun: bool = False
+
+    def estimate(self, mean_output: float | None) -> float:
+        """Tokens to come, if sequences have so many output tokens on average.
+
+        One that has nearly had the mean, or more, is expected to have half the mean still.
+        """
+        output = float(self.most - self.done)
+        if mean_output is not None:
+            output = min(output, max(mean_output - self.done, mean_output / 2))
+        return (0 if self.begun else self.prompt) + output
+
+
+class Admission:
+    """The books of one engine's unfinished sequences.
+
+    Args:
+        seats: sequences that run at the same time.
+        max_queue: sequences that may wait beyond these.
+    """
+
+    def __init__(self, seats: int, max_queue: int) -> None:
+        self.pace = Pace()
+        self._seats = seats
+        self._most = seats + max_queue
+        self._max_queue = max_queue
+        self._claims: dict[Claim, None] = {}
+        self._owed: dict[tuple[str, int], float] = {}
+        self._weights: dict[str, float] = {}
+        self._estimated = -math.inf
+        self._running = float(seats)
+        self._working = False
+
+    def check(
+        self, requests: Sequence[EngineRequest], deadline: float = math.inf, *, now: float
+    ) -> None:
+        """Raise QueueFull if they do not all fit, or could not all be answered before the deadline."""
+        self._check_length(len(requests), now)
+        if not requests or deadline == math.inf:
+            return
+        last = self._claim(requests[-1])
+        before = sum(self._claim(request).owed for request in requests[:-1])
+        wait = self._wait(last.tenant, last.priority, last.weight, before, len(requests) - 1, now)
+        if wait is not None:
+            self._check_deadline(wait + self._own_seconds(last.owed), deadline, now)
+
+    def check_early(
+        self, request: EngineRequest | None, deadline: float = math.inf, *, now: float
+    ) -> None:
+        """Raise QueueFull whatever the prompt turns out to be: before work is done for it."""
+        if request is None:
+            self._check_length(1, now)
+        else:
+            self.check([request], deadline, now=now)
+
+    def add(self, request: EngineRequest, *, now: float) -> Claim:
+        """A sequence is let in."""
+        claim = self._claim(request)
+        self._claims[claim] = None
+        self._weights[claim.tenant] = claim.weight
+        self._owe(claim, claim.owed)
+        self._note_busy(now)
+        return claim
+
+    def progress(self, claim: Claim, tokens: int, *, now: float) -> None:
+        """A sequence has so many tokens more."""
+        worked = tokens + (0 if claim.begun else claim.prompt)
+        claim.begun = True
+        claim.done += tokens
+        paid = min(claim.owed, worked)
+        claim.owed -= paid
+        self._owe(claim, -paid)
+        self.pace.worked(worked, now)
+
+    def remove(self, claim: Claim, *, finished: bool, now: float) -> None:
+        """A sequence is no more; ``finished``: it came to its own end."""
+        if finished:
+            self.pace.finished(claim.prompt, claim.done)
+        del self._claims[claim]
+        self._owe(claim, -claim.owed)
+        self._note_busy(now)
+
+    def observe(self, stats: EngineStats, *, working: bool, now: float) -> None:
+        """After each step, what the engine says; ``working``: it is there and answers."""
+        self._working = working
+        if stats.waiting:
+            self._running = max(stats.running, self._running - self._seats * _SEATS_LOST)
+        self._running = max(self._running, stats.running)
+        self._note_busy(now)
+
+    def _claim(self, request: EngineRequest) -> Claim:
+        most = request.sampling.max_tokens or 0
+        claim = Claim(request.tenant, request.priority, request.weight, len(request.prompt), most)
+        claim.owed = claim.estimate(self.pace.mean_output)
+        return claim
+
+    def _owe(self, claim: Claim, tokens: float) -> None:
+        key = (claim.tenant, claim.priority)
+        self._owed[key] = self._owed.get(key, 0.0) + tokens
+
+    def _estimate(self, now: float) -> None:
+        """Bring what is owed up to date with the lengths that sequences have had since."""
+        if now < self._estimated + _ESTIMATE_SECONDS:
+            return
+        self._estimated, mean = now, self.pace.mean_output
+        self._owed, self._weights = {}, {}
+        for claim in self._claims:
+            claim.owed = claim.estimate(mean)
+            self._weights[claim.tenant] = claim.weight
+            self._owe(claim, claim.owed)
+
+    def _note_busy(self, now: float) -> None:
+        self.pace.set_busy(self._working and len(self._claims) >= self._seats_now, now)
+
+    @property
+    def _seats_now(self) -> int:
+        """As many as run when some wait: fewer than the limit where their contexts fill the cache."""
+        return max(1, math.ceil(self._running))
+
+    def _wait(
+        self, tenant: str, priority: int, weight: float, before: float, more: int, now: float
+    ) -> float | None:
+        """Seconds until the newcomer is scheduled; None: at once, or nobody knows.
+
+        Args:
+            before: tokens of requests that come with the newcomer, and before it.
+            more: how many these are.
+            now: seconds.
+        """
+        pace, cost = self.pace.tokens_per_second, self.pace.mean_cost
+        if pace is None or cost is None or len(self._claims) + more < self._seats_now:
+            return None
+        self._estimate(now)
+        ahead = {key: owed for key, owed in self._owed.items() if key[1] <= priority}
+        own = before + sum(owed for (name, _), owed in ahead.items() if name == tenant)
+        weights = sum((self._weights | {tenant: weight}).values())
+        work = min(before + sum(ahead.values()), own * weights / weight)
+        # When a seat becomes free the others are, on average, half done.
+        return max(0.0, work - (self._seats_now - 1) * cost / 2) / pace
+
+    def _own_seconds(self, tokens: float) -> float:
+        """What a sequence takes by itself, in one of the taken seats."""
+        pace = self.pace.tokens_per_second
+        return tokens * self._seats_now / pace if pace else 0.0
+
+    def _check_length(self, more: int, now: float) -> None:
+        count = len(self._claims)
+        if count + more > self._most:
+            raise QueueFull(
+                f"{count} sequences are running or waiting, at most {self._most} may",
+                retry_after=self._retry_after(now),
+            )
+
+    def _check_deadline(self, predicted: float, deadline: float, now: float) -> None:
+        left = deadline - now
+        if predicted <= left * PREDICTED_SHARE:
+            return
+        raise QueueFull(
+            f"The answer is expected in {predicted:.1f} seconds, too late for the request's deadline in "
+            f"{max(0.0, left):.1f} seconds; come back later or allow more time",
+            retry_after=_bounded(predicted - left * PREDICTED_SHARE),
+        )
+
+    def _retry_after(self, now: float) -> float:
+        """Seconds until half of the queue is gone."""
+        pace = self.pace.tokens_per_second
+        if pace is None or not self._claims:
+            return SHORTEST_RETRY
+        self._estimate(now)
+        share = min(1.0, max(1.0, self._max_queue / 2) / len(self._claims))
+        return _bounded(sum(self._owed.values()) * share / pace)
+
+
+def _bounded(seconds: float) -> float:
+    return min(LONGEST_RETRY, max(SHORTEST_RETRY, float(math.ceil(seconds))))

@@ -1,0 +1,78 @@
+"""How fast an engine works, measured over the time in which all its seats were taken.
+
+Idle time says nothing of the pace, nor does a single stream say what a full batch would do. So only time
+counts in which sequences waited for a seat; older time counts less, by half every :data:`HALF_LIFE` of
+such seconds. Pure: every method is told the time.
+"""
+
+from typing import Final
+
+HALF_LIFE: Final = 20.0
+"""Busy seconds after which what was measured counts half."""
+
+MEASURED_SECONDS: Final = 1.0
+"""Busy seconds that make a measurement; in less, a single step decides."""
+
+LENGTH_SEQUENCES: Final = 32
+"""Sequences over which the mean lengths are taken, exponentially weighted."""
+
+
+class Pace:
+    """Tokens per busy second, and what a sequence is expected to need.
+
+    Tokens are those of prompts, credited with a sequence's first output whether they were cached or not,
+    and of outputs. Whoever predicts with a pace counts them the same way.
+    """
+
+    def __init__(self) -> None:
+        self._busy = False
+        self._since = 0.0
+        self._seconds = 0.0
+        self._tokens = 0.0
+        self._output: float | None = None
+        self._cost: float | None = None
+
+    def set_busy(self, busy: bool, now: float) -> None:
+        """From ``now`` on, whether sequences wait for a seat."""
+        if self._busy:
+            self._advance(now)
+        self._busy, self._since = busy, now
+
+    def worked(self, tokens: int, now: float) -> None:
+        """So many tokens are done; they count if the engine is busy."""
+        if self._busy:
+            self._advance(now)
+            self._tokens += tokens
+
+    def finished(self, prompt: int, output: int) -> None:
+        """A sequence has come to its own end; its lengths in tokens."""
+        self._output = _mean(self._output, output)
+        self._cost = _mean(self._cost, prompt + output)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of a busy engine; None while too little has been measured."""
+        if self._seconds < MEASURED_SECONDS or not self._tokens:
+            return None
+        return self._tokens / self._seconds
+
+    @property
+    def mean_output(self) -> float | None:
+        """Tokens that a sequence generated; None before the first has finished."""
+        return self._output
+
+    @property
+    def mean_cost(self) -> float | None:
+        """Tokens of a sequence's prompt and output; None before the first has finished."""
+        return self._cost
+
+    def _advance(self, now: float) -> None:
+        passed = max(0.0, now - self._since)
+        kept = 0.5 ** (passed / HALF_LIFE)
+        self._seconds = self._seconds * kept + passed
+        self._tokens *= kept
+        self._since = now
+
+
+def _mean(before: float | None, value: float) -> float:
+    return value if before is None else before + (value - before) / LENGTH_SEQUENCES

@@ -1,0 +1,181 @@
+"""Admission in a model of an engine: so many seats, each of which does a token in so long."""
+
+import math
+
+import pytest
+
+from galley.errors import QueueFull
+from galley.service.admission import Admission, Claim
+from galley.types import EngineRequest, EngineStats, SamplingParams
+
+SEATS = 4
+TOKENS_PER_SECOND = 100.0
+
+
+def asked(name: str, output: int = 50, **fields: object) -> EngineRequest:
+    sampling = SamplingParams(max_tokens=output)
+    return EngineRequest(id=name, prompt=[1] * 10, sampling=sampling, **fields)  # type: ignore[arg-type]
+
+
+class Model:
+    """First come, first served; a seat works through a sequence's tokens at its part of the pace."""
+
+    def __init__(self, max_queue: int = 1000) -> None:
+        self.admission = Admission(SEATS, max_queue)
+        self.now = 0.0
+        self.waiting: list[tuple[Claim, int, float]] = []
+        self.running: list[tuple[Claim, int, float]] = []
+        self.waits: dict[int, float] = {}
+
+    def submit(self, request: EngineRequest, deadline: float = math.inf) -> int:
+        self.admission.check([request], deadline, now=self.now)
+        claim = self.admission.add(request, now=self.now)
+        assert request.sampling.max_tokens is not None
+        self.waiting.append((claim, request.sampling.max_tokens, self.now))
+        self._tell()
+        return id(claim)
+
+    def run(self, seconds: float) -> None:
+        step = SEATS / TOKENS_PER_SECOND
+        until = self.now + seconds
+        while self.now < until:
+            while self.waiting and len(self.running) < SEATS:
+                claim, length, since = self.waiting.pop(0)
+                self.waits[id(claim)] = self.now - since
+                self.running.append((claim, length + claim.prompt, since))
+            self._tell()
+            self.now += step
+            left = []
+            for claim, tokens, since in self.running:
+                if tokens > 1 and tokens <= claim.most:
+                    self.admission.progress(claim, 1, now=self.now)
+                if tokens > 1:
+                    left.append((claim, tokens - 1, since))
+                    continue
+                self.admission.progress(claim, 1, now=self.now)
+                self.admission.remove(claim, finished=True, now=self.now)
+            self.running = left
+            self._tell()
+
+    def _tell(self) -> None:
+        stats = EngineStats(running=len(self.running), waiting=len(self.waiting))
+        self.admission.observe(stats, working=True, now=self.now)
+
+
+def measured() -> Model:
+    model = Model()
+    for index in range(20):
+        model.submit(asked(f"warm{index}"))
+    model.run(60.0)
+    assert not model.running
+    return model
+
+
+def test_without_a_measurement_everybody_is_let_in() -> None:
+    model = Model()
+    for index in range(50):
+        model.submit(asked(str(index)), deadline=0.001)
+
+
+@pytest.mark.parametrize("idle", [0.0, 45.0, 4500.0])
+def test_a_full_queue_says_when_half_of_it_is_gone(idle: float) -> None:
+    model = measured()
+    model.now += idle
+    for index in range(SEATS + 1000):
+        model.submit(asked(str(index)))
+    with pytest.raises(QueueFull) as refused:
+        model.submit(asked("late"))
+    assert refused.value.retry_after == 60.0
+    model.admission._max_queue = 20  # half of 20 are ten, of 60 tokens each
+    with pytest.raises(QueueFull) as refused:
+        model.submit(asked("late"))
+    assert refused.value.retry_after == pytest.approx(10 * 60 / TOKENS_PER_SECOND, abs=1.5)
+
+
+def test_the_predicted_wait_is_the_wait() -> None:
+    model = measured()
+    for index in range(40):
+        model.submit(asked(str(index)))
+    model.run(3.0)
+    [predicted] = predictions(model, [asked("x")])
+    last = model.submit(asked("last"))
+    model.run(60.0)
+    own = 60 * SEATS / TOKENS_PER_SECOND
+    assert model.waits[last] + own == pytest.approx(predicted, rel=0.25)
+
+
+def test_a_deadline_that_would_be_missed_is_refused_with_the_seconds() -> None:
+    model = measured()
+    for index in range(40):
+        model.submit(asked(str(index)))
+    model.submit(asked("patient"), deadline=model.now + 600)
+    with pytest.raises(
+        QueueFull, match=r"expected in \d+\.\d seconds.* in 10\.0 seconds"
+    ) as refused:
+        model.submit(asked("hasty"), deadline=model.now + 10)
+    assert refused.value.retry_after >= 10
+    with pytest.raises(QueueFull):
+        model.admission.check_early(asked("early", 0), model.now + 10, now=model.now)
+    model.admission.check_early(None, model.now + 10, now=model.now)
+
+
+def test_all_of_a_request_must_fit_in_time() -> None:
+    model = measured()
+    deadline = model.now + 30
+    model.submit(asked("one"), deadline)
+    many = [asked(str(index)) for index in range(100)]
+    with pytest.raises(QueueFull):
+        model.admission.check(many, deadline, now=model.now)
+
+
+def test_a_free_seat_takes_whoever_comes() -> None:
+    model = measured()
+    for index in range(SEATS - 1):
+        model.submit(asked(str(index), output=10_000))
+    model.submit(asked("short"), deadline=model.now + 0.5)
+
+
+def test_another_tenants_queue_is_not_in_the_way() -> None:
+    model = measured()
+    for index in range(100):
+        model.submit(asked(str(index), tenant="heavy"))
+    deadline = model.now + 15
+    with pytest.raises(QueueFull):
+        model.submit(asked("more", tenant="heavy"), deadline)
+    model.submit(asked("little", tenant="light"), deadline)
+
+
+def test_nobody_waits_for_a_later_priority() -> None:
+    model = measured()
+    for index in range(100):
+        model.submit(asked(str(index), priority=1))
+    with pytest.raises(QueueFull):
+        model.submit(asked("late", priority=1), deadline=model.now + 15)
+    model.submit(asked("urgent", priority=0), deadline=model.now + 15)
+
+
+def test_long_limits_do_not_frighten_anybody_when_answers_are_short() -> None:
+    """Most requests leave max_tokens to the context and end long before."""
+    model = measured()
+    claims = [
+        model.admission.add(asked(str(i), output=100_000), now=model.now) for i in range(2 * SEATS)
+    ]
+    model.admission.check([asked("x")], model.now + 20, now=model.now)
+    for claim in claims:
+        model.admission.remove(claim, finished=False, now=model.now)
+
+
+def predictions(model: Model, requests: list[EngineRequest]) -> list[float]:
+    """By bisection of the deadline that is refused."""
+    found = []
+    for request in requests:
+        low, high = 0.0, 10_000.0
+        while high - low > 0.01:
+            middle = (low + high) / 2
+            try:
+                model.admission.check([request], model.now + middle, now=model.now)
+                high = middle
+            except QueueFull:
+                low = middle
+        found.append(high * 0.75)
+    return found

@@ -1,0 +1,60 @@
+"""What nobody reads is bounded, and it is the stream with most that pays."""
+
+import asyncio
+
+import pytest
+
+from galley.errors import DeadlineExceeded, SlowReader
+from galley.service.unread import Unread, UnreadBudget
+from galley.types import Output, TokenLogprob
+
+
+def output(tokens: int = 1, **fields: object) -> Output:
+    return Output(request_id="r", tokens=[7] * tokens, **fields)  # type: ignore[arg-type]
+
+
+def test_the_stream_with_most_is_cut_and_the_others_go_on() -> None:
+    async def run() -> None:
+        budget = UnreadBudget(100_000)
+        cut: list[str] = []
+        idle = Unread(budget, lambda: cut.append("idle"))
+        other = Unread(budget, lambda: cut.append("other"))
+        logprobs = [TokenLogprob(1, -1.0, tuple((i, -2.0) for i in range(20)))]
+        for _ in range(1000):
+            idle.put(output(logprobs=logprobs))
+            other.put(output())
+            assert len((await other.get()).tokens) == 1
+            assert budget.total <= 100_000 + 3000
+        assert cut == ["idle"]
+        assert budget.total == 0
+        with pytest.raises(SlowReader):
+            await idle.get()
+
+    asyncio.run(run())
+
+
+def test_what_was_delivered_comes_before_the_error() -> None:
+    async def run() -> None:
+        unread = Unread(UnreadBudget(), lambda: None)
+        unread.put(output(3))
+        unread.fail(DeadlineExceeded("late"))
+        unread.put(output())
+        assert len((await unread.get()).tokens) == 3
+        with pytest.raises(DeadlineExceeded):
+            await unread.get()
+
+    asyncio.run(run())
+
+
+def test_what_is_cancelled_is_not_counted() -> None:
+    async def run() -> None:
+        budget = UnreadBudget()
+        unread = Unread(budget, lambda: None)
+        for _ in range(10):
+            unread.put(output())
+        unread.put(output(finish_reason="stop"))
+        assert budget.total == unread.bytes > 0
+        unread.clear()
+        assert budget.total == 0
+
+    asyncio.run(run())
