@@ -152,7 +152,7 @@ class _Lane:
 
     @property
     def started(self) -> bool:
-        return self._process is not None
+        return self._process is not None and self._process.alive
 
     @property
     def busy(self) -> bool:
@@ -202,7 +202,7 @@ class _Lane:
             if self._closed:
                 break
             log.warning(
-                "a text worker of %s ended with %d while it worked on %s", self._name, code, param
+                "a text worker of %s ended with status %d; its job was %s", self._name, code, param
             )
             if code == -signal.SIGALRM:
                 seconds = self._start.seconds
@@ -315,6 +315,10 @@ class _Process:
             (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
             return decode_from_text(await self._reader.readexactly(length))
         return None
+
+    @property
+    def alive(self) -> bool:
+        return self._child.poll() is None
 
     def kill(self) -> None:
         self._child.kill()

@@ -1,7 +1,12 @@
 """Texts of megabytes: bounded memory, and nobody's short request waits for them."""
 
+import contextlib
+import os
+import shutil
+import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -130,3 +135,74 @@ class TestAlone:
             answer = http.post("/tokenize", json={"prompt": words(100_000)})
             assert answer.status_code == 200, answer.text
             assert chat(http).status_code == 200
+
+    def test_hostile_01_a_text_of_7_mb_in_a_container_of_400_mb(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        with (
+            Server(model, tmp_path / "log", threads=1, kv_cache_tokens=4096) as server,
+            memory_limit(400 * MIB) as enter,
+            server.client() as http,
+        ):
+            for process in [psutil.Process(server.process.pid), *server.processes()]:
+                enter(process.pid)
+            for size, status in ((7 * MIB, 400), (MIB, 200), (7 * MIB, 400)):
+                answer = http.post("/tokenize", json={"prompt": words(size)})
+                assert answer.status_code == status, answer.text
+            assert chat(http).status_code == 200
+
+    def test_hostile_01_the_kernel_kills_the_text_worker_first(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        with Server(model, tmp_path / "log", threads=1) as server, server.client() as http:
+            assert chat(http).status_code == 200
+            [worker] = server.text_workers()
+            score = Path(f"/proc/{worker.pid}/oom_score_adj")
+            assert int(score.read_text()) == 1000
+
+    def test_hostile_01_files_that_changed_wait_for_the_reload(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        """A worker that starts meanwhile would tokenise for another model than the engine's."""
+        folder = shutil.copytree(model, tmp_path / "tiny")
+        with Server(folder, tmp_path / "log", threads=1) as server, server.client() as http:
+            before = http.post("/tokenize", json={"prompt": words(200_000)}).json()
+            server.text_workers()[-1].kill()
+            (folder / "README.md").write_text("another version", encoding="utf-8")
+            # The worker for conversations lives, and does what the killed one would have done.
+            assert chat(http).status_code == 200
+            assert http.post("/tokenize", json={"prompt": words(200_000)}).json() == before
+            for worker in server.text_workers():
+                worker.kill()
+            error = error_of(chat(http), 503)
+            assert "must be reloaded" in error["message"]
+            server.process.send_signal(signal.SIGHUP)
+            server.wait_for_log("served from the new files")
+            assert chat(http).status_code == 200
+
+
+@contextlib.contextmanager
+def memory_limit(limit: int) -> Iterator[Callable[[int], None]]:
+    """A function that puts a process into a control group that may take ``limit`` bytes."""
+    group = Path("/sys/fs/cgroup/memory") / f"galley-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("needs a writable hierarchy of control groups, version 1")
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(limit))
+        yield lambda pid: _write(group / "cgroup.procs", pid)
+    finally:
+        until(lambda: not (group / "cgroup.procs").read_text() or _leave(group))
+        group.rmdir()
+
+
+def _leave(group: Path) -> bool:
+    for pid in (group / "cgroup.procs").read_text().split():
+        with contextlib.suppress(OSError):
+            _write(group.parent / "cgroup.procs", int(pid))
+    return False
+
+
+def _write(path: Path, pid: int) -> None:
+    path.write_text(str(pid))
