@@ -1,6 +1,7 @@
 """Finds a model's folder: of a bundled model, a given folder, or a hub id that is downloaded."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +12,8 @@ BUNDLED_SPEECH: Final = "galley-demo-speech"
 """Names of the bundled models. They cannot be hub ids, which have a slash."""
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+CONFIG_FILE: Final = "config.json"
 
 _WANTED: Final = ("*.safetensors", "*.json", "*.jinja")
 # Subfolders hold the same weights for other programs; so does Mistral's consolidated file.
@@ -64,6 +67,24 @@ def resolve_model(model: str, *, revision: str = "main", show_progress: bool = T
     return folder
 
 
+def resolve_config(model: str, *, revision: str = "main") -> Path:
+    """The ``config.json`` of a model whose weights need not be here; of a hub id it alone is fetched.
+
+    Args:
+        model: as for :func:`resolve_model`, or the file itself.
+        revision: branch, tag or commit of a hub id.
+
+    Raises:
+        ModelNotFound: as for :func:`resolve_model`.
+    """
+    path = _existing(model) if model else None
+    if path is not None and path.is_file():
+        return path
+    if path is None and HUB_ID.fullmatch(model):
+        return _download(model, revision, show_progress=False, wanted=(CONFIG_FILE,)) / CONFIG_FILE
+    return resolve_model(model, revision=revision) / CONFIG_FILE
+
+
 def _existing(model: str) -> Path | None:
     try:
         path = Path(model).expanduser()
@@ -72,7 +93,9 @@ def _existing(model: str) -> Path | None:
         return None
 
 
-def _download(repo: str, revision: str, show_progress: bool) -> Path:
+def _download(
+    repo: str, revision: str, show_progress: bool, wanted: Sequence[str] = _WANTED
+) -> Path:
     import huggingface_hub  # takes half a second, and most starts need no hub
     from huggingface_hub import errors
 
@@ -82,7 +105,7 @@ def _download(repo: str, revision: str, show_progress: bool) -> Path:
         folder = huggingface_hub.snapshot_download(
             repo,
             revision=revision,
-            allow_patterns=list(_WANTED),
+            allow_patterns=list(wanted),
             ignore_patterns=list(_UNWANTED),
             local_files_only=silence is not None,
             tqdm_class=None if show_progress else _silent_bar(),

@@ -198,8 +198,12 @@ def planned(
 
 def kv_bytes_per_token(program: Program, kv_dtype: str) -> int:
     """Bytes of keys and values of one token, over all layers, padding included."""
-    blocks = (_layer_block_bytes(kv, kv_dtype) for kv in program.kv)
-    return sum(blocks) // BLOCK_TOKENS
+    return sum(kv_bytes_of_layer(kv, kv_dtype) for kv in program.kv)
+
+
+def kv_bytes_of_layer(kv: KVLayout, kv_dtype: str) -> int:
+    """Bytes of one token's keys and values in one layer, padding included."""
+    return _layer_block_bytes(kv, kv_dtype) // BLOCK_TOKENS
 
 
 def kv_bytes_per_block(program: Program, kv_dtype: str) -> int:

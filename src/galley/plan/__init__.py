@@ -1,0 +1,1 @@
+"""What serving a model takes, from its config alone: memory, latency, throughput and cost."""

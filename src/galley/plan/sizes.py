@@ -1,0 +1,105 @@
+"""What a model takes at one precision: bytes and operations, from its program alone."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final, Self
+
+from galley.formats.weights import flat
+from galley.graph.passes import run_passes
+from galley.graph.program import Program
+from galley.ops.cpu import kv_bytes_of_layer
+from galley.ops.kinds import plan_kinds
+from galley.ops.lowering import lower, weight_bytes
+from galley.ops.packing import packed_bytes
+from galley.types import BLOCK_TOKENS, blocks_for
+
+PRECISIONS: Final = ("float32", "bf16", "int8", "int4")
+"""What weights can be served as, the largest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """Of one model, with its weights and its KV cache in given types.
+
+    Attributes:
+        precision: of the weights, one of :data:`PRECISIONS`.
+        parameters: numbers in the checkpoint.
+        weights: bytes held in memory.
+        step_weights: bytes of them that each step reads; of an embedding that is a row.
+        kv: window (0: none) -> bytes of keys and values of a token, over the layers with that window.
+        row_operations, logit_operations: of linear layers, for each token and for each wanted one on top.
+        attention: window -> operations of attention for each token and each token of its context.
+        row_bytes: memory for what lies between the ops, for each token of a step.
+        max_positions: the longest context, in tokens.
+    """
+
+    precision: str
+    parameters: int
+    weights: int
+    step_weights: int
+    kv: dict[int, int]
+    row_operations: int
+    logit_operations: int
+    attention: dict[int, int]
+    row_bytes: int
+    max_positions: int
+
+    @classmethod
+    def of(cls, program: Program, precision: str, kv_dtype: str) -> Self:
+        """Sizes of a traced model; ``kv_dtype`` is "float32", "bfloat16" or "int8"."""
+        kinds = plan_kinds(program, precision)
+        shapes = {name: flat(shape) for name, shape in program.all_shapes.items()}
+        weights = sum(
+            packed_bytes(kinds[name], *shape) if name in kinds else 4 * math.prod(shape)
+            for name, shape in shapes.items()
+        )
+        runs = run_passes(program.with_kinds(kinds), ())
+        rows, logits = runs.operations()
+        kv: Counter[int] = Counter()
+        for layer in program.kv:
+            kv[layer.window] += kv_bytes_of_layer(layer, kv_dtype)
+        attention: Counter[int] = Counter()
+        for op in program.ops:
+            if op.name == "attention":
+                widths = op.attrs["key_dim"] + op.attrs["value_dim"]
+                attention[op.attrs["window"]] += 2 * op.attrs["heads"] * widths
+        return cls(
+            precision=precision,
+            parameters=sum(map(math.prod, shapes.values())),
+            weights=weights,
+            step_weights=weight_bytes(runs),
+            kv=dict(kv),
+            row_operations=rows,
+            logit_operations=logits,
+            attention=dict(attention),
+            row_bytes=lower(runs).cost().arena_bytes,
+            max_positions=program.max_positions,
+        )
+
+    @property
+    def kv_per_token(self) -> int:
+        """Bytes that a further token takes while no window is full."""
+        return sum(self.kv.values())
+
+    def kv_bytes(self, tokens: int) -> int:
+        """Bytes of keys and values of one sequence, in whole blocks."""
+        return sum(
+            BLOCK_TOKENS * blocks_for(min(tokens, window or tokens)) * size
+            for window, size in self.kv.items()
+        )
+
+    def attention_operations(self, first: int, rows: int) -> float:
+        """Of ``rows`` consecutive tokens, the first of which has ``first`` tokens before it."""
+        total = 0.0
+        for window, size in self.attention.items():
+            last = first + rows
+            if window and first >= window:
+                seen: float = rows * window
+            elif window and last > window:
+                growing = window - first
+                seen = growing * (first + window) / 2 + (last - window) * window
+            else:
+                seen = rows * (first + last) / 2
+            total += size * seen
+        return total

@@ -1,0 +1,201 @@
+"""Sizes against published figures and the engine's own, predictions against their arithmetic."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galley.cli.main import app
+from galley.config import EngineSettings
+from galley.engine.load import load_engine
+from galley.errors import SettingsError
+from galley.formats.json_file import read_json
+from galley.models.registry import build_program
+from galley.plan.hardware import TABLE, Machine, read_machines
+from galley.plan.predict import Goal, Load, Shares, cheapest, most_users, predict
+from galley.plan.sizes import PRECISIONS, ModelSizes
+from tests.conftest import CheckpointMaker
+
+LLAMA_7B: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+LLAMA_70B = LLAMA_7B | {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+}
+MISTRAL = LLAMA_7B | {"model_type": "mistral", "num_key_value_heads": 8, "sliding_window": 1024}
+MACHINE = Machine(
+    name="m",
+    what="",
+    kind="gpu",
+    memory=80,
+    bandwidth=2000,
+    tflops={"bfloat16": 300, "int8": 600},
+    price=2.0,
+)
+EXACT = Shares(bandwidth=1.0, arithmetic=1.0, step_seconds=0.0, reserve_bytes=0)
+
+
+def sizes(config: dict[str, Any], precision: str = "bf16") -> ModelSizes:
+    return ModelSizes.of(build_program(config), precision, "bfloat16")
+
+
+def test_published_figures() -> None:
+    """Llama 2's model cards, and vLLM's paper (arXiv:2309.06180) for the cache."""
+    seven, seventy = sizes(LLAMA_7B), sizes(LLAMA_70B)
+    assert seven.parameters == 6_738_415_616
+    assert seventy.parameters == 68_976_648_192
+    assert seven.kv_bytes(2048) == 2**30
+    assert seven.kv_per_token == 512 * 1024
+    assert seventy.kv_per_token == 320 * 1024
+    assert seven.weights == pytest.approx(2 * seven.parameters, rel=0.01)
+    assert sizes(LLAMA_7B, "int8").weights == pytest.approx(seven.parameters, rel=0.03)
+    # The embedding is read by the row, so a token costs two operations for every other weight.
+    embedding = 32000 * 4096
+    operations = seven.row_operations + seven.logit_operations
+    assert operations == pytest.approx(2 * (seven.parameters - embedding), rel=0.001)
+
+
+def test_windows_bound_the_cache_and_attention() -> None:
+    model = sizes(MISTRAL)
+    assert model.kv_bytes(1024) == model.kv_bytes(4096)
+    assert model.kv_bytes(512) == model.kv_bytes(1024) / 2
+
+
+@given(st.integers(0, 3000), st.integers(1, 2000))
+def test_attention_is_the_sum_over_its_rows(first: int, rows: int) -> None:
+    model = sizes(MISTRAL)
+    [(window, size)] = model.attention.items()
+    total = size * sum(min(position, window) for position in range(first, first + rows))
+    # A row sees its own token, too: half a token is what the closed form is off by.
+    assert model.attention_operations(first, rows) == pytest.approx(total, abs=size * rows)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_engine_says_the_same(checkpoint: CheckpointMaker, precision: Any) -> None:
+    folder = checkpoint("llama")
+    settings = EngineSettings(quantize=precision, kv_dtype="bfloat16", kv_cache_tokens=64)
+    costs = load_engine(settings, folder).info.costs
+    planned = ModelSizes.of(build_program(read_json(folder / "config.json")), precision, "bfloat16")
+    assert planned.step_weights == costs.weight_bytes
+    assert planned.kv_per_token == costs.kv_bytes_per_token
+    assert planned.row_operations == costs.row_operations
+    assert planned.logit_operations == costs.logit_operations
+
+
+def test_a_single_request_reads_all_weights_for_each_token() -> None:
+    model = sizes(LLAMA_7B)
+    found = predict(model, MACHINE, Load(prompt=16, output=1, concurrency=1), EXACT)
+    assert found is not None
+    assert found.bound == "bandwidth"
+    assert found.step == pytest.approx((model.step_weights + model.kv_bytes(16)) / 2e12)
+    assert found.cost is not None
+    assert found.cost == pytest.approx(2.0 / 3600 / found.tokens_per_second * 1e6)
+
+
+def test_a_long_prompt_computes() -> None:
+    model = sizes(LLAMA_7B)
+    load = Load(prompt=2048, output=1, concurrency=1, batch_tokens=2048)
+    found = predict(model, MACHINE, load, EXACT)
+    assert found is not None
+    attention = model.attention_operations(0, 2048)
+    operations = 2048 * model.row_operations + model.logit_operations + attention
+    assert found.prefill == pytest.approx(operations / 300e12)
+
+
+def test_a_machine_without_the_type_is_left_out() -> None:
+    tpu = Machine(name="t", what="", kind="tpu", memory=8, bandwidth=1, tflops={"int8": 1})
+    assert predict(sizes(LLAMA_7B), tpu, Load()) is None
+    assert predict(sizes(LLAMA_7B, "int8"), tpu, Load()) is not None
+
+
+@pytest.mark.parametrize("goal", [Goal(), Goal(ttft=1.0), Goal(tpot=0.02), Goal(ttft=0.05)])
+def test_one_user_more_would_miss_the_goal(goal: Goal) -> None:
+    model, load = sizes(LLAMA_7B, "int8"), Load(prompt=1000, output=200)
+    most = most_users(model, MACHINE, load, goal)
+    assert most > 0
+    for users, met in ((most, True), (most + 1, False)):
+        load = Load(prompt=1000, output=200, concurrency=users)
+        found = predict(model, MACHINE, load)
+        assert found is not None
+        assert (goal.missed(found) is None) is met
+
+
+def test_the_cheapest_meets_the_goal_and_no_cheaper_one_does() -> None:
+    load, goal = Load(prompt=1000, output=200, concurrency=4), Goal(ttft=1.0, tpot=0.05)
+    predictions = [predict(sizes(LLAMA_7B, "int8"), m, load) for m in read_machines()]
+    found = [p for p in predictions if p is not None]
+    best = cheapest(found, goal)
+    assert best is not None
+    assert goal.missed(best) is None
+    assert best.machine.price is not None
+    for other in found:
+        if (other.machine.price or math.inf) < best.machine.price:
+            assert goal.missed(other)
+
+
+def test_the_table_is_whole() -> None:
+    machines = read_machines()
+    assert all(m.sources and m.price and m.tflops for m in machines)
+    assert {"T4", "L4", "A10", "RTX 4090", "A100", "H100", "H200", "MI300X"} <= {
+        m.name for m in machines
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "no rows"),
+        ("- {name: a", "expected"),
+        ("- {name: a, what: b, kind: car, memory: 1, bandwidth: 1, tflops: {}}", "kind"),
+        ("- {name: a, what: b, kind: cpu, memory: 0, bandwidth: 1, tflops: {}}", "memory"),
+        ("- {name: a, what: b, kind: cpu, memory: 1, bandwidth: 1, tflops: {}, x: 1}", "x"),
+        (TABLE.read_text() + TABLE.read_text(), "twice"),
+    ],
+)
+def test_a_wrong_table_is_named(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "machines.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=says) as error:
+        read_machines(path)
+    assert str(path) in str(error.value)
+
+
+def test_the_command_needs_no_weights(tmp_path: Path) -> None:
+    config, page = tmp_path / "config.json", tmp_path / "plan.json"
+    config.write_text(json.dumps(LLAMA_70B))
+    command = ["plan", str(config), "--ttft", "2", "--tpot", "0.05", "--json", str(page)]
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert "The cheapest that meets it: " in result.output
+    assert "needs " in result.output
+    predictions = json.loads(page.read_text())["predictions"]
+    assert len(predictions) == 3 * len(read_machines())
+    h100 = next(p for p in predictions if p["machine"]["name"] == "H100")
+    assert h100["missed"].startswith("needs ")
+    assert not h100["fits"]
+
+
+def test_more_tokens_than_the_context_are_refused(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA_7B))
+    result = CliRunner().invoke(app, ["plan", str(config), "--prompt", "5000"])
+    assert isinstance(result.exception, SettingsError)
+    assert "4096" in str(result.exception)
