@@ -267,7 +267,7 @@ BAD_FRAMES: list[tuple[str | bytes, str | None]] = [
     ('{"type":', None),
     ("{" * 3_000, None),
     ('{"type": "input_audio_buffer.clear", "type": "input_audio_buffer.clear"}', "type"),
-    ('{"a": NaN}', None),
+    ('{"a": NaN}', "a"),
     (b"\x00\x01", None),
     ("{}", "type"),
     ('{"type": 7}', "type"),

@@ -51,6 +51,10 @@ class _Reading(enum.Enum):
     """Whatever comes is thrown away."""
 
 
+# Looked up several times for each request, and slowly where enum has them (Python 3.11).
+_HEADERS, _BODY, _NOTHING, _NEXT, _REFUSED = _Reading
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection, until it is closed or becomes a WebSocket."""
 
@@ -61,7 +65,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._admission = admission
         if admission.surplus:
             self.app = _only_probes(self.app)
-        self._reading = _Reading.HEADERS
+        self._reading = _HEADERS
         self._deadline = math.inf
         self._fault: ApiError | None = None
         self._answering: RequestResponseCycle | None = None
@@ -134,22 +138,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """See :class:`asyncio.Protocol`."""
-        if self._reading is _Reading.REFUSED:
+        if self._reading is _REFUSED:
             self._discarded += len(data)
             if self._discarded > _LINGER_BYTES:
                 self.transport.abort()
             return
-        if self._reading is _Reading.NEXT:
-            self._reading = _Reading.HEADERS
+        if self._reading is _NEXT:
+            self._reading = _HEADERS
             self._expect_headers()
         reading = self._reading
         self._received += len(data)
         super().data_received(data)
         if self._reading is not reading:
             return
-        if reading is _Reading.HEADERS and self._received > self._limits.max_header_bytes:
+        if reading is _HEADERS and self._received > self._limits.max_header_bytes:
             self.refuse(self._too_large())
-        elif reading is _Reading.BODY and self._framing_is_excessive():
+        elif reading is _BODY and self._framing_is_excessive():
             self.refuse(_bad_request("The body is mostly chunk sizes, extensions or trailers"))
 
     def _should_upgrade(self) -> bool:
@@ -165,27 +169,28 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request's first byte."""
         super().on_message_begin()
-        if self._reading is _Reading.NOTHING:  # pipelined
+        if self._reading is _NOTHING:  # pipelined
             self._expect_headers()
-        self._reading = _Reading.HEADERS
+        self._reading = _HEADERS
         self._begin_headers()
 
     def on_url(self, url: bytes) -> None:
         """A part of the request's target."""
-        self._count(len(url), headers=0)
+        self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer, of which none is used."""
-        self._count(len(name) + len(value), headers=1)
-        if self._reading is _Reading.HEADERS:
+        self._headers += 1
+        self._count(len(name) + len(value))
+        if self._reading is _HEADERS:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The request is known but for its body."""
         if len(self.pipeline) >= _MOST_PIPELINED:
             raise self._refusal(_bad_request(f"More than {_MOST_PIPELINED} requests are waiting"))
-        self._reading = _Reading.BODY
+        self._reading = _BODY
         self._deadline = self.loop.time() + self._limits.body_timeout
         self._received = self._body = 0
         super().on_headers_complete()
@@ -206,7 +211,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.response_complete:
             self._await_next()
         else:
-            self._reading, self._deadline = _Reading.NOTHING, math.inf
+            self._reading, self._deadline = _NOTHING, math.inf
 
     def _expect_headers(self) -> None:
         seconds = self._limits.header_timeout
@@ -217,13 +222,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _begin_headers(self) -> None:
         self._received = self._body = self._header_bytes = self._headers = 0
 
-    def _count(self, size: int, *, headers: int) -> None:
+    def _count(self, size: int) -> None:
         self._header_bytes += size
-        self._headers += headers
-        if (
-            self._header_bytes > self._limits.max_header_bytes
-            or self._headers > self._limits.max_headers
-        ):
+        limits = self._limits
+        if self._header_bytes > limits.max_header_bytes or self._headers > limits.max_headers:
             raise self._refusal(self._too_large())
 
     def _framing_is_excessive(self) -> bool:
@@ -248,21 +250,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """The last byte of an answer is on its way."""
         super().on_response_complete()
         self._unset_keepalive_if_required()  # the sweep sees to it
-        if self._reading is _Reading.NOTHING and not self._busy:
+        if self._reading is _NOTHING and not self._busy:
             self._await_next()
-        elif self._reading is _Reading.BODY and self.cycle.response_complete:
+        elif self._reading is _BODY and self.cycle.response_complete:
             self._deadline = min(self._deadline, self.loop.time() + _LINGER_SECONDS)
 
     def _await_next(self) -> None:
-        self._reading = _Reading.NEXT
+        self._reading = _NEXT
         self._deadline = self.loop.time() + self._limits.keep_alive_timeout
 
     @property
     def _busy(self) -> bool:
         """Whether an answer is wanted and not complete."""
-        return self._answering is not None and not (
-            self._answering.response_complete or self._answering.disconnected
-        )
+        cycle = self._answering
+        return cycle is not None and not cycle.response_complete and not cycle.disconnected
 
     # What takes too long.
 
@@ -275,20 +276,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._expire(now)
 
     def _expire(self, now: float) -> None:
-        waits_for_us = self._busy and not (
-            self._reading is _Reading.BODY and self.cycle is self._answering
-        )
-        if self._reading is _Reading.REFUSED:
+        waits_for_us = self._busy and not (self._reading is _BODY and self.cycle is self._answering)
+        if self._reading is _REFUSED:
             self.transport.abort()
-        elif self._reading is _Reading.NEXT:
+        elif self._reading is _NEXT:
             self.transport.close()
             self._deadline = math.inf  # closed when it is flushed, which is watched, too
-        elif waits_for_us or (self._reading is _Reading.BODY and self.flow.read_paused):
+        elif waits_for_us or (self._reading is _BODY and self.flow.read_paused):
             self._deadline = now + self._limits.body_timeout
-        elif self._reading is _Reading.BODY and self.cycle.response_complete:
+        elif self._reading is _BODY and self.cycle.response_complete:
             self.transport.abort()
         else:
-            late = "headers" if self._reading is _Reading.HEADERS else "body"
+            late = "headers" if self._reading is _HEADERS else "body"
             limits = {
                 "headers": f"{self._limits.header_timeout:g} s (--header-timeout)",
                 "body": f"{self._limits.body_timeout:g} s (--body-timeout, --min-body-rate)",
@@ -311,7 +310,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def refuse_unfinished(self) -> None:
         """Refuse a request whose body is not complete, because the server drains."""
-        if self._reading is _Reading.BODY and self._busy and self.cycle is self._answering:
+        if self._reading is _BODY and self._busy and self.cycle is self._answering:
             self.refuse(Draining("The server is shutting down", retry_after=RETRY_SECONDS))
 
     def refuse(self, error: Exception) -> None:
@@ -326,7 +325,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._end_answer()
         else:
             self._door.refused(told.status)
-        self._reading = _Reading.REFUSED
+        self._reading = _REFUSED
         self._deadline = self.loop.time() + _LINGER_SECONDS
         if started:
             self.transport.abort()

@@ -284,3 +284,5 @@ def _configure_logging(level: str) -> None:
     logging.basicConfig(level=level.upper(), format=LOG_FORMAT)
     for chatty in ("uvicorn", "asyncio", "httpx", "huggingface_hub"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # One line for every client that does not speak HTTP would fill the disk; the metrics count them.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
