@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.server.conftest import CONTEXT
+from tests.server.conftest import ADMIN_KEY, CONTEXT
 from tests.server.neighbour import Neighbour, alone
+from tests.server.refusals import error_of
 from tests.server.serving import Server, until
 
 pytestmark = pytest.mark.xdist_group("server_reload")
@@ -35,7 +36,9 @@ def folder(model: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def server(folder: Path, tmp_path: Path) -> Iterator[Server]:
     log = tmp_path / "log"
-    with Server(folder, log, kv_cache_tokens=4 * CONTEXT, threads=1) as running:
+    with Server(
+        folder, log, kv_cache_tokens=4 * CONTEXT, threads=1, admin_key=ADMIN_KEY
+    ) as running:
         yield running
 
 
@@ -121,3 +124,25 @@ def test_a_model_may_change_its_tokenizer(server: Server, folder: Path, other: P
         assert second["count"] > first["count"]
         answer: httpx.Response = client.post("/v1/chat/completions", json=body)
         assert answer.json()["usage"]["prompt_tokens"] == second["count"]
+
+
+def test_operators_reload_by_a_route(server: Server, folder: Path, other: Path) -> None:
+    admin = {"Authorization": f"Bearer {ADMIN_KEY}"}
+    with server.client() as client:
+        before = alone(client)
+
+        def reload(model: str, **headers: str) -> httpx.Response:
+            return client.post("/admin/reload", json={"model": model}, headers=headers)
+
+        with Neighbour(server, before):
+            assert reload("tiny").status_code == 401
+            assert error_of(reload("huge", **admin), 404)["code"] == "model_not_found"
+            replace(folder, other)
+            answer = reload("tiny", **admin)
+            assert (answer.status_code, answer.json()) == (200, {"model": "tiny"})
+        assert alone(client) != before
+        (folder / "config.json").write_text("{}")
+        refused = error_of(reload("tiny", **admin))
+        assert refused["param"] == "model"
+        assert "config.json" in refused["message"]
+        assert alone(client) != before

@@ -63,6 +63,7 @@ GOOD: dict[str, Any] = {
     "POST /v1/completions": {"prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1, "echo": True},
     "POST /tokenize": {"prompt": "hi"},
     "POST /detokenize": {"tokens": [300, 301]},
+    "POST /admin/reload": {},
 }
 
 

@@ -55,6 +55,12 @@ class TenantList(TypedDict):
     tenants: list[TenantState]
 
 
+class Reloaded(TypedDict):
+    """The model that was loaded again."""
+
+    model: str
+
+
 class Usage(TypedDict):
     """Tokens of one request, all choices together."""
 

@@ -306,6 +306,12 @@ class DetokenizeRequest(Strict, frozen=True, kw_only=True):
     tokens: TokenIds
 
 
+class ReloadRequest(Strict, frozen=True, kw_only=True):
+    """Body of `POST /admin/reload`: which model's files are to be loaded again."""
+
+    model: str
+
+
 def _check_prompts(items: list[Any]) -> None:
     """Raise RequestError unless the items are of one kind, and no more than of that kind are taken."""
     kinds = {type(item) for item in items}

@@ -5,15 +5,31 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from galley.api.responses import LimitState, TenantList, TenantState
+from galley.api.errors import ApiError
+from galley.api.responses import LimitState, Reloaded, TenantList, TenantState
+from galley.api.schemas import ReloadRequest
+from galley.errors import ModelError
 from galley.gateway.rates import Bucket, LastMinute
+from galley.gateway.registry import Registry
 from galley.gateway.tenants import Account, Tenants
+from galley.server import body
 from galley.server.answers import Json
 from galley.server.openapi import Operation
 
 
-def routes(tenants: Tenants) -> list[Operation]:
-    """``GET /admin/tenants``."""
+def routes(tenants: Tenants, models: Registry) -> list[Operation]:
+    """``GET /admin/tenants`` and ``POST /admin/reload``."""
+
+    async def reload(request: Request) -> Response:
+        """Load a model's files again; answers when the new files are served, and no request has failed."""
+        asked = await body.read(request, ReloadRequest, max_bytes=models.settings.max_body_bytes)
+        try:
+            await models.reload(asked.model)
+        except ModelError as error:
+            message = f"{asked.model} goes on as it is: {error}"
+            raise ApiError(400, message, param="model", code="model_unusable") from error
+        answer: Reloaded = {"model": asked.model}
+        return Json(answer)
 
     async def list_tenants(_: Request) -> Response:
         """What each tenant may do and does now."""
@@ -21,7 +37,18 @@ def routes(tenants: Tenants) -> list[Operation]:
         return Json(answer)
 
     return [
-        Operation("GET", "/admin/tenants", list_tenants, tag="operation", answers={200: TenantList})
+        Operation(
+            "GET", "/admin/tenants", list_tenants, tag="operation", answers={200: TenantList}
+        ),
+        Operation(
+            "POST",
+            "/admin/reload",
+            reload,
+            tag="operation",
+            body=ReloadRequest,
+            answers={200: Reloaded},
+            errors={404, 409},
+        ),
     ]
 
 

@@ -55,7 +55,7 @@ def create_app(registry: Registry, *, tenants: Tenants) -> Starlette:
     middleware.append(Middleware(RequireKey, tenants=tenants, open_paths=open_paths))
     middleware.append(Middleware(DrainGate, lifecycle=registry.lifecycle))
     operations = [route for protocol in _PROTOCOLS for route in protocol.routes(registry)]
-    operations += admin.routes(tenants)
+    operations += admin.routes(tenants, registry)
     app = Starlette(
         routes=[*operations, *realtime.routes(registry), *_pages(operations)],
         middleware=middleware,
