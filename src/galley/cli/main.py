@@ -11,6 +11,7 @@ from galley.cli.bench import bench_group
 from galley.cli.cache import cache_group
 from galley.cli.eval import eval_group
 from galley.cli.graph import graph
+from galley.cli.keygen import keygen
 from galley.cli.plan import plan
 from galley.cli.run import run
 from galley.cli.serve import serve
@@ -24,7 +25,18 @@ def app() -> None:
     """Serve language models as cheaply as a given quality and latency allow."""
 
 
-for command in (serve, run, batch, transcribe, plan, graph, eval_group, bench_group, cache_group):
+for command in (
+    serve,
+    run,
+    batch,
+    transcribe,
+    plan,
+    graph,
+    eval_group,
+    bench_group,
+    cache_group,
+    keygen,
+):
     app.add_command(command)
 
 

@@ -15,7 +15,7 @@ from galley.errors import SettingsError
 LOWEST_PRIORITY: Final = 100
 """Of tenants and of requests for text; the highest is its negative."""
 
-_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z"
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
 _YAML: Final = re.compile(r"^tenants\s*:", re.MULTILINE)
 _Count: TypeAlias = Annotated[int, Meta(ge=1, le=10**12)]
@@ -34,7 +34,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         admin: its keys may use the admin routes, too.
     """
 
-    name: Annotated[str, Meta(pattern=_NAME)] = ""
+    name: str = ""
     weight: Annotated[float, Meta(gt=0, le=10**6)] = 1.0
     priority: Annotated[int, Meta(ge=-LOWEST_PRIORITY, le=LOWEST_PRIORITY)] = 0
     requests_per_minute: _Count | None = None
@@ -51,6 +51,14 @@ KeyTable: TypeAlias = dict[bytes, Tenant]
 def digest(key: str) -> bytes:
     """What is kept of a key. Keys are long and random, so that a plain SHA-256 hides them."""
     return hashlib.sha256(key.encode()).digest()
+
+
+def check_name(name: str, where: str = "") -> None:
+    """Raises SettingsError, which begins with ``where``, if ``name`` is none for a tenant."""
+    if not re.match(_NAME, name):
+        raise SettingsError(
+            f"{where}{name[:100]!r} is no name for a tenant: up to 64 letters, digits and . _ - make one"
+        )
 
 
 def plain_table(keys: Iterable[str], source: str) -> KeyTable:
@@ -120,8 +128,9 @@ def _tenants(text: str, source: str) -> KeyTable:
             tenant = msgspec.convert(fields, Tenant)
         except msgspec.ValidationError as error:
             raise SettingsError(f"{where}: {_told(error)}") from None
-        if not tenant.name or math.isnan(tenant.weight):
-            raise SettingsError(f"{where}: needs a name, and a weight that is a number")
+        if math.isnan(tenant.weight):
+            raise SettingsError(f"{where}: weight is not a number")
+        check_name(tenant.name, f"{where}: ")
         if tenant.name in names:
             raise SettingsError(f"{where}: the name stands twice")
         names.add(tenant.name)

@@ -1,0 +1,28 @@
+"""``galley keygen``: the key works with the lines that it prints."""
+
+from pathlib import Path
+
+from galley.gateway.key_file import read_key_file
+from galley.gateway.tenants import Tenants
+from tests.cli.command import galley
+
+
+def test_the_printed_lines_are_the_keys(tmp_path: Path) -> None:
+    made = galley("keygen", "search")
+    assert made.returncode == 0
+    key = made.stderr.split()[-1]
+    assert key not in made.stdout
+    path = tmp_path / "keys"
+    path.write_text(f"tenants:\n{made.stdout}")
+    [tenant] = read_key_file(str(path)).values()
+    assert tenant.name == "search"
+    account = Tenants({}, file=str(path)).identify(key)
+    assert account is not None
+    assert account.tenant == tenant
+
+
+def test_a_name_that_the_file_would_refuse(tmp_path: Path) -> None:
+    refused = galley("keygen", "a b")
+    assert refused.returncode == 2
+    assert "'a b' is no name for a tenant" in refused.stderr
+    assert not refused.stdout

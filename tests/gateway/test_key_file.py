@@ -1,0 +1,105 @@
+"""The key file: what may stand in it, and what is said of the rest."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from galley.errors import SettingsError
+from galley.gateway.key_file import Tenant, digest, read_key_file
+
+
+def hashed(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+FIRST = f"  - name: first\n    key_sha256: '{hashed('one')}'\n"
+
+
+def read(tmp_path: Path, text: str) -> dict[bytes, Tenant]:
+    path = tmp_path / "keys"
+    path.write_text(text, encoding="utf-8")
+    return read_key_file(str(path))
+
+
+def test_tenants_with_all_that_they_may_have(tmp_path: Path) -> None:
+    table = read(
+        tmp_path,
+        "# who may\n"
+        "tenants:\n"
+        + FIRST
+        + "  - name: second\n"
+        + f"    key_sha256: ['{hashed('two')}', '{hashed('new')}']\n"
+        + "    weight: 2.5\n    priority: -3\n    requests_per_minute: 60\n"
+        + "    tokens_per_minute: 1000\n    concurrency: 4\n    max_context: 512\n    admin: true\n",
+    )
+    second = Tenant(
+        name="second",
+        weight=2.5,
+        priority=-3,
+        requests_per_minute=60,
+        tokens_per_minute=1000,
+        concurrency=4,
+        max_context=512,
+        admin=True,
+    )
+    assert table == {
+        digest("one"): Tenant(name="first"),
+        digest("two"): second,
+        digest("new"): second,
+    }
+
+
+def test_plain_keys_one_a_line(tmp_path: Path) -> None:
+    table = read(tmp_path, "sk-one\n\n sk-two \n")
+    assert table.keys() == {digest("sk-one"), digest("sk-two")}
+    names = {tenant.name for tenant in table.values()}
+    assert names == {f"key-{hashed(key)[:8]}" for key in ("sk-one", "sk-two")}
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("    weight: 0\n", "line 2: tenant 'first': weight"),
+        ("    weight: -1\n", "weight"),
+        ("    weight: .nan\n", "weight"),
+        ("    weight: .inf\n", "weight"),
+        ("    weight: secret-value\n", "weight"),
+        ("    priority: 101\n", "priority"),
+        ("    requests_per_minute: 0\n", "requests_per_minute"),
+        ("    tokens_per_minute: -5\n", "tokens_per_minute"),
+        ("    concurrency: 1.5\n", "concurrency"),
+        ("    max_context: yes\n", "max_context"),
+        ("    admin: 1\n", "admin"),
+        ("    wieght: 2\n", "unknown field `wieght`; known: key_sha256, name, weight"),
+        ("    key: secret-value\n", "unknown field `key`"),
+        ("    weight: 1\n    weight: 2\n", "line 5: weight stands twice"),
+        (FIRST, "line 4: tenant 'first': the name stands twice"),
+        (
+            FIRST.replace("first", "other"),
+            "line 4: tenant 'other': its key is also that of 'first'",
+        ),
+        ("  - name: other\n", "tenant 'other': key_sha256 must be"),
+        ("  - name: other\n    key_sha256: secret-value\n", "key_sha256 must be"),
+        ("  - name: other\n    key_sha256: []\n", "key_sha256 must be"),
+        (f"  - name: other\n    key_sha256: {hashed('')}\n", "key_sha256 must be"),
+        (f"  - key_sha256: {hashed('x')}\n", "no name for a tenant"),
+        (f"  - name: 'a b'\n    key_sha256: {hashed('x')}\n", "'a b' is no name for a tenant"),
+        ("  - secret-value\n", "line 4: a tenant must be a mapping"),
+        ("  - name: 'secret-value\n", "not readable YAML"),
+        ("  - " + "[" * 20_000, "not readable YAML"),
+        ("others: []\n", "nothing beside it"),
+    ],
+)
+def test_what_is_wrong_is_told_with_line_and_tenant(tmp_path: Path, lines: str, says: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        read(tmp_path, "tenants:\n" + FIRST + lines)
+    assert says in str(error.value)
+    assert str(tmp_path / "keys") in str(error.value)
+    assert "secret-value" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["tenants: []\n", "tenants: 5\n", "tenants:\n"])
+def test_a_file_without_tenants_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SettingsError, match="api_key_file"):
+        read(tmp_path, text)

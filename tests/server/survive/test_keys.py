@@ -1,0 +1,160 @@
+"""Bad inputs 7, 8, 20, 47 and 48: keys, and what must never leave the request that it came with."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from galley.config import Settings
+from galley.gateway.tenants import Tenants
+from tests.server.conftest import CONTEXT
+from tests.server.key_files import KeyFile, bearer, complete, hashed, key_of
+from tests.server.neighbour import Neighbour, alone
+from tests.server.openapi import PAGE
+from tests.server.refusals import error_of
+from tests.server.serving import Server
+
+pytestmark = pytest.mark.xdist_group("server_keys")
+
+OPEN = {"/health", "/ready"}
+SECRETS = ["hush-key", "hush-prompt", "hush-file", "hush-header", "hush-salt", "hush-query"]
+
+
+@pytest.fixture(scope="module")
+def server(
+    model: Path, hearing: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("keys")
+    tenants = KeyFile(folder / "keys", first={}, second={}, boss={"admin": True})
+    with Server(
+        [f"tiny={model}", f"hearing={hearing}"],
+        folder / "log",
+        kv_cache_tokens=4 * CONTEXT,
+        threads=1,
+        api_key_file=tenants.path,
+        log_level="debug",
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def expected(server: Server) -> str:
+    with server.client(headers=bearer(key_of("first"))) as client:
+        return alone(client)
+
+
+@pytest.fixture(autouse=True)
+def neighbour(server: Server, expected: str) -> Iterator[Neighbour]:
+    with Neighbour(server, expected, **bearer(key_of("first"))) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *((method, path) for path, methods in PAGE["paths"].items() for method in methods),
+        ("get", "/docs"),
+        ("get", "/openapi.json"),
+        ("get", "/v1/realtime"),
+        ("get", "/nowhere"),
+    ],
+)
+def test_row_07_missing_or_wrong_key(server: Server, method: str, path: str) -> None:
+    url = server.url + path.replace("{model}", "tiny")
+    nothing = {"Authorization": "Bearer"}
+    for given in ({}, nothing, bearer("wrong"), bearer(hashed(key_of("first")))):
+        answer = httpx.request(method, url, headers=given)
+        if path in OPEN:
+            assert answer.status_code == 200
+        else:
+            assert error_of(answer, 401)["type"] == "authentication_error"
+    assert httpx.request(method, url, headers=bearer(key_of("boss"))).status_code != 401
+
+
+def test_row_08_keys_are_kept_as_hashes_and_compared_in_full(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import hmac
+
+    tenants = KeyFile(tmp_path / "keys", **{f"tenant-{number}": {} for number in range(9)})
+    table = Tenants.load(Settings(api_key=("sk-given",), api_key_file=str(tenants.path)))
+    assert "sk-" not in repr(vars(table))
+    compared: list[bytes] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append(other)
+        return one == other
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    for presented in (key_of("tenant-0"), key_of("tenant-8"), "sk-given", "sk-wrong"):
+        compared.clear()
+        table.identify(presented)
+        assert len(set(compared)) == 10
+
+
+def test_row_08_nothing_that_is_secret_is_told(server: Server) -> None:
+    headers = bearer(key_of("second")) | {"X-Hush": "hush-header", "User-Agent": "hush-header"}
+    json = {"Content-Type": "application/json"}
+    with server.client(headers=headers) as client:
+        body = {"model": "tiny", "prompt": "hush-prompt", "cache_salt": "hush-salt"}
+        answers = [
+            client.post("/v1/completions", json=body | {"max_tokens": 2}),
+            client.post("/v1/completions", json=body | {"max_tokens": 10**9}),
+            client.post("/v1/completions", content=b'{"prompt": "hush-prompt', headers=json),
+            client.post("/v1/chat/completions", json={"messages": [{"role": "hush-prompt"}]}),
+            client.post("/tokenize?hush-query=1", json=body),
+            client.get("/hush-query", headers=bearer("hush-key")),
+            client.get("/admin/tenants", headers=bearer("hush-key")),
+            client.post(
+                "/v1/audio/transcriptions",
+                data={"model": "hearing", "prompt": "hush-prompt"},
+                files={"file": ("hush-file.wav", b"RIFFhush-prompt")},
+            ),
+        ]
+        log, metrics = server.log, client.get("/metrics").text
+    assert [answer.status_code for answer in answers] == [200, 400, 400, 400, 400, 401, 401, 400]
+    errors = "".join(answer.text for answer in answers[1:])
+    keys = [key_of("first"), key_of("second"), hashed(key_of("second"))]
+    for place in (log, metrics):
+        assert not [secret for secret in [*SECRETS, *keys] if secret in place]
+    assert not [secret for secret in ["hush-key", "hush-header", *keys] if secret in errors]
+    assert "tenant=second" in log
+    assert 'galley_tenant_requests_total{status="200",tenant="second"}' in metrics
+
+
+def test_row_20_empty_cache_salt(server: Server) -> None:
+    error = error_of(complete(server, "first", [5], max_tokens=1, cache_salt=""))
+    assert (error["type"], error["param"]) == ("invalid_request_error", "cache_salt")
+
+
+def test_row_47_another_tenants_prefix(server: Server) -> None:
+    hits = "galley_prefix_cache_hit_tokens_total"
+
+    def cached(tenant: str, **fields: str) -> int:
+        """Tokens that the engine has not computed again: by the answer and by the engine's count."""
+        before = server.metrics("tiny", **bearer(key_of("first")))[hits]
+        answer = complete(server, tenant, [7] * 160, max_tokens=1, **fields)
+        after = server.metrics("tiny", **bearer(key_of("first")))[hits]
+        told: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert told == after - before
+        return told
+
+    assert cached("first") == 0
+    assert cached("first") > 0
+    assert cached("second") == 0
+    assert cached("first", cache_salt="a") == 0
+    assert cached("second", cache_salt="a") == 0
+    assert cached("second", cache_salt="a") > 0
+    assert cached("second", cache_salt="b") == 0
+
+
+@pytest.mark.parametrize("flags", [[], ["--admin-key", "sk-admin"]])
+def test_row_48_public_bind_without_a_key(model: Path, flags: list[str]) -> None:
+    command = [sys.executable, "-m", "galley", "serve", str(model), "--host", "0.0.0.0", *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "needs an API key: set GALLEY_API_KEY, --api-key or --api-key-file" in ended.stderr
+    assert "Traceback" not in ended.stderr
