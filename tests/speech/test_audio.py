@@ -117,6 +117,17 @@ def wav(
     )  # fmt: skip
 
 
+def wav_of(tag: int, bits: int, extension: bytes = b"") -> bytes:
+    """A second of WAV with a format tag and a sample width of one's choice."""
+    form = struct.pack("<HHIIHH", tag, 1, 16_000, 2000 * bits, bits // 8, bits) + extension
+    samples = tone(1, 16_000).tobytes() if bits == 32 else SECOND
+    return (
+        b"RIFF" + struct.pack("<I", 20 + len(form) + len(samples)) + b"WAVE"
+        b"fmt " + struct.pack("<I", len(form)) + form
+        + b"data" + struct.pack("<I", len(samples)) + samples
+    )  # fmt: skip
+
+
 SECOND = (tone(1, 16_000) * 32767).astype("<i2").tobytes()
 
 REFUSED = {
@@ -125,10 +136,14 @@ REFUSED = {
     "zeros": (bytes(100_000), "is not audio"),
     "header-only": (wav(b""), "without samples"),
     "no-data-chunk": (wav(SECOND).replace(b"data", b"junk"), "without samples"),
-    "cut-off": (wav(SECOND, announced=10**6), "announces 1000000 bytes of samples, but 32000"),
     "zero-hertz": (wav(SECOND, rate=0), ""),
     "four-gigahertz": (wav(SECOND, rate=2**32 - 1), ""),
     "one-hertz": (wav(SECOND, rate=1), "at 1 Hz"),
+    "no-bits": (wav_of(1, 0), "(WAV format tag 0x0001, 0 bits a sample), which Galley does not"),
+    "255-bits": (wav_of(1, 255), "255 bits a sample"),
+    "format-0": (wav_of(0, 16), "WAV format tag 0x0000"),
+    "format-fffe": (wav_of(0xFFFE, 16), "WAV format tag 0xfffe"),
+    "windows-media": (wav_of(0x161, 16), "the encoding wmav2"),
     "many-channels": (wav(SECOND, channels=60_000), "channels at 16000 Hz"),
     "m4a-cut-off": (encode("m4a", tone(2, 44_100))[:9_000], "is not audio"),
     "playlist": (b"#EXTM3U\n#EXTINF:5,\nfile:///etc/hostname\n", "is not audio"),
@@ -188,10 +203,18 @@ def test_a_header_that_was_never_completed_means_all_that_follows(size: int) -> 
     assert len(samples) == pytest.approx(16_000, abs=1)
 
 
+@pytest.mark.parametrize(("subformat", "bits"), [(1, 16), (3, 32)])
+def test_the_extensible_header_is_read(subformat: int, bits: int) -> None:
+    """WAVE_FORMAT_EXTENSIBLE: the encoding is a GUID, that of PCM or float."""
+    guid = struct.pack("<IHH", subformat, 0, 0x10) + bytes.fromhex("800000aa00389b71")
+    data = wav_of(0xFFFE, bits, struct.pack("<HHI", 22, bits, 4) + guid)
+    np.testing.assert_allclose(read(Recording(data)), tone(1, 16_000), atol=1e-4)
+
+
 # Damage that is passed over.
 
 
-@pytest.mark.parametrize("kind", ["mp3", "flac", "aac", "webm"])
+@pytest.mark.parametrize("kind", ["wav", "mp3", "flac", "ogg", "aac", "webm"])
 def test_what_is_there_of_a_file_that_was_cut_off_is_read_with_a_warning(kind: str) -> None:
     data = encode(kind, tone(5, CODECS[kind][2]))
     recording = Recording(data[: len(data) // 2], name="call.mp3")
@@ -199,6 +222,14 @@ def test_what_is_there_of_a_file_that_was_cut_off_is_read_with_a_warning(kind: s
     assert 1.5 < len(samples) / SAMPLE_RATE < 3
     assert recording.warnings
     assert all("call.mp3" in warning for warning in recording.warnings)
+
+
+@pytest.mark.parametrize("left", [-1, -400, -2000])
+def test_an_ogg_file_must_end_with_the_last_page_of_its_stream(left: int) -> None:
+    data = encode("ogg", tone(5, 48_000))
+    whole, cut = Recording(data), Recording(data[:left])
+    assert len(read(cut)) < len(read(whole))
+    assert (whole.warnings, len(cut.warnings)) == ([], 1)
 
 
 def test_damage_in_the_middle_is_left_out_with_a_warning() -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from galley.errors import AudioError, AudioTooLong
 from galley.speech.features import SAMPLE_RATE as SAMPLE_RATE
-from galley.speech.headers import check_riff, states_length
+from galley.speech.headers import WavHeader, ogg_is_cut_off, states_length, wav_header
 from galley.speech.loudness import normalized
 
 Samples: TypeAlias = NDArray[np.float32]
@@ -41,9 +41,23 @@ READABLE: Final = "wav, mp3, flac, ogg, opus, m4a, mp4, aac, webm"
 
 # FFmpeg's names. Formats that name other files or addresses (playlists) must stay out.
 _DEMUXERS: Final = "aac,flac,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,mpeg,ogg,wav"
-_GUARD: Final = {"format_whitelist": _DEMUXERS, "protocol_whitelist": "none"}
+# FFmpeg has hundreds of decoders, most of them for video and for games; these are all that may see a file.
+_CODECS: Final = (
+    *("aac", "aac_latm", "ac3", "alac", "eac3", "flac", "opus", "libopus", "speex", "vorbis"),
+    *("mp1", "mp1float", "mp2", "mp2float", "mp3", "mp3float", "gsm", "gsm_ms", "g722"),
+    *("amrnb", "amrwb", "libopencore_amrnb", "libopencore_amrwb", "adpcm_ms", "adpcm_ima_wav"),
+    *("pcm_u8", "pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_f32le", "pcm_f64le", "pcm_alaw"),
+    *("pcm_s8", "pcm_s16be", "pcm_s24be", "pcm_s32be", "pcm_f32be", "pcm_f64be", "pcm_mulaw"),
+)
+_GUARD: Final = {
+    "format_whitelist": _DEMUXERS,
+    "codec_whitelist": ",".join(_CODECS),
+    "protocol_whitelist": "none",
+}
 _MISSING_SECONDS: Final = 0.5
 """Missing audio, compared with the length that a file states, from which a warning is given."""
+
+_CUT_OFF: Final = "is damaged at its end, or cut off there"
 
 
 @dataclass(frozen=True)
@@ -126,6 +140,7 @@ class Recording:
             blocks = normalized(blocks, self._sample_rate)
         try:
             for block in blocks:
+                np.clip(block, -1.0, 1.0, out=block)  # resampling overshoots
                 self._samples += len(block)
                 if self._max_seconds is not None and self.seconds > self._max_seconds:
                     raise self._too_long("goes on")
@@ -136,8 +151,9 @@ class Recording:
 
     def _open(self, source: Source, raw: RawPcm | None) -> tuple[AudioStream, float | None]:
         file = self._file(source)
-        if raw is None:
-            check_riff(file, self._name)
+        wav = wav_header(file) if raw is None else None
+        if wav is not None and wav.present == 0:
+            raise AudioError(f"{self._name} is a WAV header without samples")
         format_, options = (None, _GUARD) if raw is None else _raw_options(raw)
         with self._ffmpeg_errors(f"is not audio in a format that Galley reads ({READABLE})"):
             container = av.open(file, "r", format_, options, metadata_errors="ignore")
@@ -145,13 +161,32 @@ class Recording:
         if not container.streams.audio:
             raise AudioError(f"{self._name} holds no audio stream")
         stream = container.streams.audio[0]
-        if not MIN_RATE <= stream.rate <= MAX_RATE or not 0 < stream.channels <= MAX_CHANNELS:
-            raise AudioError(
-                f"{self._name} has {stream.channels} channels at {stream.rate} Hz; Galley reads "
-                f"up to {MAX_CHANNELS} channels at {MIN_RATE} to {MAX_RATE} Hz"
-            )
+        self._check(stream, wav)
+        self._warn_if_cut_off(file, container.format.name, wav)
         stated = container.duration is not None and states_length(file, container.format.name)
         return stream, (container.duration or 0) / av.time_base if stated else None
+
+    def _check(self, stream: AudioStream, wav: WavHeader | None) -> None:
+        codec = stream.codec_context
+        if codec is None or codec.name not in _CODECS:
+            encoding = "an unknown encoding" if codec is None else f"the encoding {codec.name}"
+            if wav is not None:
+                encoding += f" (WAV format tag {wav.format_tag:#06x}, {wav.bits} bits a sample)"
+            raise AudioError(f"{self._name} has {encoding}, which Galley does not read")
+        if not MIN_RATE <= codec.rate <= MAX_RATE or not 0 < codec.channels <= MAX_CHANNELS:
+            raise AudioError(
+                f"{self._name} has {codec.channels} channels at {codec.rate} Hz; Galley reads "
+                f"up to {MAX_CHANNELS} channels at {MIN_RATE} to {MAX_RATE} Hz"
+            )
+
+    def _warn_if_cut_off(self, file: BinaryIO, demuxer: str, wav: WavHeader | None) -> None:
+        if wav is not None and wav.is_cut_off:
+            self.warnings.append(
+                f"the header of {self._name} announces {wav.announced} bytes of samples, but "
+                f"{wav.present} follow: the file was cut off, or its header is wrong"
+            )
+        elif demuxer == "ogg" and ogg_is_cut_off(file):
+            self.warnings.append(f"{self._name} {_CUT_OFF}")
 
     def _file(self, source: Source) -> BinaryIO:
         if isinstance(source, bytes):
@@ -185,7 +220,7 @@ class Recording:
         try:
             yield from container.demux(self._stream)
         except av.error.InvalidDataError:
-            self.warnings.append(f"{self._name} is damaged at its end, or cut off there")
+            self.warnings.append(f"{self._name} {_CUT_OFF}")
 
     def _mono(self, frame: AudioFrame) -> Samples:
         mono = _mono(frame)

@@ -1,52 +1,90 @@
-"""Checks of the length that a file's header states, which FFmpeg does not make."""
+"""What FFmpeg does not tell of a file: whether it was cut off, and what its header states."""
 
-from typing import BinaryIO, Final
-
-from galley.errors import AudioError
+from typing import BinaryIO, Final, NamedTuple
 
 _UNKNOWN_LENGTH: Final = 0x7FFFF000
 """Sizes from here on mean "unknown": programs that stream write them because they cannot seek back."""
 _MAX_CHUNKS: Final = 1024
+_OGG_PAGE: Final = 27 + 255 + 255 * 255
+"""Bytes of the longest Ogg page."""
+_OGG_LAST: Final = 4
+"""Flag of the last page of a stream in an Ogg file."""
 _LENGTH_TAGS: Final = (b"Xing", b"Info", b"VBRI")
 _TAG_WITHIN: Final = 4096
 
 
-def check_riff(file: BinaryIO, name: str) -> None:
-    """Checks that a WAV file holds all samples that its header announces; files of other formats pass.
+class WavHeader(NamedTuple):
+    """What a WAV file says of its samples (Microsoft, "Multiple channel audio data and WAVE files").
 
-    FFmpeg reads a truncated file up to its end without an error.
-
-    Raises:
-        AudioError: the header announces more data than the file has, or the file has no samples.
+    Attributes:
+        announced: bytes of samples, as the header has it.
+        present: bytes that follow the header.
+        format_tag: how samples are encoded: 1 PCM, 3 float, 0xFFFE as a GUID further on says.
+        bits: of one sample.
     """
+
+    announced: int
+    present: int
+    format_tag: int
+    bits: int
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether fewer bytes follow than are announced, which FFmpeg does not mind."""
+        return self.present < self.announced < _UNKNOWN_LENGTH
+
+
+def wav_header(file: BinaryIO) -> WavHeader | None:
+    """The header of a WAV file; None for a file of another format."""
     start = file.tell()
     try:
         head = file.read(12)
         if head[:4] != b"RIFF" or head[8:] != b"WAVE":
-            return
-        announced = _data_bytes(file)
-        position = file.tell()
-        left = file.seek(0, 2) - position
+            return None
+        form = b""
+        for _ in range(_MAX_CHUNKS):
+            chunk = file.read(8)
+            size = int.from_bytes(chunk[4:], "little")
+            if len(chunk) < 8:
+                break
+            position = file.tell()
+            if chunk[:4] == b"data":
+                present = file.seek(0, 2) - position
+                return WavHeader(size, present, _number(form[0:2]), _number(form[14:16]))
+            if chunk[:4] == b"fmt ":
+                form = file.read(16)
+            file.seek(position + size + size % 2)
+        return WavHeader(0, 0, _number(form[0:2]), _number(form[14:16]))
     finally:
         file.seek(start)
-    if left == 0:
-        raise AudioError(f"{name} is a WAV header without samples")
-    if left < announced < _UNKNOWN_LENGTH:
-        raise AudioError(
-            f"the header of {name} announces {announced} bytes of samples, but {left} follow: "
-            "the file was cut off, or its header is wrong"
-        )
 
 
-def _data_bytes(file: BinaryIO) -> int:
-    """The size of the data chunk, which the file is then positioned at; at its end if there is none."""
-    for _ in range(_MAX_CHUNKS):
-        chunk = file.read(8)
-        size = int.from_bytes(chunk[4:], "little")
-        if chunk[:4] == b"data" or len(chunk) < 8:
-            return size
-        file.seek(size + size % 2, 1)
-    return 0
+def _number(field: bytes) -> int:
+    return int.from_bytes(field, "little")
+
+
+def ogg_is_cut_off(file: BinaryIO) -> bool:
+    """Whether an Ogg file ends within a page, or with one that is not its stream's last (RFC 3533, 6).
+
+    FFmpeg reads such a file up to its last whole page without an error.
+    """
+    start = file.tell()
+    try:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _OGG_PAGE))
+        tail = file.read(_OGG_PAGE)
+    finally:
+        file.seek(start)
+    at = len(tail)
+    while (at := tail.rfind(b"OggS\0", 0, at)) >= 0:
+        header = tail[at : at + 27]
+        if len(header) == 27 and header[5] < 8:
+            lacing = tail[at + 27 : at + 27 + header[26]]
+            whole = len(lacing) == header[26] and at + 27 + len(lacing) + sum(lacing) <= len(tail)
+            return not whole or not header[5] & _OGG_LAST
+        if len(header) < 27:
+            return True
+    return True
 
 
 def states_length(file: BinaryIO, demuxer: str) -> bool:
