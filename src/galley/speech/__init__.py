@@ -4,11 +4,16 @@ Needs the extra ``speech``, whose packages are imported only when they are used.
 """
 
 import importlib
+import os
 from typing import Final
 
 from galley.errors import SettingsError, pip_install
 
 _NEEDED: Final = ("av", "jiwer", "onnxruntime", "python_multipart", "soxr", "websockets")
+
+# onnxruntime 1.31 on Linux otherwise writes a device id and a queue of events for Microsoft to the user's
+# cache folder. It reads the variable when it is first imported, which happens within this package alone.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def require_extra() -> None:
