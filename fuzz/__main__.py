@@ -9,6 +9,7 @@ hangs for 5 s or takes 2 GB, with which the run ends (exit code not 0). Needs th
 import argparse
 import random
 import sys
+import sysconfig
 from pathlib import Path
 
 import atheris
@@ -24,9 +25,13 @@ def main() -> None:
     parser.add_argument("--found", type=Path, default=Path("build/fuzz"))
     parser.add_argument("options", nargs="*", help="libFuzzer's own, after --")
     arguments = parser.parse_args()
+    _import_by_path()
     with atheris.instrument_imports(
         include=["galley", "starlette.formparsers", "python_multipart"]
     ):
+        import galley
+
+        galley.__path__.append(f"{sysconfig.get_path('purelib')}/galley")  # compiled modules
         target = targets.load(arguments.name)
     found = arguments.found / arguments.name
     found.mkdir(parents=True, exist_ok=True)
@@ -52,6 +57,12 @@ def main() -> None:
 
     atheris.Setup([sys.argv[0], *flags, *folders], target.fuzz, custom_mutator=mutate)
     atheris.Fuzz()
+
+
+def _import_by_path() -> None:
+    """Let Python's own loader import Galley: atheris instruments nothing that an editable install loads."""
+    sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in type(f).__module__]
+    sys.path.insert(0, str(targets.FOLDER.parent / "src"))
 
 
 def _quoted(token: str) -> str:
