@@ -31,9 +31,12 @@ from galley.api.schemas import (
 )
 from galley.api.validate import validate
 from galley.errors import GalleyError, RequestError
+from galley.server.budget import ByteBudget
 from galley.server.forms import read_form
 from galley.speech.options import TurnOptions
 
+_BUDGET: Final = ByteBudget(1 << 20, of="bodies", setting="--max-upload-bytes", code="")
+"""A body that is not given back ends the run."""
 _LOOP: Final = asyncio.new_event_loop()
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it tells each invalid character
 
@@ -146,8 +149,10 @@ async def _read_form(model: type[TranslationRequest], kind: bytes, body: bytes) 
         return pieces.pop(0)
 
     scope: dict[str, Any] = {"type": "http", "app": None, "headers": [(b"content-type", kind)]}
-    asked, upload = await read_form(Request(scope, receive), model, max_bytes=1 << 20)
-    with contextlib.closing(upload.file):
+    asked, upload = await read_form(
+        Request(scope, receive), model, max_bytes=1 << 20, budget=_BUDGET
+    )
+    with contextlib.closing(upload):
         asked.options()
         assert asked.granularities
 

@@ -217,6 +217,11 @@ class Settings(EngineSettings):
         "Limits",
         "memory that the chat template and tokenising of a request may take; then 400",
     )
+    max_upload_bytes: int | None = _setting(
+        None,
+        "Limits",
+        "bytes that all unfinished recordings may hold; then 503; default: 4 x max_audio_bytes",
+    )
     max_live_streams: int = _setting(32, "Limits", "live audio streams at a time; then 429")
     drain_seconds: float = _setting(
         30.0, "Limits", "after SIGTERM, how long running requests may take to finish"
@@ -263,6 +268,11 @@ class Settings(EngineSettings):
         _positive(self, "text_bytes")
         if not (math.isfinite(self.text_seconds) and self.text_seconds > 0):
             raise SettingsError(f"text_seconds must be more than 0, got {self.text_seconds}")
+        if self.max_upload_bytes is not None and self.max_upload_bytes < self.max_audio_bytes:
+            raise SettingsError(
+                f"max_upload_bytes ({self.max_upload_bytes}) must be at least max_audio_bytes "
+                f"({self.max_audio_bytes}): a recording of that size could never come"
+            )
         if self.max_queue < 0:
             raise SettingsError(f"max_queue must not be negative, got {self.max_queue}")
         if math.isnan(self.max_audio_seconds):

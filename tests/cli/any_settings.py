@@ -50,6 +50,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "max_body_bytes": st.integers(1, 10**9),
     "max_audio_bytes": st.integers(1, 10**12),
     "max_audio_seconds": st.floats(1, 1e6),
+    "max_upload_bytes": st.integers(10**12, 10**13),
     "max_live_streams": st.integers(1, 10**6),
     "max_connections": st.none() | st.integers(1, 10**6),
     "max_connections_per_address": st.none() | st.integers(1, 10**6),

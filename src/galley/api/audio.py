@@ -48,7 +48,7 @@ class Transcript:
 
         Args:
             call: closed with the transcript; whoever made it closes it if there is none.
-            file: the recording; closed when the transcript is.
+            file: the recording; the caller closes it, after the transcript.
             name: of the file, for errors.
 
         Raises:

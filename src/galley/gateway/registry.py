@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from galley.config import Settings
@@ -25,7 +25,13 @@ from galley.types import Task
 OnModelPhase = Callable[[str, str, float], None]
 """Told (model, phase, seconds) when a phase of a model's start has ended."""
 
-_WORST_FIRST: Final[tuple[EngineState, ...]] = ("failed", "closed", "starting", "recovering")
+_WORST_FIRST: Final[tuple[EngineState, ...]] = (
+    "failed",
+    "closed",
+    "starting",
+    "recovering",
+    "ready",
+)
 
 
 class Registry:
@@ -133,16 +139,15 @@ class Registry:
         Raises:
             RequestError, Unavailable, EngineFailed: as :meth:`find` for every one of the models.
         """
-        errors = []
-        for model in self:
-            try:
+        # No exception is kept in a local: its traceback holds this frame, and the frame its callers with
+        # all they have, until the collector comes.
+        fitting = [m for m in self if task is None or m.tasks is None or task in m.tasks]
+        *others, best = sorted(fitting or self, key=lambda model: _WORST_FIRST.index(model.state))
+        for model in others:
+            with suppress(GalleyError):
                 model.check(task, caller)
-            except GalleyError as error:
-                errors.append(error)
-            else:
                 return
-        # A model that may yet come says more than one that does other tasks.
-        raise min(errors, key=lambda error: not isinstance(error, Unavailable))
+        best.check(task, caller)
 
     def _only(self, task: Task | None) -> ServedModel:
         fitting = list(self)
@@ -162,7 +167,7 @@ class Registry:
 
     def _state(self) -> EngineState:
         states = {model.state for model in self}
-        return next((state for state in _WORST_FIRST if state in states), "ready")
+        return next(state for state in _WORST_FIRST if state in states)
 
 
 @asynccontextmanager

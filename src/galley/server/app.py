@@ -17,7 +17,7 @@ from galley.gateway.tenants import Tenants
 from galley.server import admin, audio, errors, generate, health, models, realtime, tokenize
 from galley.server.access import AccessLog
 from galley.server.auth import OPEN_PATHS, RequireHost, RequireKey
-from galley.server.body import BodyBudget
+from galley.server.budget import ByteBudget
 from galley.server.drain import DrainGate
 from galley.server.openapi import Operation, document
 
@@ -62,7 +62,12 @@ def create_app(registry: Registry, *, tenants: Tenants) -> Starlette:
         exception_handlers=errors.HANDLERS,
     )
     app.router.redirect_slashes = False
-    app.state.body_budget = BodyBudget(settings.max_unfinished_body_bytes)
+    app.state.body_budget = ByteBudget(
+        settings.max_unfinished_body_bytes,
+        of="JSON bodies that are still on their way",
+        setting="--max-unfinished-body-bytes",
+        code="too_many_bodies",
+    )
     return app
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing, suppress
 from typing import Any, Final, Literal
 
 from starlette.requests import Request
@@ -11,11 +11,12 @@ from starlette.responses import Response
 from galley.api.audio import ENDPOINTS, Event, Transcript
 from galley.api.errors import ApiError
 from galley.api.schemas import TranscriptionRequest, TranslationRequest
-from galley.errors import SettingsError
-from galley.gateway.call import Call, opened
+from galley.errors import GalleyError, SettingsError
+from galley.gateway.call import Call
 from galley.gateway.registry import Registry
 from galley.server.access import caller_of
-from galley.server.forms import read_form
+from galley.server.budget import ByteBudget
+from galley.server.forms import Upload, read_form
 from galley.server.openapi import Operation
 from galley.server.sse import EventStream, while_connected
 
@@ -38,14 +39,21 @@ _ANSWER: Final[dict[str, Any]] = {
 
 def routes(models: Registry) -> list[Operation]:
     """The routes, answered by ``models``."""
+    settings = models.settings
+    budget = ByteBudget(
+        settings.max_upload_bytes or 4 * settings.max_audio_bytes,
+        of="The recordings of all requests",
+        setting="--max-upload-bytes",
+        code="too_many_uploads",
+    )
 
     async def transcriptions(request: Request) -> Response:
         """What is said in a recording, in its language."""
-        return await _answer(models, request, TranscriptionRequest, "transcribe")
+        return await _answer(models, budget, request, TranscriptionRequest, "transcribe")
 
     async def translations(request: Request) -> Response:
         """What is said in a recording, in English."""
-        return await _answer(models, request, TranslationRequest, "translate")
+        return await _answer(models, budget, request, TranslationRequest, "translate")
 
     about = "The transcript in `response_format`; with `stream`, as events"
     return [
@@ -61,6 +69,7 @@ def routes(models: Registry) -> list[Operation]:
 
 async def _answer(
     models: Registry,
+    budget: ByteBudget,
     request: Request,
     model: type[TranslationRequest],
     task: Literal["transcribe", "translate"],
@@ -68,19 +77,35 @@ async def _answer(
     caller = caller_of(request)
     models.expect(task, caller)
     await asyncio.to_thread(require_extra)
-    asked, upload = await read_form(request, model, max_bytes=models.settings.max_audio_bytes)
-    served = models.find(asked.model, task, caller)
-    # Made and closed here: a thread goes on when its client hangs up.
-    with opened(Call(served, ENDPOINTS[task], caller)) as call:
-        begin = asyncio.to_thread(Transcript.begin, call, asked, upload.file, upload.name)
+    limit = models.settings.max_audio_bytes
+    with ExitStack() as held:
+        asked, upload = await read_form(request, model, max_bytes=limit, budget=budget)
+        held.callback(upload.close)
+        served = models.find(asked.model, task, caller)
+        call = Call(served, ENDPOINTS[task], caller)
+        held.callback(call.close)
+        begin = _begun(call, asked, upload)
         transcript = await while_connected(request.receive, begin)
+        held.callback(transcript.close)
         if asked.stream:
             events = transcript.events()
             # What is wrong from the beginning still has a status line to say so.
             first = await while_connected(request.receive, _next(events))
-            return EventStream(_from(first, events), transcript.close)
+            return EventStream(_from(first, events), held.pop_all().close)
         page = await while_connected(request.receive, transcript.page(asked))
     return Response(page, media_type=_MEDIA_TYPES[asked.response_format])
+
+
+async def _begun(call: Call, asked: TranslationRequest, upload: Upload) -> Transcript:
+    """:meth:`Transcript.begin` in a thread. When cancelled it waits for the thread, which has the file."""
+    begin = asyncio.to_thread(Transcript.begin, call, asked, upload.file, upload.name)
+    work = asyncio.ensure_future(begin)
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        with suppress(GalleyError):
+            (await work).close()
+        raise
 
 
 def require_extra() -> None:

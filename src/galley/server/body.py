@@ -10,6 +10,7 @@ from starlette.requests import Request
 from galley.api.errors import ApiError
 from galley.api.json_body import parse_json
 from galley.api.validate import validate
+from galley.server.budget import ByteBudget
 from galley.server.errors import TOO_LARGE, ClientGone
 
 LARGE: Final = 256 * 1024
@@ -17,37 +18,7 @@ LARGE: Final = 256 * 1024
 
 _CHARSET = re.compile(r"""charset=["']?([\w-]*)""", re.IGNORECASE)
 
-_RETRY_SECONDS: Final = "1"
-
 Model = TypeVar("Model", bound=msgspec.Struct)
-
-
-class BodyBudget:
-    """Memory for JSON bodies that are still on their way, all together.
-
-    A body is parsed only when it is complete, so what a client sends is held until it has sent all.
-    """
-
-    def __init__(self, limit: int) -> None:
-        """``limit`` is in bytes."""
-        self._limit = self._left = limit
-
-    def take(self, size: int) -> None:
-        """Count ``size`` bytes more. Raises ApiError (503), and counts nothing, if that is too much."""
-        if size > self._left:
-            raise ApiError(
-                503,
-                f"The bodies of all requests that are on their way have more than {self._limit} bytes "
-                "(--max-unfinished-body-bytes)",
-                type="service_unavailable",
-                code="too_many_bodies",
-                headers={"Retry-After": _RETRY_SECONDS, "Connection": "close"},
-            )
-        self._left -= size
-
-    def give_back(self, size: int) -> None:
-        """Bytes taken before are free again."""
-        self._left += size
 
 
 async def read(request: Request, model: type[Model], *, max_bytes: int) -> Model:
@@ -85,7 +56,7 @@ async def _read_bytes(request: Request, max_bytes: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
-    budget: BodyBudget = request.app.state.body_budget
+    budget: ByteBudget = request.app.state.body_budget
     body = bytearray()
     try:
         while True:

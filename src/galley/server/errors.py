@@ -55,7 +55,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
     """
     if isinstance(error, HTTPException):
         error = _of_starlette(request, error)
-    if isinstance(error, ApiError) and error.code == TOO_LARGE:
+    if isinstance(error, ApiError) and "Connection" in error.headers:
         await _discard_body(request)
     return error_response(error)
 

@@ -1,6 +1,9 @@
 """Reading a multipart form with one file: bounded, strict, and with errors that name the field."""
 
-from collections.abc import Sequence, Set
+import logging
+import os
+from collections.abc import Callable, Set
+from contextlib import ExitStack
 from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -12,31 +15,46 @@ from starlette.types import Message
 from galley.api.errors import ApiError
 from galley.api.validate import validate
 from galley.errors import RequestError
+from galley.server.budget import ByteBudget
 from galley.server.errors import TOO_LARGE, ClientGone
+
+log = logging.getLogger("galley.server")
 
 _MAX_FIELDS: Final = 64
 _MAX_FIELD_BYTES: Final = 64 * 1024
+_RETRY_SECONDS: Final = "30"
+"""When to come back to a server whose temporary folder is full."""
 
 Model = TypeVar("Model", bound=msgspec.Struct)
 
 
 class Upload(NamedTuple):
-    """A file that came with a form; on disk if it is large, gone with its request."""
+    """A file that came with a form: in memory, or in the temporary folder if it is large.
+
+    Whoever got it calls ``close``, which removes the file and gives its bytes back to the budget.
+    """
 
     name: str
     file: BinaryIO
+    close: Callable[[], None]
 
 
 async def read_form(
-    request: Request, model: type[Model], *, max_bytes: int
+    request: Request, model: type[Model], *, max_bytes: int, budget: ByteBudget
 ) -> tuple[Model, Upload]:
     """The form's fields as ``model``, and its field ``file``.
 
     A field that ``model`` has as a sequence may be sent as ``name[]``, and several times.
 
+    Args:
+        request: whose body is read.
+        model: what the fields are.
+        max_bytes: that the body may have.
+        budget: for the bytes of all uploads that are not closed yet.
+
     Raises:
-        ApiError: 415 for a body that is no multipart form, 413 for one over ``max_bytes``;
-            reading stops there.
+        ApiError: 415 for a body that is no multipart form, 413 for one over ``max_bytes``, 503 while the
+            budget is spent or the temporary folder takes nothing; reading stops there.
         RequestError: not a form, or a field that ``model`` refuses; ``param`` names it.
         ClientGone: the client hung up before the body was complete.
     """
@@ -47,35 +65,67 @@ async def read_form(
             f"Content-Type must be multipart/form-data, got {kind[:80]!r}",
             code="unsupported_media_type",
         )
-    bounded = Request(request.scope, _Bounded(request, max_bytes).receive)
+    with ExitStack() as held:
+        body = _Bounded(request, max_bytes, budget)
+        held.callback(body.give_back)
+        form = await _parsed(Request(request.scope, body.receive))
+        for _, value in form.multi_items():
+            if isinstance(value, UploadFile):
+                held.callback(value.file.close)
+        lists = {f.name for f in msgspec.structs.fields(model) if isinstance(f.default, tuple)}
+        asked = validate(model, _values(form, lists), text=True)
+        file = _file(form)
+        name = (file.filename or "the recording")[:100]
+        return asked, Upload(name, file.file, held.pop_all().close)
+
+
+async def _parsed(request: Request) -> FormData:
+    """The request's form. An error leaves no file open (see starlette's parser)."""
     try:
-        form = await bounded.form(
+        return await request.form(
             max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES
         )
     except ClientDisconnect:
         raise ClientGone("client hung up while sending its request") from None
     except HTTPException as error:
         raise RequestError(f"The body is no form that can be read: {error.detail}") from None
-    lists = {f.name for f in msgspec.structs.fields(model) if isinstance(f.default, tuple)}
-    return validate(model, _values(form, lists), text=True), _upload(form)
+    except OSError as error:
+        log.warning("an upload cannot be kept in the temporary folder: %s", error)
+        why = os.strerror(error.errno) if error.errno else "it cannot be used"
+        raise ApiError(
+            503,
+            f"The server's temporary folder takes no upload: {why}",
+            type="service_unavailable",
+            code="no_space_for_uploads",
+            headers={"Retry-After": _RETRY_SECONDS, "Connection": "close"},
+        ) from None
 
 
 class _Bounded:
-    """Receives a body up to a limit."""
+    """Receives a body up to a limit, and counts it on a budget."""
 
-    def __init__(self, request: Request, limit: int) -> None:
+    def __init__(self, request: Request, limit: int, budget: ByteBudget) -> None:
         self._receive = request.receive
-        self._limit = self._left = limit
+        self._limit = limit
+        self._budget = budget
+        self._taken = 0
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > limit:
             raise self._too_large()
 
     async def receive(self) -> Message:
         message = await self._receive()
-        self._left -= len(message.get("body", b""))
-        if self._left < 0:
+        size = len(message.get("body", b""))
+        if self._taken + size > self._limit:
             raise self._too_large()
+        self._budget.take(size)
+        self._taken += size
         return message
+
+    def give_back(self) -> None:
+        """The body is needed no more."""
+        self._budget.give_back(self._taken)
+        self._taken = 0
 
     def _too_large(self) -> ApiError:
         return ApiError(
@@ -91,10 +141,14 @@ def _values(form: FormData, lists: Set[str]) -> dict[str, Any]:
     """Field name -> its text; a list of texts for those in ``lists``."""
     values: dict[str, Any] = {}
     for key in form:
-        name = key.removesuffix("[]")
-        given: Sequence[UploadFile | str] = form.getlist(key)
-        if name == "file":
+        if key == "file":
             continue
+        name = key.removesuffix("[]")
+        if name == "file":
+            raise RequestError("one recording is taken, in the field file", param="file[]")
+        if name in values:
+            raise RequestError(f"{name[:64]}: given both with and without []", param=name[:64])
+        given = form.getlist(key)
         if any(not isinstance(value, str) for value in given):
             raise RequestError(f"{name[:64]}: expected text, got a file", param=name[:64])
         repeated = key.endswith("[]") or len(given) > 1
@@ -102,8 +156,15 @@ def _values(form: FormData, lists: Set[str]) -> dict[str, Any]:
     return values
 
 
-def _upload(form: FormData) -> Upload:
-    file = form.get("file")
-    if not isinstance(file, UploadFile):
+def _file(form: FormData) -> UploadFile:
+    given = form.getlist("file")
+    if not given:
         raise RequestError("Missing field 'file'", param="file")
-    return Upload((file.filename or "the recording")[:100], file.file)
+    if len(given) > 1:
+        raise RequestError(f"one recording is taken, got {len(given)}", param="file")
+    [file] = given
+    if not isinstance(file, UploadFile):
+        raise RequestError(
+            "file: expected a recording, got text: send its bytes, with a filename", param="file"
+        )
+    return file

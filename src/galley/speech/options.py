@@ -14,9 +14,10 @@ Task = Literal["transcribe", "translate"]
 def _between(name: str, value: float, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(f"{name} must be a number, got {value!r}", param=name)
-    if not math.isfinite(value) or not low <= value <= high:
+    # A whole number may be too long for math.isfinite.
+    if not low <= value <= high or value in (math.inf, -math.inf):
         raise RequestError(
-            f"{name} must be between {low:g} and {high:g}, got {value!r}", param=name
+            f"{name} must be between {low:g} and {high:g}, got {value!r:.100}", param=name
         )
 
 
