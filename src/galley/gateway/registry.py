@@ -11,7 +11,6 @@ from galley.errors import (
     GalleyError,
     ModelError,
     RequestError,
-    Unavailable,
     UnknownModel,
 )
 from galley.gateway.caller import Caller
