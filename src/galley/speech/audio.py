@@ -37,6 +37,8 @@ Source: TypeAlias = str | Path | bytes | BinaryIO
 MIN_RATE: Final = 4_000
 MAX_RATE: Final = 768_000
 MAX_CHANNELS: Final = 64
+MAX_PLANES: Final = 8
+"""Channels of an encoding that keeps each apart; FFmpeg has the further ones elsewhere."""
 READABLE: Final = "wav, mp3, flac, ogg, opus, m4a, mp4, aac, webm"
 
 # FFmpeg's names. Formats that name other files or addresses (playlists) must stay out.
@@ -54,6 +56,8 @@ _GUARD: Final = {
     "codec_whitelist": ",".join(_CODECS),
     "protocol_whitelist": "none",
 }
+_DTYPES: Final = {"u8": "u1", "s16": "i2", "s32": "i4", "flt": "f4", "dbl": "f8"}
+"""FFmpeg's name of a sample type -> numpy's."""
 _MISSING_SECONDS: Final = 0.5
 """Missing audio, compared with the length that a file states, from which a warning is given."""
 
@@ -223,6 +227,11 @@ class Recording:
             self.warnings.append(f"{self._name} {_CUT_OFF}")
 
     def _mono(self, frame: AudioFrame) -> Samples:
+        channels = frame.layout.nb_channels  # may change from frame to frame
+        if not 0 < channels <= (MAX_PLANES if frame.format.is_planar else MAX_CHANNELS):
+            raise AudioError(
+                f"{self._name} has {channels} channels; Galley reads up to {MAX_PLANES} of this encoding"
+            )
         mono = _mono(frame)
         if not np.isfinite(mono).all():
             raise AudioError(f"{self._name} has samples that are not numbers (NaN or infinite)")
@@ -253,9 +262,15 @@ def _raw_options(raw: RawPcm) -> tuple[str, dict[str, str]]:
 
 
 def _mono(frame: AudioFrame) -> Samples:
-    """The mean of the channels, in float32 whatever the file's sample type is."""
-    samples = frame.to_ndarray()
-    channels = len(frame.layout.channels)
+    """The mean of the channels, in float32 whatever the file's sample type is.
+
+    ``AudioFrame.to_ndarray`` of PyAV must not be used: from eight planes on it reads beyond the frame's
+    list of planes, which ends the process.
+    """
+    channels = frame.layout.nb_channels
+    planes = frame.planes[: channels if frame.format.is_planar else 1]
+    dtype, count = _DTYPES[frame.format.packed.name], frame.samples * channels // len(planes)
+    samples = np.stack([np.frombuffer(memoryview(plane), dtype, count) for plane in planes])
     if not frame.format.is_planar:
         samples = samples.reshape(-1, channels).T
     mono: Samples = samples.mean(axis=0, dtype=np.float32) if channels > 1 else samples[0]

@@ -172,6 +172,17 @@ def test_row_30_hours_of_zeros_in_kilobytes(http: httpx.Client, server: Server) 
     assert process.memory_info().rss - before < 100e6
 
 
+CORPUS = Path(__file__).parents[3] / "fuzz" / "corpus" / "audio"
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("aac-7.1", 200), ("ogg-7.1", 200), ("aac-35-channels", 400)]
+)
+def test_channels_that_ended_the_process(http: httpx.Client, name: str, status: int) -> None:
+    """PyAV's own conversion reads beyond a frame's planes (found by fuzzing)."""
+    assert transcribe(http, (CORPUS / name).read_bytes(), name).status_code == status
+
+
 # Hostile day 15.
 
 PCM, FLOAT = (
