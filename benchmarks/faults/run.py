@@ -20,6 +20,7 @@ from benchmarks.faults.schedule import Fault, faults, prompts
 PROMPTS: Final = 40
 LONGEST: Final = 200
 """Tokens of an answer."""
+SAMPLES: Final = 40
 SETTLE_SECONDS: Final = 20.0
 """Within them a server without requests has no used blocks."""
 
@@ -31,6 +32,7 @@ class Result:
     Attributes:
         injected: faults by kind, those of clients among them.
         memory: of the server process, bytes: (after the warm-up, at the end), each a median.
+        samples: the same from the beginning to the end of the load, evenly, in bytes.
         leaked_blocks: used KV blocks when no request is left, and blocks in no state at all.
     """
 
@@ -40,6 +42,7 @@ class Result:
     injected: Counter[str] = field(default_factory=Counter)
     record: Record = field(default_factory=Record)
     memory: tuple[float, float] = (0.0, 0.0)
+    samples: list[float] = field(default_factory=list)
     leaked_blocks: int = 0
     restarts: int = 0
 
@@ -64,6 +67,7 @@ class Result:
             "restarts": self.restarts,
             "leaked_blocks": self.leaked_blocks,
             "memory_mb": [round(size / 1e6, 1) for size in self.memory],
+            "memory_over_time_mb": [round(size / 1e6, 1) for size in self.samples],
             "memory_growth": round(self.memory_growth, 4),
         }
 
@@ -93,6 +97,7 @@ async def run(
         result.injected["slow reader"] = record.slow
         result.injected["bad request"] = record.outcomes["refused as bad"]
         result.memory = before_and_after(memory, warm_up, seconds)
+        result.samples = [size for _, size in memory[:: max(1, len(memory) // SAMPLES)]]
         result.leaked_blocks = await leaked_blocks(http, blocks)
         result.restarts = int(await metric(http, "galley_engine_restarts_total"))
     return result
