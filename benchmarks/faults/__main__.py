@@ -14,14 +14,15 @@ import asyncio
 import json
 import sys
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
-from typing import Final
 
-from benchmarks.faults.run import Result, run
+from scripts.benchmarks_page import Figure
+
+from benchmarks.faults.run import MOST_GROWTH, Result, run
 from benchmarks.faults.schedule import faults
+from benchmarks.results_file import put
 from benchmarks.serving import machine, started
-
-MOST_GROWTH: Final = 0.02
 
 
 def main() -> None:
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--show", action="store_true", help="print the schedule and do nothing")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--results", type=Path, help="also put them into this machine's results")
     arguments = parser.parse_args()
     seed, seconds, clients = arguments.seed, arguments.seconds, arguments.clients
     for fault in faults(seed, seconds):
@@ -52,10 +54,51 @@ def main() -> None:
         )
     figures = {"machine": machine(), **result.shown()}
     print(json.dumps(figures, indent=2))
+    if arguments.results:
+        put(arguments.results, table(result, "python -m benchmarks.faults"))
     if arguments.json:
         schedule = [asdict(fault) for fault in faults(seed, seconds)]
         arguments.json.write_text(json.dumps(figures | {"schedule": schedule}, indent=2) + "\n")
     sys.exit(bool(broken(result)))
+
+
+def table(result: Result, command: str) -> list[Figure]:
+    """As the page has them."""
+    record, today = result.record, date.today().isoformat()
+    what = f"Fault schedule, {result.seconds:g} s, {result.clients} clients"
+    counts = {
+        "faults injected": result.injected.total(),
+        "requests": record.requests,
+        "lost": len(record.lost),
+        "refused at admission": record.outcomes["refused"],
+        "streams resumed": record.resumed,
+        "texts compared": record.compared,
+        "KV blocks leaked": result.leaked_blocks,
+    }
+    injected = ", ".join(f"{count:,} {kind}" for kind, count in result.injected.items())
+    growth = 100 * result.memory_growth
+    return [
+        Figure(
+            what=what,
+            unit="count",
+            at=tuple(counts),
+            measured=tuple(counts.values()),
+            date=today,
+            command=command,
+            remark=f"seed {result.seed}; {injected}; {result.restarts} engines replaced",
+        ),
+        Figure(
+            what=f"{what}: growth of the server's memory",
+            unit="%",
+            at=("",),
+            measured=(float(f"{growth:.2g}"),),
+            date=today,
+            command=command,
+            target=(100 * MOST_GROWTH,),
+            better="lower",
+            remark=f"from {result.memory[0] / 1e6:.1f} MB after the warm-up",
+        ),
+    ]
 
 
 def broken(result: Result) -> list[str]:

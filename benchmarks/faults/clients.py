@@ -85,13 +85,20 @@ async def known(url: str, model: str, bodies: Sequence[dict[str, Any]]) -> list[
 
 
 async def run_clients(
-    url: str, prompts: Sequence[Prompt], record: Record, *, seed: int, count: int, until: float
+    url: str,
+    prompts: Sequence[Prompt],
+    record: Record,
+    *,
+    seed: int,
+    count: int,
+    until: float,
+    longest_pause: float,
 ) -> None:
     """So many clients, each with its next request as soon as the last has ended, until a monotonic time."""
     async with connect(url) as http, connect(url, slow=True) as slow:
 
         async def client(number: int) -> None:
-            mine = asks(seed, number, len(prompts))
+            mine = asks(seed, number, len(prompts), longest_pause=longest_pause)
             while time.monotonic() < until:
                 ask = next(mine)
                 one = _Request(slow if ask.behaviour == "slow" else http, record, prompts, ask)

@@ -14,15 +14,24 @@ import random
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import psutil
+from scripts.benchmarks_page import Figure
 
 from benchmarks.faults.clients import connect
-from benchmarks.faults.run import before_and_after, kv_blocks, leaked_blocks, watch_memory
+from benchmarks.faults.run import (
+    MOST_GROWTH,
+    before_and_after,
+    kv_blocks,
+    leaked_blocks,
+    watch_memory,
+)
 from benchmarks.http_load import Client
 from benchmarks.serving import machine, started
 
@@ -31,7 +40,6 @@ TOKENS: Final = 32
 CUT_SHARE: Final = 0.5
 LONGEST_CUT: Final = 20.0
 """Seconds, within which a stream is cut: while it waits, reads its prompt, or in the midst of its text."""
-MOST_GROWTH: Final = 0.02
 _AT_ONCE: Final = 100
 _SPARE_FILES: Final = 200
 
@@ -197,6 +205,43 @@ def allow_open_files(count: int) -> bool:
     return True
 
 
+def table(result: Result, options: Mapping[str, Any], command: str) -> list[Figure]:
+    """As the page has them."""
+    today = date.today().isoformat()
+    what = (
+        f"{options['idle']:,} idle connections, {options['streams']:,} streams, "
+        f"{options['seconds']:g} s"
+    )
+    counts = {
+        "complete": result.complete,
+        "cut by clients": result.cut,
+        "failed": len(result.failed),
+        "KV blocks leaked": result.leaked_blocks,
+    }
+    return [
+        Figure(
+            what=what,
+            unit="count",
+            at=tuple(counts),
+            measured=tuple(counts.values()),
+            date=today,
+            command=command,
+            remark=f"longest answer to /health {result.health_s:.2g} s",
+        ),
+        Figure(
+            what=f"{what}: growth of the server's memory",
+            unit="%",
+            at=("",),
+            measured=(float(f"{100 * result.memory_growth:.2g}"),),
+            date=today,
+            command=command,
+            target=(100 * MOST_GROWTH,),
+            better="lower",
+            remark=f"from {result.memory[0] / 1e6:.1f} MB after the warm-up",
+        ),
+    ]
+
+
 def main() -> None:
     """Run, tell, and exit with 1 if a promise was broken."""
     parser = argparse.ArgumentParser(
@@ -208,6 +253,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--results", type=Path, help="also put them into this machine's results")
     arguments = parser.parse_args()
     options = {name: getattr(arguments, name) for name in ("idle", "streams", "seconds", "seed")}
     if not allow_open_files(arguments.idle + arguments.streams):

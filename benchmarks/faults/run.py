@@ -20,6 +20,10 @@ from benchmarks.faults.schedule import Fault, faults, prompts
 PROMPTS: Final = 40
 LONGEST: Final = 200
 """Tokens of an answer."""
+LONGEST_PAUSE: Final = 40.0
+"""Seconds; longer than a server waits for a client that takes nothing."""
+MOST_GROWTH: Final = 0.02
+"""Of a server's memory after the warm-up."""
 SAMPLES: Final = 40
 SETTLE_SECONDS: Final = 20.0
 """Within them a server without requests has no used blocks."""
@@ -73,17 +77,35 @@ class Result:
 
 
 async def run(
-    url: str, pid: int, *, seed: int, seconds: float, clients: int, warm_up: float
+    url: str,
+    pid: int,
+    *,
+    seed: int,
+    seconds: float,
+    clients: int,
+    warm_up: float,
+    texts: int = PROMPTS,
 ) -> Result:
-    """Inject the seed's faults into the engine of the server with the process id ``pid``."""
+    """Inject the seed's faults into the engine of the server with the process id ``pid``.
+
+    ``texts``: how many prompts there are, whose texts are taken before.
+    """
     result = Result(seed, seconds, clients)
     async with connect(url) as http:
         model = (await http.get("/v1/models")).json()["data"][0]["id"]
-        texts = await known(url, model, prompts(seed, PROMPTS, LONGEST))
+        truths = await known(url, model, prompts(seed, texts, LONGEST))
         blocks = sum((await kv_blocks(http)).values())
         began = time.monotonic()
         record = result.record
-        load = run_clients(url, texts, record, seed=seed, count=clients, until=began + seconds)
+        load = run_clients(
+            url,
+            truths,
+            record,
+            seed=seed,
+            count=clients,
+            until=began + seconds,
+            longest_pause=min(LONGEST_PAUSE, seconds / 10),
+        )
         memory: list[tuple[float, float]] = []
         watching = asyncio.create_task(watch_memory(psutil.Process(pid), began, memory))
         injecting = asyncio.create_task(_inject(pid, faults(seed, seconds), began, result))

@@ -60,8 +60,13 @@ def faults(seed: int, seconds: float) -> list[Fault]:
     return drawn
 
 
-def asks(seed: int, client: int, prompts: int) -> Iterator[Ask]:
-    """What one client does, without end. ``prompts``: how many there are to choose from."""
+def asks(seed: int, client: int, prompts: int, *, longest_pause: float) -> Iterator[Ask]:
+    """What one client does, without end.
+
+    Args:
+        prompts: how many there are to choose from.
+        longest_pause: seconds for which each fifth slow reader reads nothing; the others: up to 4.
+    """
     source = random.Random(f"client {client} of {seed}")
     while True:
         behaviour: Behaviour = source.choices(
@@ -75,7 +80,7 @@ def asks(seed: int, client: int, prompts: int) -> Iterator[Ask]:
                 source.randrange(prompts),
                 stream=behaviour != "read" or source.random() < 0.7,
                 after=source.randrange(8),
-                pause=source.uniform(0.5, 4.0),
+                pause=longest_pause if source.random() < 0.2 else source.uniform(0.5, 4.0),
             )
 
 

@@ -1,6 +1,7 @@
 """A short run of the fault schedule: engines die and stall, clients misbehave, and no request is lost."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from benchmarks.faults.run import run
@@ -25,9 +26,14 @@ def seed_with_kills(least: int) -> int:
 
 def test_every_request_ends_complete_and_correct_or_refused(server: Server) -> None:
     seed = seed_with_kills(2)
-    result = asyncio.run(
-        run(server.url, server.process.pid, seed=seed, seconds=SECONDS, clients=8, warm_up=3.0)
-    )
+    options: dict[str, Any] = {
+        "seed": seed,
+        "seconds": SECONDS,
+        "clients": 8,
+        "warm_up": 3.0,
+        "texts": 12,
+    }
+    result = asyncio.run(run(server.url, server.process.pid, **options))
     assert result.record.lost == []
     assert result.leaked_blocks == 0
     assert result.restarts >= 2
@@ -42,7 +48,7 @@ def test_every_request_ends_complete_and_correct_or_refused(server: Server) -> N
 def test_a_seed_gives_the_same_run_again() -> None:
     assert faults(7, 600) == faults(7, 600) != faults(8, 600)
     assert prompts(7, 40, 200) == prompts(7, 40, 200)
-    clients = [asks(7, number, 40) for number in (3, 3, 4)]
+    clients = [asks(7, number, 40, longest_pause=40.0) for number in (3, 3, 4)]
     first, again, other = ([next(client) for _ in range(50)] for client in clients)
     assert first == again != other
     kinds = {fault.kind for fault in faults(7, 600)}
