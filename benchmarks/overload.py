@@ -34,7 +34,8 @@ PATH: Final = "/v1/completions"
 FACTORS: Final = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
 PROMPT_TOKENS: Final = 64
 OUTPUT_TOKENS: Final = 64
-REFUSED: Final = (429, 503, 504)
+REFUSED: Final = (429, 503)
+EXPIRED: Final = 504
 REFUSAL_SECONDS: Final = 0.05
 KEPT_SHARE: Final = 0.9
 """Of the best goodput, what is left at twice the sustainable rate."""
@@ -47,8 +48,8 @@ class Point:
     Attributes:
         offered: arrivals.
         goodput: complete within their deadline.
-        late: share of the arrivals that were complete, but late.
-        refused: share answered with 429, 503 or 504.
+        late: share of the arrivals that were complete too late, or given up at their deadline.
+        refused: share answered with 429 or 503.
         broken: arrivals with any other end.
         refusal_p50, refusal_p99: from sending to the whole refusal.
         ttft_p50, ttft_p99: of what was taken.
@@ -132,7 +133,7 @@ def _point(
             firsts.append(answer.events[0] - due)
         elif answer.whole and answer.status in REFUSED:
             refusals.append(answer.ended - answer.sent)
-        elif answer.events:  # cut off at its deadline, after its first token
+        elif answer.events or answer.status == EXPIRED:
             late += 1
         else:
             broken += 1
@@ -209,7 +210,7 @@ def figures(results: dict[str, Any], command: str) -> list[Figure]:
             target=(100 * KEPT_SHARE,),
         ),
         figure("refused", "%", [100 * p.refused for p in points], better="lower"),
-        figure("complete, but late", "%", [100 * p.late for p in points], better="lower"),
+        figure("taken, but late or given up", "%", [100 * p.late for p in points], better="lower"),
         figure("a refusal takes, P50", "ms", milliseconds("refusal_p50"), better="lower"),
         figure(
             "a refusal takes, P99",

@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--show", action="store_true", help="print the schedule and do nothing")
+    parser.add_argument("--warm-up", type=float, default=60.0, help="seconds before memory counts")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--results", type=Path, help="also put them into this machine's results")
     arguments = parser.parse_args()
@@ -48,7 +49,7 @@ def main() -> None:
     # Fewer places than clients, so that some requests wait and some are refused.
     places = ("--max-running", str(clients // 2), "--max-queue", str(clients * 3 // 8))
     with started(arguments.model, *places) as (url, pid):
-        warm_up = min(60.0, seconds / 4)
+        warm_up = min(arguments.warm_up, seconds / 4)
         result = asyncio.run(
             run(url, pid, seed=seed, seconds=seconds, clients=clients, warm_up=warm_up)
         )

@@ -252,6 +252,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--warm-up", type=float, default=60.0, help="seconds before memory counts")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--results", type=Path, help="also put them into this machine's results")
     arguments = parser.parse_args()
@@ -262,7 +263,7 @@ def main() -> None:
         )
     # The server inherits the limit, and needs as many.
     with started(arguments.model, "--max-queue", str(arguments.streams)) as (url, pid):
-        warm_up = min(60.0, arguments.seconds / 4)
+        warm_up = min(arguments.warm_up, arguments.seconds / 4)
         result = asyncio.run(run(url, pid, warm_up=warm_up, **options))
     told: dict[str, Any] = {"machine": machine(), **options, **asdict(result)}
     told |= {"memory_growth": round(result.memory_growth, 4), "failed": result.failed[:20]}
