@@ -438,12 +438,9 @@ def _from_file(cls: type[Settings], file: Path | None) -> dict[str, Any]:
         if file is not None:
             raise SettingsError(f"settings file {path} does not exist")
         return {}
-    import yaml
+    from galley.settings_file import read_settings_file
 
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SettingsError(f"{path} is not readable YAML: {error}") from error
+    content = read_settings_file(path)
     if not isinstance(content, dict):
         raise SettingsError(f"{path} must hold a mapping of setting names to values")
     return {

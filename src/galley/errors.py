@@ -23,6 +23,7 @@
         ``EngineFailed``        the engine could not start, or died again and again
 """
 
+import reprlib
 from typing import Final, Literal
 
 DISTRIBUTION: Final = "galley-inference"
@@ -32,6 +33,16 @@ DISTRIBUTION: Final = "galley-inference"
 def pip_install(extra: str) -> str:
     """The command that installs Galley with an extra, to say in an error."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+_LONGEST_FIELD: Final = 200
+_SHOWN: Final = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = 120
+
+
+def shown(value: object) -> str:
+    """``repr`` of a value from outside, cut where it would be too long or too deep for a message."""
+    return _SHOWN.repr(value)
 
 
 class GalleyError(Exception):
@@ -95,8 +106,12 @@ class CheckpointError(ModelError):
     """A checkpoint file is missing, damaged, or contradicts another. Names file and field."""
 
     def __init__(self, message: str, *, file: str, field: str | None = None) -> None:
+        if field is not None and not (field.isprintable() and len(field) <= _LONGEST_FIELD):
+            field = shown(field)
         where = f"{file}: {field}" if field else file
-        super().__init__(f"{where}: {message}")
+        # A name from a file may hold anything; the message is one line that UTF-8 can encode.
+        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in f"{where}: {message}")
+        super().__init__(text)
         self.file = file
         self.field = field
 

@@ -161,6 +161,8 @@ class LLM(Closable):
         self._local = LocalEngine(settings)
         folder = self._local.folder
         self._tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
+        if self._tokenizer is not None:
+            self._tokenizer.check_vocabulary(self.info.vocab_size, folder)
         self._template = ChatTemplate.load(folder)
 
     @property

@@ -121,6 +121,24 @@ def test_a_wrong_line_is_named(tmp_path: Path, file: str, message: str) -> None:
         load(tmp_path, file=file)
 
 
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("port: 1\nhost: a\nport: 2", r"line 3: 'port' stands here a second time"),
+        ("max-queue: 1\nmax_queue: 2", r"line 2: 'max_queue' stands here a second time"),
+        ("models: {a: x, b: {threads: 1, threads: 2}}", r"line 1: 'threads' stands here"),
+        ("[" * 20_000, r"nests lists or mappings too deep"),
+        ("port: " + "9" * 5000, r"not readable YAML"),
+        ("a: &a [x]\nb: *a", r"line 2: the alias \*a"),
+    ],
+)
+def test_hostile_22_a_file_that_says_two_things_or_nests_without_end(
+    tmp_path: Path, file: str, message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load(tmp_path, file=file)
+
+
 def test_a_wrong_variable_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="GALLEY_MAX_QUEUE: max_queue: expected a whole number"):
         load(tmp_path, environ={"GALLEY_MAX_QUEUE": "many"})

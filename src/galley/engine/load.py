@@ -21,6 +21,7 @@ from galley.formats.weights import DENSE_KINDS, Weights
 from galley.graph.program import KVGroup, Program
 from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
+from galley.models.surplus import check_surplus
 from galley.ops.executor import (
     Batch,
     CrossContext,
@@ -119,12 +120,14 @@ def read_model(settings: EngineSettings, folder: Path, executor: str = "cpu") ->
         ModelError: the checkpoint cannot be used.
     """
     checkpoint = open_checkpoint(folder)
-    program = build_program(checkpoint.config)
+    tensors = checkpoint.weights()
+    program = build_program(checkpoint.config, tensors)
     checkpoint.check_token_ids(program.vocab_size)
     speech = read_speech(checkpoint.config, checkpoint.generation, program)
     if speech is not None:
         program = with_aligner(program, checkpoint.config, speech)
-    weights = program.take_weights(checkpoint.weights(), folder=str(folder))
+    weights = program.take_weights(tensors, folder=str(folder))
+    check_surplus(program, tensors, checkpoint.config, folder=str(folder))
     options = _executor_options(settings, executor, checkpoint, weights, hears=speech is not None)
     return Model(checkpoint, program, weights, options, speech)
 

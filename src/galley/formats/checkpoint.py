@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from galley.errors import CheckpointError, ModelNotFound, RequestError, UnsupportedModel
-from galley.formats.json_file import read_json
+from galley.errors import CheckpointError, ModelNotFound, RequestError, UnsupportedModel, shown
+from galley.formats.json_file import open_file, read_json
 from galley.formats.safetensors import read_header, read_safetensors
 from galley.formats.weights import LoadedWeights, Weights
 from galley.types import SamplingDefaults, SamplingParams
@@ -73,7 +73,7 @@ class Checkpoint:
         """All tensors, mapped: their bytes are read when they are touched.
 
         Raises:
-            CheckpointError: a shard is missing or damaged, or holds a tensor the index does not name.
+            CheckpointError: a shard is missing or damaged, or lacks a tensor that the index says it has.
         """
         shard_of = self._index()
         if shard_of is None:
@@ -83,7 +83,10 @@ class Checkpoint:
             if tensor not in shards[shard]:
                 file = str(self.folder / INDEX_FILE)
                 raise CheckpointError(f"is not in {shard}", file=file, field=tensor)
-        return LoadedWeights({tensor: shards[shard][tensor] for tensor, shard in shard_of.items()})
+        named = {tensor: shards[shard][tensor] for tensor, shard in shard_of.items()}
+        return LoadedWeights(
+            {**{t: w for found in shards.values() for t, w in found.items()}, **named}
+        )
 
     def content_hash(self) -> str:
         """Of the weight files' names and all their bytes: the same wherever a copy lies. Reads them.
@@ -93,13 +96,13 @@ class Checkpoint:
         """
         digest = hashlib.sha256()
         for path in self._weight_files():
-            try:
-                with path.open("rb") as file:
+            with open_file(path) as file:
+                try:
                     content = hashlib.file_digest(file, "sha256")
-            except OSError as error:
-                raise CheckpointError(
-                    f"cannot be read: {error.strerror}", file=str(path)
-                ) from error
+                except OSError as error:
+                    raise CheckpointError(
+                        f"cannot be read: {error.strerror}", file=str(path)
+                    ) from error
             digest.update(f"{path.name}\0".encode() + content.digest())
         return digest.hexdigest()
 
@@ -160,15 +163,19 @@ class Checkpoint:
 
 
 def _shard_path(folder: Path, index: Path, name: str) -> Path:
-    if Path(name).name != name or not name.endswith(".safetensors"):
-        raise CheckpointError(f"names shard {name!r}", file=str(index), field="weight_map")
+    if not name.isprintable() or Path(name).name != name or not name.endswith(".safetensors"):
+        raise CheckpointError(
+            f"names shard {shown(name)}, expected a file name that ends in .safetensors",
+            file=str(index),
+            field="weight_map",
+        )
     return folder / name
 
 
 def _token_ids(value: Any, *, file: str) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token) is int and token >= 0 for token in ids):
-        raise CheckpointError(f"is {value!r}", file=file, field="eos_token_id")
+        raise CheckpointError(f"is {shown(value)}", file=file, field="eos_token_id")
     return tuple(ids)
 
 
@@ -181,7 +188,7 @@ def _sampling_defaults(generation: Mapping[str, Any], file: str) -> SamplingDefa
     given = {name: generation[name] for name in names if generation.get(name) is not None}
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(f"is {value!r}, not a number", file=file, field=name)
+            raise CheckpointError(f"is {shown(value)}, not a number", file=file, field=name)
     if generation.get("do_sample") is False:
         given["temperature"] = 0.0
     try:

@@ -1,20 +1,107 @@
 """A checkpoint's small files, apart from its weights: who wants no tensors needs no numpy."""
 
+import io
 import json
+import os
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from galley.errors import CheckpointError
+
+MAX_JSON_BYTES: Final = 100 * 1024 * 1024
+"""Of a JSON file or header; the longest known, a tokenizer's, has a third of it."""
+
+_MAX_DIGITS: Final = 100
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; CheckpointError if it is anything else."""
+    return parse_json(read_file(path), path)
+
+
+def parse_json(text: bytes, path: Path, part: str = "") -> dict[str, Any]:
+    """A JSON object from the bytes of a file, or of the ``part`` of it that has a name.
+
+    Raises:
+        CheckpointError: it is anything else, or an object has a name twice.
+    """
+    what = f"{part} " if part else ""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CheckpointError(f"is not JSON: {error}", file=str(path)) from error
+        content = json.loads(text, object_pairs_hook=_without_duplicates, parse_int=_whole_number)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{what}is not JSON: {error}", file=str(path)) from error
     if not isinstance(content, dict):
-        raise CheckpointError("is not a JSON object", file=str(path))
+        raise CheckpointError(f"{what}is not a JSON object", file=str(path))
     return content
+
+
+class LongNumber:
+    """Stands for a whole number with too many digits for any field; who reads the field refuses it."""
+
+    def __init__(self, digits: int) -> None:
+        self._digits = digits
+
+    def __repr__(self) -> str:
+        return f"a number of {self._digits} digits"
+
+
+def _whole_number(text: str) -> int | LongNumber:
+    return int(text) if len(text) <= _MAX_DIGITS else LongNumber(len(text.lstrip("-")))
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice[:120]!r} stands twice in one object")
+    return made
+
+
+def read_file(path: Path) -> bytes:
+    """All of a small file of a checkpoint; CheckpointError if it cannot be read or is not small."""
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_JSON_BYTES:
+            raise CheckpointError(
+                f"has {size} bytes, at most {MAX_JSON_BYTES} are read", file=str(path)
+            )
+        try:
+            return file.read(MAX_JSON_BYTES)
+        except OSError as error:
+            raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from error
+
+
+def open_file(path: Path) -> io.BufferedReader:
+    """A file of a checkpoint, for reading.
+
+    Raises:
+        CheckpointError: it is absent, may not be read, is no regular file (a FIFO would never end), or is a
+            symbolic link to somewhere outside the checkpoint.
+    """
+    try:
+        _check_link(path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError, RuntimeError) as error:  # too long, NUL, a circle of links
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"cannot be read: {reason}", file=str(path)) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError("is not a regular file", file=str(path))
+    return io.BufferedReader(io.FileIO(descriptor, "rb"))
+
+
+def _check_link(path: Path) -> None:
+    """The hub library keeps links in ``snapshots/REVISION``, to ``blobs`` beside ``snapshots``."""
+    if not path.is_symlink():
+        return
+    folder, target = path.parent.resolve(), path.resolve()
+    homes = [folder]
+    if folder.parent.name == "snapshots":
+        homes.append(folder.parent.parent / "blobs")
+    if not any(target.is_relative_to(home) for home in homes):
+        raise CheckpointError(
+            f"is a symbolic link to {target}, outside of the model's folder; put the file itself there",
+            file=str(path),
+        )

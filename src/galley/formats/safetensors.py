@@ -4,17 +4,22 @@ The library's own numpy reader has no bfloat16 and copies; the format is a lengt
 the bytes, so it is read here and checked before a byte is used.
 """
 
-import json
+import math
+import os
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
 
-from galley.errors import CheckpointError
+from galley.errors import CheckpointError, shown
+from galley.formats.json_file import MAX_JSON_BYTES, open_file, parse_json
 from galley.formats.weights import WEIGHT_TYPES, DenseWeight, WeightType
 
-MAX_HEADER_BYTES: Final = 100 * 1024 * 1024
+MAX_HEADER_BYTES: Final = MAX_JSON_BYTES
 _LENGTH_BYTES: Final = 8
+_MAX_ELEMENTS: Final = 2**48
+"""Of a tensor, its empty dimensions left out: what the largest address spaces can map."""
 
 
 def read_safetensors(path: Path) -> dict[str, DenseWeight]:
@@ -23,13 +28,13 @@ def read_safetensors(path: Path) -> dict[str, DenseWeight]:
     Raises:
         CheckpointError: the file is missing, truncated, or its header lies.
     """
-    text = read_header(path)
-    entries = _parse(path, text)
-    start, size = _LENGTH_BYTES + len(text), path.stat().st_size
-    if size == start:
-        return {}
-    mapped = np.memmap(path, dtype=np.uint8, mode="r", offset=start, shape=(size - start,))
-    _check_cover(path, entries, size - start)
+    with open_file(path) as file:
+        text = _header(path, file)
+        start, size = _LENGTH_BYTES + len(text), os.fstat(file.fileno()).st_size
+        entries = parse_json(text, path, "header")
+        entries.pop("__metadata__", None)
+        _check_cover(path, entries, size - start)
+        mapped = _map(path, file, start, size - start)
     return {name: _weight(path, name, entry, mapped) for name, entry in entries.items()}
 
 
@@ -39,29 +44,40 @@ def read_header(path: Path) -> bytes:
     Raises:
         CheckpointError: the file cannot be read or is shorter than it says.
     """
+    with open_file(path) as file:
+        return _header(path, file)
+
+
+def _header(path: Path, file: BufferedReader) -> bytes:
     try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            prefix = file.read(_LENGTH_BYTES)
-            length = int.from_bytes(prefix, "little")
-            if len(prefix) < _LENGTH_BYTES or length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
-                raise CheckpointError(
-                    f"header length {length} does not fit a file of {size} bytes", file=str(path)
-                )
-            return file.read(length)
+        size = os.fstat(file.fileno()).st_size
+        prefix = file.read(_LENGTH_BYTES)
+        length = int.from_bytes(prefix, "little")
+        if len(prefix) < _LENGTH_BYTES or length > size - _LENGTH_BYTES:
+            raise CheckpointError(
+                f"header length {length} does not fit a file of {size} bytes", file=str(path)
+            )
+        if length > MAX_HEADER_BYTES:
+            raise CheckpointError(
+                f"header length {length} is beyond the format's limit of {MAX_HEADER_BYTES}",
+                file=str(path),
+            )
+        return file.read(length)
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from error
 
 
-def _parse(path: Path, text: bytes) -> dict[str, Any]:
+def _map(path: Path, file: BufferedReader, start: int, size: int) -> "np.ndarray[Any, Any]":
+    if not size:
+        return np.empty(0, np.uint8)
     try:
-        header = json.loads(text)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CheckpointError(f"header is not JSON: {error}", file=str(path)) from error
-    if not isinstance(header, dict):
-        raise CheckpointError("header is not a JSON object", file=str(path))
-    header.pop("__metadata__", None)
-    return header
+        return np.memmap(file, dtype=np.uint8, mode="r", offset=start, shape=(size,))
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot map {size / 2**20:.0f} MiB: {error.strerror}; if memory is limited (ulimit -v, a "
+            "container), allow more",
+            file=str(path),
+        ) from error
 
 
 def _check_cover(path: Path, entries: dict[str, Any], size: int) -> None:
@@ -85,29 +101,31 @@ def _offsets(path: Path, name: str, entry: Any) -> tuple[int, int]:
         or len(offsets) != 2
         or not all(type(offset) is int and offset >= 0 for offset in offsets)
     ):
-        raise CheckpointError(f"bad data_offsets {offsets!r}", file=str(path), field=name)
+        raise CheckpointError(f"bad data_offsets {shown(offsets)}", file=str(path), field=name)
     return offsets[0], offsets[1]
 
 
 def _weight(
     path: Path, name: str, entry: dict[str, Any], mapped: np.ndarray[Any, Any]
 ) -> DenseWeight:
-    dtype, shape = str(entry.get("dtype")), entry.get("shape")
-    if dtype not in WEIGHT_TYPES:
+    dtype, shape = entry.get("dtype"), entry.get("shape")
+    if not isinstance(dtype, str) or dtype not in WEIGHT_TYPES:
         raise CheckpointError(
-            f"dtype {dtype!r} is not supported; known: {', '.join(WEIGHT_TYPES)}",
+            f"dtype {shown(dtype)} is not supported; known: {', '.join(WEIGHT_TYPES)}",
             file=str(path),
             field=name,
         )
-    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-        raise CheckpointError(f"bad shape {shape!r}", file=str(path), field=name)
+    if (
+        not isinstance(shape, list)
+        or not all(type(n) is int and n >= 0 for n in shape)
+        or math.prod(n or 1 for n in shape) > _MAX_ELEMENTS
+    ):
+        raise CheckpointError(f"bad shape {shown(shape)}", file=str(path), field=name)
     begin, stop = _offsets(path, name, entry)
-    elements = 1
-    for extent in shape:
-        elements *= extent
+    elements = math.prod(shape)
     if elements * WEIGHT_TYPES[dtype] != stop - begin:
         raise CheckpointError(
-            f"shape {shape} of {dtype} needs {elements * WEIGHT_TYPES[dtype]} bytes, "
+            f"shape {shown(shape)} of {dtype} needs {elements * WEIGHT_TYPES[dtype]} bytes, "
             f"has {stop - begin}",
             file=str(path),
             field=name,

@@ -94,7 +94,7 @@ class DenseWeight:
     data: npt.NDArray[np.uint8]
 
     def __post_init__(self) -> None:
-        wanted = int(np.prod(self.shape, dtype=np.int64)) * WEIGHT_TYPES[self.dtype]
+        wanted = math.prod(self.shape) * WEIGHT_TYPES[self.dtype]
         assert self.data.dtype == np.uint8
         assert self.data.nbytes == wanted
 

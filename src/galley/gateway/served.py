@@ -156,8 +156,10 @@ class ServedModel:
             began = time.monotonic()
             tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
             template = await asyncio.to_thread(ChatTemplate.load, folder)
+            await asyncio.to_thread(lambda: tokenizer.last_token)
             phase_ended("text", time.monotonic() - began)
-            await engine.ready()
+            info = await engine.ready()
+            tokenizer.check_vocabulary(info.vocab_size, folder)
             text = TextPool(
                 self.settings,
                 self.name,

@@ -1,12 +1,16 @@
 """The dense pre-norm decoder that Llama, Mistral, Qwen2 and Qwen3 share; they differ by config."""
 
 from dataclasses import dataclass
+from typing import Final
 
-from galley.errors import CheckpointError, UnsupportedModel
+from galley.errors import CheckpointError, UnsupportedModel, shown
 from galley.graph.program import Program
 from galley.graph.trace import Buffer, Tracer, trace
 from galley.models.fields import FILE, Fields
 from galley.models.rope import Rope, read_rope
+
+MAX_HEAD_DIM: Final = 2**14
+"""Columns of an attention head; the widest published ones have some hundreds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,25 +60,25 @@ def read_decoder(
     ``head_dim`` and ``kv_heads`` are the family's defaults when config.json does not say.
     """
     config.choice(("hidden_act",), ("silu", "swish"), default="silu")
-    hidden, heads = config.count("hidden_size"), config.count("num_attention_heads")
-    layers = config.count("num_hidden_layers")
+    hidden, heads = config.width("hidden_size"), config.width("num_attention_heads")
+    layers = config.layers("num_hidden_layers")
     if head_dim is None and not config.has("head_dim") and hidden % heads:
         raise CheckpointError(
             f"{hidden} is no multiple of {heads} heads and head_dim is not given",
             file=FILE,
             field="hidden_size",
         )
-    dim = config.count("head_dim", head_dim or hidden // heads)
+    dim = config.count("head_dim", head_dim or max(1, hidden // heads), most=MAX_HEAD_DIM)
     rope = read_rope(
         config, head_dim=dim, max_positions=config.count("max_position_embeddings", 2048)
     )
     return DecoderConfig(
-        vocab_size=config.count("vocab_size"),
+        vocab_size=config.width("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=config.count("intermediate_size"),
+        intermediate_size=config.width("intermediate_size"),
         layers=layers,
         heads=heads,
-        kv_heads=config.count("num_key_value_heads", kv_heads or heads),
+        kv_heads=config.width("num_key_value_heads", kv_heads or heads),
         head_dim=dim,
         eps=config.number("rms_norm_eps", 1e-6),
         rope=rope,
@@ -89,7 +93,7 @@ def read_decoder(
 
 def optional_windows(config: Fields) -> tuple[int, ...]:
     """Qwen's sliding windows: if ``use_sliding_window``, of the layers that its config names or counts."""
-    layers = config.count("num_hidden_layers")
+    layers = config.layers("num_hidden_layers")
     if not config.flag("use_sliding_window", False) or not config.has("sliding_window"):
         return (0,) * layers
     window = config.count("sliding_window")
@@ -99,7 +103,9 @@ def optional_windows(config: Fields) -> tuple[int, ...]:
         return tuple(window if layer >= first else 0 for layer in range(layers))
     unknown = set(kinds) - {"full_attention", "sliding_attention"}
     if unknown or len(kinds) != layers:
-        raise UnsupportedModel(f"{FILE}: layer_types {kinds} does not describe {layers} layers")
+        raise UnsupportedModel(
+            f"{FILE}: layer_types {shown(kinds)} does not describe {layers} layers"
+        )
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 

@@ -1,25 +1,67 @@
 """Typed access to ``config.json``: every wrong field is named."""
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
-from galley.errors import CheckpointError, UnsupportedModel
+from galley.errors import CheckpointError, UnsupportedModel, shown
+from galley.formats.weights import Weights
+from galley.types import MAX_COUNT
 
 FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
+
+MAX_LAYERS: Final = 4096
+"""Of a stack; the deepest published models have some hundreds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a checkpoint's tensors leave a config to say, so that nothing is made for sizes that are lies.
+
+    Attributes:
+        layers: the most layers of a stack, each of which has a tensor at least.
+        width: the largest dimension of a tensor.
+    """
+
+    layers: int = MAX_LAYERS
+    width: int = MAX_COUNT
+
+    @classmethod
+    def of(cls, weights: Weights) -> Self:
+        """Those of a checkpoint; no tensor is read."""
+        shapes = [weights.info(name).shape for name in weights]
+        width = max((max(shape, default=1) for shape in shapes if math.prod(shape)), default=0)
+        return cls(min(MAX_LAYERS, len(shapes)), min(MAX_COUNT, width))
+
+
+UNBOUNDED: Final = Bounds()
 
 
 class Fields:
     """A mapping of unknown quality, read field by field."""
 
-    def __init__(self, raw: Mapping[str, Any], *, prefix: str = "", file: str = FILE) -> None:
+    def __init__(
+        self,
+        raw: Mapping[str, Any],
+        *,
+        prefix: str = "",
+        file: str = FILE,
+        bounds: Bounds = UNBOUNDED,
+    ) -> None:
         self._raw = raw
         self._prefix = prefix
         self._file = file
+        self._bounds = bounds
+
+    def wrong(self, name: str, expected: str) -> CheckpointError:
+        """The error for a field whose value is not what is ``expected``."""
+        return self._wrong(name, self._raw.get(name), expected)
 
     def _wrong(self, name: str, value: Any, expected: str) -> CheckpointError:
         return CheckpointError(
-            f"is {value!r}, expected {expected}", file=self._file, field=self._prefix + name
+            f"is {shown(value)}, expected {expected}", file=self._file, field=self._prefix + name
         )
 
     def has(self, name: str) -> bool:
@@ -30,20 +72,41 @@ class Fields:
         """Present and null, which some families tell apart from absent."""
         return name in self._raw and self._raw[name] is None
 
-    def count(self, name: str, default: int | None = None) -> int:
+    def count(self, name: str, default: int | None = None, *, most: int = MAX_COUNT) -> int:
         """A positive whole number. Null counts as absent."""
         value = self._raw.get(name)
         value = default if value is None else value
         if type(value) is not int or value < 1:
             raise self._wrong(name, value, "a positive whole number")
+        if value > most:
+            raise self._wrong(name, value, f"at most {most}")
+        return value
+
+    def layers(self, name: str, default: int | None = None) -> int:
+        """How many layers a stack has: no more than the checkpoint has tensors."""
+        value = self.count(name, default)
+        if value > self._bounds.layers:
+            limit = f"at most {MAX_LAYERS}"
+            if self._bounds.layers < MAX_LAYERS:
+                limit = f"at most {self._bounds.layers}: the checkpoint has no more tensors"
+            raise self._wrong(name, value, limit)
+        return value
+
+    def width(self, name: str, default: int | None = None) -> int:
+        """A dimension of tensors, or a divisor of one: no more than the largest that the checkpoint has."""
+        value = self.count(name, default)
+        if value > self._bounds.width:
+            raise self._wrong(
+                name, value, f"at most {self._bounds.width}, the largest dimension of the tensors"
+            )
         return value
 
     def whole(self, name: str, default: int) -> int:
         """A whole number, zero included."""
         value = self._raw.get(name)
         value = default if value is None else value
-        if type(value) is not int or value < 0:
-            raise self._wrong(name, value, "a whole number")
+        if type(value) is not int or not 0 <= value <= MAX_COUNT:
+            raise self._wrong(name, value, f"a whole number up to {MAX_COUNT}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -104,7 +167,8 @@ class Fields:
             if value is not None:
                 if not isinstance(value, Mapping):
                     raise self._wrong(name, value, "an object")
-                return Fields(value, prefix=f"{self._prefix}{name}.", file=self._file)
+                prefix = f"{self._prefix}{name}."
+                return Fields(value, prefix=prefix, file=self._file, bounds=self._bounds)
         return Fields({}, prefix=self._prefix, file=self._file)
 
     def choice(self, names: tuple[str, ...], known: tuple[str, ...], default: str) -> str:
@@ -114,7 +178,7 @@ class Fields:
             if value is not None:
                 if value not in known:
                     raise UnsupportedModel(
-                        f"{self._file}: {self._prefix}{name} {value!r} is not supported; "
+                        f"{self._file}: {self._prefix}{name} {shown(value)} is not supported; "
                         f"known: {', '.join(known)}"
                     )
                 return str(value)

@@ -8,5 +8,5 @@ from galley.models.fields import Fields
 def build(config: Fields) -> Program:
     """A missing ``sliding_window`` is 4096, as in transformers; null is full attention."""
     window = config.count("sliding_window", 4096) if not config.is_null("sliding_window") else 0
-    layers = config.count("num_hidden_layers")
+    layers = config.layers("num_hidden_layers")
     return build_decoder(read_decoder(config, windows=(window,) * layers, kv_heads=8))

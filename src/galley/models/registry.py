@@ -4,9 +4,10 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from galley.errors import UnsupportedModel
+from galley.errors import UnsupportedModel, shown
+from galley.formats.weights import Weights
 from galley.graph.program import Program
-from galley.models.fields import FILE, Fields
+from galley.models.fields import FILE, UNBOUNDED, Bounds, Fields
 
 FAMILIES: Final[Mapping[str, str]] = {
     "llama": "galley.models.llama",
@@ -17,8 +18,13 @@ FAMILIES: Final[Mapping[str, str]] = {
 }
 
 
-def build_program(config: Mapping[str, Any]) -> Program:
+def build_program(config: Mapping[str, Any], weights: Weights | None = None) -> Program:
     """Trace the model that ``config.json`` describes.
+
+    Args:
+        config: as it is.
+        weights: of the checkpoint; sizes that no tensor of it could have are refused before anything is
+            made for them.
 
     Raises:
         UnsupportedModel: an unknown family (the message lists the known ones) or feature.
@@ -27,8 +33,9 @@ def build_program(config: Mapping[str, Any]) -> Program:
     family = config.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise UnsupportedModel(
-            f"{FILE}: model_type {family!r} is not supported; known: {', '.join(sorted(FAMILIES))}"
+            f"{FILE}: model_type {shown(family)} is not supported; known: {', '.join(sorted(FAMILIES))}"
         )
     module = importlib.import_module(FAMILIES[family])
-    program: Program = module.build(Fields(config))
+    bounds = UNBOUNDED if weights is None else Bounds.of(weights)
+    program: Program = module.build(Fields(config, bounds=bounds))
     return program

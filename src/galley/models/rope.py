@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from galley.errors import UnsupportedModel
+from galley.errors import CheckpointError, UnsupportedModel
 from galley.models.fields import FILE, Fields
+from galley.types import MAX_COUNT
 
 Angles = npt.NDArray[np.float32]
 
@@ -37,6 +38,25 @@ def read_rope(config: Fields, *, head_dim: int, max_positions: int) -> Rope:
     for fields in (config, rope):
         if fields.number("partial_rotary_factor", 1.0) != 1.0:
             raise UnsupportedModel(f"{FILE}: partial_rotary_factor other than 1 is not supported")
+    try:
+        with np.errstate(all="ignore"):
+            made = _scaled(config, rope, kind, theta, head_dim, max_positions)
+    except ArithmeticError:  # fields that are fine one by one, such as a theta of 1 with yarn
+        made = None
+    if made is None or not np.isfinite([*made.inv_freq, made.scale]).all():
+        raise CheckpointError(
+            f"its values make no frequencies (rope_type {kind}, rope_theta {theta:g})",
+            file=FILE,
+            field=next(
+                (n for n in ("rope_parameters", "rope_scaling") if config.has(n)), "rope_theta"
+            ),
+        )
+    return made
+
+
+def _scaled(
+    config: Fields, rope: Fields, kind: str, theta: float, head_dim: int, max_positions: int
+) -> Rope:
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     inv_freq: Angles = (1.0 / np.float32(theta) ** exponents).astype(np.float32)
     scale = 1.0
@@ -50,6 +70,8 @@ def read_rope(config: Fields, *, head_dim: int, max_positions: int) -> Rope:
         inv_freq = _yarn(inv_freq, rope, trained, factor, theta)
         scale = _yarn_scale(rope, factor)
         # Configs switched to yarn by hand, as Qwen's cards advise, keep the trained length there.
+        if trained * factor > MAX_COUNT:
+            raise rope.wrong("factor", f"at most {MAX_COUNT} positions, {trained} of them trained")
         max_positions = max(max_positions, int(trained * factor))
     return Rope(tuple(inv_freq.tolist()), scale, max_positions)
 

@@ -51,17 +51,17 @@ def read_config(config: Fields) -> WhisperConfig:
     """Defaults are those of transformers' ``WhisperConfig``."""
     config.choice(("activation_function",), ("gelu",), default="gelu")
     return WhisperConfig(
-        vocab_size=config.count("vocab_size", 51865),
-        mels=config.count("num_mel_bins", 80),
-        width=config.count("d_model", 384),
-        encoder_layers=config.count("encoder_layers", 4),
-        encoder_heads=config.count("encoder_attention_heads", 6),
-        encoder_ffn=config.count("encoder_ffn_dim", 1536),
-        decoder_layers=config.count("decoder_layers", 4),
-        decoder_heads=config.count("decoder_attention_heads", 6),
-        decoder_ffn=config.count("decoder_ffn_dim", 1536),
-        source_positions=config.count("max_source_positions", 1500),
-        target_positions=config.count("max_target_positions", 448),
+        vocab_size=config.width("vocab_size", 51865),
+        mels=config.width("num_mel_bins", 80),
+        width=config.width("d_model", 384),
+        encoder_layers=config.layers("encoder_layers", 4),
+        encoder_heads=config.width("encoder_attention_heads", 6),
+        encoder_ffn=config.width("encoder_ffn_dim", 1536),
+        decoder_layers=config.layers("decoder_layers", 4),
+        decoder_heads=config.width("decoder_attention_heads", 6),
+        decoder_ffn=config.width("decoder_ffn_dim", 1536),
+        source_positions=config.width("max_source_positions", 1500),
+        target_positions=config.width("max_target_positions", 448),
         tied=config.flag("tie_word_embeddings", True),
     )
 

@@ -17,7 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from galley.errors import CheckpointError, RequestError
-from galley.formats.json_file import read_json
+from galley.formats.json_file import read_file, read_json
 from galley.text.tokenizer import CONFIG_FILE, AddedToken, Tokenizer, certainly_longer
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
@@ -60,12 +60,11 @@ class ChatTemplate:
             CheckpointError: the template cannot be read or does not compile.
         """
         path = folder / TEMPLATE_FILE
-        try:
-            return cls(path.read_text(encoding="utf-8"), file=str(path))
-        except FileNotFoundError:
-            pass
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"cannot be read: {error}", file=str(path)) from error
+        if path.exists():
+            try:
+                return cls(read_file(path).decode("utf-8"), file=str(path))
+            except UnicodeDecodeError as error:
+                raise CheckpointError(f"cannot be read: {error}", file=str(path)) from error
         path = folder / CONFIG_FILE
         config = read_json(path) if path.exists() else {}
         return cls(_default_template(config, str(path)), file=str(path))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
@@ -10,7 +11,7 @@ import tokenizers
 from tokenizers import decoders
 
 from galley.errors import CheckpointError, ContextExceeded, UnsupportedModel
-from galley.formats.json_file import read_json
+from galley.formats.json_file import read_file, read_json
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 CONFIG_FILE: Final = "tokenizer_config.json"
@@ -103,13 +104,11 @@ class Tokenizer:
         UnsupportedModel: the tokenizer's decoder is of a kind whose text cannot be streamed.
         """
         path = folder / TOKENIZER_FILE
-        try:
-            data = path.read_bytes()
-        except OSError as error:
+        if not path.exists():
             raise CheckpointError(
-                f"cannot be read ({error.strerror}); Galley needs the fast tokenizer's file",
-                file=str(path),
-            ) from error
+                "does not exist; Galley needs the fast tokenizer's file", file=str(path)
+            )
+        data = read_file(path)
         try:
             steps = _decoder_steps(msgspec.json.decode(data, type=_TokenizerFile), path)
             inner = tokenizers.Tokenizer.from_buffer(data)
@@ -126,6 +125,23 @@ class Tokenizer:
         special_tokens = _named_tokens(config)
         _declare_special(inner, special_tokens.values())
         return cls(inner, decoder_steps=steps, special_tokens=special_tokens)
+
+    def check_vocabulary(self, vocab_size: int, folder: Path) -> None:
+        """Raises CheckpointError if a token is beyond the embedding, which has ``vocab_size`` rows."""
+        text, last = self.last_token
+        if last >= vocab_size:
+            raise CheckpointError(
+                f"has id {last}, but vocab_size in config.json is {vocab_size}: take the tokenizer of this "
+                "very model, or remove tokens that were added and never trained",
+                file=str(folder / TOKENIZER_FILE),
+                field=f"token {text!r}",
+            )
+
+    @cached_property
+    def last_token(self) -> tuple[str, int]:
+        """Text and id of the token with the largest id. Takes 50 ms for 150,000 tokens."""
+        vocabulary = self._inner.get_vocab()
+        return max(vocabulary.items(), key=lambda item: item[1], default=("", -1))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of ``text``, in which the text of a special token becomes that token.

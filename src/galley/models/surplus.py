@@ -1,0 +1,85 @@
+"""Tensors of a checkpoint that the model does not read: its config is wrong, or they are harmless."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from galley.errors import CheckpointError
+from galley.formats.weights import Weights
+from galley.graph.program import Program
+from galley.models.fields import FILE, Fields
+
+HARMLESS: Final = re.compile(
+    r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)"  # buffers that early transformers saved
+    r"|.*\.(masked_bias|attn\.bias)"  # causal masks, saved as buffers
+    r"|(model\.)?mtp(_layers)?\..*"  # multi-token prediction
+)
+"""Tensors that may be there although nothing reads them: they follow from the config, or draft tokens."""
+
+OUTPUTS: Final = ("lm_head.weight", "proj_out.weight")
+"""A copy of the embedding, or a relic of training, where ``tie_word_embeddings`` says so."""
+
+_LAYER: Final = re.compile(r"(.+?\.layers)\.(\d{1,9})\.")
+_LAYER_FIELDS: Final = {
+    "model.layers": "num_hidden_layers",
+    "model.encoder.layers": "encoder_layers",
+    "model.decoder.layers": "decoder_layers",
+}
+_SHOWN: Final = 4
+
+
+def check_surplus(
+    program: Program, weights: Weights, config: Mapping[str, Any], *, folder: str
+) -> None:
+    """Refuse a checkpoint with tensors that the program does not read: its config describes another model.
+
+    Layers of multi-token prediction that ``num_nextn_predict_layers`` counts are left out, and what
+    :data:`HARMLESS` and :data:`OUTPUTS` match.
+
+    Raises:
+        CheckpointError: names the first tensors, and the field of config.json if it is one of layers.
+    """
+    used = program.all_shapes
+    stacks = _stacks(used)
+    drafting = Fields(config).whole("num_nextn_predict_layers", 0)
+    surplus = [
+        name
+        for name in weights
+        if name not in used
+        and name not in OUTPUTS
+        and not HARMLESS.fullmatch(name)
+        and not _drafts(name, stacks, drafting)
+    ]
+    if not surplus:
+        return
+    names = ", ".join(surplus[:_SHOWN])
+    if len(surplus) > _SHOWN:
+        names += f" and {len(surplus) - _SHOWN} more"
+    for name in surplus:
+        layer = _LAYER.match(name)
+        if layer and int(layer[2]) >= stacks.get(layer[1], 0) > 0 and layer[1] in _LAYER_FIELDS:
+            raise CheckpointError(
+                f"is {stacks[layer[1]]}, but {folder} has tensors of further layers: {names}",
+                file=FILE,
+                field=_LAYER_FIELDS[layer[1]],
+            )
+    raise CheckpointError(
+        f"the model that {FILE} describes (model_type {config.get('model_type')}) does not read {names}; "
+        "the answers would be wrong",
+        file=folder,
+        field=surplus[0],
+    )
+
+
+def _stacks(names: Mapping[str, object]) -> dict[str, int]:
+    """Name of each stack of layers -> how many the program has."""
+    stacks: dict[str, int] = {}
+    for name in names:
+        if layer := _LAYER.match(name):
+            stacks[layer[1]] = max(stacks.get(layer[1], 0), int(layer[2]) + 1)
+    return stacks
+
+
+def _drafts(name: str, stacks: Mapping[str, int], layers: int) -> bool:
+    layer = _LAYER.match(name)
+    return layer is not None and 0 <= int(layer[2]) - stacks.get(layer[1], 0) < layers
