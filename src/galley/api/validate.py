@@ -40,7 +40,9 @@ def validate(model: type[Model], value: dict[str, Any], *, text: bool = False) -
 
 def _request_error(model: type, value: Any, error: msgspec.ValidationError) -> RequestError:
     message, path = str(error), Path()
-    if at := _AT.search(message):
+    field = _FIELD.fullmatch(message)
+    # A field's name, which is the client's text, may look like a place.
+    if not (field and field[2] in value) and (at := _AT.search(message)):
         message = message[: at.start()]
         path = _path(value, at[1], message)
     if isinstance(error.__cause__, RequestError):  # a check of the struct's own

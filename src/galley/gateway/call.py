@@ -48,7 +48,7 @@ class Call:
         self._closed = False
         self._reserved = self._spent = 0
         self._tenants = served.metrics.tenants
-        with self._limited():
+        with caller.limited(self._tenants):
             self._began = caller.account.enter()
         self._tenants.begun(caller.tenant.name)
         self.backend.calls.add(self)
@@ -85,7 +85,7 @@ class Call:
             RateLimited: that is more than the tenant has left of its tokens per minute.
             RequestError: it is more than the tenant's tokens per minute.
         """
-        with self._limited():
+        with self.caller.limited(self._tenants):
             self.caller.account.reserve(reserve)
         self._reserved += reserve
         return self._counted(
@@ -180,15 +180,6 @@ class Call:
         self.caller.account.spend(max(0, beyond))
         self.caller.account.recent_tokens.add(tokens)
         self._tenants.tokens(self.caller.tenant.name, kind, tokens)
-
-    @contextmanager
-    def _limited(self) -> Iterator[None]:
-        """Counts what the tenant's limits refuse."""
-        try:
-            yield
-        except RateLimited as limited:
-            self._tenants.limited(self.caller.tenant.name, limited.limit)
-            raise
 
     def _marked(self, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
         """The requests with what the engine must know of the tenant."""

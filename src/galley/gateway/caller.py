@@ -3,11 +3,15 @@
 import hashlib
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from galley.errors import RateLimited
 from galley.gateway.key_file import Tenant
 from galley.gateway.tenants import ANYBODY, Account
+from galley.observe.metrics import TenantMetrics
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,15 @@ class Caller:
     def tenant(self) -> Tenant:
         """Who asks; tenants never share cached prefixes."""
         return self.account.tenant
+
+    @contextmanager
+    def limited(self, metrics: TenantMetrics) -> Iterator[None]:
+        """Counts what the tenant's limits refuse within."""
+        try:
+            yield
+        except RateLimited as limited:
+            metrics.limited(self.tenant.name, limited.limit)
+            raise
 
     def cache_salt(self, salt: str | None = None) -> str:
         """What separates prefix caches: the tenant's name, and the ``cache_salt`` of the request."""

@@ -137,7 +137,11 @@ class Registry:
 
         Raises:
             RequestError, Unavailable, EngineFailed: as :meth:`find` for every one of the models.
+            RateLimited: the caller's tenant has as many requests as it may.
         """
+        if caller is not None:
+            with caller.limited(self.metrics.tenants):
+                caller.account.check()
         # No exception is kept in a local: its traceback holds this frame, and the frame its callers with
         # all they have, until the collector comes.
         fitting = [m for m in self if task is None or m.tasks is None or task in m.tasks]

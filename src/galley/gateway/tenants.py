@@ -56,8 +56,8 @@ class Account:
         self.requests = _bucket(self.requests, tenant.requests_per_minute, now)
         self.tokens = _bucket(self.tokens, tenant.tokens_per_minute, now)
 
-    def enter(self) -> float:
-        """A request begins; returns when, for :meth:`leave`.
+    def check(self) -> None:
+        """Before anything is done for a request: whether it may begin.
 
         Raises:
             RateLimited: too many run, or have begun in the last minute.
@@ -71,14 +71,19 @@ class Account:
                 limit="concurrency",
                 retry_after=self._mean_seconds / tenant.concurrency,
             )
+        if self.requests is not None and (wait := self.requests.wait(1, now)):
+            raise RateLimited(
+                f"{self._whose} may send {self.requests.limit} requests per minute; the next fits in "
+                f"{wait:.1f} s",
+                limit="requests",
+                retry_after=wait,
+            )
+
+    def enter(self) -> float:
+        """A request begins; returns when, for :meth:`leave`. Raises as :meth:`check`."""
+        self.check()
+        now = self._clock()
         if self.requests is not None:
-            if wait := self.requests.wait(1, now):
-                raise RateLimited(
-                    f"{self._whose} may send {self.requests.limit} requests per minute; the next fits "
-                    f"in {wait:.1f} s",
-                    limit="requests",
-                    retry_after=wait,
-                )
             self.requests.spend(1, now)
         self.recent_requests.add(1, now)
         self.running += 1

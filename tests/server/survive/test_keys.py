@@ -7,15 +7,18 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
 
 from galley.config import Settings
 from galley.gateway.tenants import Tenants
 from tests.server.conftest import CONTEXT
 from tests.server.key_files import KeyFile, bearer, complete, hashed, key_of
+from tests.server.live_client import LiveClient
 from tests.server.neighbour import Neighbour, alone
 from tests.server.openapi import PAGE
 from tests.server.refusals import error_of
-from tests.server.serving import Server
+from tests.server.serving import Server, until
+from tests.speech.recordings import CALL
 
 pytestmark = pytest.mark.xdist_group("server_keys")
 
@@ -28,7 +31,13 @@ def server(
     model: Path, hearing: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("keys")
-    tenants = KeyFile(folder / "keys", first={}, second={}, boss={"admin": True})
+    tenants = KeyFile(
+        folder / "keys",
+        first={},
+        second={},
+        boss={"admin": True},
+        one={"concurrency": 1, "requests_per_minute": 9},
+    )
     with Server(
         [f"tiny={model}", f"hearing={hearing}"],
         folder / "log",
@@ -158,3 +167,43 @@ def test_row_48_public_bind_without_a_key(model: Path, flags: list[str]) -> None
     assert ended.returncode == 2
     assert "needs an API key: set GALLEY_API_KEY, --api-key or --api-key-file" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_limits_hold_for_audio_before_it_is_read(server: Server) -> None:
+    def transcribe() -> httpx.Response:
+        return httpx.post(
+            f"{server.url}/v1/audio/transcriptions",
+            data={"model": "hearing"},
+            files={"file": CALL.read_bytes()},
+            headers=bearer(key_of("one")),
+            timeout=60,
+        )
+
+    answer = transcribe()
+    assert answer.status_code == 200
+    assert answer.headers["x-ratelimit-remaining-requests"] == "8"
+    query = "?model=hearing"
+    with LiveClient(server, query, **bearer(key_of("one"))) as live:
+        live.until("session.created")
+        assert live.socket.response is not None
+        assert live.socket.response.headers["x-ratelimit-limit-requests"] == "9"
+        assert error_of(transcribe(), 429)["code"] == "rate_limit_exceeded"
+        again = LiveClient(server, query, **bearer(key_of("one")))
+        with pytest.raises(InvalidStatus) as denied, again:
+            pass
+        assert denied.value.response.status_code == 429
+        assert "Retry-After" in denied.value.response.headers
+    limited = "galley_tenant_rate_limited_total{limit=concurrency,tenant=one}"
+    assert server.metrics("tiny", **bearer(key_of("first")))[limited] == 2
+    running = "galley_tenant_requests_running{tenant=one}"
+    until(lambda: server.metrics("tiny", **bearer(key_of("first")))[running] == 0)
+    assert transcribe().status_code == 200
+    told = server.metrics("tiny", **bearer(key_of("first")))
+    assert told["galley_tenant_tokens_total{kind=generated,tenant=one}"] > 0
+    assert told[running] == 0
+
+
+@pytest.mark.parametrize("name", ["x - at `$.y", "x` - at `$.y", "x - at `$"])
+def test_a_fields_name_that_looks_like_a_place(server: Server, name: str) -> None:
+    error = error_of(complete(server, "first", [5], **{name: 1}))
+    assert error["param"] == name
