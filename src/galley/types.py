@@ -256,6 +256,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         encoder_input: the audio that a speech model transcribes; None for a text model.
         tenant: who asks; tenants that compete for the engine share its token budget by ``weight``.
         weight: of the tenant, positive.
+        tenant_priority: of the tenant among tenants, lower is sooner; ``priority`` orders a tenant's own.
     """
 
     id: str
@@ -267,6 +268,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     encoder_input: EncoderInput | None = None
     tenant: str = ""
     weight: float = 1.0
+    tenant_priority: int = 0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -15,8 +15,15 @@ def machine_with(blocks: int) -> EngineMachine:
     return machine
 
 
-def add(machine: EngineMachine, tenant: str, *, length: int = 20, output: int = 10) -> str:
-    machine.add(family=0, length=length, output=output, priority=0, salt="", tenant=tenant)
+def add(
+    machine: EngineMachine,
+    tenant: str,
+    *,
+    length: int = 20,
+    output: int = 10,
+    priority: int = 0,
+) -> str:
+    machine.add(family=0, length=length, output=output, priority=priority, salt="", tenant=tenant)
     return list(machine.live)[-1]
 
 
@@ -57,6 +64,16 @@ def test_a_light_tenant_does_not_wait_behind_a_backlog() -> None:
         assert steps_until_started(machine, add(machine, "", output=5)) <= 2
         for _ in range(10):
             machine.step()
+
+
+def test_a_tenant_cannot_ask_for_more_by_priority() -> None:
+    """A request's priority orders its own tenant's requests."""
+    machine = machine_with(80)
+    for _ in range(BACKLOG):
+        add(machine, "heavy", output=200, priority=-100)
+    for _ in range(30):
+        machine.step()
+    assert steps_until_started(machine, add(machine, "", output=5)) <= 2
 
 
 def test_a_light_tenant_gets_blocks_of_a_full_cache() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from galley.engine.sequence import Sequence
+from galley.types import LIVE_PRIORITY
 
 
 @dataclass(slots=True)
@@ -72,5 +73,8 @@ class FairShare:
 
     def _place(self, sequence: Sequence) -> tuple[float, Sequence]:
         request = sequence.request
-        time = self._active[request.tenant].time + request.priority * self._priority_tokens
+        # Only the operator says who comes before whom; live audio cannot wait.
+        live = request.priority <= LIVE_PRIORITY
+        priority = LIVE_PRIORITY if live else request.tenant_priority
+        time = self._active[request.tenant].time + priority * self._priority_tokens
         return time, sequence

@@ -189,6 +189,7 @@ class Call:
                 request,
                 tenant=tenant.name,
                 weight=tenant.weight,
+                tenant_priority=tenant.priority,
                 priority=_priority(request, tenant),
             )
             for request in requests

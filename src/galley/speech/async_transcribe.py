@@ -34,12 +34,17 @@ async def transcribe_async(
     """
     outputs: asyncio.Queue[Output | GalleyError] = asyncio.Queue()
     readers: dict[asyncio.Task[None], Outputs] = {}
+    begun = False
 
     async def submit(requests: Sequence[EngineRequest]) -> None:
-        waits = bool(readers)
-        streams = await engine.submit_patiently(requests) if waits else engine.submit_all(requests)
+        nonlocal begun
+        streams = await engine.submit_patiently(requests) if begun else engine.submit_all(requests)
+        begun = begun or bool(streams)
         for stream in streams:
-            readers[asyncio.create_task(_read(stream, outputs))] = stream
+            reader = asyncio.create_task(_read(stream, outputs))
+            readers[reader] = stream
+            # A stream holds its request, which holds a chunk's features: a megabyte each.
+            reader.add_done_callback(lambda done: readers.pop(done, None))
 
     try:
         await asyncio.to_thread(chunks.fill, session)
@@ -59,7 +64,7 @@ async def transcribe_async(
         for segment in session.segments():
             yield segment
     finally:
-        for reader, stream in readers.items():
+        for reader, stream in list(readers.items()):
             stream.cancel()
             reader.cancel()
         # A thread may still be reading the recording; it stops after its present block.
