@@ -41,7 +41,7 @@ CUT_SHARE: Final = 0.5
 LONGEST_CUT: Final = 20.0
 """Seconds, within which a stream is cut: while it waits, reads its prompt, or in the midst of its text."""
 _AT_ONCE: Final = 100
-_SPARE_FILES: Final = 200
+_SPARE_FILES: Final = 1000
 
 
 @dataclass
@@ -194,14 +194,18 @@ async def _probe(http: httpx.AsyncClient, result: Result) -> None:
         await asyncio.sleep(1.0)
 
 
-def allow_open_files(count: int) -> bool:
-    """Raise this process's limit on open files to ``count`` and some; False if that is not allowed."""
+def allow_open_files(connections: int) -> bool:
+    """Let this process, and the server that it starts, have so many; False if that is not allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + _SPARE_FILES
-    if hard != resource.RLIM_INFINITY and hard < wanted:
+    # A server keeps a file free for each connection, since any of them may bring an upload.
+    wanted = 2 * connections + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return True
+    most = hard if hard == resource.RLIM_INFINITY else max(hard, wanted)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    except (ValueError, OSError):  # raising the hard limit is root's
         return False
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return True
 
 
@@ -258,8 +262,10 @@ def main() -> None:
     arguments = parser.parse_args()
     options = {name: getattr(arguments, name) for name in ("idle", "streams", "seconds", "seed")}
     if not allow_open_files(arguments.idle + arguments.streams):
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        fit = (hard - _SPARE_FILES) // 2 - arguments.streams
         sys.exit(
-            f"the limit on open files is too low for {arguments.idle} connections (ulimit -Hn)"
+            f"with {hard} open files (ulimit -Hn) at most --idle {fit} fit; raise that or ask for less"
         )
     # The server inherits the limit, and needs as many.
     with started(arguments.model, "--max-queue", str(arguments.streams)) as (url, pid):
