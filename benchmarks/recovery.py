@@ -160,9 +160,9 @@ async def reload(server: Server, folder: Path, *, streams: int) -> dict[str, flo
 def changeable(model: str) -> Iterator[Path]:
     """A folder with the files of a model; config.json is a copy, the weights are not copied if possible."""
     source = resolve_model(model)
-    with tempfile.TemporaryDirectory(
-        dir=source.parent if os.access(source.parent, os.W_OK) else None
-    ) as new:
+    with tempfile.TemporaryDirectory() as new, tempfile.TemporaryDirectory() as cache:
+        # Weights packed for this folder are of no use to anybody later.
+        os.environ["GALLEY_CACHE_DIR"] = cache
         for file in source.iterdir():
             if file.suffix == ".safetensors":
                 with suppress(OSError):
