@@ -228,8 +228,7 @@ def test_a_file_that_lacks_a_matrix_is_written_again(
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(-1, 7))
 def test_a_torn_file_is_mended(cache: Path, model: Path, share: float, bit: int) -> None:
-    """Cut anywhere, or a bit of the header flipped. The matrices are mapped and not read: they are the
-    disk's to keep."""
+    """Cut anywhere, or a bit of the header flipped."""
     expected = logits(model)
     file = only_file(cache)
     data = bytearray(file.path.read_bytes())
@@ -370,7 +369,7 @@ def test_matrices_smaller_and_larger_than_one_write(tmp_path: Path) -> None:
     matrices = [(np.arange(size) % (199 + i % 50)).astype(np.uint8) for i, size in enumerate(sizes)]
     entries, offset = [], 0
     for i, matrix in enumerate(matrices):
-        entries.append(packed_files.Entry((str(i),), "int4", offset, matrix.nbytes))
+        entries.append(packed_files.Entry((str(i),), "int4", offset, matrix.nbytes, 0))
         offset += matrix.nbytes
     version = _native.LAYOUT_VERSION
     path = tmp_path / "many.packed"

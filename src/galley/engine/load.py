@@ -32,6 +32,7 @@ from galley.ops.executor import (
 )
 from galley.ops.rows import check_isa
 from galley.ops.sampling import SamplingBatch
+from galley.ops.weight_check import DamagedWeights
 from galley.types import BLOCK_TOKENS, ModelInfo, OnPhase, blocks_for
 
 
@@ -53,6 +54,26 @@ def load_engine(
         ModelError, SettingsError: the checkpoint or the settings cannot be used.
         EngineFailed: there is not enough memory.
     """
+    try:
+        try:
+            return _load(settings, folder, on_phase, pause)
+        except DamagedWeights:  # they are packed anew
+            return _load(settings, folder, on_phase, pause)
+    except MemoryError as error:
+        needs = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**20
+        raise EngineFailed(
+            f"memory ran out while {folder} was loaded: its weights are {needs:.0f} MiB on disk, "
+            f"{available_memory() / 2**20:.0f} MiB are available now; allow more (container limit, ulimit "
+            "-v), set quantize to int8 or int4, or kv_cache_tokens to less"
+        ) from error
+
+
+def _load(
+    settings: EngineSettings,
+    folder: Path,
+    on_phase: OnPhase | None,
+    pause: Callable[[], None] | None,
+) -> Engine:
     phases: dict[str, float] = {}
     clock = _Phases(phases, on_phase)
     executor_name, factory = choose_executor(settings.executor, settings.device)

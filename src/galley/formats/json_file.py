@@ -28,7 +28,9 @@ def parse_json(text: bytes, path: Path, part: str = "") -> dict[str, Any]:
     """
     what = f"{part} " if part else ""
     try:
-        content = json.loads(text, object_pairs_hook=_without_duplicates, parse_int=_whole_number)
+        content = json.loads(
+            text.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_int=_whole_number
+        )
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{what}is not JSON: {error}", file=str(path)) from error
     if not isinstance(content, dict):

@@ -13,7 +13,7 @@ from galley.formats.weights import Kinds, Weights, flat
 from galley.graph.passes import run_passes
 from galley.graph.program import KVLayout, Program
 from galley.graph.quantize_inputs import quantize_inputs
-from galley.ops.draws import Draws
+from galley.ops.draws import NO_TOKEN, Draws
 from galley.ops.executor import Attention, Batch, EncoderBatch, ExecutorOptions, Table
 from galley.ops.isa import choose_isa, cpus_to_pin, naming
 from galley.ops.kinds import main_activations, own_kinds, plan_activations, plan_kinds
@@ -66,6 +66,9 @@ class CpuExecutor:
                 for traced in (program.encoder, program.aligner)
             )
         matrices.keep()
+        self._check = None if cache is None else cache.check
+        if self._check is not None:
+            self._check.wait()
         self.cost = decoder.cost()
         self._vocab_size = program.vocab_size
         self.kv_groups = len(program.kv_groups)
@@ -111,7 +114,10 @@ class CpuExecutor:
 
         Raises:
             ValueError: the batch contradicts itself or names blocks that do not exist.
+            DamagedWeights: the packed weights are not what was written to disk.
         """
+        if self._check is not None:
+            self._check.raise_if_damaged()
         began = time.perf_counter()
         for source, target in batch.copies:
             self._runtime.copy_block(source, target)
@@ -120,7 +126,10 @@ class CpuExecutor:
         attention = None if batch.align is None else self._align(batch.align)
         result = StepResult()
         if len(batch.tokens):
-            result = sample(self._forward(batch), sampling, self._draw)
+            logits = self._forward(batch)
+            result = sample(logits, sampling, self._draw)
+            if NO_TOKEN in result.tokens and self._check is not None:
+                self._check.suspect(logits)
         result.attention = attention
         self.forward_seconds += time.perf_counter() - began
         return result

@@ -52,12 +52,13 @@ class Key(NamedTuple):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A matrix of one kind: ``size`` bytes, ``offset`` bytes after the header."""
+    """A matrix of one kind: ``size`` bytes of this CRC-32, ``offset`` bytes after the header."""
 
     names: Names
     kind: str
     offset: int
     size: int
+    checksum: int
 
     @property
     def key(self) -> Key:

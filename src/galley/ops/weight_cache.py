@@ -29,6 +29,7 @@ from galley.ops.packed_files import (
     write_file,
     write_use,
 )
+from galley.ops.weight_check import WeightCheck, checksum
 
 log: Final = logging.getLogger("galley.weights")
 
@@ -38,6 +39,8 @@ _SUPERSEDED_SECONDS: Final = 86_400.0
 
 class WeightCache:
     """The packed file of one checkpoint and weight kind; see ``ops/packed_files.py`` for where and how.
+
+    ``check`` compares the mapped file with its checksums; None if there is none.
 
     A file belongs to weights by their content, so copies share one. To know the content a checkpoint must
     be read as a whole: that is done where it may save packing, and remembered for its state, which changes
@@ -50,6 +53,7 @@ class WeightCache:
         self._state = checkpoint.state()
         self._folder: Path | None = None
         self._found: Mapping[Key, Bytes] = {}
+        self.check: WeightCheck | None = None
         try:
             self._folder = packed_folder()
             self._found = self._look_up(self._folder)
@@ -72,7 +76,7 @@ class WeightCache:
     def _look_up(self, folder: Path) -> Mapping[Key, Bytes]:
         use = read_use(folder, self._state, self._kind)
         if use is not None:
-            return _open(folder / use.file)
+            return self._open(folder / use.file)
         outline = self._checkpoint.outline()
         alike = [
             file
@@ -86,9 +90,21 @@ class WeightCache:
         path = _with_content(alike, self._checkpoint.content_hash(), self._kind)
         if path is None:
             return {}
-        found = _open(path)
+        found = self._open(path)
         background.start(functools.partial(self._remember, path))
         return found
+
+    def _open(self, path: Path) -> Mapping[Key, Bytes]:
+        try:
+            header, data = map_file(path)
+        except FileNotFoundError:
+            return {}
+        except UnusablePackedFile as error:
+            log.info("%s %s; packing the weights again", path, error)
+            path.unlink(missing_ok=True)
+            return {}
+        self.check = WeightCheck(path, header.entries, data)
+        return {e.key: data[e.offset : e.offset + e.size] for e in header.entries}
 
     def _keep(self, folder: Path, matrices: Mapping[Key, Bytes]) -> None:
         try:
@@ -141,7 +157,7 @@ class WeightCache:
 def _entries(matrices: Mapping[Key, Bytes]) -> list[Entry]:
     entries, offset = [], 0
     for key, matrix in matrices.items():
-        entries.append(Entry(key.names, key.kind, offset, matrix.nbytes))
+        entries.append(Entry(key.names, key.kind, offset, matrix.nbytes, checksum(matrix)))
         offset += matrix.nbytes
     return entries
 
@@ -170,15 +186,3 @@ def _remove_superseded(files: list[CachedFile], mine: Header) -> None:
             and time.time() - file.used > _SUPERSEDED_SECONDS
         ):
             file.path.unlink(missing_ok=True)
-
-
-def _open(path: Path) -> Mapping[Key, Bytes]:
-    try:
-        header, data = map_file(path)
-    except FileNotFoundError:
-        return {}
-    except UnusablePackedFile as error:
-        log.info("%s %s; packing the weights again", path, error)
-        path.unlink(missing_ok=True)
-        return {}
-    return {e.key: data[e.offset : e.offset + e.size] for e in header.entries}

@@ -1,0 +1,98 @@
+"""Compares mapped packed matrices with the checksums in their file, while the engine serves."""
+
+import logging
+import os
+import threading
+import time
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from galley.errors import EngineFailed
+from galley.ops.packed_files import Bytes, Entry
+
+log: Final = logging.getLogger("galley.weights")
+
+FIRST_SECONDS: Final = 0.2
+"""How long a start waits for the check: enough for small models, whose first token is certain then."""
+
+SUSPICION_SECONDS: Final = 60.0
+"""No second check within so long, whatever the logits look like."""
+
+_CHUNK: Final = 1 << 20
+_LEAST_PRIORITY: Final = 19
+
+
+class DamagedWeights(EngineFailed):
+    """Packed weights on disk have changed. Their file is gone; to load again packs them anew."""
+
+
+def checksum(matrix: Bytes) -> int:
+    """CRC-32: finds what a disk or its cables do, one wrong bit or a lost block."""
+    found = 0
+    for at in range(0, len(matrix), _CHUNK):
+        found = zlib.crc32(matrix[at : at + _CHUNK].data, found)  # other threads run meanwhile
+    return found
+
+
+class WeightCheck:
+    """Checks the matrices of one mapped file: once on a thread of least priority, and on suspicion.
+
+    A file that is found damaged is removed.
+    """
+
+    def __init__(self, path: Path, entries: Sequence[Entry], data: Bytes) -> None:
+        self._path = path
+        self._entries = entries
+        self._data = data
+        self._damage = ""
+        self._checked_at = time.monotonic()
+        self._thread = threading.Thread(target=self._first, name="galley-check", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """For the first check, but not for long.
+
+        Raises:
+            DamagedWeights: as :meth:`raise_if_damaged`.
+        """
+        self._thread.join(FIRST_SECONDS)
+        self.raise_if_damaged()
+
+    def raise_if_damaged(self) -> None:
+        """Raises DamagedWeights if a check has found a wrong matrix."""
+        if self._damage:
+            raise DamagedWeights(self._damage)
+
+    def suspect(self, logits: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]") -> None:
+        """Check again at once, if logits are no numbers.
+
+        Raises:
+            DamagedWeights: as :meth:`raise_if_damaged`.
+        """
+        now = time.monotonic()
+        if np.isnan(logits).any() and now - self._checked_at > SUSPICION_SECONDS:
+            self._checked_at = now
+            self._check()
+        self.raise_if_damaged()
+
+    def _first(self) -> None:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
+        self._check()
+
+    def _check(self) -> None:
+        for entry in self._entries:
+            if checksum(self._data[entry.offset : entry.offset + entry.size]) != entry.checksum:
+                self._damage = (
+                    f"packed weights in {self._path} are damaged ({', '.join(entry.names)}: another "
+                    "checksum); the file is removed and the weights are packed anew"
+                )
+                log.error("%s", self._damage)
+                with suppress(OSError):
+                    self._path.unlink(missing_ok=True)
+                return
