@@ -226,6 +226,19 @@ class Settings(EngineSettings):
     drain_seconds: float = _setting(
         30.0, "Limits", "after SIGTERM, how long running requests may take to finish"
     )
+    stall_seconds: float = _setting(
+        10.0, "Limits", "seconds of silence of an engine that has work, after which /ready is 503"
+    )
+    step_timeout: float = _setting(
+        600.0,
+        "Limits",
+        "seconds after which an engine hangs in a step and is killed; its requests go on; 0: never",
+    )
+    memory_limit_fraction: float = _setting(
+        0.95,
+        "Limits",
+        "share of the container's memory, or the machine's, beyond which new requests get 503",
+    )
     max_connections: int | None = _setting(
         None, "Limits", "open connections; then 503; default: what the limit on open files leaves"
     )
@@ -306,6 +319,14 @@ class Settings(EngineSettings):
             seconds = getattr(self, name)
             if not (math.isfinite(seconds) and seconds > 0):
                 raise SettingsError(f"{name} must be a number of seconds above 0, got {seconds}")
+        if not (math.isfinite(self.stall_seconds) and self.stall_seconds > 0):
+            raise SettingsError(f"stall_seconds must be above 0, got {self.stall_seconds}")
+        if not (math.isfinite(self.step_timeout) and self.step_timeout >= 0):
+            raise SettingsError(f"step_timeout must be 0 or more, got {self.step_timeout}")
+        if not 0.0 < self.memory_limit_fraction <= 1.0:
+            raise SettingsError(
+                f"memory_limit_fraction must be in (0, 1], got {self.memory_limit_fraction}"
+            )
         for origin in self.cors_origin:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise SettingsError(

@@ -16,6 +16,7 @@
         ``QueueFull``           admission refused (HTTP 429)
         ``RateLimited``         the tenant has used what its limits allow (HTTP 429)
         ``Draining``            the server is shutting down (HTTP 503)
+        ``MemoryPressure``      the memory is nearly used up (HTTP 503)
         ``EngineNotReady``      the engine is starting or restarting (HTTP 503)
     ``DeadlineExceeded``    the request's time is over (HTTP 504)
     ``SlowReader``          the answer was not read fast enough, and was cut
@@ -148,6 +149,10 @@ class RateLimited(Unavailable):
 
 class Draining(Unavailable):
     """The server finishes what it has and takes nothing new."""
+
+
+class MemoryPressure(Unavailable):
+    """The container's or the machine's memory is nearly used up; what runs goes on."""
 
 
 class EngineNotReady(Unavailable):

@@ -62,6 +62,12 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "min_body_rate": st.integers(1, 10**9),
     "keep_alive_timeout": st.floats(0.01, 3600),
     "send_timeout": st.floats(0.01, 3600),
+    "stall_seconds": st.floats(0.01, 3600),
+    "request_timeout": st.floats(0.01, 3600),
+    "text_seconds": st.floats(0.01, 3600),
+    "text_bytes": st.integers(1 << 28, 1 << 40),
+    "step_timeout": st.floats(0, 3600),
+    "memory_limit_fraction": st.floats(0.01, 1),
     "drain_seconds": st.floats(0, 3600),
     "log_level": st.sampled_from(["debug", "info", "warning", "error"]),
 }

@@ -10,6 +10,7 @@ from galley.errors import (
     DeadlineExceeded,
     Draining,
     GalleyError,
+    MemoryPressure,
     QueueFull,
     RateLimited,
     RequestError,
@@ -49,6 +50,9 @@ class ApiError(GalleyError):
         self.headers = dict(headers or {})
 
 
+_UNAVAILABLE: Final = {Draining: "draining", MemoryPressure: "memory_pressure"}
+
+
 def to_api_error(error: Exception) -> ApiError:
     """What the client is told about ``error``; anything unforeseen keeps its details to the log."""
     match error:
@@ -80,7 +84,7 @@ def to_api_error(error: Exception) -> ApiError:
                 headers=_retry_after(error),
             )
         case Unavailable():
-            code = "draining" if isinstance(error, Draining) else "engine_not_ready"
+            code = _UNAVAILABLE.get(type(error), "engine_not_ready")
             return ApiError(
                 503,
                 str(error),

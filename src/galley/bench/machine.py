@@ -10,8 +10,8 @@ from typing import Final
 
 from galley import _native
 from galley.bench.report import Cache, Machine, Spread
-from galley.engine.machine import available_cores, available_memory
 from galley.errors import SettingsError
+from galley.machine import available_cores, available_memory
 from galley.ops.isa import choose_isa, cpus_to_pin
 
 KINDS: Final = ("int8", "bf16", "float32")

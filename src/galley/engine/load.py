@@ -14,11 +14,11 @@ from galley.engine.blocks import BlockPool
 from galley.engine.encoder_cache import EncoderCache
 from galley.engine.engine import Engine
 from galley.engine.kv import KVCache
-from galley.engine.machine import available_cores, available_memory
 from galley.errors import EngineFailed, SettingsError
 from galley.formats.reader import CheckpointReader, open_checkpoint
 from galley.formats.weights import DENSE_KINDS, Weights
 from galley.graph.program import KVGroup, Program
+from galley.machine import available_cores, available_memory
 from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
 from galley.models.surplus import check_surplus

@@ -37,6 +37,7 @@ class Call:
 
         Raises:
             EngineNotReady, EngineFailed: the model cannot answer.
+            MemoryPressure: nothing new is taken.
             RateLimited: the tenant has as many requests as it may.
         """
         self.served = served
@@ -44,6 +45,7 @@ class Call:
         self.caller = caller
         self.generated = 0
         self.backend = served.backend()
+        served.memory.check()
         self._open: set[CallStream] = set()
         self._closed = False
         self._reserved = self._spent = 0

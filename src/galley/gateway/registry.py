@@ -29,6 +29,7 @@ _WORST_FIRST: Final[tuple[EngineState, ...]] = (
     "closed",
     "starting",
     "recovering",
+    "stalled",
     "ready",
 )
 

@@ -17,10 +17,12 @@ from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError
 from galley.formats.source import BUNDLED, resolve_model
 from galley.gateway.caller import Caller
 from galley.gateway.lifecycle import RETRY_SECONDS
+from galley.gateway.memory_watch import MemoryWatch
 from galley.observe.metrics import Metrics
 from galley.service.client import EngineClient, EngineState
 from galley.service.spawn import Spawner
 from galley.service.text_pool import TextPool
+from galley.service.watchdog import Watchdog
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineStats, OnPhase, Task
@@ -65,12 +67,14 @@ class ServedModel:
         settings: the model's own, and the limits.
         name: in the API.
         metrics: what is counted for it.
+        memory: refuses new requests when it is nearly used up.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics, spawner: Spawner) -> None:
         """``metrics``: the server's; ``spawner``: where the engine's processes come from."""
         self.settings = settings
         self._spawner = spawner
+        self.memory = MemoryWatch(settings.memory_limit_fraction)
         self.name = settings.served_model_name or _default_name(settings.model)
         self.metrics = metrics.model(self.name, self._engine_stats)
         self._backend: Backend | None = None
@@ -150,6 +154,7 @@ class ServedModel:
             max_queue=self.settings.max_queue,
             on_phase=phase_ended,
             begin=lambda: self._spawner.spawn(self.settings.served_model_name),
+            watchdog=lambda: Watchdog(self.settings.stall_seconds, self.settings.step_timeout),
         )
         engine.launch()
         try:
@@ -199,7 +204,7 @@ class ServedModel:
         """Raise RequestError for a task that the model does not do, else as :meth:`backend`.
 
         Every model does the task ``None``. With a ``caller`` whose request is for the engine's queue also
-        raise QueueFull or DeadlineExceeded, if that is certain before any work is done for it.
+        raise QueueFull, DeadlineExceeded or MemoryPressure, if that is certain before any work is done.
         """
         backend = self.backend()
         if task is not None and self.tasks is not None and task not in self.tasks:
@@ -208,6 +213,7 @@ class ServedModel:
                 param="model",
             )
         if caller is not None:
+            self.memory.check()
             backend.engine.check_early(caller.deadline)
 
     def speech_model(self, backend: Backend) -> "SpeechModel":

@@ -5,12 +5,14 @@ counters restart from zero with a new engine process; the totals exposed here do
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from galley.machine import Memory, memory
 from galley.types import EngineStats
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -67,6 +69,13 @@ class Metrics:
             ["endpoint", "status"],
             registry=self._registry,
         )
+        for part in Memory._fields:
+            gauge = Gauge(
+                f"galley_memory_{part}_bytes",
+                f"Memory of the container, or of the machine: {part}",
+                registry=self._registry,
+            )
+            gauge.set_function(partial(_memory, part))
         self.tenants = TenantMetrics(self._registry)
         self._families = _Families(self._registry)
         self._engines = _EngineCollector()
@@ -306,3 +315,7 @@ class _EngineCollector(Collector):
 
 def _gauge(name: str, meaning: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, meaning, labels=["model", *labels])
+
+
+def _memory(part: str) -> float:
+    return float(getattr(memory(), part))

@@ -26,17 +26,18 @@ from galley.errors import (
     QueueFull,
 )
 from galley.service.admission import Admission
-from galley.service.frames import Abort, FromEngine, Phase, Ready, Step, Submit
+from galley.service.frames import Abort, Alive, FromEngine, Phase, Ready, Step, Submit
 from galley.service.process import EngineProcess
 from galley.service.quarantine import Quarantine
 from galley.service.spawn import Spawned, spawn
 from galley.service.streams import OutputStream, Unfinished
 from galley.service.unread import Unread, UnreadBudget
+from galley.service.watchdog import Watchdog
 from galley.types import EngineRequest, EngineStats, ModelInfo, OnPhase, Output
 
 log = logging.getLogger("galley.service")
 
-EngineState = Literal["starting", "ready", "recovering", "failed", "closed"]
+EngineState = Literal["starting", "ready", "stalled", "recovering", "failed", "closed"]
 MAX_FAILED_STARTS: Final = 5
 """Engines in a row that may fail to become ready again, before nobody tries any more."""
 
@@ -46,9 +47,25 @@ LONGEST_WAIT: Final = 1.0
 FIRST_RETRY_SECONDS: Final = 0.5
 """Before the second attempt; doubles with each further one."""
 
+RETRY_AFTER_SHORTAGE: Final = 2.0
+"""Seconds until a process is tried again that could not be started."""
+
+STALL_SECONDS: Final = 10.0
+STEP_TIMEOUT: Final = 600.0
+"""What a :class:`Watchdog` allows by default."""
+
+WATCH_SECONDS: Final = 0.25
+
+MOST_KILLED_STARTS: Final = 2
+KILLED_WHILE_LOADING: Final = (
+    "the engine was killed while it loaded, twice: most likely the memory is short (the kernel's log says "
+    "so). Use a smaller --quantize (int8, int4), set --kv-cache-tokens, or give the machine or container "
+    "more memory"
+)
+
 
 class EngineClient:
-    """Create with :meth:`start`. Belongs to one event loop."""
+    """Create with :meth:`start`, or construct, then :meth:`launch` and :meth:`ready`. Of one event loop."""
 
     def __init__(
         self,
@@ -58,8 +75,18 @@ class EngineClient:
         max_queue: int,
         on_phase: OnPhase | None = None,
         begin: Callable[[], Spawned] | None = None,
+        watchdog: Callable[[], Watchdog] = lambda: Watchdog(STALL_SECONDS, STEP_TIMEOUT),
     ) -> None:
-        """``max_queue`` sequences may wait beyond the running ones; ``begin`` spawns an engine."""
+        """Create it; :meth:`launch` starts the engine.
+
+        Args:
+            settings: the engine's; the server's others are not told.
+            folder: the checkpoint.
+            max_queue: sequences that may wait beyond the running ones.
+            on_phase: told of each start-up phase that ends.
+            begin: spawns an engine's process.
+            watchdog: makes what watches over one.
+        """
         names = [f.name for f in dataclasses.fields(EngineSettings)]
         # Only these fields: the server's settings hold keys, which are none of the engine's business.
         self._settings = EngineSettings(**{name: getattr(settings, name) for name in names})
@@ -70,6 +97,8 @@ class EngineClient:
         self._begin = begin or (lambda: spawn(settings.engine))
         self._unfinished: dict[str, Unfinished] = {}
         self._quarantine = Quarantine()
+        self._new_watchdog = watchdog
+        self._watchdog = watchdog()
         self._settled_at = 0
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
@@ -80,6 +109,8 @@ class EngineClient:
         self.state: EngineState = "starting"
         self.stats = EngineStats()
         self.restarts = 0
+        self._killed_starts = 0
+        self._hung = False
 
     @classmethod
     async def start(
@@ -260,7 +291,13 @@ class EngineClient:
             while failed_starts < MAX_FAILED_STARTS:
                 if failed_starts:
                     await asyncio.sleep(FIRST_RETRY_SECONDS * 2 ** (failed_starts - 1))
-                was_ready = await self._one_engine()
+                try:
+                    was_ready = await self._one_engine()
+                except OSError as error:
+                    # No descriptor, process or memory left: that may pass, and says nothing of the model.
+                    log.error("no engine could be started (%s); trying again", error)
+                    await asyncio.sleep(RETRY_AFTER_SHORTAGE)
+                    continue
                 self.restarts += 1
                 failed_starts = 0 if was_ready else failed_starts + 1
             self._fail(EngineFailed(f"the engine failed to start {failed_starts} times in a row"))
@@ -274,29 +311,61 @@ class EngineClient:
 
         Raises:
             GalleyError: it cannot start, and no engine has before: trying again will not help.
+            OSError: there is no process, because something has run short.
         """
-        reason: object
+        reason: object = None
         try:
             self._process = await EngineProcess.start(self._begin(), self._settings, self._folder)
+        except OSError:
+            if self._info is None:
+                raise EngineFailed("the engine's process cannot be started") from None
+            raise
+        watching = asyncio.create_task(self._watch(self._process))
+        try:
             async for frame in self._process.frames():
                 self._handle(frame)
-            reason = None
-        except (GalleyError, OSError) as error:
+        except GalleyError as error:
             if self._info is None:
                 await self._hang_up()
                 raise
             reason = error
-        was_ready = self.state == "ready"
+        finally:
+            watching.cancel()
+        was_ready = self.state in ("ready", "stalled")
         # Before the first await: from here on nobody may send to this engine.
         process, self._process = self._process, None
         self._quarantine.engine_away()
         if was_ready:
             self._set_state("recovering")
         status = await process.close() if process else None
+        # Who hangs is at fault; SIGKILL is mostly somebody else's doing.
+        killed = status == -signal.SIGKILL and not self._hung
+        self._hung = False
         if was_ready:
-            self._quarantine_unfinished(killed=status == -signal.SIGKILL)
+            self._quarantine_unfinished(killed=killed)
+        elif killed:
+            self._killed_starts += 1
+            if self._info is None and self._killed_starts == MOST_KILLED_STARTS:
+                raise EngineFailed(KILLED_WHILE_LOADING)
         log.error("the engine ended (%s); starting a new one", reason or f"status {status}")
         return was_ready
+
+    async def _watch(self, process: EngineProcess) -> None:
+        """See that the engine makes progress; kill it if it hangs."""
+        watchdog = self._watchdog = self._new_watchdog()
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            if self.state not in ("ready", "stalled"):
+                continue
+            verdict = watchdog.verdict(time.monotonic(), working=self._quarantine.working)
+            if verdict == "hung":
+                log.error("the engine hangs in a step: killing it (--step-timeout)")
+                self._hung = True
+                process.kill()
+                return
+            if verdict == "stalled" and self.state == "ready":
+                log.warning("the engine has work and is silent: is its process stopped or starved?")
+                self._set_state("stalled")
 
     async def _hang_up(self) -> None:
         process, self._process = self._process, None
@@ -328,6 +397,10 @@ class EngineClient:
         unfinished.unread.put(Output(request_id=request_id, finish_reason=reason, error=error))
 
     def _handle(self, frame: FromEngine) -> None:
+        seconds = frame.step_seconds if isinstance(frame, Alive) else 0.0
+        self._watchdog.heard(time.monotonic(), seconds)
+        if self.state == "stalled":
+            self._set_state("ready")
         if isinstance(frame, Step):
             for output in frame.outputs:
                 self._deliver(output)

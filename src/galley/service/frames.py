@@ -60,6 +60,12 @@ class StartFailed(msgspec.Struct, tag="start_failed", frozen=True):
     message: str
 
 
+class Alive(msgspec.Struct, tag="alive", frozen=True):
+    """A sign of life during a long step, which has taken ``step_seconds`` so far."""
+
+    step_seconds: float
+
+
 class Step(msgspec.Struct, tag="step", frozen=True):
     """All that one engine step produced, but for alignments: they are large, each has a frame of its own.
 
@@ -72,7 +78,7 @@ class Step(msgspec.Struct, tag="step", frozen=True):
 
 
 ToEngine = Start | Submit | Abort
-FromEngine = Phase | Ready | StartFailed | Step
+FromEngine = Phase | Ready | StartFailed | Alive | Step
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -40,7 +40,12 @@ class EngineProcess:
         cls, spawned: Spawned, settings: EngineSettings, folder: str
     ) -> "EngineProcess":
         """Have the process load ``folder``; its first frames say how that goes."""
-        reader, writer = await asyncio.open_connection(sock=spawned.connection)
+        try:
+            reader, writer = await asyncio.open_connection(sock=spawned.connection)
+        except BaseException:
+            spawned.connection.close()  # the child ends with it
+            await asyncio.to_thread(spawned.child.wait)
+            raise
         process = cls(spawned.child, reader, writer)
         process.send(Start(settings, folder, spawned.at))
         return process
@@ -69,6 +74,10 @@ class EngineProcess:
                 if isinstance(frame, StartFailed):
                     raise _ERRORS[frame.kind](frame.message)
                 yield frame
+
+    def kill(self) -> None:
+        """End a process that hangs; :meth:`frames` then ends."""
+        self._child.kill()
 
     async def close(self) -> int:
         """Hang up, and kill if that is not enough; returns the exit status."""

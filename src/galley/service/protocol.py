@@ -112,7 +112,7 @@ def find_loader(name: str) -> EngineLoader:
         )
     try:
         loader: Any = found.load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a package of others may raise anything
         raise SettingsError(
             f"engine {name!r} ({found.value}) cannot be imported: {error}"
         ) from error

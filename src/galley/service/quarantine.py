@@ -30,6 +30,11 @@ class Quarantine:
         return self._retried
 
     @property
+    def working(self) -> bool:
+        """Whether the engine has requests that it has not finished."""
+        return bool(self._sent)
+
+    @property
     def settling(self) -> bool:
         """The retried request was cancelled, and the engine has not yet said that it has forgotten it."""
         return self._settling

@@ -31,6 +31,7 @@ from galley.service.frames import (
     HEADER,
     MAX_FRAME_BYTES,
     Abort,
+    Alive,
     FromEngine,
     Phase,
     Ready,
@@ -43,6 +44,7 @@ from galley.service.frames import (
     encode,
 )
 from galley.service.protocol import Engine, EngineLoader, find_loader
+from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
 
 Inbox = queue.SimpleQueue[Submit | Abort | None]
 """What has come for the engine; None: the server has hung up."""
@@ -56,14 +58,17 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self._sending = threading.Lock()
         self._file = sock.makefile("rb")
 
     def send(self, frame: FromEngine) -> None:
         """Ends the process when the server is gone: then there is nobody to work for."""
+        data = encode(frame)
         try:
-            self._socket.sendall(encode(frame))
+            with self._sending:
+                self._socket.sendall(data)
         except OSError:
-            raise SystemExit(0) from None
+            os._exit(0)
 
     def receive(self) -> ToEngine | None:
         """The next frame, or None when the server has closed its end."""
@@ -103,12 +108,16 @@ def main() -> None:
     threading.Thread(target=_read, args=(connection, inbox, loaded), daemon=True).start()
     try:
         engine = _load(loader, start, connection, cores)
+        loaded.set()
+        gc.freeze()  # what is loaded stays; no collection in the midst of a stream need look at it
+        _loop(engine, connection, inbox, cores)
     except GalleyError as error:
         connection.send(StartFailed(_kind(error), str(error)))
-        return
-    loaded.set()
-    gc.freeze()  # what is loaded stays; no collection in the midst of a stream need look at it
-    _loop(engine, connection, inbox, cores)
+    except BaseException:
+        # Threads of a foreign engine must not keep a process that does nothing any more.
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _load(
@@ -153,11 +162,37 @@ def _read(connection: Connection, inbox: Inbox, loaded: threading.Event) -> None
     os._exit(0)
 
 
+class _SignsOfLife:
+    """Tells the server every second that the process lives, and how long the present step has taken.
+
+    Waiting for the cores counts as no step.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._began: float | None = None
+        threading.Thread(target=self._tell, daemon=True, name="galley-signs-of-life").start()
+
+    def step_begins(self) -> None:
+        self._began = time.monotonic()
+
+    def step_ends(self) -> None:
+        self._began = None
+
+    def _tell(self) -> None:
+        while True:
+            time.sleep(SIGN_OF_LIFE_SECONDS)
+            began = self._began
+            seconds = 0.0 if began is None else time.monotonic() - began
+            self._connection.send(Alive(seconds))
+
+
 def _loop(
     engine: Engine, connection: Connection, inbox: Inbox, cores: CoreScheduler | None
 ) -> None:
     """Step the engine whenever there is work, and send what came out, until the server hangs up."""
     seen = 0
+    signs = _SignsOfLife(connection)
     while True:
         if cores is not None and not engine.has_work:
             cores.release()
@@ -169,7 +204,9 @@ def _loop(
         if cores is not None and engine.has_work:
             cores.acquire(live=engine.is_live)
         # After an abort of the last request there is no work, but the books have changed.
+        signs.step_begins()
         outputs = engine.step() if engine.has_work else []
+        signs.step_ends()
         for output in outputs:
             if output.alignment is not None:
                 connection.send(Step([output], engine.stats, seen))

@@ -1,12 +1,9 @@
 """Texts of megabytes: bounded memory, and nobody's short request waits for them."""
 
-import contextlib
-import os
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.server.containers import memory_limit
 from tests.server.refusals import error_of
 from tests.server.serving import Server, until
 
@@ -179,30 +177,3 @@ class TestAlone:
             server.process.send_signal(signal.SIGHUP)
             server.wait_for_log("served from the new files")
             assert chat(http).status_code == 200
-
-
-@contextlib.contextmanager
-def memory_limit(limit: int) -> Iterator[Callable[[int], None]]:
-    """A function that puts a process into a control group that may take ``limit`` bytes."""
-    group = Path("/sys/fs/cgroup/memory") / f"galley-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError:
-        pytest.skip("needs a writable hierarchy of control groups, version 1")
-    try:
-        (group / "memory.limit_in_bytes").write_text(str(limit))
-        yield lambda pid: _write(group / "cgroup.procs", pid)
-    finally:
-        until(lambda: not (group / "cgroup.procs").read_text() or _leave(group))
-        group.rmdir()
-
-
-def _leave(group: Path) -> bool:
-    for pid in (group / "cgroup.procs").read_text().split():
-        with contextlib.suppress(OSError):
-            _write(group.parent / "cgroup.procs", int(pid))
-    return False
-
-
-def _write(path: Path, pid: int) -> None:
-    path.write_text(str(pid))

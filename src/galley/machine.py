@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
@@ -24,11 +25,24 @@ def available_cores(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int
     return cores
 
 
+class Memory(NamedTuple):
+    """Bytes: the limit, and what of it can still be taken."""
+
+    limit: int
+    available: int
+
+
 def available_memory(
     cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path = MEMINFO
 ) -> int:
     """Bytes that can still be taken: the kernel's MemAvailable, or what a cgroup leaves if less."""
-    available = int(_table(_read(meminfo))["MemAvailable:"]) * 1024
+    return memory(cgroup, membership, meminfo).available
+
+
+def memory(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path = MEMINFO) -> Memory:
+    """Of the machine, or of the cgroup (v1 or v2) that leaves least."""
+    table = _table(_read(meminfo))
+    least = Memory(*(int(table[name]) * 1024 for name in ("MemTotal:", "MemAvailable:")))
     for folder in _folders(cgroup, membership, "memory"):
         for limit_file, usage_file, dropped in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -38,8 +52,9 @@ def available_memory(
             if limit.isdigit() and usage.isdigit():
                 # File pages that the kernel can drop count as usage but not as need.
                 spare = int(_table(_read(folder / "memory.stat")).get(dropped, "0"))
-                available = min(available, max(0, int(limit) - int(usage) + spare))
-    return available
+                left = max(0, int(limit) - int(usage) + spare)
+                least = min(least, Memory(int(limit), left), key=lambda m: m.available)
+    return least
 
 
 def _folders(cgroup: Path, membership: Path, controller: str) -> list[Path]:

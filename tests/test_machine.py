@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from galley.engine.machine import available_cores, available_memory
+from galley.machine import available_cores, available_memory
 
 GIB = 2**30
 
