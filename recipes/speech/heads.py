@@ -7,6 +7,7 @@ chosen by how well they find where sentences begin and end, which is known of sp
 from __future__ import annotations
 
 import random
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -97,8 +98,7 @@ def look(folder: Path, items: Sequence[Item]) -> tuple[list[tuple[int, int]], li
     heads = [(layer, head) for layer in range(layers) for head in range(count)]
     with tempfile.TemporaryDirectory() as name:
         copy = Path(name)
-        for file in folder.iterdir():
-            (copy / file.name).symlink_to(file.resolve())
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
         name_heads(copy, heads)
         with LocalEngine(
             EngineSettings(model=name, dtype="float32", kv_cache_tokens=4096)

@@ -22,6 +22,7 @@
     ``SlowReader``          the answer was not read fast enough, and was cut
     ``EngineError``         our own fault (HTTP 500)
         ``EngineFailed``        the engine could not start, or died again and again
+            ``DamagedWeights``      packed weights on disk have changed
 """
 
 import reprlib
@@ -173,3 +174,7 @@ class EngineError(GalleyError):
 
 class EngineFailed(EngineError):
     """The engine process could not start, or kept dying without making progress."""
+
+
+class DamagedWeights(EngineFailed):
+    """Packed weights on disk have changed. Their file is gone; to load again packs them anew."""

@@ -43,6 +43,23 @@ TestGuessWindowMachine = GuessWindowMachine.TestCase
 TestGuessWindowMachine.settings = settings(max_examples=60, stateful_step_count=40)
 
 
+def test_beams_of_two_tenants_do_not_preempt_each_other_for_ever() -> None:
+    """A beam search that is preempted begins anew, so it must not lose its blocks to what it preempted."""
+    machine = SpeechMachine()
+    for tenant, length, audio in (("light", 29, 1), ("", 45, 63)):
+        machine.add(
+            family=0,
+            length=length,
+            output=30,
+            priority=0,
+            salt="",
+            audio=audio,
+            beams=2,
+            tenant=tenant,
+        )
+    machine.teardown()
+
+
 def test_requests_over_the_same_audio_encode_it_once() -> None:
     machine = SpeechMachine()
     for salt in ("", "", "tenant"):

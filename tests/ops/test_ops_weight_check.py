@@ -9,12 +9,12 @@ import pytest
 
 from galley.config import EngineSettings
 from galley.engine.load import load_engine
+from galley.errors import DamagedWeights
 from galley.ops import background, weight_check
 from galley.ops.draws import sampling_record
 from galley.ops.executor import Executor, forward
 from galley.ops.packed_files import cached_files, packed_folder
 from galley.ops.sampling import SamplingBatch
-from galley.ops.weight_check import DamagedWeights
 from tests.conftest import CheckpointMaker
 from tests.native.harness import ragged
 

@@ -1,6 +1,7 @@
 """A live stream whose engine is behind, full, or gone."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
@@ -52,7 +53,9 @@ class Engine:
 
     submit_patiently = EngineClient.submit_patiently
 
-    def submit_all(self, requests: Sequence[EngineRequest]) -> list["Answer"]:
+    def submit_all(
+        self, requests: Sequence[EngineRequest], deadline: float = math.inf
+    ) -> list["Answer"]:
         if self._full:
             self._full -= 1
             raise QueueFull("full", retry_after=0.001)
@@ -137,7 +140,9 @@ def test_an_engine_that_is_gone_for_good_ends_the_stream(tokenizer: Tokenizer) -
     class Gone:
         submit_patiently = EngineClient.submit_patiently
 
-        def submit_all(self, requests: Sequence[EngineRequest]) -> list[Answer]:
+        def submit_all(
+            self, requests: Sequence[EngineRequest], deadline: float = math.inf
+        ) -> list[Answer]:
             raise EngineFailed("the engine is down")
 
     stream, _ = stream_of(Gone(), tokenizer)

@@ -132,12 +132,15 @@ class EncoderCache:
             self._pool.release(block)
         self._outputs[root].users -= 1
         self._outputs.move_to_end(root)
+        self._trim()
 
     def forget(self, features: EncoderFeatures, text_keys: list[bytes]) -> None:
         """A request over these features has ended; ``text_keys`` are the keys of its text's blocks."""
         output = self._outputs.get(features.root)
         if output is not None:
             output.texts = max(output.texts, text_keys, key=len)
+
+    def _trim(self) -> None:
         unused = [root for root, output in self._outputs.items() if not output.users]
         for root in unused[: max(0, len(unused) - self._kept)]:
             over = self._outputs.pop(root)

@@ -14,7 +14,7 @@ from galley.engine.blocks import BlockPool
 from galley.engine.encoder_cache import EncoderCache
 from galley.engine.engine import Engine
 from galley.engine.kv import KVCache
-from galley.errors import EngineFailed, SettingsError
+from galley.errors import DamagedWeights, EngineFailed, SettingsError
 from galley.formats.reader import CheckpointReader, open_checkpoint
 from galley.formats.weights import DENSE_KINDS, Weights
 from galley.graph.program import KVGroup, Program
@@ -32,7 +32,6 @@ from galley.ops.executor import (
 )
 from galley.ops.rows import check_isa
 from galley.ops.sampling import SamplingBatch
-from galley.ops.weight_check import DamagedWeights
 from galley.types import BLOCK_TOKENS, ModelInfo, OnPhase, blocks_for
 
 

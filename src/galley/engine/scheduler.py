@@ -163,14 +163,16 @@ class Scheduler:
         """Grow to ``end`` tokens, preempting others as often as it takes; False if that was ``sequence``.
 
         Only decoding grows, and decoding sequences take their turns in order: the turn of the last in
-        order is still to come, so nothing that is planned is ever taken back.
+        order is still to come, so nothing that is planned is ever taken back. The first in order is no
+        victim: a beam search begins anew when it is preempted, so two could go to and fro for ever.
         """
         self._kv.slide(sequence.id, sequence.computed)
         while not self._kv.grow(sequence.id, end):
             victim = self.running[-1]
             if self._fair.contended:
                 planned = {id(work.sequence) for work in plan}
-                victim = self._worst([s for s in self.running if id(s) not in planned])
+                others = [s for s in self.running[1:] if id(s) not in planned]
+                victim = self._worst(others or [sequence])
             self._preempt(victim)
             if victim is sequence:
                 return False

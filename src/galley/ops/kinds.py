@@ -60,8 +60,9 @@ def own_kinds(program: Program, weights: Weights) -> Kinds:
 def plan_activations(kinds: Kinds, quantize: str, wanted: str, isa: str) -> Mapping[str, str]:
     """Name of each kind that occurs -> what the inputs of such matrices become on the native executor.
 
-    Where several kinds are mixed, those that are not multiplied with what is ``wanted`` get what they would
-    with "auto".
+    A kind without a kernel is left out: its matrices are refused by name when they are packed. Where
+    several kinds are mixed, those that are not multiplied with what is ``wanted`` get what they would with
+    "auto".
 
     Args:
         kinds: of all matrices.
@@ -72,7 +73,7 @@ def plan_activations(kinds: Kinds, quantize: str, wanted: str, isa: str) -> Mapp
     Raises:
         SettingsError: no matrix is multiplied with what is wanted.
     """
-    names = {kind.name for kind in kinds.values()} or {quantize}
+    names = {kind.name for kind in kinds.values()} & _ACTIVATIONS.keys() or {quantize}
     if wanted != "auto" and not any(wanted in _ACTIVATIONS[name] for name in names):
         choose_activations(quantize if quantize in names else min(names), wanted, isa)
     return {

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from galley.errors import EngineFailed
+from galley.errors import DamagedWeights
 from galley.ops.packed_files import Bytes, Entry
 
 log: Final = logging.getLogger("galley.weights")
@@ -25,10 +25,6 @@ SUSPICION_SECONDS: Final = 60.0
 
 _CHUNK: Final = 1 << 20
 _LEAST_PRIORITY: Final = 19
-
-
-class DamagedWeights(EngineFailed):
-    """Packed weights on disk have changed. Their file is gone; to load again packs them anew."""
 
 
 def checksum(matrix: Bytes) -> int:

@@ -11,6 +11,7 @@ import enum
 import math
 import secrets
 import socket
+import struct
 from typing import Any, Final
 
 import msgspec
@@ -35,6 +36,7 @@ _FRAMING_PER_BYTE: Final = 8
 
 _FIRST_PROBE_SECONDS: Final = 0.01
 _LAST_PROBE_SECONDS: Final = 1.0
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -271,9 +273,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """End the connection if the client is late; ``now`` is the loop's time."""
         if self._takes_nothing(now):
             self._door.note("clients cut off that took nothing of their answers")
-            self.transport.abort()
+            self._reset()
         elif now >= self._deadline:
             self._expire(now)
+
+    def _reset(self) -> None:
+        """End the connection at once. The kernel would keep for minutes what it has not sent yet."""
+        connection = self.transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self.transport.abort()
 
     def _expire(self, now: float) -> None:
         waits_for_us = self._busy and not (self._reading is _BODY and self.cycle is self._answering)

@@ -14,7 +14,7 @@ MEASURED_SECONDS: Final = 1.0
 """Busy seconds that make a measurement; in less, a single step decides."""
 
 LENGTH_SEQUENCES: Final = 32
-"""Sequences over which the mean lengths are taken, exponentially weighted."""
+"""Sequences over which the mean lengths are taken; of those before, later ones weigh more."""
 
 
 class Pace:
@@ -29,8 +29,9 @@ class Pace:
         self._since = 0.0
         self._seconds = 0.0
         self._tokens = 0.0
-        self._output: float | None = None
-        self._cost: float | None = None
+        self._finished = 0
+        self._output = 0.0
+        self._cost = 0.0
 
     def set_busy(self, busy: bool, now: float) -> None:
         """From ``now`` on, whether sequences wait for a seat."""
@@ -46,8 +47,10 @@ class Pace:
 
     def finished(self, prompt: int, output: int) -> None:
         """A sequence has come to its own end; its lengths in tokens."""
-        self._output = _mean(self._output, output)
-        self._cost = _mean(self._cost, prompt + output)
+        self._finished += 1
+        part = 1 / min(self._finished, LENGTH_SEQUENCES)
+        self._output += (output - self._output) * part
+        self._cost += (prompt + output - self._cost) * part
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -59,12 +62,12 @@ class Pace:
     @property
     def mean_output(self) -> float | None:
         """Tokens that a sequence generated; None before the first has finished."""
-        return self._output
+        return self._output if self._finished else None
 
     @property
     def mean_cost(self) -> float | None:
         """Tokens of a sequence's prompt and output; None before the first has finished."""
-        return self._cost
+        return self._cost if self._finished else None
 
     def _advance(self, now: float) -> None:
         passed = max(0.0, now - self._since)
@@ -72,7 +75,3 @@ class Pace:
         self._seconds = self._seconds * kept + passed
         self._tokens *= kept
         self._since = now
-
-
-def _mean(before: float | None, value: float) -> float:
-    return value if before is None else before + (value - before) / LENGTH_SEQUENCES
