@@ -101,6 +101,7 @@ def test_row_46_memory_near_the_containers_limit(model: Path, tmp_path: Path) ->
                 )
                 try:
                     refused = until(lambda: _refusal(client))
+                    assert refused is not None
                     assert error_of(refused, 503)["code"] == "memory_pressure"
                     assert int(refused.headers["Retry-After"]) > 0
                 finally:
