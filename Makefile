@@ -64,6 +64,7 @@ fuzz: $(VENV)/.installed-fuzz
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/serving.py
+	$(BIN)/galley bench serve galley-demo --prompt-tokens 64 --output-tokens 64
 
 demo-model: $(VENV)/.installed-dev
 	$(BIN)/python -m recipes.assistant.train

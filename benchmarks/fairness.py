@@ -29,7 +29,8 @@ from scripts.benchmarks_page import Figure
 
 from benchmarks.http_load import Call, Client
 from benchmarks.results_file import put
-from benchmarks.serving import Server, machine, percentile, started
+from benchmarks.serving import Server, machine, percentile
+from galley.bench.serve.server import started
 
 PATH: Final = "/v1/completions"
 WEIGHTS: Final = {"one": 1, "two": 2, "four": 4}

@@ -26,8 +26,8 @@ import numpy as np
 import psutil
 from websockets.asyncio.client import ClientConnection, connect
 
-from benchmarks.serving import started
 from benchmarks.spoken import Utterance, Word, say
+from galley.bench.serve.server import started
 from galley.speech.merge import plain
 from recipes.speech.heldout import SETS, read
 

@@ -1,4 +1,4 @@
-"""Start-up, prefix cache and load of a real ``galley serve``, over HTTP. Run on an idle machine.
+"""Start-up and prefix cache of a real ``galley serve``, over HTTP. Run on an idle machine.
 
 ``python benchmarks/serving.py [MODEL] [--json FILE]``; MODEL and GALLEY_* variables are those of serve.
 """
@@ -25,12 +25,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from galley.bench.serve.server import started
+
 PREFIX_TOKENS = 1500
 TAIL_TOKENS = 20
-PROMPT_TOKENS = 64
-OUTPUT_TOKENS = 64
-CONCURRENCY = (1, 4, 16)
-REQUESTS_PER_LANE = 4
 
 
 @dataclass(frozen=True)
@@ -47,35 +45,13 @@ class Server:
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[Server]:
-    """Start ``galley serve`` of a language model with ``arguments``, as :func:`started`."""
+    """Start ``galley serve`` of a language model with ``arguments``."""
     began = time.perf_counter()
     with started(*arguments) as (url, pid):
         ready = time.perf_counter() - began
         name = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
         ids = httpx.post(f"{url}/tokenize", json={"model": name, "prompt": "a"}).json()["tokens"]
         yield Server(url, name, max(ids) + 1, ready, pid)
-
-
-@contextmanager
-def started(*arguments: str) -> Iterator[tuple[str, int]]:
-    """Start ``galley serve`` with ``arguments`` on a free port; its URL and process id once it is ready."""
-    command = [sys.executable, "-m", "galley", "serve", *arguments]
-    command += ["--port", "0", "--log-level", "warning"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        url = ""
-        for line in process.stdout:
-            if match := re.search(r"listens on (\S+)", line):
-                url = match[1]
-            if " ready after " in line:
-                break
-        else:
-            raise RuntimeError(f"{' '.join(command)} ended before it was ready")
-        yield url, process.pid
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def help_seconds(runs: int = 10) -> list[float]:
@@ -132,33 +108,6 @@ async def prefix_cache(server: Server, rounds: int = 5) -> dict[str, float]:
     return {"first_ttft_s": first, "second_ttft_s": second, "ratio": first / second}
 
 
-async def load(server: Server, concurrency: int) -> dict[str, float]:
-    """Closed loop: so many clients, each sending its next request when the last one is answered."""
-    random_ids = random.Random(concurrency)
-    ttft: list[float] = []
-    tpot: list[float] = []
-
-    async def lane(client: httpx.AsyncClient) -> None:
-        for _ in range(REQUESTS_PER_LANE):
-            prompt = [random_ids.randrange(server.id_limit) for _ in range(PROMPT_TOKENS)]
-            times = await completion(client, server, prompt, OUTPUT_TOKENS)
-            ttft.append(times[0])
-            tpot.append((times[-1] - times[0]) / (len(times) - 1))
-
-    async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
-        began = time.perf_counter()
-        await asyncio.gather(*(lane(client) for _ in range(concurrency)))
-        seconds = time.perf_counter() - began
-    return {
-        "concurrency": concurrency,
-        "output_tokens_per_s": len(ttft) * OUTPUT_TOKENS / seconds,
-        "ttft_p50_s": statistics.median(ttft),
-        "ttft_p95_s": percentile(ttft, 95),
-        "tpot_p50_s": statistics.median(tpot),
-        "tpot_p95_s": percentile(tpot, 95),
-    }
-
-
 def percentile(values: list[float], percent: int) -> float:
     """The smallest value that at least ``percent`` % of the values do not exceed."""
     ordered = sorted(values)
@@ -180,9 +129,6 @@ def main() -> None:
     results["ready_s"] = statistics.median(starts)
     with serving(*model) as server:
         results["prefix_cache"] = asyncio.run(prefix_cache(server))
-        results["load"] = [
-            asyncio.run(load(server, concurrency)) for concurrency in track(CONCURRENCY, "load")
-        ]
     report(results)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
@@ -197,7 +143,7 @@ def machine() -> str:
 
 
 def report(results: dict[str, Any]) -> None:
-    """Two tables."""
+    """A table."""
     console = Console()
     console.print(results["machine"])
     single = Table("measure", "figure")
@@ -210,10 +156,6 @@ def report(results: dict[str, Any]) -> None:
     )
     single.add_row("ratio", f"{cache['ratio']:.1f}")
     console.print(single)
-    table = Table(*(name.replace("_", " ") for name in results["load"][0]))
-    for row in results["load"]:
-        table.add_row(*(f"{value:.4g}" for value in row.values()))
-    console.print(table)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from scripts.benchmarks_page import Figure
 from benchmarks.faults.run import MOST_GROWTH, Result, run
 from benchmarks.faults.schedule import faults
 from benchmarks.results_file import put
-from benchmarks.serving import machine, started
+from benchmarks.serving import machine
+from galley.bench.serve.server import started
 
 
 def main() -> None:

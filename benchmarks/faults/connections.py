@@ -33,7 +33,8 @@ from benchmarks.faults.run import (
     watch_memory,
 )
 from benchmarks.http_load import Client
-from benchmarks.serving import machine, started
+from benchmarks.serving import machine
+from galley.bench.serve.server import started
 
 PATH: Final = "/v1/completions"
 TOKENS: Final = 32

@@ -1,11 +1,14 @@
 """What this process may use of the machine: cores and memory, container limits included."""
 
 import os
+import platform
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
+CPUINFO = Path("/proc/cpuinfo")
 MEMBERSHIP = Path("/proc/self/cgroup")
 
 
@@ -55,6 +58,13 @@ def memory(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path =
                 left = max(0, int(limit) - int(usage) + spare)
                 least = min(least, Memory(int(limit), left), key=lambda m: m.available)
     return least
+
+
+def cpu_name(cpuinfo: Path = CPUINFO) -> str:
+    """The CPU's name in /proc/cpuinfo; on ARM, where that file has no name, the architecture."""
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    match = re.search(r"model name\s*: (.*)", text)
+    return match[1] if match else platform.machine()
 
 
 def _folders(cgroup: Path, membership: Path, controller: str) -> list[Path]:

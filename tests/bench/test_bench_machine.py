@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from galley import _native
-from galley.bench.machine import KINDS, PHASES, caches, cpu_name, measure_machine
+from galley.bench.machine import KINDS, PHASES, caches, measure_machine
 from galley.bench.report import Cache
 from galley.errors import SettingsError
+from galley.machine import cpu_name
 
 
 @pytest.mark.parametrize("isa", _native.supported_isas())

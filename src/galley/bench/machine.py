@@ -1,8 +1,6 @@
 """Measures the machine's memory bandwidth and peak arithmetic, with the kernels' own instructions."""
 
 import os
-import platform
-import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +9,13 @@ from typing import Final
 from galley import _native
 from galley.bench.report import Cache, Machine, Spread
 from galley.errors import SettingsError
-from galley.machine import available_cores, available_memory
+from galley.machine import available_cores, available_memory, cpu_name
 from galley.ops.isa import choose_isa, cpus_to_pin
 
 KINDS: Final = ("int8", "bf16", "float32")
 PHASES: Final = 2 + len(KINDS)
 """How often :func:`measure_machine` reports progress."""
 
-_CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
@@ -84,13 +81,6 @@ def read_rate(threads: int | None, memory_bytes: int) -> float:
         choose_isa(os.environ), threads, cpus_to_pin(threads), memory_bytes, True, 3
     )
     return statistics.median(rates)
-
-
-def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
-    """The CPU's name in /proc/cpuinfo; on ARM, where that file has no name, the architecture."""
-    text = cpuinfo.read_text() if cpuinfo.exists() else ""
-    match = re.search(r"model name\s*: (.*)", text)
-    return match[1] if match else platform.machine()
 
 
 def caches(folder: Path = _CACHES) -> tuple[Cache, ...]:

@@ -1,4 +1,4 @@
-"""``galley bench``: what the machine can do, and what the engine makes of it."""
+"""``galley bench``: what the machine can do, and what engine and server make of it."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from galley.cli.bench_serve import serve
 from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
 from galley.cli.terminal import progress, table
 from galley.config import EngineSettings
@@ -43,6 +44,9 @@ def _count(
 @click.group("bench")
 def bench_group() -> None:
     """Measure speed. The machine should be idle."""
+
+
+bench_group.add_command(serve)
 
 
 @bench_group.command(cls=Command)

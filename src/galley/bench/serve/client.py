@@ -1,0 +1,207 @@
+"""An HTTP/1.1 client that costs little, so that it does not bound or delay what it measures.
+
+Connections are kept and used again. A reader gets an answer's bytes as they come, and when they came.
+"""
+
+import asyncio
+import json
+import ssl
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+import httptools
+
+from galley.errors import GalleyError, SettingsError, shown
+
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+class CallFailed(GalleyError):
+    """No whole answer came. ``kind`` is ``connect``, ``connection lost``, ``no HTTP`` or ``timeout``."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind = kind
+        self.detail = detail
+
+
+class Reader(Protocol):
+    """What takes an answer."""
+
+    def begun(self, status: int) -> None:
+        """The head of the answer came."""
+
+    def received(self, data: bytes, now: float) -> None:
+        """A part of the body came at ``now``, by the event loop's clock."""
+
+
+class Client:
+    """A pool of connections to one server; as large as the number of requests at a time."""
+
+    def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 600.0) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            url: of the server; a path of it is put before each request's, and its ``/v1`` is not needed.
+            api_key: sent as bearer token.
+            timeout: seconds for one request, connecting included.
+
+        Raises:
+            SettingsError: the URL is none of HTTP.
+        """
+        place = urlsplit(url)
+        try:
+            port = place.port
+        except ValueError:
+            port = -1
+        if place.scheme not in _PORTS or not place.hostname or port == -1:
+            raise SettingsError(f"{shown(url)} is not a URL such as http://127.0.0.1:8000")
+        self._host, self._port = place.hostname, port or _PORTS[place.scheme]
+        self._ssl = ssl.create_default_context() if place.scheme == "https" else None
+        self._prefix = place.path.rstrip("/").removesuffix("/v1")
+        headers = {"Host": place.netloc.rpartition("@")[2], "User-Agent": "galley-bench"}
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self._timeout = timeout
+        self._idle: list[_Connection] = []
+        self._open: set[_Connection] = set()
+
+    async def post(self, path: str, content: bytes, content_type: str, reader: Reader) -> None:
+        """Sends one request and reads its whole answer, whatever its status.
+
+        Raises:
+            CallFailed: no whole answer came.
+        """
+        head = f"Content-Type: {content_type}\r\nContent-Length: {len(content)}\r\n\r\n"
+        await self._send("POST", path, head.encode() + content, reader)
+
+    async def json(self, path: str, body: object = None) -> tuple[int, Any]:
+        """GETs ``path``, or POSTs ``body`` to it; the status, and the answer, None if it is no JSON.
+
+        Raises:
+            CallFailed: no whole answer came.
+        """
+        reader = _Whole()
+        if body is None:
+            await self._send("GET", path, b"\r\n", reader)
+        else:
+            await self.post(path, json.dumps(body).encode(), "application/json", reader)
+        try:
+            return reader.status, json.loads(reader.body)
+        except ValueError:
+            return reader.status, None
+
+    def close(self) -> None:
+        """Closes all connections."""
+        for connection in tuple(self._open):
+            connection.close()
+
+    async def _send(self, method: str, path: str, rest: bytes, reader: Reader) -> None:
+        request = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}".encode() + rest
+        try:
+            async with asyncio.timeout(self._timeout):
+                connection = await self._connection()
+                try:
+                    await connection.ask(request, reader)
+                except BaseException:
+                    connection.close()
+                    raise
+        except TimeoutError:
+            raise CallFailed("timeout", f"no whole answer in {self._timeout:g} s") from None
+        except OSError as error:
+            raise CallFailed("connect", str(error)) from error
+        if not connection.closed:
+            self._idle.append(connection)
+
+    async def _connection(self) -> "_Connection":
+        while self._idle:
+            if not (connection := self._idle.pop()).closed:
+                return connection
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: _Connection(self._open), self._host, self._port, ssl=self._ssl
+        )
+        return connection
+
+
+class _Whole:
+    """Reads an answer of moderate size."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.body = b""
+
+    def begun(self, status: int) -> None:
+        self.status = status
+
+    def received(self, data: bytes, now: float) -> None:
+        self.body += data
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    def __init__(self, register: "set[_Connection]") -> None:
+        self.closed = False
+        self._register = register
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._done: asyncio.Future[None] | None = None
+        self._now = 0.0
+
+    async def ask(self, request: bytes, reader: Reader) -> None:
+        """Writes a request; returns when its answer is whole."""
+        if self._transport is None or self.closed:
+            raise CallFailed("connection lost", "the server closed it before the request")
+        self._parser = httptools.HttpResponseParser(self)
+        self._reader = reader
+        self._done = self._loop.create_future()
+        self._transport.write(request)
+        await self._done
+
+    def close(self) -> None:
+        """Hangs up."""
+        self.closed = True
+        if self._transport:
+            self._transport.abort()
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._register.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._now = self._loop.time()
+        if self._done is None or self._done.done():  # an answer to no question
+            self.close()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._done.set_exception(CallFailed("no HTTP", str(error)))
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self._register.discard(self)
+        if self._done and not self._done.done():
+            self._done.set_exception(
+                CallFailed("connection lost", str(exc or "the server closed it"))
+            )
+
+    # What the parser calls.
+
+    def on_headers_complete(self) -> None:
+        self.closed = not self._parser.should_keep_alive()
+        self._reader.begun(self._parser.get_status_code())
+
+    def on_body(self, body: bytes) -> None:
+        self._reader.received(body, self._now)
+
+    def on_message_complete(self) -> None:
+        if self._done and not self._done.done():
+            self._done.set_result(None)
+        if self.closed and self._transport:
+            self._transport.close()

@@ -1,0 +1,146 @@
+"""Sends requests in an open loop, at times set before, or in a closed one, each after another's answer."""
+
+import asyncio
+import contextlib
+import gc
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from galley.bench.serve.answers import AnswerReader
+from galley.bench.serve.client import CallFailed, Client
+from galley.bench.serve.samples import Sample
+from galley.bench.serve.workload import Prepared
+
+_DELAY_EVERY: Final = 0.01  # seconds between looks at the event loop's own delay
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run and how well the client kept up.
+
+    Attributes:
+        samples: of every request.
+        delays: by how many seconds the event loop was late for a timer, every 10 ms.
+    """
+
+    samples: Sequence[Sample]
+    delays: "array[float]"
+
+
+async def open_loop(
+    client: Client,
+    requests: Iterator[Prepared],
+    times: Sequence[float],
+    on_end: Callable[[], None] = lambda: None,
+) -> Run:
+    """Sends a request at each of ``times``, whatever became of earlier ones.
+
+    Args:
+        client: to the server.
+        requests: one is taken for each time, all before the first is sent.
+        times: seconds since the start, ascending.
+        on_end: called at the end of each request.
+    """
+    prepared = [next(requests) for _ in times]
+    loop = asyncio.get_running_loop()
+    async with _quiet(), _delays() as delays, asyncio.TaskGroup() as group:
+        began = loop.time() + _DELAY_EVERY
+        tasks = []
+        for time, request in zip(times, prepared, strict=True):
+            due = began + time
+            if (wait := due - loop.time()) > 0:
+                await asyncio.sleep(wait)
+            tasks.append(group.create_task(_one(client, request, due, on_end)))
+        samples = [await task for task in tasks]
+    return Run(samples, delays)
+
+
+async def closed_loop(
+    client: Client,
+    requests: Iterator[Prepared],
+    concurrency: int,
+    *,
+    count: int | None = None,
+    seconds: float | None = None,
+    on_end: Callable[[], None] = lambda: None,
+) -> Run:
+    """Keeps ``concurrency`` requests going: each end is another's start.
+
+    Args:
+        client: to the server.
+        requests: taken one by one.
+        concurrency: how many at a time.
+        count: how many in all; None is no bound.
+        seconds: none is started later than this.
+        on_end: called at the end of each request.
+
+    One of ``count`` and ``seconds`` must be given.
+    """
+    assert count is not None or seconds is not None
+    if count is not None:
+        requests = iter([next(requests) for _ in range(count)])
+    loop = asyncio.get_running_loop()
+    samples: list[Sample] = []
+
+    async with _quiet(), _delays() as delays:
+        end = float("inf") if seconds is None else loop.time() + seconds
+
+        async def lane() -> None:
+            due = loop.time()
+            while due < end and (request := next(requests, None)) is not None:
+                sample = await _one(client, request, due, on_end)
+                samples.append(sample)
+                due = sample.ended
+
+        await asyncio.gather(*(lane() for _ in range(concurrency)))
+    return Run(samples, delays)
+
+
+async def _one(client: Client, request: Prepared, due: float, on_end: Callable[[], None]) -> Sample:
+    loop = asyncio.get_running_loop()
+    sample = Sample(due)
+    reader = AnswerReader(sample, streamed=request.streamed)
+    sample.started = loop.time()
+    try:
+        await client.post(request.path, request.content, request.content_type, reader)
+        sample.ended = loop.time()
+        reader.ended()
+    except CallFailed as error:
+        sample.ended = loop.time()
+        if not reader.done:  # else all of the stream came, and then the connection was closed
+            sample.error, sample.detail = error.kind, error.detail
+        else:
+            reader.ended()
+    on_end()
+    return sample
+
+
+@contextlib.asynccontextmanager
+async def _quiet() -> AsyncIterator[None]:
+    """No garbage collection meanwhile: it would stop the client for milliseconds."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@contextlib.asynccontextmanager
+async def _delays() -> "AsyncIterator[array[float]]":
+    delays = array("d")
+    loop = asyncio.get_running_loop()
+
+    async def watch() -> None:
+        while True:
+            due = loop.time() + _DELAY_EVERY
+            await asyncio.sleep(_DELAY_EVERY)
+            delays.append(max(0.0, loop.time() - due))
+
+    task = asyncio.create_task(watch())
+    try:
+        yield delays
+    finally:
+        task.cancel()

@@ -1,0 +1,147 @@
+"""The figures of runs, as they stand in the JSON file and come back from it."""
+
+from pathlib import Path
+
+import msgspec
+
+from galley.errors import SettingsError
+
+VERSION = 1
+METRICS = ("ttft_s", "tpot_s", "inter_token_s", "latency_s")
+"""Fields of :class:`Point` with quantiles of what users wait for."""
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """Of one figure over requests; interpolated linearly between the two nearest, as numpy does."""
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    max: float
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in slices of equal length.
+
+    Attributes:
+        slice_s: seconds of a slice.
+        running: mean number of requests under way in each slice.
+        output_tokens_per_s: tokens that came in each slice.
+        ttft_s: mean over the requests whose first token came in the slice; None where there was none.
+    """
+
+    slice_s: float
+    running: list[float]
+    output_tokens_per_s: list[float]
+    ttft_s: list[float | None]
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One run at one load. Names that end in ``_s`` are in seconds.
+
+    Attributes:
+        kind: "rate", "concurrency" or "trace".
+        load: requests a second, or requests at a time; of a trace its mean rate.
+        requests: sent in the run, without warm-up.
+        completed: of these answered in full.
+        errors: number of each kind of error.
+        details: what the server said with the first error of each kind.
+        duration_s: from the first request sent to the last answer.
+        counted: every completed answer came with the server's usage; else pieces of text were counted as
+            output tokens, and prompts are not counted.
+        prompt_tokens, output_tokens: means over completed requests.
+        cached_share: share of prompt tokens that came from the server's prefix cache.
+        ttft_s: to the first piece of text, for streamed answers.
+        tpot_s: mean over each answer's tokens after the first.
+        inter_token_s: between two pieces of text, over all answers.
+        latency_s: to the end of the answer.
+        goodput_per_s, goodput_share: requests that met the objective, a second, and as a share of all.
+        audio_seconds_per_s: transcribed, when the server says how long recordings are.
+        cost_per_million_output, cost_per_million: US dollars, by output tokens and by all tokens.
+        lag_s: by how much requests were sent late.
+        loop_delay_s: by how much the client's event loop was late for its timers.
+        cdfs: metric -> its quantiles at 0, 1, ... 100 %.
+    """
+
+    kind: str
+    load: float
+    requests: int
+    completed: int
+    errors: dict[str, int]
+    details: dict[str, str]
+    duration_s: float
+    counted: bool
+    prompt_tokens: float
+    output_tokens: float
+    cached_share: float
+    ttft_s: Quantiles | None
+    tpot_s: Quantiles | None
+    inter_token_s: Quantiles | None
+    latency_s: Quantiles | None
+    requests_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+    audio_seconds_per_s: float | None
+    goodput_per_s: float | None
+    goodput_share: float | None
+    cost_per_million_output: float | None
+    cost_per_million: float | None
+    lag_s: Quantiles
+    loop_delay_s: Quantiles
+    cdfs: dict[str, list[float]]
+    timeline: Timeline
+
+    @property
+    def name(self) -> str:
+        """The load in words."""
+        match self.kind:
+            case "concurrency":
+                return f"{self.load:g} at once"
+            case "trace":
+                return f"trace, {self.load:.3g}/s"
+        return f"{self.load:g}/s"
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """All runs of one command.
+
+    Attributes:
+        version: of this form.
+        galley: version of the client.
+        started: when, ISO 8601 in UTC.
+        target: URL, or model of the server that was started for it.
+        model: the served name.
+        workload: options that say what was asked.
+        objective: metric -> seconds; what counts as goodput.
+        price_per_hour: of the machine, US dollars.
+        client: CPU and cores of the machine that sent the load.
+    """
+
+    version: int = VERSION
+    galley: str
+    started: str
+    target: str
+    model: str
+    workload: dict[str, str]
+    objective: dict[str, float]
+    price_per_hour: float | None
+    client: str
+    points: list[Point]
+
+
+def read_report(file: Path) -> Report:
+    """A report of ``galley bench serve --json``.
+
+    Raises:
+        SettingsError: the file cannot be read, or is none, or is of another version.
+    """
+    try:
+        report = msgspec.json.decode(file.read_bytes(), type=Report)
+    except OSError as error:
+        raise SettingsError(f"{file}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"{file} is no report of galley bench serve: {error}") from error
+    if report.version != VERSION:
+        raise SettingsError(f"{file} is of version {report.version}; this one reads {VERSION}")
+    return report

@@ -1,0 +1,58 @@
+"""A server of our own to measure, as a process."""
+
+import contextlib
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+
+from galley.errors import EngineError
+
+
+@contextlib.contextmanager
+def started(*arguments: str) -> Iterator[tuple[str, int]]:
+    """Starts ``galley serve`` on a free port, and ends it at the end of the ``with``.
+
+    Args:
+        arguments: the model and further flags of ``galley serve``.
+
+    Yields:
+        URL and process id, once every model is ready.
+
+    Raises:
+        EngineError: the server ended before; it has said why on stderr.
+    """
+    command = [sys.executable, "-m", "galley", "serve", *arguments]
+    command += ["--port", "0", "--log-level", "warning"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = _wait(process.stdout)
+        if url is None:
+            raise EngineError(
+                f"galley serve {' '.join(arguments)} ended with code {process.wait()} before it "
+                "was ready; its messages are above"
+            )
+        drain = threading.Thread(target=_drain, args=(process.stdout,), daemon=True)
+        drain.start()
+        yield url, process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait(lines: Iterator[str]) -> str | None:
+    url = None
+    for line in lines:
+        if match := re.search(r"listens on (\S+)", line):
+            url = match[1]
+        if " ready after " in line:
+            return url
+    return None
+
+
+def _drain(lines: Sequence[str] | Iterator[str]) -> None:
+    """Reads what nobody wants, so that the server never waits for room in the pipe."""
+    for _ in lines:
+        pass

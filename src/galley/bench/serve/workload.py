@@ -1,0 +1,210 @@
+"""What requests say: bodies made before they are due, so that making them delays none."""
+
+import json
+import mimetypes
+import random
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+
+from galley.bench.serve.lengths import Lengths
+from galley.bench.serve.words import Words
+from galley.errors import SettingsError
+
+Endpoint = Literal["chat", "completions", "embeddings", "transcriptions"]
+
+PATHS: Final[Mapping[Endpoint, str]] = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "embeddings": "/v1/embeddings",
+    "transcriptions": "/v1/audio/transcriptions",
+}
+STREAMED: Final = ("chat", "completions")
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line of a JSONL file of prompts, or of a trace.
+
+    Attributes:
+        timestamp: seconds; of a trace, in which it must be there and may not decrease.
+        prompt, messages: what is said; without either, a synthetic prompt.
+        prompt_tokens, output_tokens: lengths in place of the workload's.
+    """
+
+    timestamp: float | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that is ready to be sent."""
+
+    path: str
+    content: bytes
+    content_type: str
+    streamed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is asked of the server.
+
+    Attributes:
+        endpoint: which route.
+        prompt_tokens: lengths of synthetic prompts.
+        output_tokens: lengths of answers.
+        shared_prefix: share of each synthetic prompt, from its beginning, that all of them have in common.
+        ignore_eos: asks the server to go on until the answer has its length.
+        body: further fields of each request, such as ``{"temperature": 0}``.
+        lines: prompts to take in order, again from the first when they are used up.
+        recordings: audio files to take in order; for transcriptions.
+        seed: of lengths and words.
+    """
+
+    endpoint: Endpoint = "chat"
+    prompt_tokens: Lengths
+    output_tokens: Lengths
+    shared_prefix: float = 0.0
+    ignore_eos: bool = True
+    body: Mapping[str, Any] = field(default_factory=dict)
+    lines: Sequence[Line] = ()
+    recordings: Sequence[Path] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.endpoint == "transcriptions") != bool(self.recordings):
+            raise SettingsError("transcriptions need --data with recordings, and nothing else does")
+
+    def requests(self, model: str, words: Words, *, run: int) -> Iterator[Prepared]:
+        """Requests without end.
+
+        Args:
+            model: name that the server knows.
+            words: of synthetic prompts.
+            run: number of the run; prompts of another run are others, so that no run finds an earlier one's
+                in the server's prefix cache.
+
+        Raises:
+            SettingsError: a recording cannot be read.
+        """
+        if self.endpoint == "transcriptions":
+            yield from self._transcriptions(model)
+        lengths = np.random.default_rng([self.seed, run])
+        own = random.Random(f"{self.seed} {run}")
+        index = 0
+        while True:
+            line = self.lines[index % len(self.lines)] if self.lines else Line()
+            index += 1
+            # Both are drawn for every line, so that a line with a length of its own changes no other's.
+            drawn = self.prompt_tokens.draw(lengths), self.output_tokens.draw(lengths)
+            text = line.prompt
+            if text is None and line.messages is None:
+                text = words.text(line.prompt_tokens or drawn[0], own, self.shared_prefix)
+            yield self._request(model, text, line.messages, line.output_tokens or drawn[1])
+
+    def _request(
+        self, model: str, text: str | None, messages: list[dict[str, Any]] | None, output: int
+    ) -> Prepared:
+        body: dict[str, Any] = {"model": model}
+        if self.endpoint == "chat":
+            body["messages"] = messages or [{"role": "user", "content": text}]
+        elif text is None:
+            raise SettingsError(f"a line of --data has messages; {self.endpoint} need a prompt")
+        else:
+            body["input" if self.endpoint == "embeddings" else "prompt"] = text
+        streamed = self.endpoint in STREAMED
+        if streamed:
+            body |= {"max_tokens": output, "temperature": 0, "stream": True}
+            body["stream_options"] = {"include_usage": True}
+            if self.ignore_eos:
+                body["ignore_eos"] = True
+        content = json.dumps(body | dict(self.body)).encode()
+        return Prepared(PATHS[self.endpoint], content, "application/json", streamed)
+
+    def _transcriptions(self, model: str) -> Iterator[Prepared]:
+        fields = {"model": model, "response_format": "verbose_json", **self.body}
+        made = [_form(fields, file) for file in self.recordings]
+        while True:
+            yield from made
+
+
+def _form(fields: Mapping[str, Any], file: Path) -> Prepared:
+    """A multipart form (RFC 7578)."""
+    boundary = uuid.uuid4().hex
+    kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in fields.items()
+    ]
+    parts.append(
+        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; '
+        f'filename="recording{file.suffix}"\r\nContent-Type: {kind}\r\n\r\n'
+    )
+    try:
+        audio = file.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"--data {file}: {error.strerror}") from error
+    content = "".join(parts).encode() + audio + f"\r\n--{boundary}--\r\n".encode()
+    return Prepared(
+        PATHS["transcriptions"], content, f"multipart/form-data; boundary={boundary}", False
+    )
+
+
+def read_lines(file: Path, *, trace: bool = False) -> list[Line]:
+    """The lines of a JSONL file; of a trace, with times that begin at 0.
+
+    Raises:
+        SettingsError: the file cannot be read, or a line is not as :class:`Line` says.
+    """
+    option = f"--{'trace' if trace else 'data'} {file}"
+    lines: list[Line] = []
+    try:
+        for number, text in enumerate(file.read_bytes().splitlines(), 1):
+            if text.strip():
+                lines.append(_line(text, f"{option}, line {number}", trace, lines))
+    except OSError as error:
+        raise SettingsError(f"{option}: {error.strerror}") from error
+    if not lines:
+        raise SettingsError(f"{option}: no line in it")
+    first = lines[0].timestamp or 0.0
+    if trace:
+        lines = [msgspec.structs.replace(x, timestamp=(x.timestamp or 0.0) - first) for x in lines]
+    return lines
+
+
+def _line(text: bytes, place: str, trace: bool, before: Sequence[Line]) -> Line:
+    try:
+        line = msgspec.json.decode(text, type=Line)
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"{place}: {error}") from error
+    if min(line.prompt_tokens or 1, line.output_tokens or 1) < 1:
+        raise SettingsError(f"{place}: lengths must be at least 1")
+    if trace and line.timestamp is None:
+        raise SettingsError(f"{place}: a trace needs a timestamp (seconds) in every line")
+    if trace and before and (line.timestamp or 0.0) < (before[-1].timestamp or 0.0):
+        raise SettingsError(f"{place}: timestamp is less than the line before")
+    return line
+
+
+_AUDIO: Final = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus", ".webm", ".mp4")
+
+
+def find_recordings(place: Path) -> list[Path]:
+    """An audio file, or all of a folder by name.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    files = [place] if place.is_file() else sorted(place.glob("*"))
+    found = [file for file in files if file.suffix.lower() in _AUDIO]
+    if not found:
+        raise SettingsError(f"--data {place}: no recording ({' '.join(_AUDIO)})")
+    return found

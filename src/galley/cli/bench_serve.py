@@ -1,0 +1,371 @@
+"""``galley bench serve``: load on a server with OpenAI's API, and what it makes of it."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import click
+
+from galley.cli.options import Command
+from galley.cli.terminal import progress, table
+from galley.errors import SettingsError
+
+if TYPE_CHECKING:
+    from galley.bench.serve.results import Report
+    from galley.bench.serve.session import Plan
+    from galley.bench.serve.workload import Workload
+
+_PATH: Final = click.Path(path_type=Path)
+_FILE: Final = click.Path(path_type=Path, exists=True)
+_SECONDS: Final = click.FloatRange(min=0, min_open=True)
+_REQUESTS: Final = 100
+_CONCURRENCY: Final = "1,4,16"
+_LATE: Final = 0.05  # of the median latency: a client later than that distorts what it measures
+
+_Decorator: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def _options(*options: _Decorator) -> _Decorator:
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_load_options = _options(
+    click.option(
+        "--rate", metavar="R,R,...", help="open loop: requests a second, Poisson arrivals"
+    ),
+    click.option(
+        "--concurrency",
+        metavar="N,N,...",
+        help=f"closed loop: requests at a time; default: {_CONCURRENCY}",
+    ),
+    click.option(
+        "--trace",
+        type=_FILE,
+        metavar="FILE",
+        help="open loop: JSONL whose lines have a timestamp (seconds) each, and what --data has",
+    ),
+    click.option(
+        "--requests", type=click.IntRange(min=1), help=f"of each run; default: {_REQUESTS}"
+    ),
+    click.option(
+        "--seconds", type=_SECONDS, help="start requests for so long, in place of --requests"
+    ),
+    click.option(
+        "--warmup",
+        type=click.IntRange(min=0),
+        default=4,
+        show_default=True,
+        help="requests before each run that are not counted",
+    ),
+)
+
+_request_options = _options(
+    click.option(
+        "--endpoint",
+        type=click.Choice(["chat", "completions", "embeddings", "transcriptions"]),
+        default="chat",
+        show_default=True,
+    ),
+    click.option(
+        "--prompt-tokens",
+        metavar="LENGTH",
+        default="256",
+        show_default=True,
+        help="512, 64-256, normal:512,128 (mean, deviation) or lognormal:256,0.8 (median, sigma)",
+    ),
+    click.option(
+        "--output-tokens",
+        metavar="LENGTH",
+        default="128",
+        show_default=True,
+        help="as --prompt-tokens; sent as max_tokens",
+    ),
+    click.option(
+        "--shared-prefix",
+        type=click.FloatRange(0, 1),
+        default=0.0,
+        show_default=True,
+        help="share of each synthetic prompt, from its beginning, that is the same in all",
+    ),
+    click.option(
+        "--data",
+        type=_FILE,
+        metavar="PATH",
+        help="JSONL of prompts (prompt or messages, output_tokens); for transcriptions a recording or a "
+        "folder of them",
+    ),
+    click.option(
+        "--ignore-eos/--no-ignore-eos",
+        default=True,
+        help="ask for answers of full length; default: yes",
+    ),
+    click.option(
+        "--body",
+        metavar="JSON",
+        default="{}",
+        help='further fields of requests: {"temperature": 1}',
+    ),
+    click.option("--model", metavar="NAME", help="served name; default: the first of /v1/models"),
+    click.option(
+        "--api-key",
+        envvar="GALLEY_API_KEY",
+        show_envvar=True,
+        help="sent as bearer token",
+    ),
+    click.option(
+        "--timeout", type=_SECONDS, default=600.0, show_default=True, help="seconds for one request"
+    ),
+    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
+)
+
+_report_options = _options(
+    click.option(
+        "--slo", metavar="M=T,...", default="", help="for goodput: ttft=1s,tpot=50ms,latency=10s"
+    ),
+    click.option(
+        "--price-per-hour", type=_SECONDS, help="of the server's machine, US dollars: for the cost"
+    ),
+    click.option(
+        "--json", "json_file", type=_PATH, metavar="FILE", help="also write all figures to FILE"
+    ),
+    click.option(
+        "--html", "html_file", type=_PATH, metavar="FILE", help="write a report with curves"
+    ),
+    click.option(
+        "--compare",
+        nargs=2,
+        type=_FILE,
+        metavar="A.json B.json",
+        help="measure nothing: two reports of --json beside each other; with --html in one page",
+    ),
+)
+
+
+@click.command("serve", cls=Command)
+@click.argument(
+    "target", metavar="[URL | MODEL]", required=False, help="a running server, or what to serve"
+)
+@click.argument(
+    "serve_flags",
+    nargs=-1,
+    metavar="[-- FLAGS]",
+    type=click.UNPROCESSED,
+    help="flags of galley serve, with MODEL",
+)
+@_load_options
+@_request_options
+@_report_options
+def serve(
+    target: str | None,
+    serve_flags: tuple[str, ...],
+    json_file: Path | None,
+    html_file: Path | None,
+    compare: tuple[Path, Path] | None,
+    **options: Any,
+) -> None:
+    """Measure a server with OpenAI's API, as its clients see it.
+
+    URL is any server that runs. MODEL is a folder, hub id or bundled model; galley serve is started for it
+    on this machine, with the FLAGS after --.
+    """
+    _check_folders(json_file, html_file)
+    if compare:
+        _compare(compare, html_file)
+        return
+    if target is None:
+        raise SettingsError("name a server's URL or a model to serve, or two reports to --compare")
+    is_url = target.startswith(("http://", "https://"))
+    if is_url and serve_flags:
+        raise SettingsError(
+            f"{' '.join(serve_flags)}: flags of galley serve need a MODEL, not a URL"
+        )
+    plan, workload = _plan(options), _workload(options)
+    if is_url:
+        report = _measure(target, target, plan, workload, options)
+    else:
+        from galley.bench.serve.server import started
+
+        with started(target, *serve_flags) as (url, _):
+            named = " ".join(("galley serve", target, *serve_flags))
+            report = _measure(url, named, plan, workload, options)
+    _print(report)
+    if json_file is not None:
+        import msgspec
+
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    if html_file is not None:
+        from galley.bench.serve.page import page
+
+        html_file.write_text(page([(report.model, report)]), encoding="utf-8")
+    if not any(point.completed for point in report.points):
+        raise click.exceptions.Exit(1)
+
+
+def _plan(options: dict[str, Any]) -> "Plan":
+    from galley.bench.serve.objective import parse_objective
+    from galley.bench.serve.session import Plan
+    from galley.bench.serve.workload import read_lines
+
+    given = [name for name in ("rate", "concurrency", "trace") if options[name] is not None]
+    if len(given) > 1:
+        raise SettingsError(f"--{given[0]} and --{given[1]}: a run has one of them")
+    if options["requests"] is not None and options["seconds"] is not None:
+        raise SettingsError("--requests and --seconds: a run has one of them")
+    kind = given[0] if given else "concurrency"
+    requests, times = options["requests"], []
+    if kind == "trace":
+        times = [line.timestamp or 0.0 for line in read_lines(options["trace"], trace=True)]
+        times = times[:requests]
+        loads = [len(times) / times[-1] if times[-1] else float(len(times))]
+    else:
+        loads = _numbers(f"--{kind}", options[kind] or _CONCURRENCY, whole=kind == "concurrency")
+        if requests is None and options["seconds"] is None:
+            requests = _REQUESTS
+    return Plan(
+        kind=kind,
+        loads=loads,
+        requests=requests,
+        seconds=options["seconds"],
+        warm_up=options["warmup"],
+        times=times,
+        seed=options["seed"],
+        objective=parse_objective(options["slo"]),
+        price_per_hour=options["price_per_hour"],
+    )
+
+
+def _workload(options: dict[str, Any]) -> "Workload":
+    from galley.bench.serve.lengths import Lengths
+    from galley.bench.serve.workload import Workload, find_recordings, read_lines
+
+    data, trace = options["data"], options["trace"]
+    if data and trace:
+        raise SettingsError("--data and --trace: the lines of a trace say what is asked")
+    heard = options["endpoint"] == "transcriptions"
+    return Workload(
+        endpoint=options["endpoint"],
+        prompt_tokens=Lengths.parse(options["prompt_tokens"], "--prompt-tokens"),
+        output_tokens=Lengths.parse(options["output_tokens"], "--output-tokens"),
+        shared_prefix=options["shared_prefix"],
+        ignore_eos=options["ignore_eos"],
+        body=_json_object("--body", options["body"]),
+        lines=read_lines(data or trace, trace=bool(trace)) if (data or trace) and not heard else (),
+        recordings=find_recordings(data) if data and heard else (),
+        seed=options["seed"],
+    )
+
+
+_TOLD: Final = (
+    "endpoint",
+    "prompt_tokens",
+    "output_tokens",
+    "shared_prefix",
+    "data",
+    "trace",
+    "body",
+)
+_LENGTHS: Final = ("prompt_tokens", "output_tokens", "shared_prefix", "body")
+
+
+def _measure(
+    url: str, target: str, plan: "Plan", workload: "Workload", options: dict[str, Any]
+) -> "Report":
+    from galley.bench.serve.client import Client
+    from galley.bench.serve.session import run_all
+    from galley.machine import available_cores, cpu_name
+
+    names = [name for name in _TOLD if not (workload.recordings and name in _LENGTHS)]
+    told = {
+        name.replace("_", " "): str(options[name]) for name in names if options[name] is not None
+    }
+    told |= {"warm-up": f"{plan.warm_up} requests", "seed": str(options["seed"])}
+    client = Client(url, api_key=options["api_key"], timeout=options["timeout"])
+    with _bar(plan) as on_progress:
+        return asyncio.run(
+            run_all(
+                client,
+                plan,
+                workload,
+                model=options["model"],
+                target=target,
+                told=told,
+                machine=f"{cpu_name()}, {available_cores()} cores",
+                on_progress=on_progress,
+            )
+        )
+
+
+@contextlib.contextmanager
+def _bar(plan: "Plan") -> Iterator[Callable[[str, int], None]]:
+    with progress("bench", sum(map(plan.size, plan.loads))) as bar:
+
+        def on_progress(name: str, position: int) -> None:
+            bar.label = name
+            bar.update(position - bar.pos)
+
+        yield on_progress
+
+
+def _print(report: "Report") -> None:
+    from galley.bench.serve.compare import beside
+
+    print(f"{report.target}, model {report.model}")
+    print(table(("load", *(point.name for point in report.points)), beside(report.points)))
+    for point in report.points:
+        for kind, count in point.errors.items():
+            print(f"{point.name}: {count} x {kind}: {point.details[kind]}")
+        late = max(point.lag_s.p99, point.loop_delay_s.p99)
+        if point.latency_s is not None and late > _LATE * point.latency_s.p50:
+            print(
+                f"{point.name}: the client itself was {1e3 * late:.1f} ms late at P99; "
+                "run it on another machine, or with less load"
+            )
+
+
+def _compare(files: tuple[Path, Path], html_file: Path | None) -> None:
+    from galley.bench.serve.compare import compared
+    from galley.bench.serve.page import page
+    from galley.bench.serve.results import read_report
+
+    reports = [read_report(file) for file in files]
+    header = ("load", "figure", files[0].stem, files[1].stem, "ratio")
+    print(table(header, compared(*reports), left=(0, 1)))
+    if html_file is not None:
+        named = [(file.stem, report) for file, report in zip(files, reports, strict=True)]
+        html_file.write_text(page(named), encoding="utf-8")
+
+
+def _check_folders(*files: Path | None) -> None:
+    """Raises an error before minutes of work if the folder of a file does not exist."""
+    for file in files:
+        if file is not None and not file.parent.is_dir():
+            raise SettingsError(f"{file}: the folder {file.parent} does not exist")
+
+
+def _numbers(name: str, text: str, *, whole: bool) -> list[float]:
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 < n < 1e6 and (not whole or n == int(n)) for n in numbers):
+        kind = "whole numbers: 1,4,16" if whole else "numbers above 0: 0.5,1,2"
+        raise SettingsError(f"{name} is {text!r}, expected {kind}")
+    return numbers
+
+
+def _json_object(name: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise SettingsError(f"{name} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise SettingsError(f"{name} is {text!r}, expected an object")
+    return value
