@@ -30,7 +30,19 @@ def ask(*scripts: Script, count: int = 1, concurrency: int = 1, timeout: float =
 
 
 def test_times_are_those_of_the_text_and_tokens_those_of_the_usage() -> None:
-    script = [HEAD, ROLE, 0.3, piece("a"), 0.2, piece("b"), 0.2, piece("c"), USAGE, 0.1, DONE]
+    script: Script = [
+        HEAD,
+        ROLE,
+        0.3,
+        piece("a"),
+        0.2,
+        piece("b"),
+        0.2,
+        piece("c"),
+        USAGE,
+        0.1,
+        DONE,
+    ]
     [sample] = ask(script).samples
     assert sample.error == ""
     assert (sample.prompt_tokens, sample.output_tokens, sample.counted) == (7, 5, True)

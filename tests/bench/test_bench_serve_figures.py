@@ -201,7 +201,7 @@ def test_ticks_are_round_and_reach_the_end(most: float) -> None:
     assert found[0] == 0
     assert found[-2] < most <= found[-1]
     assert 3 < len(found) <= 9
-    assert all(len(f"{tick:g}") < 7 for tick in found)
+    assert all(len(f"{tick:g}") < 8 for tick in found)
 
 
 def test_a_chart_is_xml_and_interrupted_where_nothing_is() -> None:

@@ -185,7 +185,7 @@ def _line(text: bytes, place: str, trace: bool, before: Sequence[Line]) -> Line:
         line = msgspec.json.decode(text, type=Line)
     except msgspec.DecodeError as error:
         raise SettingsError(f"{place}: {error}") from error
-    if min(line.prompt_tokens or 1, line.output_tokens or 1) < 1:
+    if any(n is not None and n < 1 for n in (line.prompt_tokens, line.output_tokens)):
         raise SettingsError(f"{place}: lengths must be at least 1")
     if trace and line.timestamp is None:
         raise SettingsError(f"{place}: a trace needs a timestamp (seconds) in every line")
