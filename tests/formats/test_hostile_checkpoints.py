@@ -4,8 +4,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,17 @@ from galley.errors import ModelError
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from tests.conftest import CheckpointMaker
-
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-CONFIG = "config.json"
+from tests.formats.damage import (
+    CONFIG,
+    INDEX,
+    NORM,
+    WEIGHTS,
+    add_token,
+    changed,
+    changed_header,
+    rename_tensor,
+    write_number,
+)
 
 
 @pytest.fixture
@@ -47,26 +53,6 @@ def read_all(folder: Path) -> None:
     ChatTemplate.load(folder)
 
 
-@contextmanager
-def changed(path: Path) -> Iterator[dict[str, Any]]:
-    """A JSON file's content, written back afterwards."""
-    content = json.loads(path.read_text())
-    yield content
-    path.write_text(json.dumps(content))
-
-
-@contextmanager
-def changed_header(folder: Path) -> Iterator[dict[str, Any]]:
-    """The header of the weights, written back afterwards."""
-    path = folder / WEIGHTS
-    data = path.read_bytes()
-    (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8 : 8 + length])
-    yield header
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
-
-
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.ckpt"])
 def test_row_31_pickles_are_not_read(model: Path, name: str) -> None:
     (model / WEIGHTS).rename(model / name)
@@ -78,9 +64,6 @@ def test_row_31_code_is_not_run(model: Path) -> None:
         config["auto_map"] = {"AutoModelForCausalLM": "evil.Model"}
     (model / "evil.py").write_text("raise SystemExit('ran')")
     assert "auto_map asks for code" in refusal(model)
-
-
-NORM = "model.norm.weight"
 
 
 def _overlap(header: dict[str, Any]) -> None:
@@ -162,13 +145,6 @@ def test_row_34_config_and_tensors_that_disagree(
     assert said in refusal(model)
 
 
-def add_token(folder: Path, number: int) -> None:
-    with changed(folder / "tokenizer.json") as content:
-        added = {**content["added_tokens"][-1], "id": number, "content": "<|evil|>"}
-        content["added_tokens"].append(added)
-        content["model"]["vocab"]["<|evil|>"] = number
-
-
 def test_row_34_hostile_18_a_tokenizer_larger_than_the_embedding(model: Path) -> None:
     add_token(model, 320)
     message = refusal(model)
@@ -245,11 +221,6 @@ def test_hostile_09_fewer_layers_than_the_checkpoint_has(model: Path) -> None:
     assert "model.layers.1.input_layernorm.weight" in message
 
 
-def rename_tensor(folder: Path, old: str, new: str) -> None:
-    with changed_header(folder) as header:
-        header[new] = header.pop(old)
-
-
 @pytest.mark.parametrize(
     "fields", [{"tie_word_embeddings": True, "model_type": "llama"}, {"model_type": "llama"}]
 )
@@ -277,13 +248,6 @@ def test_hostile_09_other_surplus_is_named(checkpoint: CheckpointMaker, tmp_path
     message = refusal(folder)
     assert "does not read model.layers.0.self_attn.k_norm.weight" in message
     assert "model_type llama" in message
-
-
-def write_number(path: Path, field: str) -> None:
-    """A number of 5,000 digits in a JSON file."""
-    text = path.read_text() if path.exists() else "{}"
-    content = json.loads(text) | {field: "PLACE"}
-    path.write_text(json.dumps(content).replace('"PLACE"', "9" * 5000))
 
 
 @pytest.mark.parametrize(
