@@ -25,6 +25,7 @@ ExecutorName = Literal["auto", "cpu", "reference"]
 Quantize = Literal["auto", "float32", "bf16", "int8", "int4"]
 Activations = Literal["auto", "float32", "bfloat16", "int8"]
 KVType = Literal["auto", "float32", "bfloat16", "int8"]
+Batching = Literal["continuous", "dynamic", "static"]
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 """Log format of the server and of its engine processes, which write to the same stream."""
@@ -122,8 +123,18 @@ class EngineSettings:
         256, "Engine", "engine steps of waiting that make up for one level of priority"
     )
 
+    batching: Batching = _setting(
+        "continuous",
+        "Engine",
+        "when waiting sequences begin: continuous, in any step; dynamic, all that wait when no other runs; "
+        "static, as dynamic, but max_running of them",
+    )
+    batching_delay: float = _setting(1.0, "Engine", "seconds that a static batch waits to be full")
+
     def __post_init__(self) -> None:
         _one_of(self)
+        if not (math.isfinite(self.batching_delay) and self.batching_delay >= 0):
+            raise SettingsError(f"batching_delay must be at least 0, got {self.batching_delay}")
         _positive(self, "max_batch_tokens", "max_running", "priority_steps")
         _positive(self, "max_model_len", "kv_cache_tokens", "threads")
         if self.threads is not None and self.threads > MOST_THREADS:

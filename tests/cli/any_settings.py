@@ -29,6 +29,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "max_running": st.integers(1, 64),
     "prefix_cache": st.booleans(),
     "priority_steps": st.integers(1, 10**4),
+    "batching": st.sampled_from(["continuous", "dynamic", "static"]),
+    "batching_delay": st.floats(0, 3600),
     "host": TEXT,
     "port": st.integers(0, 65535),
     "served_model_name": TEXT,

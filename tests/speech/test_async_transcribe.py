@@ -18,7 +18,7 @@ from tests.speech import tiny
 from tests.speech.answers import model_info, says, to
 from tests.speech.session_driver import chunk
 
-CHUNKS = 100
+CHUNKS = 25
 IN_FLIGHT = 4
 
 

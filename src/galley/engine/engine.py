@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
+from typing import Final
 
 import msgspec
 
@@ -9,10 +10,13 @@ from galley.engine.assemble import assemble
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import MAX_FEATURE, EncoderCache, EncoderFeatures
 from galley.engine.kv import KVCache, check_blocks
-from galley.engine.scheduler import Proposer, Scheduler, Work
+from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
 from galley.ops.executor import Executor
 from galley.types import LIVE_PRIORITY, EngineRequest, EngineStats, ModelInfo, Output, Timing
+
+_GATHERING_SECONDS: Final = 0.002
+"""How long a step sleeps in which a static batch waits to be full."""
 
 
 class Engine:
@@ -23,26 +27,17 @@ class Engine:
         executor: Executor,
         kv: KVCache,
         encoder_cache: EncoderCache,
+        scheduler: Scheduler,
         info: ModelInfo,
         *,
-        max_batch_tokens: int,
-        max_running: int,
         priority_steps: int,
-        proposer: Proposer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
         self._executor = executor
         self._kv = kv
         self._encoder_cache = encoder_cache
-        self._scheduler = Scheduler(
-            kv,
-            encoder_cache,
-            max_batch_tokens=max_batch_tokens,
-            max_running=max_running,
-            priority_steps=priority_steps,
-            proposer=proposer,
-        )
+        self._scheduler = scheduler
         self._priority_steps = priority_steps
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
@@ -103,6 +98,9 @@ class Engine:
             return refused
         try:
             plan = self._scheduler.schedule()
+            if not plan and self._scheduler.gathers:
+                time.sleep(_GATHERING_SECONDS)
+                return []
             assert plan, "there is work, and every request fits the cache by itself"
             self._account(plan)
             batch, sampling = assemble(plan, self._kv, self._encoder_cache)

@@ -10,10 +10,12 @@ import numpy as np
 
 from galley.audio import SpeechInfo
 from galley.config import EngineSettings
+from galley.engine.batching import BatchGatherer
 from galley.engine.blocks import BlockPool
 from galley.engine.encoder_cache import EncoderCache
 from galley.engine.engine import Engine
 from galley.engine.kv import KVCache
+from galley.engine.scheduler import Scheduler
 from galley.errors import DamagedWeights, EngineFailed, SettingsError
 from galley.formats.reader import CheckpointReader, open_checkpoint
 from galley.formats.weights import DENSE_KINDS, Weights
@@ -109,15 +111,25 @@ def _load(
         speech=speech,
     )
     pool = BlockPool(blocks)
-    return Engine(
-        executor,
-        KVCache(pool, prefix_cache=settings.prefix_cache, groups=groups),
-        EncoderCache(pool, sharing=settings.prefix_cache),
-        info,
+    kv = KVCache(pool, prefix_cache=settings.prefix_cache, groups=groups)
+    encoder_cache = EncoderCache(pool, sharing=settings.prefix_cache)
+    scheduler = Scheduler(
+        kv,
+        encoder_cache,
         max_batch_tokens=settings.max_batch_tokens,
         max_running=settings.running_limit,
         priority_steps=settings.priority_steps,
+        gatherer=_gatherer(settings),
     )
+    steps = settings.priority_steps
+    return Engine(executor, kv, encoder_cache, scheduler, info, priority_steps=steps)
+
+
+def _gatherer(settings: EngineSettings) -> BatchGatherer | None:
+    if settings.batching == "continuous":
+        return None
+    delay = settings.batching_delay if settings.batching == "static" else 0.0
+    return BatchGatherer(settings.running_limit, delay)
 
 
 class Model(NamedTuple):

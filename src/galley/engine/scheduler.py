@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from galley.engine.batching import BatchGatherer
 from galley.engine.encoder_cache import EncoderCache, EncoderClaim
 from galley.engine.fair_share import FairShare
 from galley.engine.kv import Claim, KVCache
@@ -50,6 +51,9 @@ class Scheduler:
         running: sequences that hold blocks, in order.
         preemptions: so far.
         proposer: guesses tokens for sequences that have caught up; None guesses nothing.
+
+    Args:
+        gatherer: holds newcomers back until a batch is over; None lets them join those that run.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Scheduler:
         max_running: int,
         priority_steps: int = 1,
         proposer: Proposer | None = None,
+        gatherer: BatchGatherer | None = None,
     ) -> None:
         assert max_running <= max_batch_tokens
         self._kv = kv
@@ -69,6 +74,7 @@ class Scheduler:
         self._max_running = max_running
         self._capacity = kv.pool.total * BLOCK_TOKENS
         self.proposer = proposer
+        self._gatherer = gatherer
         # A step that only decodes computes up to max_running tokens.
         self._fair = FairShare(priority_steps * max_running)
         self._waiting: dict[str, list[Sequence]] = {}  # tenant -> heap
@@ -79,21 +85,30 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Sequences that hold no blocks."""
-        return sum(map(len, self._waiting.values()))
+        gathered = len(self._gatherer) if self._gatherer else 0
+        return gathered + sum(map(len, self._waiting.values()))
+
+    @property
+    def gathers(self) -> bool:
+        """Whether newcomers wait for a batch to be over, or full."""
+        return self._gatherer is not None
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         self._arrivals += 1
         sequence.number = self._arrivals
         self._fair.join(sequence)
-        self._wait(sequence)
+        if self._gatherer is None:
+            self._wait(sequence)
+        else:
+            self._gatherer.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a finished or aborted sequence, wherever it is, and free its blocks."""
         if sequence in self.running:
             self.running.remove(sequence)
             self._close(sequence)
-        else:
+        elif self._gatherer is None or not self._gatherer.remove(sequence):
             tenant = sequence.request.tenant
             waiting = [other for other in self._waiting.pop(tenant) if other is not sequence]
             if waiting:
@@ -109,7 +124,11 @@ class Scheduler:
 
         Sequences that decode come first, so a long prompt never holds them up; prompts share what is
         left, and newcomers what is left of that. The rows of a newcomer's encoder input count as tokens.
+        There is work for whatever waits, unless a static batch waits to be full.
         """
+        if self._gatherer is not None and not self.running and not self._waiting:
+            for sequence in self._gatherer.next_batch():
+                self._wait(sequence)
         if self._fair.contended and self._waiting:
             self._reclaim()
         preempted = self.preemptions
