@@ -57,8 +57,9 @@ def test_nothing_is_said_before_something_was_measured() -> None:
     assert (pace.tokens_per_second, pace.mean_output, pace.mean_cost) == (None, None, None)
     pace.worked(50, 0.1)
     assert pace.tokens_per_second is None
-    pace.worked(50, 2.0)
-    assert pace.tokens_per_second == pytest.approx(50, rel=0.1)
+    for tenth in range(2, 21):
+        pace.worked(5, tenth / 10)
+    assert pace.tokens_per_second == pytest.approx(72.5, rel=0.1)
 
 
 def test_what_is_new_counts_more() -> None:

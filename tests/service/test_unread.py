@@ -6,7 +6,7 @@ import pytest
 
 from galley.errors import DeadlineExceeded, SlowReader
 from galley.service.unread import Unread, UnreadBudget
-from galley.types import Output, TokenLogprob
+from galley.types import Output, Timing, TokenLogprob
 
 
 def output(tokens: int = 1, **fields: object) -> Output:
@@ -56,5 +56,45 @@ def test_what_is_cancelled_is_not_counted() -> None:
         assert budget.total == unread.bytes > 0
         unread.clear()
         assert budget.total == 0
+
+    asyncio.run(run())
+
+
+def test_what_came_meanwhile_is_taken_as_one() -> None:
+    async def run() -> None:
+        budget = UnreadBudget()
+        unread = Unread(budget, lambda: None)
+        first, last = Timing(first_token=1.0), Timing(first_token=1.0, total=3.0)
+        entries = [TokenLogprob(token, -1.0) for token in (5, 6, 7)]
+        unread.put(output(1, cached_tokens=3, timing=first, logprobs=entries[:1]))
+        unread.put(output(1, logprobs=entries[1:2]))
+        unread.put(output(1, logprobs=entries[2:], timing=last, finish_reason="length"))
+        taken = await unread.get()
+        assert taken == output(
+            3, cached_tokens=3, timing=last, logprobs=entries, finish_reason="length"
+        )
+        assert budget.total == 0
+
+    asyncio.run(run())
+
+
+def test_a_failure_takes_no_text_away() -> None:
+    async def run() -> None:
+        unread = Unread(UnreadBudget(), lambda: None)
+        unread.put(output(2))
+        unread.put(output(0, finish_reason="error", error="gone"))
+        assert len((await unread.get()).tokens) == 2
+        assert (await unread.get()).error == "gone"
+
+    asyncio.run(run())
+
+
+def test_one_stream_takes_only_so_much_at_once() -> None:
+    async def run() -> None:
+        unread = Unread(UnreadBudget(), lambda: None)
+        for _ in range(100):
+            unread.put(output())
+        lengths = [len((await unread.get()).tokens) for _ in range(4)]
+        assert lengths == [32, 32, 32, 4]
 
     asyncio.run(run())

@@ -54,6 +54,10 @@ STALL_SECONDS: Final = 10.0
 STEP_TIMEOUT: Final = 600.0
 """What a :class:`Watchdog` allows by default."""
 
+_QUICK_SECONDS: Final = 0.002
+_LONGEST_PAUSE: Final = 0.05
+"""Of :func:`_leave_time_to_others`."""
+
 WATCH_SECONDS: Final = 0.25
 
 MOST_KILLED_STARTS: Final = 2
@@ -322,8 +326,10 @@ class EngineClient:
             raise
         watching = asyncio.create_task(self._watch(self._process))
         try:
-            async for frame in self._process.frames():
-                self._handle(frame)
+            async for frames in self._process.frames():
+                for frame in frames:
+                    self._handle(frame)
+                await _leave_time_to_others()
         except GalleyError as error:
             if self._info is None:
                 await self._hang_up()
@@ -440,6 +446,20 @@ class EngineClient:
             return
         self._end(output.request_id, finished=True)
         self._send(self._quarantine.finished(output.request_id))
+
+
+async def _leave_time_to_others() -> None:
+    """Let the readers have what came; if that takes long, as long again belongs to new requests.
+
+    Meanwhile more comes, which each reader then takes at once, for little more than the price of one token.
+    So where the server's core is short, texts come in larger pieces, and nobody waits for an answer.
+    """
+    began = time.monotonic()
+    await asyncio.sleep(0)  # tasks that wait for tokens become ready
+    await asyncio.sleep(0)  # and run
+    took = time.monotonic() - began
+    if took > _QUICK_SECONDS:
+        await asyncio.sleep(min(took, _LONGEST_PAUSE))
 
 
 def _check_deadline(deadline: float, now: float) -> None:

@@ -96,6 +96,6 @@ def decode_to_engine(body: bytes) -> ToEngine:
     return _to_engine.decode(body)
 
 
-def decode_from_engine(body: bytes) -> FromEngine:
+def decode_from_engine(body: bytes | memoryview) -> FromEngine:
     """Raises ``msgspec.DecodeError`` on anything that :func:`encode` did not write."""
     return _from_engine.decode(body)

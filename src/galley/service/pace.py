@@ -7,7 +7,7 @@ such seconds. Pure: every method is told the time.
 
 from typing import Final
 
-HALF_LIFE: Final = 20.0
+HALF_LIFE: Final = 4.0
 """Busy seconds after which what was measured counts half."""
 
 MEASURED_SECONDS: Final = 1.0

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Final
 
 from galley.config import EngineSettings
 from galley.errors import EngineFailed, ModelError, SettingsError
@@ -17,6 +18,8 @@ from galley.service.frames import (
     encode,
 )
 from galley.service.spawn import Spawned
+
+_READ_BYTES: Final = 1 << 18
 
 _ERRORS = {"model": ModelError, "settings": SettingsError, "engine": EngineFailed}
 
@@ -61,19 +64,17 @@ class EngineProcess:
         with suppress(ConnectionError, RuntimeError):
             self._writer.write(encode(frame))
 
-    async def frames(self) -> AsyncIterator[FromEngine]:
-        """Every frame until the process closes its end.
+    async def frames(self) -> AsyncIterator[list[FromEngine]]:
+        """Every frame until the process closes its end; together those that have come meanwhile.
 
         Raises:
             ModelError, SettingsError, EngineFailed: the engine says that it cannot start.
         """
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
-                frame = decode_from_engine(await self._reader.readexactly(length))
-                if isinstance(frame, StartFailed):
-                    raise _ERRORS[frame.kind](frame.message)
-                yield frame
+        received = bytearray()
+        with suppress(ConnectionError):
+            while data := await self._reader.read(_READ_BYTES):
+                received += data
+                yield _taken_from(received)
 
     def kill(self) -> None:
         """End a process that hangs; :meth:`frames` then ends."""
@@ -87,3 +88,21 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             self._child.kill()
             return await asyncio.to_thread(self._child.wait)
+
+
+def _taken_from(received: bytearray) -> list[FromEngine]:
+    """Takes the frames that are complete off the front."""
+    frames: list[FromEngine] = []
+    start = 0
+    while start + HEADER.size <= len(received):
+        (length,) = HEADER.unpack_from(received, start)
+        end = start + HEADER.size + length
+        if end > len(received):
+            break
+        frame = decode_from_engine(memoryview(received)[start + HEADER.size : end])
+        if isinstance(frame, StartFailed):
+            raise _ERRORS[frame.kind](frame.message)
+        frames.append(frame)
+        start = end
+    del received[:start]
+    return frames

@@ -1,19 +1,28 @@
 """Outputs that the engine has brought and nobody has read yet: bounded, whoever does not read.
 
-The engine does not wait for its readers. A reader that stops reading, or one that is too slow, would
+The engine does not wait for its readers. What has come since a reader last looked is taken at once, so when
+the server is behind, each stream costs it less. A reader that stops reading, or one that is too slow, would
 have the server keep ever more, so all streams of an engine share :data:`MOST_UNREAD_BYTES`. The stream with
 most unread is cut when they have more.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+import msgspec
 
 from galley.errors import GalleyError, SlowReader
 from galley.types import Output
 
+T = TypeVar("T")
+
 MOST_UNREAD_BYTES: Final = 64 << 20
 """Of one engine's Outputs, estimated: 1,000 tokens with 20 alternatives each are about 3 MB."""
+
+_MOST_TAKEN: Final = 32
+"""Outputs that are taken as one: more would be a large piece of work for one stream, while others wait."""
 
 _OUTPUT_BYTES: Final = 300
 _TOKEN_BYTES: Final = 32
@@ -52,7 +61,9 @@ class Unread:
         self.bytes = 0
         self._budget = budget
         self._on_cut = on_cut
-        self._queue: asyncio.Queue[Output | GalleyError] = asyncio.Queue()
+        self._outputs: deque[Output] = deque()
+        self._error: GalleyError | None = None
+        self._there = asyncio.Event()
         self._ended = False
 
     def put(self, output: Output) -> None:
@@ -60,43 +71,76 @@ class Unread:
         if self._ended:
             return
         self._ended = output.finish_reason is not None
-        self._queue.put_nowait(output)
+        self._outputs.append(output)
+        self._there.set()
         self._count(_bytes(output))
 
     def fail(self, error: GalleyError) -> None:
         """The stream ends with ``error``, after what is unread."""
         if not self._ended:
             self._ended = True
-            self._queue.put_nowait(error)
+            self._error = error
+            self._there.set()
 
     async def get(self) -> Output:
-        """The next Output. Raises the error that the stream has failed with."""
-        output = await self._queue.get()
-        if isinstance(output, GalleyError):
-            raise output
-        self._count(-_bytes(output))
-        return output
+        """What has come, as one Output. Raises the error that the stream has failed with."""
+        await self._there.wait()
+        if not self._outputs:
+            assert self._error is not None
+            raise self._error
+        taken = [self._outputs.popleft()]
+        while self._outputs and len(taken) < _MOST_TAKEN and not _is_failure(self._outputs[0]):
+            taken.append(self._outputs.popleft())
+        if not self._outputs and self._error is None:
+            self._there.clear()
+        self._count(-sum(map(_bytes, taken)))
+        return taken[0] if len(taken) == 1 else _as_one(taken)
 
     def clear(self) -> None:
         """Nobody reads any more."""
         self._ended = True
-        self._queue = asyncio.Queue()
+        self._outputs.clear()
         self._count(-self.bytes)
 
     def cut(self) -> None:
         """Drop what is unread; the reader gets an error instead."""
         self.clear()
-        self._queue.put_nowait(
-            SlowReader(
-                "The answer was read too slowly and was cut: the server keeps only so much of answers "
-                "that are not read"
-            )
+        self._error = SlowReader(
+            "The answer was read too slowly and was cut: the server keeps only so much of answers that "
+            "are not read"
         )
+        self._there.set()
         self._on_cut()
 
     def _count(self, bytes: int) -> None:
         self.bytes += bytes
         self._budget.add(self, bytes)
+
+
+def _is_failure(output: Output) -> bool:
+    """Whether the reader must have what came before by itself."""
+    return output.finish_reason in ("error", "abort")
+
+
+def _joined(parts: Sequence[list[T] | None]) -> list[T] | None:
+    given = [part for part in parts if part is not None]
+    return [entry for part in given for entry in part] if given else None
+
+
+def _as_one(outputs: Sequence[Output]) -> Output:
+    """What the ``outputs`` of several steps say together."""
+    last = outputs[-1]
+    return msgspec.structs.replace(
+        outputs[0],
+        tokens=[token for output in outputs for token in output.tokens],
+        logprobs=_joined([output.logprobs for output in outputs]),
+        scores=_joined([output.scores for output in outputs]),
+        alignment=last.alignment,
+        cached_tokens=max(output.cached_tokens for output in outputs),
+        finish_reason=last.finish_reason,
+        error=last.error,
+        timing=next((o.timing for o in reversed(outputs) if o.timing is not None), None),
+    )
 
 
 def _bytes(output: Output) -> int:

@@ -52,6 +52,9 @@ Inbox = queue.SimpleQueue[Submit | Abort | None]
 CLOSE_SECONDS: Final = 1.0
 """For an engine to end its step and to close, when the server has hung up."""
 
+NICENESS: Final = 5
+"""Of the engine's process: the server does little for each request, and does it at once where both want a core."""
+
 
 class Connection:
     """Blocking frames over the inherited socket."""
@@ -98,6 +101,8 @@ def main() -> None:
     if start is None:
         return
     assert isinstance(start, Start)
+    with suppress(OSError):
+        os.nice(NICENESS)
     # Another device's engine leaves the cores alone.
     cores = None
     if shared and start.settings.device == "cpu":
