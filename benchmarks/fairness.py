@@ -16,7 +16,7 @@ import random
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from scripts.benchmarks_page import Figure
 
@@ -73,10 +74,6 @@ class Load:
         if failed := [error for error in ended if error]:
             raise failed[0]
 
-    def tokens(self, begin: float, end: float) -> int:
-        """Events, each of a token, that came in a span of time."""
-        return sum(begin <= at < end for call in self.calls for at in call.answer.events)
-
     def first_tokens(self, begin: float) -> list[float]:
         """Seconds to the first token of each request that was sent after ``begin`` and has one."""
         answers = [call.answer for call in self.calls]
@@ -100,16 +97,28 @@ class Load:
                 raise RuntimeError(f"status {answer.status}: {answer.body[-300:]!r}")
 
 
+def generated(server: Server, tenants: Sequence[Tenant]) -> dict[str, float]:
+    """Tokens that each tenant has got so far, as the server counts them."""
+    headers = {"Authorization": f"Bearer {tenants[0].key}"}
+    page = httpx.get(f"{server.url}/metrics", headers=headers).text
+    counted = {tenant.name: 0.0 for tenant in tenants}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.name == "galley_tenant_tokens_total" and sample.labels["kind"] == "generated":
+                counted[sample.labels["tenant"]] = sample.value
+    return counted
+
+
 async def shares(server: Server, tenants: list[Tenant], seconds: float) -> dict[str, float]:
     """The share of the generated tokens that each tenant gets while all of them have more to do."""
     loads = {tenant.name: Load(server, tenant, BACKLOG) for tenant in tenants}
     await asyncio.sleep(WARM_UP_SECONDS)
-    begin = time.monotonic()
+    before = generated(server, tenants)
     await asyncio.sleep(seconds)
-    end = time.monotonic()
+    after = generated(server, tenants)
     for load in loads.values():
         await load.stop()
-    tokens = {name: load.tokens(begin, end) for name, load in loads.items()}
+    tokens = {name: after[name] - before[name] for name in loads}
     return {name: count / sum(tokens.values()) for name, count in tokens.items()}
 
 

@@ -16,7 +16,7 @@ from galley.errors import QueueFull
 from galley.service.pace import Pace
 from galley.types import EngineRequest, EngineStats
 
-PREDICTED_SHARE: Final = 0.65
+PREDICTED_SHARE: Final = 0.75
 """Of the time until a deadline, what a prediction may take: those that just fit would often be late."""
 
 SHORTEST_RETRY: Final = 1.0

@@ -53,7 +53,7 @@ CLOSE_SECONDS: Final = 1.0
 """For an engine to end its step and to close, when the server has hung up."""
 
 NICENESS: Final = 5
-"""Of the engine's process: the server does little for each request, and does it at once where both want a core."""
+"""Of the engine: the server does little for each request, and does it at once where both want a core."""
 
 
 class Connection:
