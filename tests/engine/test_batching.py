@@ -98,12 +98,12 @@ def test_one_that_is_aborted_while_it_waits_is_no_more(checkpoint: CheckpointMak
 
 
 @given(
-    arrivals=st.lists(st.floats(0, 10), max_size=30).map(sorted),
-    delay=st.floats(0, 5),
+    arrivals=st.lists(st.integers(0, 10), max_size=30).map(sorted),
+    delay=st.integers(0, 5),
     seats=st.integers(1, 6),
 )
 def test_batches_keep_the_order_and_nobody_waits_longer_than_the_delay(
-    arrivals: list[float], delay: float, seats: int
+    arrivals: list[int], delay: int, seats: int
 ) -> None:
     clock = Clock()
     gatherer = BatchGatherer(seats, delay, clock)

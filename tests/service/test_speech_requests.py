@@ -67,7 +67,7 @@ def test_an_engine_process_hears_what_the_local_one_does(
         try:
             assert client.info.speech is not None
             streams = client.submit_all(requests)
-            first = [[await anext(streams[0]) for _ in range(5)], *([] for _ in streams[1:])]
+            first = [[await anext(streams[0])], *([] for _ in streams[1:])]
             if kill:
                 assert client.engine_pid
                 os.kill(client.engine_pid, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """Compares mapped packed matrices with the checksums in their file, while the engine serves."""
 
 import logging
+import math
 import os
 import threading
 import time
@@ -46,7 +47,7 @@ class WeightCheck:
         self._entries = entries
         self._data = data
         self._damage = ""
-        self._checked_at = time.monotonic()
+        self._suspected_at = -math.inf
         self._thread = threading.Thread(target=self._first, name="galley-check", daemon=True)
         self._thread.start()
 
@@ -71,8 +72,8 @@ class WeightCheck:
             DamagedWeights: as :meth:`raise_if_damaged`.
         """
         now = time.monotonic()
-        if np.isnan(logits).any() and now - self._checked_at > SUSPICION_SECONDS:
-            self._checked_at = now
+        if np.isnan(logits).any() and now - self._suspected_at > SUSPICION_SECONDS:
+            self._suspected_at = now
             self._check()
         self.raise_if_damaged()
 

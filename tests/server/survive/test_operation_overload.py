@@ -61,6 +61,36 @@ def idle_but_for_the_neighbour(server: Server) -> bool:
     return metrics["galley_requests_running"] <= 1 and not metrics["galley_requests_waiting"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_row_38_a_deadline_that_passes_in_the_queue_is_504(server: Server, stream: bool) -> None:
+    """Nobody has finished yet, so nobody can say that it will be late."""
+    long = BODY | {"max_tokens": 15_000, "stream": True}
+    with server.client() as client:
+        blockers = [
+            client.send(client.build_request("POST", PLAIN, json=long), stream=True)
+            for _ in range(SEATS)
+        ]
+        try:
+            reading = [events(blocker) for blocker in blockers]
+            assert all(next(texts) for texts in reading)
+            computed = server.metrics()["galley_queue_seconds_count{endpoint=/v1/completions}"]
+            began = time.monotonic()
+            late = BODY | {"max_tokens": 5, "stream": stream}
+            answer = client.post(PLAIN, json=late, headers={WITHIN: "0.5"})
+            assert time.monotonic() - began < 5
+            last = list(events(answer))[-1] if stream else None
+            error = json.loads(last)["error"] if last else error_of(answer, 504)
+            assert error["code"] == "deadline_exceeded"
+            assert "while it waited" in error["message"]
+            until(lambda: server.metrics()["galley_requests_waiting"] <= 1)
+            after = server.metrics()["galley_queue_seconds_count{endpoint=/v1/completions}"]
+            assert after == computed
+        finally:
+            for blocker in blockers:
+                blocker.close()
+    until(lambda: idle_but_for_the_neighbour(server))
+
+
 def test_who_cannot_be_served_in_time_is_refused_at_once(server: Server) -> None:
     burst(server, SEATS + QUEUE, tokens=4000)  # busy for more than a second: the pace is known
     until(lambda: idle_but_for_the_neighbour(server))
@@ -106,35 +136,6 @@ def test_hostile_11_a_burst_after_idling_is_told_how_long_it_takes(server: Serve
     told = [int(a.headers["retry-after"]) for a, _ in answers if a.status_code == 429]
     assert told
     assert max(told) <= took + 1
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_row_38_a_deadline_that_passes_in_the_queue_is_504(server: Server, stream: bool) -> None:
-    long = BODY | {"max_tokens": 15_000, "stream": True}
-    with server.client() as client:
-        blockers = [
-            client.send(client.build_request("POST", PLAIN, json=long), stream=True)
-            for _ in range(SEATS)
-        ]
-        try:
-            reading = [events(blocker) for blocker in blockers]
-            assert all(next(texts) for texts in reading)
-            computed = server.metrics()["galley_queue_seconds_count{endpoint=/v1/completions}"]
-            began = time.monotonic()
-            late = BODY | {"max_tokens": 5, "stream": stream}
-            answer = client.post(PLAIN, json=late, headers={WITHIN: "0.5"})
-            assert time.monotonic() - began < 5
-            last = list(events(answer))[-1] if stream else None
-            error = json.loads(last)["error"] if last else error_of(answer, 504)
-            assert error["code"] == "deadline_exceeded"
-            assert "while it waited" in error["message"]
-            until(lambda: server.metrics()["galley_requests_waiting"] <= 1)
-            after = server.metrics()["galley_queue_seconds_count{endpoint=/v1/completions}"]
-            assert after == computed
-        finally:
-            for blocker in blockers:
-                blocker.close()
-    until(lambda: idle_but_for_the_neighbour(server))
 
 
 def test_a_deadline_that_passes_while_running_ends_the_text(server: Server) -> None:
