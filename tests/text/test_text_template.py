@@ -244,6 +244,15 @@ def test_a_looping_template_ends(byte_level: Tokenizer, source: str) -> None:
         ChatTemplate(source, file="x").encode(byte_level, HISTORY)
 
 
+@pytest.mark.parametrize(
+    "source", ["{{ f(x=1, x=2) }}", "{% macro f(x, x) %}{% endmacro %}", "{% break %}", "1" * 5000]
+)
+def test_what_only_python_s_compiler_refuses_is_refused(source: str) -> None:
+    source = "{{ " + source + " }}" if source.isdigit() else source
+    with pytest.raises(CheckpointError, match="x: chat_template: "):
+        ChatTemplate(source, file="x")
+
+
 def test_nothing_is_computed_when_a_template_is_compiled() -> None:
     ChatTemplate("{{ 9 ** (9 ** 9) }}{{ [9 ** (9 ** 9)] | first }}", file="x")
     source = "{% autoescape 9 ** (9 ** 9) %}{% endautoescape %}"

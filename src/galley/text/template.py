@@ -48,7 +48,8 @@ class ChatTemplate:
         if source is not None:
             try:
                 self._template = _Sandbox().from_string(source)
-            except (jinja2.TemplateError, RecursionError) as error:
+            # Jinja leaves some mistakes to Python's compiler, and numbers to int().
+            except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
                 raise CheckpointError(str(error), file=file, field="chat_template") from error
 
     @classmethod
