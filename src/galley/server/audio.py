@@ -33,7 +33,7 @@ _ANSWER: Final[dict[str, Any]] = {
     "application/json": {"type": "object"},
     "text/plain": {"type": "string"},
     "text/vtt": {"type": "string"},
-    "text/event-stream": {"type": "string"},
+    "text/event-stream": {"description": "Events, each with JSON as its data."},
 }
 
 

@@ -40,7 +40,7 @@ def routes(models: Registry) -> list[Operation]:
         answer = await while_connected(request.receive, start)
         return await _respond(request, answer, stream=bool(asked.stream))
 
-    stream = {"text/event-stream": {"type": "string"}}
+    stream = {"text/event-stream": {"description": "Events, each with JSON as its data."}}
     return [
         Operation(
             "POST",
