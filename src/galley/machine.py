@@ -3,6 +3,9 @@
 import os
 import platform
 import re
+import resource
+import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +13,7 @@ CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 CPUINFO = Path("/proc/cpuinfo")
 MEMBERSHIP = Path("/proc/self/cgroup")
+PROCESS = Path("/proc/self")
 
 
 def available_cores(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
@@ -65,6 +69,32 @@ def cpu_name(cpuinfo: Path = CPUINFO) -> str:
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     match = re.search(r"model name\s*: (.*)", text)
     return match[1] if match else platform.machine()
+
+
+def address_space_left() -> int:
+    """Bytes that ``ulimit -v`` lets this process map beside what it has; without a limit far too many."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return sys.maxsize
+    pages = int(_read(PROCESS / "statm").split()[0])
+    return max(0, limit - pages * resource.getpagesize())
+
+
+def process_age() -> float:
+    """Seconds since this process began, as the kernel has it (proc(5), ``starttime``)."""
+    # The command's name, in brackets, may hold anything.
+    after_name = _read(PROCESS / "stat").rpartition(")")[2].split()
+    ticks = int(after_name[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def bytes_text(count: float) -> str:
+    """Bytes for people, with at least one digit before the point."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"
 
 
 def _folders(cgroup: Path, membership: Path, controller: str) -> list[Path]:

@@ -348,12 +348,66 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     logit_operations: int
 
 
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model takes of the memory and how it runs, by arithmetic, before its weights are loaded.
+
+    Attributes:
+        family: of the model, such as "llama".
+        parameters: numbers in the checkpoint.
+        executor, isa, device, threads: what runs it; ``isa`` is empty where there is no choice of kernels.
+        quantize, inputs, kv_dtype: types of weights, of what is multiplied with them, and of the KV cache.
+        max_model_len: longest context, in tokens.
+        step_tokens: token budget of a step, which the buffers are for.
+        weights, buffers: bytes of weights, and of all that lies between ops.
+        kv_per_token: bytes of keys and values that a token takes.
+        kv_tokens, kv: tokens that the KV cache holds, and its bytes.
+        reserve: bytes kept for the server, text workers and unread answers.
+        available: bytes that can still be taken, of the machine, the container or the device.
+        requests: (tokens of a request, prompt and output; how many such requests run at a time).
+    """
+
+    family: str
+    parameters: int
+    executor: str
+    isa: str
+    device: str
+    threads: int
+    quantize: str
+    inputs: str
+    kv_dtype: str
+    max_model_len: int
+    step_tokens: int
+    weights: int
+    buffers: int
+    kv_per_token: int
+    kv_tokens: int
+    kv: int
+    reserve: int
+    available: int
+    requests: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return self.weights + self.kv + self.buffers + self.reserve
+
+    @property
+    def fits(self) -> bool:
+        """Whether as much is available."""
+        return self.total <= self.available
+
+
+OnLedger: TypeAlias = Callable[[Ledger], None]
+"""Told what a model will take of the memory, before its weights are loaded."""
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a ready engine says of itself.
 
     Attributes:
         tasks: what the model does; a request for anything else is refused.
         speech: what a model that transcribes says of its audio; None for all others.
+        ledger: of the memory; None from an engine that keeps none.
     """
 
     name: str
@@ -373,6 +427,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     costs: StepCosts
     phases: dict[str, float] = {}
     speech: SpeechInfo | None = None
+    ledger: Ledger | None = None
 
     @property
     def max_request_tokens(self) -> int:

@@ -51,7 +51,14 @@ MACHINE = Machine(
     tflops={"bfloat16": 300, "int8": 600},
     price=2.0,
 )
-EXACT = Shares(bandwidth=1.0, arithmetic=1.0, step_seconds=0.0, reserve_bytes=0)
+EXACT = Shares(
+    bandwidth=1.0,
+    arithmetic=((1, 1.0),),
+    attention_bandwidth=1.0,
+    attention_arithmetic=1.0,
+    step_seconds=0.0,
+    reserve_bytes=0,
+)
 
 
 def sizes(config: dict[str, Any], precision: str = "bf16") -> ModelSizes:
@@ -93,12 +100,17 @@ def test_attention_is_the_sum_over_its_rows(first: int, rows: int) -> None:
 def test_the_engine_says_the_same(checkpoint: CheckpointMaker, precision: Any) -> None:
     folder = checkpoint("llama")
     settings = EngineSettings(quantize=precision, kv_dtype="bfloat16", kv_cache_tokens=64)
-    costs = load_engine(settings, folder).info.costs
+    info = load_engine(settings, folder).info
+    costs, ledger = info.costs, info.ledger
+    assert ledger is not None
     planned = ModelSizes.of(build_program(read_json(folder / "config.json")), precision, "bfloat16")
     assert planned.step_weights == costs.weight_bytes
     assert planned.kv_per_token == costs.kv_bytes_per_token
     assert planned.row_operations == costs.row_operations
     assert planned.logit_operations == costs.logit_operations
+    assert planned.parameters == ledger.parameters
+    assert planned.weights == ledger.weights
+    assert planned.kv_per_token == ledger.kv_per_token
 
 
 def test_a_single_request_reads_all_weights_for_each_token() -> None:
@@ -109,6 +121,25 @@ def test_a_single_request_reads_all_weights_for_each_token() -> None:
     assert found.step == pytest.approx((model.step_weights + model.kv_bytes(16)) / 2e12)
     assert found.cost is not None
     assert found.cost == pytest.approx(2.0 / 3600 / found.tokens_per_second * 1e6)
+
+
+def test_shares_lie_on_the_line_between_two_measured_ones() -> None:
+    shares = Shares(arithmetic=((4, 0.2), (16, 0.4), (64, 0.3)))
+    assert [shares.arithmetic_of(rows) for rows in (1, 4, 16, 64, 500)] == [0.2, 0.2, 0.4, 0.3, 0.3]
+    assert shares.arithmetic_of(8) == pytest.approx(0.3)
+    assert shares.arithmetic_of(32) == pytest.approx(0.35)
+
+
+def test_a_prompt_beside_others_shares_its_steps_with_them() -> None:
+    model = sizes(LLAMA_7B)
+    load = Load(prompt=600, output=2, concurrency=101, batch_tokens=500)
+    found = predict(model, MACHINE, load, EXACT)
+    assert found is not None
+    # Two steps, of 400 and 200 tokens beside the 100 that others decode, each at the context of 601.
+    operations = 800 * model.row_operations + 201 * model.logit_operations
+    moved = model.kv_bytes(400) + model.kv_bytes(600) + 200 * model.kv_bytes(601)
+    assert found.joined == pytest.approx(operations / 300e12 + moved / 2e12)
+    assert found.ttft >= found.joined > found.prefill
 
 
 def test_a_long_prompt_computes() -> None:

@@ -12,6 +12,7 @@ from galley.types import (
     EngineRequest,
     EngineStats,
     ModelInfo,
+    OnLedger,
     OnPhase,
     Output,
     SamplingDefaults,
@@ -87,6 +88,7 @@ def load(
     folder: Path,
     on_phase: OnPhase | None = None,
     pause: Callable[[], None] | None = None,
+    on_ledger: OnLedger | None = None,
 ) -> EchoEngine:
     """See :class:`galley.service.protocol.EngineLoader`."""
     if on_phase is not None:

@@ -111,6 +111,41 @@ class EngineBench:
         self._engine.abort(ids)
         return steps
 
+    def join(
+        self, others: Sequence[list[int]], newcomers: Sequence[list[int]], tokens: int
+    ) -> tuple[list[float], list[Step]]:
+        """Prompts that come, one after another, while others decode.
+
+        Returns:
+            Of each newcomer the seconds from its arrival to its first token; and the ``tokens`` steps in
+            which the last of them and all others decode together.
+
+        Raises:
+            RequestError, EngineError: as :meth:`decode`.
+        """
+        ids = self._add(others)
+        begun: set[str] = set()
+        while len(begun) < len(ids):
+            begun.update(output.request_id for output in self._step()[2])
+        waits = []
+        for i, newcomer in enumerate(newcomers):
+            [joined] = self._add([newcomer])
+            began = time.perf_counter()
+            while joined not in {output.request_id for output in self._step()[2]}:
+                pass
+            waits.append(time.perf_counter() - began)
+            if i + 1 < len(newcomers):
+                self._engine.abort([joined])
+            else:
+                ids.append(joined)
+        steps = []
+        for _ in range(tokens):
+            seconds, forward, outputs = self._step()
+            _check(outputs, len(ids))
+            steps.append(Step(seconds, forward, len(ids), len(ids), 0))
+        self._engine.abort(ids)
+        return waits, steps
+
     def _add(self, prompts: Sequence[list[int]]) -> list[str]:
         params = SamplingParams(temperature=0.0, ignore_eos=True, seed=0)
         requests = [

@@ -9,6 +9,7 @@ from galley import __version__
 from galley.cli.batch import batch
 from galley.cli.bench import bench_group
 from galley.cli.cache import cache_group
+from galley.cli.doctor import doctor
 from galley.cli.eval import eval_group
 from galley.cli.graph import graph
 from galley.cli.keygen import keygen
@@ -31,6 +32,7 @@ for command in (
     batch,
     transcribe,
     plan,
+    doctor,
     graph,
     eval_group,
     bench_group,

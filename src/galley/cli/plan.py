@@ -1,32 +1,41 @@
 """``galley plan``: what serving a model takes, on machines that one may not have yet."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from galley.cli.options import MODEL_HELP, Command, Flags, with_flags
-from galley.cli.terminal import table
+from galley.cli.terminal import progress, table
+from galley.config import KVType, Settings
 from galley.errors import SettingsError
+from galley.machine import bytes_text
 
 if TYPE_CHECKING:
+    from galley.graph.program import Program
+    from galley.plan.hardware import Machine
     from galley.plan.predict import Goal, Load, Prediction
     from galley.plan.sizes import ModelSizes
 
 _COUNT: Final = click.IntRange(min=1)
 _SECONDS: Final = click.FloatRange(min=0, min_open=True)
 _PATH: Final = click.Path(path_type=Path)
+_READ_BYTES: Final = 256 << 20
+"""Read at a time when the memory's bandwidth is measured."""
+
 _PRECISIONS: Final = ("float32", "bf16", "int8", "int4")
 
 
 @click.command(cls=Command)
-@with_flags(("revision", "kv_dtype"))
+@with_flags(("revision", "kv_dtype", "threads"))
 @click.argument("model", required=False, help=f"{MODEL_HELP}. A config.json will do")
-@click.option("--prompt", type=_COUNT, default=512, show_default=True, help="tokens of a prompt")
-@click.option("--output", type=_COUNT, default=128, show_default=True, help="tokens of an answer")
-@click.option("--concurrency", type=_COUNT, default=8, show_default=True, help="requests at a time")
+@click.option("--prompt", type=_COUNT, help="tokens of a prompt; default: 512, with --measure 128")
+@click.option("--output", type=_COUNT, help="tokens of an answer; default: 128, with --measure 32")
+@click.option(
+    "--concurrency", type=_COUNT, help="requests at a time; default: 8, with --measure 1, 8 and 32"
+)
 @click.option(
     "--precision",
     "precisions",
@@ -37,24 +46,28 @@ _PRECISIONS: Final = ("float32", "bf16", "int8", "int4")
 @click.option("--ttft", type=_SECONDS, help="goal: seconds to the first token")
 @click.option("--tpot", type=_SECONDS, help="goal: seconds between tokens")
 @click.option("--hardware", metavar="FILE", type=_PATH, help="another table of machines")
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="run the model here for some minutes and print predictions beside what is measured",
+)
 @click.option("--json", "json_file", metavar="FILE", type=_PATH, help="also write FILE")
 def plan(
     flags: Flags,
     model: str | None,
-    prompt: int,
-    output: int,
-    concurrency: int,
     precisions: tuple[str, ...],
     hardware: Path | None,
     json_file: Path | None,
-    **limits: float | None,
+    measure: bool,
+    **asked: Any,
 ) -> None:
     """Memory, latency, throughput and cost of a model, from its config.json alone.
 
     Each machine of the table is asked what it makes of so many requests at a time, each begun when another
     ends. The plan then says how many at a time meet the goal (--ttft, --tpot), which machine is the
     cheapest that does, and what stands in the way of the cheaper ones. By roofline: a step reads its bytes
-    at 80 % of the bandwidth, or computes at 60 % of the peak, whichever takes longer.
+    at 80 % of the bandwidth, or computes at 60 % of the peak, whichever takes longer. With --measure it is
+    held against this machine instead, with the model's weights.
     """
     if json_file is not None and not json_file.parent.is_dir():
         raise SettingsError(f"--json {json_file}: the folder {json_file.parent} does not exist")
@@ -63,23 +76,53 @@ def plan(
     from galley.formats.source import resolve_config
     from galley.models.registry import build_program
     from galley.plan.hardware import TABLE, read_machines
-    from galley.plan.predict import Goal, Load, predict
-    from galley.plan.sizes import ModelSizes
+    from galley.plan.predict import Goal
 
     machines = read_machines(hardware or TABLE)
     config = resolve_config(settings.model, revision=settings.revision)
     program = build_program(read_json(config))
     if program.encoder is not None:
         raise SettingsError(f"{config}: galley plan knows language models; this one hears")
-    load = Load(prompt=prompt, output=output, concurrency=concurrency)
-    if prompt + output > program.max_positions:
+    chosen = precisions or _PRECISIONS[1:]
+    if measure:
+        _measure(settings, program, chosen, asked, json_file)
+        return
+    limits = {name: asked[name] for name in ("ttft", "tpot") if asked[name] is not None}
+    load = _load(program, asked, prompt=512, output=128, concurrency=8)
+    _plan(program, chosen, settings, load, machines, Goal(**limits), json_file)
+
+
+def _load(program: "Program", asked: Mapping[str, Any], **defaults: int) -> "Load":
+    """What is asked for, else the defaults.
+
+    Raises:
+        SettingsError: a request exceeds the model's context.
+    """
+    from galley.plan.predict import Load
+
+    load = Load(**{name: asked[name] or default for name, default in defaults.items()})
+    if load.prompt + load.output > program.max_positions:
         raise SettingsError(
-            f"a prompt of {prompt} and an output of {output} tokens exceed the model's context of "
-            f"{program.max_positions}"
+            f"a prompt of {load.prompt} and an output of {load.output} tokens exceed the model's context "
+            f"of {program.max_positions}"
         )
-    kv_dtype = "bfloat16" if settings.kv_dtype == "auto" else settings.kv_dtype
-    goal = Goal(**{name: limit for name, limit in limits.items() if limit is not None})
-    sizes = [ModelSizes.of(program, p, kv_dtype) for p in precisions or _PRECISIONS[1:]]
+    return load
+
+
+def _plan(
+    program: "Program",
+    precisions: "Sequence[str]",
+    settings: Settings,
+    load: "Load",
+    machines: "Sequence[Machine]",
+    goal: "Goal",
+    json_file: Path | None,
+) -> None:
+    from galley.plan.predict import predict
+    from galley.plan.sizes import ModelSizes
+
+    kv_dtype = _kv_dtype(settings)
+    sizes = [ModelSizes.of(program, precision, kv_dtype) for precision in precisions]
     predictions = [
         found
         for machine in machines
@@ -89,7 +132,65 @@ def plan(
     _print_sizes(sizes, kv_dtype, load)
     _print_predictions(predictions, goal)
     _print_choice(predictions, goal)
-    _write(json_file, predictions, goal)
+    _write_predictions(json_file, predictions, goal)
+
+
+def _kv_dtype(settings: Settings) -> KVType:
+    return "bfloat16" if settings.kv_dtype == "auto" else settings.kv_dtype
+
+
+def _measure(
+    settings: Settings,
+    program: "Program",
+    precisions: "Sequence[str]",
+    asked: Mapping[str, Any],
+    json_file: Path | None,
+) -> None:
+    """Predictions for this machine beside what is measured on it."""
+    from galley.bench.machine import PHASES, measure_machine
+    from galley.bench.predicted import BATCHES, OUTPUT, PROMPT, Measuring, compare
+    from galley.ops.isa import naming
+    from galley.plan.sizes import ModelSizes
+
+    batches = BATCHES if asked["concurrency"] is None else (asked["concurrency"],)
+    load = _load(program, asked, prompt=PROMPT, output=OUTPUT, concurrency=max(batches))
+    kv_dtype = _kv_dtype(settings)
+    with progress("machine", PHASES) as bar, naming(settings.threads):
+        peaks = measure_machine(
+            threads=settings.threads,
+            memory_bytes=_READ_BYTES,
+            repeats=3,
+            on_phase=lambda: bar.update(1),
+        )
+    sizes = [ModelSizes.of(program, p, kv_dtype, peaks.isa) for p in precisions]
+    _print_sizes(sizes, kv_dtype, load)
+    measuring = Measuring(
+        settings=settings,
+        kv_dtype=kv_dtype,
+        prompt=load.prompt,
+        output=load.output,
+        batches=batches,
+        peaks=peaks,
+    )
+    with progress("measure", len(sizes)) as bar:
+        compared = compare(measuring, sizes, on_precision=lambda name: bar.update(1))
+    print(
+        f"{peaks.cpu}, {peaks.threads} threads, {peaks.isa}: {peaks.read_huge.median / 1e9:.0f} GB/s; "
+        f"prompts of {load.prompt} and answers of {load.output} tokens"
+    )
+    header = ("weights", "at a time", "what", "predicted", "measured", "off by")
+    rows = [
+        (
+            c.precision,
+            str(c.batch),
+            c.quantity,
+            *map(c.text, (c.predicted, c.measured)),
+            f"{c.error:+.0%}",
+        )
+        for c in compared
+    ]
+    print(table(header, rows, left=(0, 2)))
+    _write(json_file, {"machine": peaks, "load": load, "compared": compared})
 
 
 def _print_sizes(sizes: "Sequence[ModelSizes]", kv_dtype: str, load: "Load") -> None:
@@ -97,10 +198,10 @@ def _print_sizes(sizes: "Sequence[ModelSizes]", kv_dtype: str, load: "Load") -> 
     tokens = load.prompt + load.output
     print(f"{first.parameters / 1e6:,.1f} million parameters, context {first.max_positions} tokens")
     print(
-        f"KV cache in {kv_dtype}: {_bytes(first.kv_per_token)} a token, "
-        f"{_bytes(first.kv_bytes(tokens))} for a request of {tokens} tokens"
+        f"KV cache in {kv_dtype}: {bytes_text(first.kv_per_token)} a token, "
+        f"{bytes_text(first.kv_bytes(tokens))} for a request of {tokens} tokens"
     )
-    rows = [(s.precision, _bytes(s.weights), _bytes(s.step_weights)) for s in sizes]
+    rows = [(s.precision, bytes_text(s.weights), bytes_text(s.step_weights)) for s in sizes]
     print(table(("weights", "held", "read a step"), rows) + "\n")
 
 
@@ -166,18 +267,9 @@ def _obstacles(
     return sorted(closest.values(), key=lambda p: -(p.machine.price or 0.0))
 
 
-def _bytes(count: float) -> str:
-    """For people: at least one digit before the point."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"
-
-
-def _write(json_file: Path | None, predictions: "Sequence[Prediction]", goal: "Goal") -> None:
-    if json_file is None:
-        return
+def _write_predictions(
+    json_file: Path | None, predictions: "Sequence[Prediction]", goal: "Goal"
+) -> None:
     import msgspec
 
     rows = [
@@ -189,6 +281,13 @@ def _write(json_file: Path | None, predictions: "Sequence[Prediction]", goal: "G
         }
         for p in predictions
     ]
-    page = {"goal": {k: v for k, v in dataclasses.asdict(goal).items() if v < float("inf")}}
-    data = msgspec.json.encode(page | {"predictions": rows})
-    json_file.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
+    limits = {k: v for k, v in dataclasses.asdict(goal).items() if v < float("inf")}
+    _write(json_file, {"goal": limits, "predictions": rows})
+
+
+def _write(json_file: Path | None, page: Mapping[str, Any]) -> None:
+    if json_file is None:
+        return
+    import msgspec
+
+    json_file.write_bytes(msgspec.json.format(msgspec.json.encode(page), indent=2) + b"\n")

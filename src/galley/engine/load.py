@@ -1,8 +1,8 @@
-"""From settings to an engine that is ready: load, size the KV cache, warm up. Each phase is timed."""
+"""From settings to an engine that is ready: plan its memory, load, warm up. Each phase is timed."""
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,11 +15,12 @@ from galley.engine.blocks import BlockPool
 from galley.engine.encoder_cache import EncoderCache
 from galley.engine.engine import Engine
 from galley.engine.kv import KVCache
+from galley.engine.memory import plan_memory
 from galley.engine.scheduler import Scheduler
-from galley.errors import DamagedWeights, EngineFailed, SettingsError
+from galley.errors import DamagedWeights, EngineFailed
 from galley.formats.reader import CheckpointReader, open_checkpoint
 from galley.formats.weights import DENSE_KINDS, Weights
-from galley.graph.program import KVGroup, Program
+from galley.graph.program import Program
 from galley.machine import available_cores, available_memory
 from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
@@ -34,7 +35,7 @@ from galley.ops.executor import (
 )
 from galley.ops.rows import check_isa
 from galley.ops.sampling import SamplingBatch
-from galley.types import BLOCK_TOKENS, ModelInfo, OnPhase, blocks_for
+from galley.types import ModelInfo, OnLedger, OnPhase
 
 
 def load_engine(
@@ -42,6 +43,7 @@ def load_engine(
     folder: Path,
     on_phase: OnPhase | None = None,
     pause: Callable[[], None] | None = None,
+    on_ledger: OnLedger | None = None,
 ) -> Engine:
     """Build the engine for the checkpoint in ``folder``.
 
@@ -50,16 +52,17 @@ def load_engine(
         folder: the checkpoint.
         on_phase: told (name, seconds) as each of "import", "load" and "warm-up" ends.
         pause: see :class:`galley.ops.executor.ExecutorOptions`.
+        on_ledger: told what the model will take of the memory, before its weights are loaded.
 
     Raises:
         ModelError, SettingsError: the checkpoint or the settings cannot be used.
-        EngineFailed: there is not enough memory.
+        EngineFailed: there is not enough memory; the message has three changes that would make it fit.
     """
     try:
         try:
-            return _load(settings, folder, on_phase, pause)
+            return _load(settings, folder, on_phase, pause, on_ledger)
         except DamagedWeights:  # they are packed anew
-            return _load(settings, folder, on_phase, pause)
+            return _load(settings, folder, on_phase, pause, on_ledger)
     except MemoryError as error:
         needs = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**20
         raise EngineFailed(
@@ -74,6 +77,7 @@ def _load(
     folder: Path,
     on_phase: OnPhase | None,
     pause: Callable[[], None] | None,
+    on_ledger: OnLedger | None,
 ) -> Engine:
     phases: dict[str, float] = {}
     clock = _Phases(phases, on_phase)
@@ -81,20 +85,29 @@ def _load(
     check_isa()
     clock.end("import")
     checkpoint, program, weights, options, speech = read_model(settings, folder, executor_name)
+    name, family = settings.model or folder.name, str(checkpoint.config["model_type"])
+    kv, ledger = plan_memory(
+        settings,
+        program,
+        options,
+        executor_name,
+        lambda options: factory.memory(program, weights, options),
+        name=name,
+        family=family,
+    )
+    if on_ledger is not None:
+        on_ledger(ledger)
     executor = factory(program, weights, dataclasses.replace(options, pause=pause))
+    assert executor.kv_bytes_per_block() == kv.block_bytes
     clock.end("load")
-    max_model_len = _max_model_len(settings, program)
-    groups = _kv_groups(program, executor.kv_bytes_per_block())
-    encoder_blocks = 0 if speech is None else blocks_for(speech.max_rows)
-    blocks = _kv_blocks(settings, groups, max_model_len, encoder_blocks, executor)
-    executor.allocate_kv(blocks)
+    executor.allocate_kv(kv.blocks)
     _warm_up(executor, program, speech)
     clock.end("warm-up")
     phases["ready"] = sum(phases.values())
     info = ModelInfo(
-        name=settings.model or folder.name,
+        name=name,
         path=str(folder),
-        family=str(checkpoint.config["model_type"]),
+        family=family,
         tasks=("score", *(("generate",) if speech is None else speech.tasks_done)),
         executor=executor_name,
         dtype=options.dtype,
@@ -102,19 +115,20 @@ def _load(
         activations=executor.activations,
         kv_dtype=options.kv_dtype,
         vocab_size=program.vocab_size,
-        max_model_len=max_model_len,
-        kv_cache_tokens=_tokens_in(blocks, groups),
+        max_model_len=kv.max_model_len,
+        kv_cache_tokens=kv.tokens,
         eos_token_ids=checkpoint.eos_token_ids,
         defaults=checkpoint.defaults,
         costs=executor.step_costs(),
         phases=phases,
         speech=speech,
+        ledger=ledger,
     )
-    pool = BlockPool(blocks)
-    kv = KVCache(pool, prefix_cache=settings.prefix_cache, groups=groups)
+    pool = BlockPool(kv.blocks)
+    cache = KVCache(pool, prefix_cache=settings.prefix_cache, groups=kv.groups)
     encoder_cache = EncoderCache(pool, sharing=settings.prefix_cache)
     scheduler = Scheduler(
-        kv,
+        cache,
         encoder_cache,
         max_batch_tokens=settings.max_batch_tokens,
         max_running=settings.running_limit,
@@ -122,7 +136,7 @@ def _load(
         gatherer=_gatherer(settings),
     )
     steps = settings.priority_steps
-    return Engine(executor, kv, encoder_cache, scheduler, info, priority_steps=steps)
+    return Engine(executor, cache, encoder_cache, scheduler, info, priority_steps=steps)
 
 
 def _gatherer(settings: EngineSettings) -> BatchGatherer | None:
@@ -214,78 +228,6 @@ def _executor_options(
         disable_pass=settings.disable_pass,
         weight_cache=checkpoint if settings.weight_cache else None,
     )
-
-
-def _max_model_len(settings: EngineSettings, program: Program) -> int:
-    wanted = settings.max_model_len or program.max_positions
-    if wanted > program.max_positions:
-        raise SettingsError(
-            f"max_model_len {wanted} exceeds the model's context of {program.max_positions} tokens"
-        )
-    return wanted
-
-
-def _kv_groups(program: Program, block_bytes: int) -> tuple[KVGroup, ...]:
-    """The groups of layers that keep tokens, and one of layers that keep a state, if there are any."""
-    if not program.state_bytes:
-        return program.kv_groups
-    return (*program.kv_groups, KVGroup(state_blocks=-(-program.state_bytes // block_bytes)))
-
-
-def _tokens_in(blocks: int, groups: Sequence[KVGroup]) -> int:
-    """How many tokens of a single sequence so many blocks hold, over all groups."""
-    states = sum(group.state_blocks for group in groups)
-    tables = sum(not group.state_blocks for group in groups)
-    return (blocks - states) // tables * BLOCK_TOKENS
-
-
-def _kv_blocks(
-    settings: EngineSettings,
-    groups: Sequence[KVGroup],
-    max_model_len: int,
-    encoder_blocks: int,
-    executor: Executor,
-) -> int:
-    """As asked, or what the memory share holds, but no more than all running sequences can fill.
-
-    Args:
-        settings: of the cache.
-        groups: in each of which a sequence has a block table.
-        max_model_len: the most tokens of one sequence.
-        encoder_blocks: the most that the encoder output of one sequence takes.
-        executor: whose blocks they are.
-
-    Raises:
-        EngineFailed: there is no room for one sequence, or not for what was asked.
-    """
-
-    def needed_for(tokens: int) -> int:
-        return sum(group.blocks_for(tokens) for group in groups)
-
-    block_bytes = executor.kv_bytes_per_block()
-    device_memory = executor.free_device_memory()
-    left = available_memory() if device_memory is None else device_memory
-    if settings.kv_cache_tokens is not None:
-        blocks = needed_for(settings.kv_cache_tokens)
-        needed = blocks * block_bytes
-        if needed > left:
-            raise EngineFailed(
-                f"kv_cache_tokens {settings.kv_cache_tokens} needs {needed / 2**20:.0f} MiB, "
-                f"{left / 2**20:.0f} MiB are available"
-            )
-    else:
-        affordable = int(left * settings.kv_memory_fraction) // block_bytes
-        if affordable < needed_for(1):
-            raise EngineFailed("no memory is left for the KV cache after loading the weights")
-        blocks = min(
-            settings.running_limit * (needed_for(max_model_len) + encoder_blocks), affordable
-        )
-    if blocks <= encoder_blocks:
-        raise EngineFailed(
-            f"a KV cache of {blocks * BLOCK_TOKENS} tokens does not hold one encoder input, which takes "
-            f"{encoder_blocks * BLOCK_TOKENS}, and its transcript; set kv_cache_tokens to more"
-        )
-    return blocks
 
 
 def _warm_up(executor: Executor, program: Program, speech: SpeechInfo | None) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from galley.errors import CheckpointError, shown
 from galley.formats.json_file import MAX_JSON_BYTES, open_file, parse_json
 from galley.formats.weights import WEIGHT_TYPES, DenseWeight, WeightType
+from galley.machine import address_space_left, bytes_text
 
 MAX_HEADER_BYTES: Final = MAX_JSON_BYTES
 _LENGTH_BYTES: Final = 8
@@ -74,8 +75,9 @@ def _map(path: Path, file: BufferedReader, start: int, size: int) -> "np.ndarray
         return np.memmap(file, dtype=np.uint8, mode="r", offset=start, shape=(size,))
     except OSError as error:
         raise CheckpointError(
-            f"cannot map {size / 2**20:.0f} MiB: {error.strerror}; if memory is limited (ulimit -v, a "
-            "container), allow more",
+            f"cannot map its {bytes_text(size)} ({error.strerror}), {bytes_text(address_space_left())} of "
+            "address space are left: raise ulimit -v, or limit the memory with a container, which counts "
+            "what is used instead, or take a checkpoint with fewer or quantized weights",
             file=str(path),
         ) from error
 

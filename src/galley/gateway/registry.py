@@ -19,10 +19,13 @@ from galley.gateway.served import ServedModel
 from galley.observe.metrics import Metrics
 from galley.service.client import EngineState
 from galley.service.spawn import Spawner
-from galley.types import Task
+from galley.types import Ledger, Task
 
 OnModelPhase = Callable[[str, str, float], None]
 """Told (model, phase, seconds) when a phase of a model's start has ended."""
+
+OnModelLedger = Callable[[str, Ledger], None]
+"""Told a model's name and what it will take of the memory, before its weights are loaded."""
 
 _WORST_FIRST: Final[tuple[EngineState, ...]] = (
     "failed",
@@ -58,7 +61,11 @@ class Registry:
         """The models' names in the API."""
         return list(self._models)
 
-    async def start(self, on_phase: OnModelPhase | None = None) -> None:
+    async def start(
+        self,
+        on_phase: OnModelPhase | None = None,
+        on_ledger: OnModelLedger | None = None,
+    ) -> None:
         """Start all models at the same time; none is left running when one cannot start.
 
         Raises:
@@ -68,18 +75,27 @@ class Registry:
         try:
             async with asyncio.TaskGroup() as group:
                 for model in self:
-                    group.create_task(self._start(model, on_phase))
+                    group.create_task(self._start(model, on_phase, on_ledger))
         except ExceptionGroup as errors:
             await self.close()
             raise errors.exceptions[0] from None
 
-    async def _start(self, model: ServedModel, on_phase: OnModelPhase | None) -> None:
+    async def _start(
+        self,
+        model: ServedModel,
+        on_phase: OnModelPhase | None,
+        on_ledger: OnModelLedger | None,
+    ) -> None:
         def phase_ended(name: str, seconds: float) -> None:
             if on_phase is not None:
                 on_phase(model.name, name, seconds)
 
+        def planned(ledger: Ledger) -> None:
+            if on_ledger is not None:
+                on_ledger(model.name, ledger)
+
         try:
-            await model.start(phase_ended)
+            await model.start(phase_ended, planned)
         except GalleyError as error:
             if len(self._models) == 1:
                 raise

@@ -25,7 +25,7 @@ from galley.service.text_pool import TextPool
 from galley.service.watchdog import Watchdog
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
-from galley.types import EngineStats, OnPhase, Task
+from galley.types import EngineStats, Ledger, OnLedger, OnPhase, Task
 
 if TYPE_CHECKING:
     from galley.speech.model import SpeechModel
@@ -83,14 +83,16 @@ class ServedModel:
         self._retired: set[asyncio.Task[None]] = set()
         self._earlier_restarts = 0
 
-    async def start(self, on_phase: OnPhase | None = None) -> None:
+    async def start(
+        self, on_phase: OnPhase | None = None, on_ledger: OnLedger | None = None
+    ) -> None:
         """Fetch the model if need be, load it and start its engine.
 
         Raises:
             ModelError: it cannot be used.
             EngineFailed: the engine did not come up.
         """
-        self._backend = await self._load(on_phase)
+        self._backend = await self._load(on_phase, on_ledger)
 
     async def reload(self, *, only_if_changed: bool = False) -> bool:
         """Load the model's files again, beside the engine that serves, and hand over to the new engine.
@@ -116,7 +118,7 @@ class ServedModel:
             if only_if_changed and old.files == fingerprint(await self._resolve()):
                 return False
             log.info("%s: loading its files again", self.name)
-            self._backend = await self._load(None)
+            self._backend = await self._load()
             self._earlier_restarts += old.engine.restarts
             retire = asyncio.create_task(self._retire(old))
             self._retired.add(retire)
@@ -136,12 +138,19 @@ class ServedModel:
         model, revision = self.settings.model, self.settings.revision
         return await _in_daemon_thread(lambda: resolve_model(model, revision=revision))
 
-    async def _load(self, on_phase: OnPhase | None) -> Backend:
+    async def _load(
+        self, on_phase: OnPhase | None = None, on_ledger: OnLedger | None = None
+    ) -> Backend:
 
         def phase_ended(name: str, seconds: float) -> None:
             self.metrics.phase_ended(name, seconds)
             if on_phase is not None:
                 on_phase(name, seconds)
+
+        def planned(ledger: Ledger) -> None:
+            self.metrics.planned(ledger)
+            if on_ledger is not None:
+                on_ledger(ledger)
 
         began = time.monotonic()
         folder = await self._resolve()
@@ -153,6 +162,7 @@ class ServedModel:
             str(folder),
             max_queue=self.settings.max_queue,
             on_phase=phase_ended,
+            on_ledger=planned,
             begin=lambda: self._spawner.spawn(self.settings.served_model_name),
             watchdog=lambda: Watchdog(self.settings.stall_seconds, self.settings.step_timeout),
         )

@@ -4,16 +4,18 @@ A :class:`Metrics` has a registry of its own, so several servers can live in one
 counters restart from zero with a new engine process; the totals exposed here do not.
 """
 
+import platform
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, Literal, TypeAlias
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from galley import __version__
 from galley.machine import Memory, memory
-from galley.types import EngineStats
+from galley.types import EngineStats, Ledger
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS: Final = (
@@ -63,6 +65,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        Info("galley_build", "The running version", registry=self._registry).info(
+            {"version": __version__, "python": platform.python_version()}
+        )
         self._requests = Counter(
             "galley_requests",
             "HTTP requests answered, by route and status",
@@ -123,6 +128,11 @@ class ModelMetrics:
     def phase_ended(self, phase: str, seconds: float) -> None:
         """A start-up phase is over."""
         self._families.startup.labels(self._name, phase).set(seconds)
+
+    def planned(self, ledger: Ledger) -> None:
+        """An engine that starts will take so much of the memory."""
+        for part in ("weights", "kv", "buffers", "reserve", "available"):
+            self._families.planned.labels(self._name, part).set(getattr(ledger, part))
 
     def prompts_taken(self, tokens: int) -> None:
         """A request was admitted; its prompts have ``tokens`` together."""
@@ -240,6 +250,12 @@ class _Families:
             "galley_startup_phase_seconds",
             "What each phase of the latest engine start took",
             ["model", "phase"],
+            registry=registry,
+        )
+        self.planned = Gauge(
+            "galley_planned_memory_bytes",
+            "The memory ledger of the latest engine start, by part",
+            ["model", "part"],
             registry=registry,
         )
 

@@ -4,6 +4,8 @@ import os
 import time
 from array import array
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
 
 import numpy as np
 
@@ -14,14 +16,24 @@ from galley.graph.passes import run_passes
 from galley.graph.program import KVLayout, Program
 from galley.graph.quantize_inputs import quantize_inputs
 from galley.ops.draws import NO_TOKEN, Draws
-from galley.ops.executor import Attention, Batch, EncoderBatch, ExecutorOptions, Table
+from galley.ops.executor import (
+    Attention,
+    Batch,
+    EncoderBatch,
+    ExecutorMemory,
+    ExecutorOptions,
+    Table,
+)
 from galley.ops.isa import choose_isa, cpus_to_pin, naming
 from galley.ops.kinds import main_activations, own_kinds, plan_activations, plan_kinds
-from galley.ops.lowering import Cost, Lowered, lower, weight_bytes
+from galley.ops.lowering import Cost, Lowered, held_bytes, lower, weight_bytes
 from galley.ops.packing import Matrices, check_kind
 from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
 from galley.ops.weight_cache import WeightCache
 from galley.types import BLOCK_TOKENS, StepCosts
+
+SCRATCH_BYTES: Final = 2 << 20
+"""A thread's own: inputs of a linear layer that are being rounded, scores of attention."""
 
 
 class CpuExecutor:
@@ -36,34 +48,23 @@ class CpuExecutor:
     """Of the program as it runs, after the passes."""
 
     def __init__(self, program: Program, weights: Weights, options: ExecutorOptions) -> None:
-        if options.device != "cpu":
-            raise SettingsError(
-                f"device is {options.device!r}, but executor 'cpu' runs on 'cpu' alone"
-            )
-        isa = choose_isa(os.environ)
-        program, kinds, activations = planned(program, weights, options, isa)
-        for name, kind in kinds.items():
-            check_kind(name, kind, flat(program.all_shapes[name])[1])
-        self.activations = main_activations(program, activations)
+        plan = _Plan.of(program, weights, options)
+        program, decoder = plan.program, plan.decoder
+        self.activations = plan.activations
         cache = None
         if options.weight_cache is not None:
             cache = WeightCache(options.weight_cache, options.quantize)
-        matrices = Matrices(weights, kinds, threads=options.threads, cache=cache)
-
-        def lowered(traced: Program) -> Lowered:
-            return lower(run_passes(quantize_inputs(traced, activations), options.disable_pass))
-
-        decoder = lowered(program)
+        matrices = Matrices(weights, program.kinds, threads=options.threads, cache=cache)
         with naming(options.threads):
-            self._runtime = _native.Runtime(isa, options.threads, cpus_to_pin(options.threads))
+            self._runtime = _native.Runtime(plan.isa, options.threads, cpus_to_pin(options.threads))
             for kv, group, page in _pages(program):
                 self._runtime.add_kv_layer(
                     kv.kv_heads, kv.key_dim, kv.value_dim, options.kv_dtype, group, page
                 )
             self._decoder = decoder.built(self._runtime, matrices, program.vocab_size)
             self._encoder, self._aligner = (
-                None if traced is None else lowered(traced).built(self._runtime, matrices, 0)
-                for traced in (program.encoder, program.aligner)
+                None if lowered is None else lowered.built(self._runtime, matrices, 0)
+                for lowered in (plan.encoder, plan.aligner)
             )
         matrices.keep()
         self._check = None if cache is None else cache.check
@@ -83,6 +84,24 @@ class CpuExecutor:
             rows = program.encoder.max_rows
             self._attention_shape = (program.aligner.aligned_heads, rows)
 
+    @staticmethod
+    def memory(program: Program, weights: Weights, options: ExecutorOptions) -> ExecutorMemory:
+        """See :meth:`galley.ops.executor.ExecutorFactory.memory`."""
+        plan = _Plan.of(program, weights, options)
+        encoder = 0
+        if plan.encoder is not None:
+            encoder = plan.encoder.cost().arena_bytes * plan.encoder.program.max_positions
+        return ExecutorMemory(
+            isa=plan.isa,
+            activations=plan.activations,
+            weights=held_bytes(lowered.program for lowered in plan.lowered),
+            kv_block=kv_bytes_per_block(plan.program, options.kv_dtype),
+            row=plan.decoder.cost().arena_bytes,
+            logits=4 * program.vocab_size,
+            encoder=encoder,
+            scratch=SCRATCH_BYTES * options.threads,
+        )
+
     @property
     def isa(self) -> str:
         """Which set of kernels runs."""
@@ -100,10 +119,6 @@ class CpuExecutor:
     def kv_bytes_per_block(self) -> int:
         """A page for each layer of a KV group, padding included."""
         return self._runtime.kv_bytes_per_block()
-
-    def free_device_memory(self) -> int | None:
-        """None: keys and values are in the host's memory."""
-        return None
 
     def allocate_kv(self, blocks: int) -> None:
         """Zeroed, so pages are only touched when they are used."""
@@ -161,6 +176,54 @@ class CpuExecutor:
 
     def _draw(self, logits: Logits, draws: Draws) -> list[int]:
         return self._runtime.draw(logits, draws.rows, draws.positions, draws.records)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """All that is decided before a weight is read.
+
+    Attributes:
+        isa: instruction set of the kernels.
+        program: with the kinds of its matrices, as traced.
+        activations: what the inputs of most linear layers become.
+        decoder, encoder, aligner: as they run.
+    """
+
+    isa: str
+    program: Program
+    activations: str
+    decoder: Lowered
+    encoder: Lowered | None
+    aligner: Lowered | None
+
+    @classmethod
+    def of(cls, program: Program, weights: Weights, options: ExecutorOptions) -> Self:
+        """Raises SettingsError or UnsupportedModel where the executor cannot run the program so."""
+        if options.device != "cpu":
+            raise SettingsError(
+                f"device is {options.device!r}, but executor 'cpu' runs on 'cpu' alone"
+            )
+        isa = choose_isa(os.environ)
+        program, kinds, activations = planned(program, weights, options, isa)
+        for name, kind in kinds.items():
+            check_kind(name, kind, flat(program.all_shapes[name])[1])
+
+        def lowered(traced: Program) -> Lowered:
+            return lower(run_passes(quantize_inputs(traced, activations), options.disable_pass))
+
+        return cls(
+            isa=isa,
+            program=program,
+            activations=main_activations(program, activations),
+            decoder=lowered(program),
+            encoder=None if program.encoder is None else lowered(program.encoder),
+            aligner=None if program.aligner is None else lowered(program.aligner),
+        )
+
+    @property
+    def lowered(self) -> list[Lowered]:
+        """All that there are."""
+        return [one for one in (self.decoder, self.encoder, self.aligner) if one is not None]
 
 
 def _pages(program: Program) -> list[tuple[KVLayout, int, int]]:

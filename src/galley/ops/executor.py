@@ -124,10 +124,6 @@ class Executor(Protocol):
         """Bytes of one KV block: BLOCK_TOKENS tokens or encoder rows in every layer of a KV group."""
         ...
 
-    def free_device_memory(self) -> int | None:
-        """Bytes free for a KV cache on the executor's device; None if that is the host's memory."""
-        ...
-
     def allocate_kv(self, blocks: int) -> None:
         """Make room for ``blocks`` KV blocks. Called once, before :meth:`execute`."""
         ...
@@ -200,8 +196,49 @@ class ExecutorOptions:
     kinds: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorMemory:
+    """Bytes that an executor will hold, known before it packs a weight.
+
+    Attributes:
+        isa: instruction set of its kernels; empty for an executor without kernels of its own.
+        activations: what the inputs of linear layers become; see :attr:`Executor.activations`.
+        weights: in the executor's layout.
+        kv_block: of one KV block, as :meth:`Executor.kv_bytes_per_block` will say.
+        row: of buffers between ops, for each token of a step.
+        logits: of a row of logits.
+        encoder: of buffers for the longest encoder input; 0 for a text model.
+        scratch: of the compute threads.
+        free: on a device with memory of its own; None where the executor uses the host's.
+    """
+
+    isa: str
+    activations: str
+    weights: int
+    kv_block: int
+    row: int
+    logits: int
+    encoder: int
+    scratch: int
+    free: int | None = None
+
+    def buffers(self, rows: int, wanted: int) -> int:
+        """Of working memory for steps of up to so many rows, of which so many have their logits wanted."""
+        return max(self.row * rows, self.encoder) + self.logits * wanted + self.scratch
+
+
 class ExecutorFactory(Protocol):
     """Packs canonical weights into the executor's own layout."""
+
+    def memory(
+        self, program: Program, weights: Weights, options: ExecutorOptions
+    ) -> ExecutorMemory:
+        """What the executor that is made with these arguments will hold; no weight is read.
+
+        Raises:
+            SettingsError: as for making it.
+        """
+        ...
 
     def __call__(self, program: Program, weights: Weights, options: ExecutorOptions) -> Executor:
         """Pack and plan.

@@ -1,6 +1,7 @@
 """From a program to native steps: what each is told, what it costs, and where in the arena buffers lie."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -190,6 +191,23 @@ def lower(program: Program) -> Lowered:
     return Lowered(program, layouts, tuple(row_bytes[b] for b in range(len(row_bytes))))
 
 
+def held_bytes(programs: Iterable[Program]) -> int:
+    """Of the weights of a model's programs in memory, as they are packed: each matrix once.
+
+    The programs have the kinds of their matrices, and all passes behind them.
+    """
+    matrices: dict[tuple[str, ...], int] = {}
+    vectors = 0
+    for program in programs:
+        for op in program.ops:
+            for role, names in op.weights.items():
+                if role in op.signature.matrices:
+                    matrices[names] = _held_bytes(program, role, names, op)
+                else:
+                    vectors += _held_bytes(program, role, names, op)
+    return vectors + sum(matrices.values())
+
+
 def weight_bytes(program: Program) -> int:
     """Read of weights to compute one row, as they are packed, padding included."""
     return sum(_weight_bytes(program, op) for op in program.ops)
@@ -198,9 +216,16 @@ def weight_bytes(program: Program) -> int:
 def _weight_bytes(program: Program, op: Op) -> int:
     total = 0
     for role, names in op.weights.items():
-        shapes = [flat(program.shapes[name]) for name in names]
-        rows, size = sum(shape[0] for shape in shapes), 4 * sum(map(math.prod, shapes))
-        if role in op.signature.matrices:
-            size = packed_bytes(program.kinds[names[0]], rows, shapes[0][1])
+        size = _held_bytes(program, role, names, op)
+        rows = sum(flat(program.shapes[name])[0] for name in names)
         total += size // rows if op.signature.reads_a_row else size
     return total
+
+
+def _held_bytes(program: Program, role: str, names: tuple[str, ...], op: Op) -> int:
+    """Of the tensors in one role of an op, one after another."""
+    shapes = [flat(program.shapes[name]) for name in names]
+    if role in op.signature.matrices:
+        rows = sum(shape[0] for shape in shapes)
+        return packed_bytes(program.kinds[names[0]], rows, shapes[0][1])
+    return 4 * sum(map(math.prod, shapes))

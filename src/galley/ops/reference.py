@@ -4,6 +4,7 @@ Every op sees rows in tiles of one fixed shape, which makes their bits independe
 ``ops/tiles.py``.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -15,7 +16,13 @@ from galley.errors import SettingsError, UnsupportedModel
 from galley.formats.weights import BlockWeight, DenseWeight, IntWeight, Weight, WeightKind, Weights
 from galley.graph.program import Program
 from galley.ops.draws import draw_all
-from galley.ops.executor import Attention, Batch, EncoderBatch, ExecutorOptions
+from galley.ops.executor import (
+    Attention,
+    Batch,
+    EncoderBatch,
+    ExecutorMemory,
+    ExecutorOptions,
+)
 from galley.ops.kinds import own_kinds, plan_kinds
 from galley.ops.reference_ops import ReferenceOps, Step, places_in
 from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
@@ -76,6 +83,28 @@ class ReferenceExecutor(ReferenceOps):
         }
         self.forward_seconds = 0.0
 
+    @staticmethod
+    def memory(program: Program, weights: Weights, options: ExecutorOptions) -> ExecutorMemory:
+        """See :meth:`galley.ops.executor.ExecutorFactory.memory`."""
+        size = _TORCH_TYPES[options.dtype].itemsize
+        programs = [p for p in (program, program.encoder, program.aligner) if p is not None]
+        # What an op reads and writes, and a copy in float32 of what it computes with.
+        rows = [
+            max(8 * (sum(widths[b] for b in op.inputs) + sum(op.widths)) for op in traced.ops)
+            for traced, widths in ((p, p.widths()) for p in programs)
+        ]
+        return ExecutorMemory(
+            isa="",
+            activations=options.dtype,
+            weights=size * sum(map(math.prod, program.all_shapes.values())),
+            kv_block=BLOCK_TOKENS * program.kv_bytes_per_token(size),
+            row=rows[0],
+            logits=4 * program.vocab_size,
+            encoder=0 if program.encoder is None else rows[1] * program.encoder.max_positions,
+            scratch=0,
+            free=_free_memory(_device(options.device)),
+        )
+
     def _load(self, weight: Weight, kind: WeightKind | None) -> torch.Tensor:
         """The tensor's values, of a matrix as its ``kind`` rounds them."""
         if isinstance(weight, BlockWeight):
@@ -108,13 +137,6 @@ class ReferenceExecutor(ReferenceOps):
     def kv_bytes_per_block(self) -> int:
         """Bytes over all layers."""
         return BLOCK_TOKENS * self._program.kv_bytes_per_token(self._dtype.itemsize)
-
-    def free_device_memory(self) -> int | None:
-        """Of a GPU; the host's memory is not this executor's to judge."""
-        if self._device.type != "cuda":
-            return None
-        free, _ = torch.cuda.mem_get_info(self._device)
-        return free
 
     def allocate_kv(self, blocks: int) -> None:
         """Zeroed, so pages are only touched when they are used."""
@@ -186,6 +208,14 @@ class ReferenceExecutor(ReferenceOps):
                 if last_use[b] == i:
                     buffers.pop(b, None)
         return result
+
+
+def _free_memory(device: torch.device) -> int | None:
+    """Bytes; None for the host's."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return free
 
 
 def _device(name: str) -> torch.device:

@@ -1,12 +1,14 @@
 """Latency, throughput, memory and cost of a model on a machine, by roofline.
 
-A step takes as long as its bytes at the memory's bandwidth or its operations at the peak rate, whichever is
-longer (Williams, Waterman and Patterson 2009), each at a share that good kernels reach, and a fixed time.
+Linear layers take as long as their bytes at the memory's bandwidth or their operations at the peak rate,
+whichever is longer (Williams, Waterman and Patterson 2009), each at a share that good kernels reach. So
+does attention, which runs between them; a step also takes a fixed time.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 from galley.plan.hardware import Machine
 from galley.plan.sizes import ModelSizes
@@ -33,15 +35,30 @@ class Shares:
     """What of a machine's peaks is reached, and what a step takes beside.
 
     Attributes:
-        bandwidth, arithmetic: of the stated peaks, in (0, 1].
+        bandwidth: of linear layers, as a share of the stated peak.
+        arithmetic: (rows of a step, share of the stated peak) of linear layers, by ascending rows. Between
+            two, shares are interpolated by the logarithm of the rows; beyond, they stay as they are.
+        attention_bandwidth, attention_arithmetic: the shares of attention.
         step_seconds: of a step outside of kernels: scheduling, launching, sampling.
         reserve_bytes: memory for the program itself, the driver and the framework.
     """
 
     bandwidth: float = 0.8
-    arithmetic: float = 0.6
+    arithmetic: tuple[tuple[int, float], ...] = ((1, 0.6),)
+    attention_bandwidth: float = 0.8
+    attention_arithmetic: float = 0.6
     step_seconds: float = 0.0003
     reserve_bytes: int = 1 << 30
+
+    def arithmetic_of(self, rows: int) -> float:
+        """The share of a step with so many rows."""
+        below = [point for point in self.arithmetic if point[0] <= rows]
+        above = [point for point in self.arithmetic if point[0] > rows]
+        if not below or not above:
+            return (below[-1] if below else above[0])[1]
+        (low, share), (high, next_share) = below[-1], above[0]
+        part = math.log(rows / low) / math.log(high / low)
+        return share + part * (next_share - share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +104,7 @@ class Prediction:
 
     Attributes:
         prefill: seconds of a prompt by itself.
+        joined: seconds of the steps from a prompt's arrival to its first token, while all others decode.
         step: seconds of a decode step of all requests.
         ttft, tpot: seconds to the first token, and between tokens, with prompts of others in between.
         bound: what a decode step waits for.
@@ -99,6 +117,7 @@ class Prediction:
     load: Load
     memory: Memory
     prefill: float
+    joined: float
     step: float
     ttft: float
     tpot: float
@@ -139,20 +158,24 @@ def predict(
 ) -> Prediction | None:
     """What the load is like on the machine; None if it multiplies no type that the precision needs."""
     shares = shares or Shares()
-    rate = _rate(sizes.precision, machine)
-    if rate is None:
+    rate = peak_rate(sizes.precision, machine)
+    if not rate:
         return None
-    read = machine.bandwidth * 1e9 * shares.bandwidth
-    compute = rate * 1e12 * shares.arithmetic
-    prefill = _prefill(sizes, load, read, compute, shares.step_seconds)
-    moved, computed = _decode(sizes, load, read, compute)
-    step = max(moved, computed) + shares.step_seconds
+    rates = _Rates.of(sizes, machine.bandwidth * 1e9, rate * 1e12, shares)
     users = load.concurrency
+    prefill = sum(rates.prompt(load, beside=0))
+    joined = sum(rates.prompt(load, beside=users - 1))
+    linear, attention = rates.decode(load)
+    step = max(linear) + max(attention) + shares.step_seconds
+    moved, computed = (
+        by_linear + by_attention for by_linear, by_attention in zip(linear, attention, strict=True)
+    )
     # Of each step's users one in `output` ends, and another's prompt takes its turn.
     tpot = step + (users - 1) * prefill / load.output
     cycle = prefill + load.output * tpot
     busy = min(0.99, (users - 1) * prefill / cycle)
-    ttft = prefill + step * (users > 1) + busy * prefill / (2 * (1 - busy))
+    # A prompt comes in the midst of a step, and perhaps while others are computed.
+    ttft = joined + step / 2 * (users > 1) + busy * prefill / (2 * (1 - busy))
     seconds = ttft + (load.output - 1) * tpot
     tokens = users * load.output / seconds
     return Prediction(
@@ -161,6 +184,7 @@ def predict(
         load=load,
         memory=_memory(sizes, machine, load, shares),
         prefill=prefill,
+        joined=joined,
         step=step,
         ttft=ttft,
         tpot=tpot,
@@ -199,44 +223,85 @@ def _with_users(load: Load, users: int) -> Load:
     )
 
 
-def _rate(precision: str, machine: Machine) -> float | None:
-    """10^12 operations a second."""
+def peak_rate(precision: str, machine: Machine) -> float:
+    """10^12 operations a second that weights of the precision are multiplied with; 0 if there are none."""
     widened = ("float32",) if precision == "float32" else ("bfloat16", "float32")
     types = _MULTIPLIES.get((machine.kind, precision), widened)
-    return next((machine.tflops[t] for t in types if t in machine.tflops), None)
+    return next((machine.tflops[t] for t in types if t in machine.tflops), 0.0)
 
 
-def _prefill(
-    sizes: ModelSizes, load: Load, read: float, compute: float, step_seconds: float
-) -> float:
-    """Seconds of one prompt, in chunks of the token budget."""
-    seconds = 0.0
-    for first in range(0, load.prompt, load.batch_tokens):
-        rows = min(load.batch_tokens, load.prompt - first)
-        operations = rows * sizes.row_operations + sizes.attention_operations(first, rows)
-        if first + rows == load.prompt:
-            operations += sizes.logit_operations
-        moved = sizes.step_weights + sizes.kv_bytes(first + rows)
-        seconds += max(moved / read, operations / compute) + step_seconds
-    return seconds
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """What a model's steps take on a machine.
 
+    Attributes:
+        read, attention_read: bytes a second of linear layers, and of attention.
+        peak: operations a second that the machine states.
+    """
 
-def _decode(sizes: ModelSizes, load: Load, read: float, compute: float) -> tuple[float, float]:
-    """Seconds that a step's bytes and its operations take, halfway through the outputs."""
-    context = load.prompt + load.output // 2
-    users = load.concurrency
-    moved = sizes.step_weights + users * sizes.kv_bytes(context)
-    operations = users * (
-        sizes.row_operations + sizes.logit_operations + sizes.attention_operations(context, 1)
-    )
-    return moved / read, operations / compute
+    sizes: ModelSizes
+    read: float
+    attention_read: float
+    peak: float
+    shares: Shares
+
+    @classmethod
+    def of(cls, sizes: ModelSizes, bandwidth: float, peak: float, shares: Shares) -> Self:
+        """``bandwidth`` in bytes, ``peak`` in operations a second, as the machine states them."""
+        read, attention_read = bandwidth * shares.bandwidth, bandwidth * shares.attention_bandwidth
+        return cls(sizes, read, attention_read, peak, shares)
+
+    def prompt(self, load: Load, *, beside: int) -> Iterator[float]:
+        """Seconds of each step of a prompt, which takes what ``beside`` decoding requests leave."""
+        budget = max(load.batch_tokens // 4, load.batch_tokens - beside)
+        for first in range(0, load.prompt, budget):
+            rows = min(budget, load.prompt - first)
+            yield self._step(
+                rows=rows + beside,
+                wanted=beside + (first + rows == load.prompt),
+                kv=self.sizes.kv_bytes(first + rows) + beside * self._context_bytes(load),
+                attention=self.sizes.attention_operations(first, rows)
+                + beside * self._context_operations(load),
+            )
+
+    def decode(self, load: Load) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Of a step of all requests: seconds (by bytes, by operations) of linear layers, of attention."""
+        users = load.concurrency
+        return (
+            self._linear(users, users),
+            self._attention(
+                users * self._context_bytes(load), users * self._context_operations(load)
+            ),
+        )
+
+    def _step(self, *, rows: int, wanted: int, kv: float, attention: float) -> float:
+        linear, attending = self._linear(rows, wanted), self._attention(kv, attention)
+        return max(linear) + max(attending) + self.shares.step_seconds
+
+    def _linear(self, rows: int, wanted: int) -> tuple[float, float]:
+        operations = rows * self.sizes.row_operations + wanted * self.sizes.logit_operations
+        reached = self.peak * self.shares.arithmetic_of(rows)
+        return self.sizes.step_weights / self.read, operations / reached
+
+    def _attention(self, kv: float, operations: float) -> tuple[float, float]:
+        reached = self.peak * self.shares.attention_arithmetic
+        return kv / self.attention_read, operations / reached
+
+    def _context_bytes(self, load: Load) -> int:
+        """Of a request halfway through its output."""
+        return self.sizes.kv_bytes(load.prompt + load.output // 2)
+
+    def _context_operations(self, load: Load) -> float:
+        return self.sizes.attention_operations(load.prompt + load.output // 2, 1)
 
 
 def _memory(sizes: ModelSizes, machine: Machine, load: Load, shares: Shares) -> Memory:
+    users = load.concurrency
+    rows = max(users, min(load.batch_tokens, users * load.prompt))
     return Memory(
         weights=sizes.weights,
-        kv=load.concurrency * sizes.kv_bytes(load.prompt + load.output),
-        activations=sizes.row_bytes * max(load.batch_tokens, load.concurrency),
+        kv=users * sizes.kv_bytes(load.prompt + load.output),
+        activations=sizes.row_bytes * rows + sizes.logit_bytes * users,
         reserve=shares.reserve_bytes,
         available=int(machine.memory * GIB),
     )

@@ -8,10 +8,10 @@ from typing import Final, Self
 from galley.formats.weights import flat
 from galley.graph.passes import run_passes
 from galley.graph.program import Program
+from galley.graph.quantize_inputs import quantize_inputs
 from galley.ops.cpu import kv_bytes_of_layer
-from galley.ops.kinds import plan_kinds
-from galley.ops.lowering import lower, weight_bytes
-from galley.ops.packing import packed_bytes
+from galley.ops.kinds import plan_activations, plan_kinds
+from galley.ops.lowering import held_bytes, lower, weight_bytes
 from galley.types import BLOCK_TOKENS, blocks_for
 
 PRECISIONS: Final = ("float32", "bf16", "int8", "int4")
@@ -28,9 +28,11 @@ class ModelSizes:
         weights: bytes held in memory.
         step_weights: bytes of them that each step reads; of an embedding that is a row.
         kv: window (0: none) -> bytes of keys and values of a token, over the layers with that window.
+        kv_layers: layers with keys and values.
         row_operations, logit_operations: of linear layers, for each token and for each wanted one on top.
         attention: window -> operations of attention for each token and each token of its context.
         row_bytes: memory for what lies between the ops, for each token of a step.
+        logit_bytes: memory for the logits of a token.
         max_positions: the longest context, in tokens.
     """
 
@@ -39,22 +41,32 @@ class ModelSizes:
     weights: int
     step_weights: int
     kv: dict[int, int]
+    kv_layers: int
     row_operations: int
     logit_operations: int
     attention: dict[int, int]
     row_bytes: int
+    logit_bytes: int
     max_positions: int
 
     @classmethod
-    def of(cls, program: Program, precision: str, kv_dtype: str) -> Self:
-        """Sizes of a traced model; ``kv_dtype`` is "float32", "bfloat16" or "int8"."""
+    def of(cls, program: Program, precision: str, kv_dtype: str, isa: str | None = None) -> Self:
+        """Sizes of a traced model.
+
+        Args:
+            program: the model.
+            precision: of its weights, one of :data:`PRECISIONS`.
+            kv_dtype: "float32", "bfloat16" or "int8".
+            isa: instruction set that it will run with, where that is known: buffers then also hold what
+                inputs are rounded to.
+        """
         kinds = plan_kinds(program, precision)
         shapes = {name: flat(shape) for name, shape in program.all_shapes.items()}
-        weights = sum(
-            packed_bytes(kinds[name], *shape) if name in kinds else 4 * math.prod(shape)
-            for name, shape in shapes.items()
-        )
         runs = run_passes(program.with_kinds(kinds), ())
+        buffered = runs
+        if isa is not None:
+            inputs = plan_activations(kinds, precision, "auto", isa)
+            buffered = run_passes(quantize_inputs(program.with_kinds(kinds), inputs), ())
         rows, logits = runs.operations()
         kv: Counter[int] = Counter()
         for layer in program.kv:
@@ -67,13 +79,15 @@ class ModelSizes:
         return cls(
             precision=precision,
             parameters=sum(map(math.prod, shapes.values())),
-            weights=weights,
+            weights=held_bytes([runs]),
             step_weights=weight_bytes(runs),
             kv=dict(kv),
+            kv_layers=len(program.kv),
             row_operations=rows,
             logit_operations=logits,
             attention=dict(attention),
-            row_bytes=lower(runs).cost().arena_bytes,
+            row_bytes=lower(buffered).cost().arena_bytes,
+            logit_bytes=4 * program.vocab_size,
             max_positions=program.max_positions,
         )
 

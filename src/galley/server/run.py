@@ -9,7 +9,6 @@ import signal
 import socket
 import ssl
 import sys
-import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -20,12 +19,15 @@ from galley.config import LOG_FORMAT, LOOPBACK_HOSTS, Settings
 from galley.errors import GalleyError
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
+from galley.machine import process_age
 from galley.server import tls, websocket
 from galley.server.app import create_app
 from galley.server.auth import check_exposure
 from galley.server.front_door import Admission, FrontDoor, raise_descriptor_limit
 from galley.server.http_protocol import BoundedHttpProtocol
+from galley.server.ledger import ledger_lines
 from galley.service.spawn import Spawner
+from galley.types import Ledger
 
 log = logging.getLogger("galley.server")
 
@@ -155,8 +157,7 @@ class _Run:
     async def _start(self, signalled: asyncio.Task[int]) -> int | None:
         """Bring the models up while HTTP already answers; an exit code if that ends it all."""
         print(f"Galley {__version__} listens on {self._url}", flush=True)
-        began = time.monotonic()
-        start = asyncio.create_task(self._models.start(self._print_phase))
+        start = asyncio.create_task(self._models.start(self._print_phase, self._print_ledger))
         await asyncio.wait({start, signalled}, return_when=asyncio.FIRST_COMPLETED)
         if not start.done():
             start.cancel()
@@ -169,7 +170,7 @@ class _Run:
             return 1
         *others, last = self._models.names
         ready = f"{', '.join(others)} and {last} are ready" if others else f"{last} is ready"
-        print(f"{ready} after {time.monotonic() - began:.2f} s: {self._url}/v1", flush=True)
+        print(f"{ready} after {process_age():.2f} s: {self._url}/v1", flush=True)
         return None
 
     async def _reload_when_told(self) -> None:
@@ -188,7 +189,12 @@ class _Run:
                 except Exception as error:
                     log.error("%s goes on as it is: %s", model, error)
 
+    def _print_ledger(self, model: str, ledger: Ledger) -> None:
+        print("\n".join(ledger_lines(model, ledger)), flush=True)
+
     def _print_phase(self, model: str, phase: str, seconds: float) -> None:
+        if phase == "ready":
+            return  # their sum, which the last line of the start says from the command's beginning
         names = self._models.names
         whose = f"{model:<{max(map(len, names))}} " if len(names) > 1 else ""
         print(f"  {whose}{phase:<10} {seconds:6.2f} s", flush=True)

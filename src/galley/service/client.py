@@ -26,14 +26,14 @@ from galley.errors import (
     QueueFull,
 )
 from galley.service.admission import Admission
-from galley.service.frames import Abort, Alive, FromEngine, Phase, Ready, Step, Submit
+from galley.service.frames import Abort, Alive, FromEngine, Phase, Planned, Ready, Step, Submit
 from galley.service.process import EngineProcess
 from galley.service.quarantine import Quarantine
 from galley.service.spawn import Spawned, spawn
 from galley.service.streams import OutputStream, Unfinished
 from galley.service.unread import Unread, UnreadBudget
 from galley.service.watchdog import Watchdog
-from galley.types import EngineRequest, EngineStats, ModelInfo, OnPhase, Output
+from galley.types import EngineRequest, EngineStats, ModelInfo, OnLedger, OnPhase, Output
 
 log = logging.getLogger("galley.service")
 
@@ -78,6 +78,7 @@ class EngineClient:
         *,
         max_queue: int,
         on_phase: OnPhase | None = None,
+        on_ledger: OnLedger | None = None,
         begin: Callable[[], Spawned] | None = None,
         watchdog: Callable[[], Watchdog] = lambda: Watchdog(STALL_SECONDS, STEP_TIMEOUT),
     ) -> None:
@@ -88,6 +89,7 @@ class EngineClient:
             folder: the checkpoint.
             max_queue: sequences that may wait beyond the running ones.
             on_phase: told of each start-up phase that ends.
+            on_ledger: told what each engine that starts will take of the memory.
             begin: spawns an engine's process.
             watchdog: makes what watches over one.
         """
@@ -98,6 +100,7 @@ class EngineClient:
         self._admission = Admission(settings.running_limit, max_queue)
         self._unread = UnreadBudget()
         self._on_phase = on_phase
+        self._on_ledger = on_ledger
         self._begin = begin or (lambda: spawn(settings.engine))
         self._unfinished: dict[str, Unfinished] = {}
         self._quarantine = Quarantine()
@@ -416,6 +419,9 @@ class EngineClient:
                 self._send(self._quarantine.settled())
         elif isinstance(frame, Phase):
             self._phase_ended(frame.name, frame.seconds)
+        elif isinstance(frame, Planned):
+            if self._on_ledger:
+                self._on_ledger(frame.ledger)
         elif isinstance(frame, Ready):
             self.stats = frame.stats
             self._become_ready(frame.info)

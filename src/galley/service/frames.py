@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from galley.config import EngineSettings
-from galley.types import EngineRequest, EngineStats, ModelInfo, Output
+from galley.types import EngineRequest, EngineStats, Ledger, ModelInfo, Output
 
 MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
 HEADER: Final = struct.Struct("<I")
@@ -46,6 +46,12 @@ class Phase(msgspec.Struct, tag="phase", frozen=True):
     seconds: float
 
 
+class Planned(msgspec.Struct, tag="planned", frozen=True):
+    """What the model will take of the memory; its weights are loaded next."""
+
+    ledger: Ledger
+
+
 class Ready(msgspec.Struct, tag="ready", frozen=True):
     """The engine takes requests from now on. ``stats`` are those before the first step."""
 
@@ -78,7 +84,7 @@ class Step(msgspec.Struct, tag="step", frozen=True):
 
 
 ToEngine = Start | Submit | Abort
-FromEngine = Phase | Ready | StartFailed | Alive | Step
+FromEngine = Phase | Planned | Ready | StartFailed | Alive | Step
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

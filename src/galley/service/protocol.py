@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, cast
 
 from galley.config import NATIVE_ENGINE, EngineSettings
 from galley.errors import SettingsError
-from galley.types import EngineRequest, EngineStats, ModelInfo, OnPhase, Output
+from galley.types import EngineRequest, EngineStats, ModelInfo, OnLedger, OnPhase, Output
 
 ENTRY_POINTS: Final = "galley.engines"
 """The entry-point group in which installed packages name their loaders."""
@@ -74,6 +74,7 @@ class EngineLoader(Protocol):
         folder: Path,
         on_phase: OnPhase | None = None,
         pause: Callable[[], None] | None = None,
+        on_ledger: OnLedger | None = None,
     ) -> Engine:
         """Load a model.
 
@@ -83,6 +84,8 @@ class EngineLoader(Protocol):
             on_phase: told the name and the seconds of each start-up phase as it ends.
             pause: to be called often within a step that computes on the CPU: lets another engine have the
                 cores in between. None where this engine has them alone.
+            on_ledger: told what the model will take of the memory, before its weights are loaded, by an
+                engine that knows.
 
         Raises:
             ModelError, SettingsError: the checkpoint or the settings cannot be used.

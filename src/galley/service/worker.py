@@ -34,6 +34,7 @@ from galley.service.frames import (
     Alive,
     FromEngine,
     Phase,
+    Planned,
     Ready,
     Start,
     StartFailed,
@@ -139,6 +140,7 @@ def _load(
         Path(start.folder),
         on_phase=lambda name, seconds: connection.send(Phase(name, seconds)),
         pause=None if cores is None else cores.pause,
+        on_ledger=lambda ledger: connection.send(Planned(ledger)),
     )
     connection.send(Ready(engine.info, engine.stats))
     return engine

@@ -1,0 +1,83 @@
+"""What a check finds, and where it looks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from galley.config import Settings
+
+Level = Literal["ok", "note", "warning", "problem"]
+
+LEVELS: Final[tuple[Level, ...]] = ("ok", "note", "warning", "problem")
+"""From fine to bad. A note is worth knowing and costs nothing that could be had back."""
+
+EXIT_CODES: Final[Mapping[Level, int]] = {"ok": 0, "note": 0, "warning": 1, "problem": 2}
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was looked at.
+
+    Attributes:
+        check: its name, the same on every machine.
+        level: how bad it is.
+        found: what is the case, with the figures.
+        cost: what that costs; empty where it costs nothing.
+        remedy: what to do; empty where there is nothing to do.
+        figures: those of ``found``, for programs; units are in their names.
+    """
+
+    check: str
+    level: Level
+    found: str
+    cost: str = ""
+    remedy: str = ""
+    figures: dict[str, float | str] = {}
+
+
+def worst(findings: Sequence[Finding]) -> Level:
+    """The worst level; "ok" of nothing."""
+    return max((finding.level for finding in findings), key=LEVELS.index, default="ok")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The machine as its kernel describes it; ``root`` is ``/``, or a copy of another machine's files."""
+
+    root: Path = Path("/")
+
+    def text(self, path: str) -> str:
+        """A file's text without space at its ends; empty if it cannot be read."""
+        try:
+            return (self.root / path.lstrip("/")).read_text(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def paths(self, folder: str, pattern: str) -> list[Path]:
+        """What matches in a folder, sorted; nothing if there is no such folder."""
+        return sorted((self.root / folder.lstrip("/")).glob(pattern))
+
+    @property
+    def cgroup(self) -> Path:
+        """Root of the control groups."""
+        return self.root / "sys/fs/cgroup"
+
+    @property
+    def membership(self) -> Path:
+        """The file that names this process's control groups."""
+        return self.root / "proc/self/cgroup"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the machine is looked at for.
+
+    Attributes:
+        settings: of the server that is to run.
+        host: the machine.
+    """
+
+    settings: Settings
+    host: Host

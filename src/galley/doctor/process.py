@@ -1,0 +1,58 @@
+"""What the server's process needs of the system: its port, and files that may be open."""
+
+import resource
+import socket
+from typing import Final
+
+from galley.doctor.findings import Asked, Finding
+
+_FEW: Final = 4096
+"""Open files below which connections run out before the engine does."""
+
+
+def check(asked: Asked) -> list[Finding]:
+    """The port and the limit on open files."""
+    return [_port(asked), _files()]
+
+
+def _port(asked: Asked) -> Finding:
+    host, port = asked.settings.host, asked.settings.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        return Finding(
+            check="port",
+            level="problem",
+            found=f"{host}:{port} cannot be bound: {error.strerror or error}",
+            cost="galley serve does not start",
+            remedy=f"ss -ltnp 'sport = :{port}' shows who has it; choose another --port or --host",
+            figures={"host": host, "port": port},
+        )
+    return Finding(
+        check="port",
+        level="ok",
+        found=f"{host}:{port} is free",
+        figures={"host": host, "port": port},
+    )
+
+
+def _files() -> Finding:
+    """Of the hard limit: the server raises the soft one to it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or hard >= _FEW:
+        text = "any number of" if hard == resource.RLIM_INFINITY else f"{hard:,}"
+        return Finding(
+            check="open files",
+            level="ok",
+            found=f"{text} files may be open",
+            figures={"limit": hard},
+        )
+    return Finding(
+        check="open files",
+        level="warning",
+        found=f"{hard:,} files may be open",
+        cost=f"about {max(0, hard - 64) // 2:,} connections at a time, then 503",
+        remedy="ulimit -Hn, LimitNOFILE= in the systemd unit, or docker run --ulimit nofile=65536",
+        figures={"limit": hard},
+    )

@@ -1,0 +1,100 @@
+"""Instruction sets, and which kernels follow from them."""
+
+import os
+from typing import Final
+
+from galley.doctor.findings import Asked, Finding
+from galley.errors import SettingsError
+
+_FLAGS: Final = {
+    "avx2": "avx2",
+    "avx512f": "avx512f",
+    "avx512_vnni": "avx512vnni",
+    "avx512_bf16": "avx512",
+    "avx_vnni": "avxvnni",
+    "amx_tile": "amx",
+    "asimddp": "neon",
+}
+"""Flag of /proc/cpuinfo -> the set of kernels that begins to use it."""
+
+_COSTS: Final = {
+    "avx512vnni": "bf16 weights are widened before each product: about half the prefill speed of bf16",
+    "avx512f": "no integer dot products: int8 and int4 prefill at a third of what VNNI reaches",
+    "avx2": "no integer dot products and half the width of AVX-512: prefill at a quarter or less",
+    "avxvnni": "half the width of AVX-512, and bf16 weights are widened before each product",
+    "portable": "plain C++ without vector instructions: ten times slower and more",
+}
+"""Of the sets of kernels that are not the best of their architecture."""
+
+
+def check(asked: Asked) -> list[Finding]:
+    """Which kernels run here, and whether the CPU has better than those."""
+    flags = cpu_flags(asked)
+    has = ", ".join(flag for flag in _FLAGS if flag in flags) or "none that kernels use"
+    try:
+        from galley import _native
+        from galley.ops.isa import ISA_VARIABLE, choose_isa
+    except ImportError as error:
+        return [
+            Finding(
+                check="kernels",
+                level="problem",
+                found=f"the native kernels cannot be imported ({error})",
+                cost="models run on the reference executor, many times slower, and only with torch",
+                remedy="install a wheel for this machine, or build from source with a C++17 compiler",
+                figures={"instructions": has},
+            )
+        ]
+    supported = _native.supported_isas()
+    try:
+        isa = choose_isa(os.environ)
+    except SettingsError as error:
+        return [
+            Finding(
+                check="kernels", level="problem", found=str(error), remedy=f"unset {ISA_VARIABLE}"
+            )
+        ]
+    figures: dict[str, float | str] = {"instructions": has, "isa": isa}
+    if isa != supported[0]:
+        return [
+            Finding(
+                check="kernels",
+                level="warning",
+                found=f"{ISA_VARIABLE} forces {isa}, this CPU runs {supported[0]}",
+                cost=_COSTS.get(isa, "slower kernels than the CPU has"),
+                remedy=f"unset {ISA_VARIABLE}",
+                figures=figures,
+            )
+        ]
+    if "amx_tile" in flags and isa != "amx":
+        return [
+            Finding(
+                check="kernels",
+                level="warning",
+                found=f"the CPU has AMX, but {isa} runs: the kernel or the build does not lend the tiles",
+                cost="prefill and large batches at a tenth of what AMX computes",
+                remedy="Linux 5.16 or later, a container runtime whose seccomp profile allows arch_prctl, "
+                "and a wheel built with AMX",
+                figures=figures,
+            )
+        ]
+    cost = _COSTS.get(isa, "")
+    return [
+        Finding(
+            check="kernels",
+            level="warning" if isa == "portable" else "note" if cost else "ok",
+            found=f"{isa} kernels (of {', '.join(supported)}); instructions: {has}",
+            cost=cost,
+            remedy="a newer CPU; quantize int4 reads least" if cost else "",
+            figures=figures,
+        )
+    ]
+
+
+def cpu_flags(asked: Asked) -> set[str]:
+    """Of the first core in /proc/cpuinfo."""
+    for line in asked.host.text("/proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return set(value.split())
+    return set()

@@ -1,0 +1,262 @@
+"""Memory bandwidth and arithmetic as measured, against what the CPU's model should give; who interferes."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from galley.bench.machine import measure_machine
+from galley.bench.report import Machine as Measured
+from galley.bench.report import Spread
+from galley.doctor.findings import Asked, Finding
+from galley.errors import SettingsError
+
+TABLE: Final = Path(__file__).with_name("processors.yaml")
+
+_READ_BYTES: Final = 256 << 20
+_SECONDS: Final = 0.08
+_REPEATS: Final = 5
+_FAIR: Final = 0.7
+"""Share of what a model should give, below which it is said."""
+
+_RESTLESS: Final = 0.25
+"""Spread of five measurements, as a share of their median, from which somebody interferes."""
+
+_STOLEN: Final = 0.02
+"""Share of the CPUs' time that the hypervisor gave to others, from which it is said."""
+
+_CPU_FIELDS: Final = 8
+_STEAL: Final = 7
+"""Place of stolen time among the fields of a line of /proc/stat (proc(5))."""
+
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class Processor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line of CPUs, as its maker states it.
+
+    Attributes:
+        name: of the line.
+        match: regular expression over "vendor family/model name", as /proc/cpuinfo has them.
+        ghz: of all cores under load, boost included.
+        operations: kind of product -> operations of a core in a cycle; a multiply-add is two.
+        bandwidth: of a socket, in GB/s.
+        cores: of a socket that has this bandwidth.
+        sources: of the figures.
+    """
+
+    name: str
+    match: str
+    ghz: Positive
+    operations: Mapping[str, Positive]
+    bandwidth: Positive
+    cores: Annotated[int, Meta(gt=0)]
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Interference:
+    """What was lost while it was measured: a share of the CPUs' time; stops by the container's quota."""
+
+    stolen: float
+    throttled: int
+
+
+def check(asked: Asked) -> list[Finding]:
+    """Some seconds of all cores: bandwidth, arithmetic, and who interfered meanwhile."""
+    before, stops = cpu_times(asked), throttled(asked)
+    try:
+        measured = measure_machine(
+            threads=asked.settings.threads,
+            memory_bytes=_READ_BYTES,
+            seconds=_SECONDS,
+            repeats=_REPEATS,
+        )
+    except SettingsError as error:
+        return [Finding(check="speed", level="warning", found=f"cannot be measured: {error}")]
+    interference = Interference(stolen_share(before, cpu_times(asked)), throttled(asked) - stops)
+    processor = processor_of(asked)
+    return [
+        bandwidth(measured, processor),
+        arithmetic(measured, processor),
+        steadiness(measured, interference),
+        *governor(asked),
+    ]
+
+
+def bandwidth(measured: Measured, processor: Processor | None) -> Finding:
+    """Of memory, against the fair share of a socket's."""
+    rate = measured.read_huge.median / 1e9
+    figures: dict[str, float | str] = {
+        "GB_per_s": rate,
+        "small_pages": measured.read_small.median / 1e9,
+    }
+    if processor is None:
+        return Finding(
+            check="memory bandwidth",
+            level="note",
+            found=f"{rate:.1f} GB/s on {measured.threads} threads; this CPU is not in the table",
+            figures=figures,
+        )
+    fair = processor.bandwidth / processor.cores * measured.threads
+    figures |= {"fair_GB_per_s": fair, "processor": processor.name}
+    found = (
+        f"{rate:.1f} GB/s on {measured.threads} threads; their share of a {processor.name}'s "
+        f"{processor.bandwidth:.0f} is {fair:.1f}"
+    )
+    if rate >= _FAIR * fair:
+        return Finding(check="memory bandwidth", level="ok", found=found, figures=figures)
+    return Finding(
+        check="memory bandwidth",
+        level="warning",
+        found=found,
+        cost=f"decoding is bound by it: about {rate / fair:.0%} of the tokens a second to be expected",
+        remedy="other machines on this host read, too, or memory channels are empty (dmidecode -t "
+        "memory): measure again later, or move",
+        figures=figures,
+    )
+
+
+def arithmetic(measured: Measured, processor: Processor | None) -> Finding:
+    """Of the kernels' products, against the maker's operations in a cycle."""
+    rates = {kind: spread.median / 1e9 for kind, spread in measured.operations.items()}
+    figures: dict[str, float | str] = {f"{kind}_GOPS": rate for kind, rate in rates.items()}
+    said = ", ".join(f"{kind} {rate:,.0f}" for kind, rate in rates.items())
+    if processor is None:
+        return Finding(
+            check="arithmetic",
+            level="note",
+            found=f"{said} GOPS on {measured.threads} threads; this CPU is not in the table",
+            figures=figures,
+        )
+    peaks = {
+        kind: per_cycle * processor.ghz * measured.threads
+        for kind, per_cycle in processor.operations.items()
+    }
+    kind, share = min(
+        ((kind, rates[kind] / peak) for kind, peak in peaks.items() if kind in rates),
+        key=lambda pair: pair[1],
+    )
+    figures |= {f"{kind}_peak_GOPS": peak for kind, peak in peaks.items()}
+    found = (
+        f"{said} GOPS on {measured.threads} threads of a {processor.name}; "
+        f"{kind} is {share:.0%} of its peak"
+    )
+    if share >= _FAIR:
+        return Finding(check="arithmetic", level="ok", found=found, figures=figures)
+    return Finding(
+        check="arithmetic",
+        level="warning",
+        found=found,
+        cost=f"prefill and large batches at about {share:.0%} of what so many cores compute",
+        remedy="the clock is lowered (heat, power limit), the CPUs are hyperthreads of fewer cores, or "
+        "others compute here: see the other findings",
+        figures=figures,
+    )
+
+
+def steadiness(measured: Measured, interference: Interference) -> Finding:
+    """Whether somebody else had the cores meanwhile."""
+    spreads = {"memory": measured.read_huge, **measured.operations}
+    what, worst = max(((name, _spread(s)) for name, s in spreads.items()), key=lambda pair: pair[1])
+    figures: dict[str, float | str] = {
+        "stolen": interference.stolen,
+        "throttled": interference.throttled,
+        "spread": worst,
+    }
+    found = (
+        f"{interference.stolen:.1%} of the time stolen by the hypervisor, {interference.throttled} stops "
+        f"by the quota, measurements spread by {worst:.0%} ({what})"
+    )
+    if interference.throttled:
+        return Finding(
+            check="neighbours",
+            level="problem",
+            found=found,
+            cost="the kernel stops all threads for the rest of each period: tokens stutter",
+            remedy="--threads below the quota, or a quota of whole cores (requests = limits in Kubernetes)",
+            figures=figures,
+        )
+    if interference.stolen > _STOLEN or worst > _RESTLESS:
+        return Finding(
+            check="neighbours",
+            level="warning",
+            found=found,
+            cost="latency moves with what others do: P99 is theirs, not yours",
+            remedy="dedicated cores or another host; heat shows in this way, too (dmesg | grep -i throttl)",
+            figures=figures,
+        )
+    return Finding(check="neighbours", level="ok", found=found, figures=figures)
+
+
+def _spread(rates: Spread) -> float:
+    return (rates.high - rates.low) / rates.median
+
+
+def governor(asked: Asked) -> list[Finding]:
+    """Whether the clock stays low while cores idle between requests."""
+    paths = asked.host.paths("/sys/devices/system/cpu", "cpu[0-9]*/cpufreq/scaling_governor")
+    governors = {path.read_text().strip() for path in paths}
+    if not governors & {"powersave", "conservative"}:
+        return []
+    drivers = asked.host.paths("/sys/devices/system/cpu", "cpu0/cpufreq/scaling_driver")
+    if drivers and drivers[0].read_text().strip() in ("intel_pstate", "amd-pstate-epp"):
+        return []  # whose "powersave" goes up with the load
+    return [
+        Finding(
+            check="clock",
+            level="warning",
+            found=f"the frequency governor is {', '.join(sorted(governors))}",
+            cost="cores that idle between requests begin each one slowly",
+            remedy="cpupower frequency-set -g performance",
+            figures={"governor": ", ".join(sorted(governors))},
+        )
+    ]
+
+
+def processor_of(asked: Asked, table: Path = TABLE) -> Processor | None:
+    """The row of the table that this CPU is of, if there is one."""
+    import yaml
+
+    text = asked.host.text("/proc/cpuinfo")
+    fields = {
+        name.strip(): value.strip()
+        for name, _, value in (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    }
+    known = ("vendor_id", "cpu family", "model", "model name")
+    vendor, family, model, name = (fields.get(field, "") for field in known)
+    key = f"{vendor} {family}/{model} {name}"
+    rows = msgspec.convert(yaml.safe_load(table.read_text(encoding="utf-8")), list[Processor])
+    return next((row for row in rows if re.match(row.match, key)), None)
+
+
+def cpu_times(asked: Asked) -> list[int]:
+    """Of all CPUs, in ticks: user, nice, system, idle, iowait, irq, softirq and steal (proc(5))."""
+    line = asked.host.text("/proc/stat").partition("\n")[0].split()
+    return [int(word) for word in line[1 : 1 + _CPU_FIELDS]]
+
+
+def stolen_share(before: list[int], after: list[int]) -> float:
+    """Share of the CPUs' time between two readings that the hypervisor gave to others."""
+    spent = [b - a for a, b in zip(before, after, strict=True)]
+    total = sum(spent)
+    return spent[_STEAL] / total if len(spent) == _CPU_FIELDS and total else 0.0
+
+
+def throttled(asked: Asked) -> int:
+    """How often the kernel has stopped this process's control group because its quota was used up."""
+    stops = 0
+    for line in asked.host.text("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or "cpu" in controllers.split(","):
+            folder = asked.host.cgroup / ("cpu" if controllers else "") / path.strip("/")
+            try:
+                found = re.search(r"nr_throttled (\d+)", (folder / "cpu.stat").read_text())
+            except OSError:
+                continue
+            stops = max(stops, int(found[1]) if found else 0)
+    return stops

@@ -1,0 +1,244 @@
+"""Sizes the KV cache before anything is loaded, and keeps the ledger of all memory that a model takes."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from galley.config import EngineSettings
+from galley.errors import EngineFailed, SettingsError
+from galley.graph.program import KVGroup, Program
+from galley.machine import address_space_left, available_memory, bytes_text
+from galley.ops.executor import ExecutorMemory, ExecutorOptions
+from galley.types import BLOCK_TOKENS, Ledger, blocks_for
+
+LEAST_TOKENS: Final = 512
+"""Of a request that must fit; below, a server is of no use."""
+
+RESERVE_BYTES: Final = 192 << 20
+"""For the server (60 MiB), a text worker (35 MiB and its tokenizer) and answers not yet read (64 MiB)."""
+
+_LENGTHS: Final = (512, 2048, 8192, 32768, 131072)
+"""Tokens of requests that a ledger says the number of, below the longest context."""
+
+_SHOWN_LENGTHS: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSize:
+    """A KV cache, counted in blocks.
+
+    Attributes:
+        groups: in each of which a sequence has a block table.
+        block_bytes: of one block.
+        encoder_blocks: that the encoder output of one sequence takes.
+        max_model_len: the most tokens of one sequence.
+        blocks: that there are.
+    """
+
+    groups: tuple[KVGroup, ...]
+    block_bytes: int
+    encoder_blocks: int
+    max_model_len: int
+    blocks: int = 0
+
+    def needed_for(self, tokens: int) -> int:
+        """Blocks that a sequence of so many tokens takes, its encoder output aside."""
+        return sum(group.blocks_for(tokens) for group in self.groups)
+
+    @property
+    def least(self) -> int:
+        """Blocks without which no request of use could run."""
+        return self.needed_for(min(LEAST_TOKENS, self.max_model_len)) + self.encoder_blocks
+
+    @property
+    def bytes(self) -> int:
+        """Of all blocks."""
+        return self.blocks * self.block_bytes
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a single sequence that all blocks hold, over all groups."""
+        states = sum(group.state_blocks for group in self.groups)
+        tables = sum(not group.state_blocks for group in self.groups)
+        return (self.blocks - states) // tables * BLOCK_TOKENS
+
+    def requests(self, running_limit: int) -> tuple[tuple[int, int], ...]:
+        """(tokens, how many sequences of so many tokens run at a time), for some lengths."""
+        longest = min(self.max_model_len, self.tokens)
+        lengths = [n for n in _LENGTHS if n < longest] + [longest]
+        each = ((n, self.needed_for(n) + self.encoder_blocks) for n in lengths)
+        found = [(n, min(running_limit, self.blocks // max(1, blocks))) for n, blocks in each]
+        return tuple(found[-_SHOWN_LENGTHS:])
+
+
+def plan_memory(
+    settings: EngineSettings,
+    program: Program,
+    options: ExecutorOptions,
+    executor: str,
+    memory_of: Callable[[ExecutorOptions], ExecutorMemory],
+    *,
+    name: str,
+    family: str,
+) -> tuple[KVSize, Ledger]:
+    """The KV cache that the engine will allocate, and the ledger; nothing is loaded.
+
+    The cache is as large as was asked for, or takes the share of the memory that is left beside weights and
+    buffers, but no more than all running sequences can fill.
+
+    Args:
+        settings: of the engine.
+        program: the traced model.
+        options: how it will run.
+        executor: name of what will run it.
+        memory_of: what the executor will hold with given options.
+        name: of the model, for messages.
+        family: of the model.
+
+    Raises:
+        SettingsError: ``max_model_len`` exceeds the model's context.
+        EngineFailed: the cache asked for does not hold one encoder input.
+    """
+    memory = memory_of(options)
+    size = KVSize(
+        groups=_kv_groups(program, memory.kv_block),
+        block_bytes=memory.kv_block,
+        encoder_blocks=0 if program.encoder is None else blocks_for(program.encoder.max_rows),
+        max_model_len=_max_model_len(settings, program),
+    )
+    available = memory.free
+    if available is None:
+        available = min(available_memory(), address_space_left())
+    buffers = memory.buffers(settings.max_batch_tokens, settings.running_limit)
+    left = available - memory.weights - buffers - RESERVE_BYTES
+    size = replace(size, blocks=_kv_blocks(settings, size, left))
+    if size.blocks <= size.encoder_blocks:
+        raise EngineFailed(
+            f"a KV cache of {size.blocks * BLOCK_TOKENS} tokens does not hold one encoder input, which "
+            f"takes {size.encoder_blocks * BLOCK_TOKENS}, and its transcript; set kv_cache_tokens to more"
+        )
+    ledger = Ledger(
+        family=family,
+        parameters=sum(map(math.prod, program.all_shapes.values())),
+        executor=executor,
+        isa=memory.isa,
+        device=options.device,
+        threads=options.threads,
+        quantize=options.quantize,
+        inputs=memory.activations,
+        kv_dtype=options.kv_dtype,
+        max_model_len=size.max_model_len,
+        step_tokens=settings.max_batch_tokens,
+        weights=memory.weights,
+        buffers=buffers,
+        kv_per_token=memory.kv_block * len(program.kv_groups) // BLOCK_TOKENS,
+        kv_tokens=size.tokens,
+        kv=size.bytes,
+        reserve=RESERVE_BYTES,
+        available=available,
+        requests=size.requests(settings.running_limit),
+    )
+    if not ledger.fits:
+        changes = _changes(settings, program, options, ledger, size, memory_of)
+        raise EngineFailed(refusal(name, ledger, changes))
+    return size, ledger
+
+
+def refusal(name: str, ledger: Ledger, changes: Sequence[str]) -> str:
+    """What does not fit, and what would make it fit."""
+    parts = ", ".join(
+        f"{what} {bytes_text(count)}"
+        for what, count in (
+            (f"{ledger.quantize} weights", ledger.weights),
+            (f"KV cache of {ledger.kv_tokens:,} tokens", ledger.kv),
+            ("buffers", ledger.buffers),
+            ("reserve", ledger.reserve),
+        )
+    )
+    listed = "".join(f"\n  {i}. {change}" for i, change in enumerate(changes, 1))
+    return (
+        f"{name} does not fit the memory: it needs {bytes_text(ledger.total)} ({parts}), "
+        f"{bytes_text(ledger.available)} are available. Each of these makes it fit:{listed}"
+    )
+
+
+def _changes(
+    settings: EngineSettings,
+    program: Program,
+    options: ExecutorOptions,
+    ledger: Ledger,
+    size: KVSize,
+    memory_of: Callable[[ExecutorOptions], ExecutorMemory],
+) -> list[str]:
+    """Three changes, each of which makes the model fit: settings, then memory, then a smaller model."""
+    changes = []
+    least = size.least * size.block_bytes
+    fixed = ledger.total - ledger.kv
+    rooms = (ledger.available - fixed) // size.block_bytes
+    if settings.kv_cache_tokens is not None and rooms >= size.least:
+        tokens = replace(size, blocks=rooms).tokens
+        changes.append(f"--kv-cache-tokens {tokens} (the cache then takes what is left)")
+    kinds = ("float32", "bf16", "int8", "int4")
+    for kind in kinds[kinds.index(options.quantize) + 1 :] if ledger.executor == "cpu" else ():
+        weights = memory_of(replace(options, quantize=kind)).weights
+        needs = ledger.total - ledger.weights + weights
+        if needs <= ledger.available:
+            changes.append(f"--quantize {kind} (needs {bytes_text(needs)})")
+            break
+    else:
+        if ledger.executor == "cpu" and options.quantize != "int4":
+            weights = memory_of(replace(options, quantize="int4")).weights
+            needs = fixed - ledger.weights + weights + least
+            if needs <= ledger.available:
+                tokens = replace(size, blocks=size.least).tokens
+                changes.append(
+                    f"--quantize int4 --kv-cache-tokens {tokens} (needs {bytes_text(needs)})"
+                )
+    del changes[2:]
+    missing = ledger.total - ledger.available
+    changes.append(
+        f"{bytes_text(missing)} more memory: a larger container limit or ulimit -v, other programs "
+        "stopped, or another machine (galley plan MODEL compares them)"
+    )
+    per_parameter = memory_of(
+        replace(options, quantize="int4") if ledger.executor == "cpu" else options
+    ).weights / max(1, ledger.parameters)
+    room = ledger.available - ledger.buffers - ledger.reserve - least
+    if room > 0:
+        kind = "int4" if ledger.executor == "cpu" else options.quantize
+        changes.append(
+            f"a smaller model: up to about {room / per_parameter / 1e6:,.0f} million parameters with "
+            f"--quantize {kind}"
+        )
+    if len(changes) < 3:
+        changes.append(
+            f"a machine or container with {bytes_text(2 * ledger.total)}, which leaves room for more "
+            "requests at a time, too"
+        )
+    return changes[:3]
+
+
+def _max_model_len(settings: EngineSettings, program: Program) -> int:
+    wanted = settings.max_model_len or program.max_positions
+    if wanted > program.max_positions:
+        raise SettingsError(
+            f"max_model_len {wanted} exceeds the model's context of {program.max_positions} tokens"
+        )
+    return wanted
+
+
+def _kv_groups(program: Program, block_bytes: int) -> tuple[KVGroup, ...]:
+    """The groups of layers that keep tokens, and one of layers that keep a state, if there are any."""
+    if not program.state_bytes:
+        return program.kv_groups
+    return (*program.kv_groups, KVGroup(state_blocks=-(-program.state_bytes // block_bytes)))
+
+
+def _kv_blocks(settings: EngineSettings, size: KVSize, left: int) -> int:
+    """As asked, or what the share of ``left`` bytes holds, at least what one request of use takes."""
+    if settings.kv_cache_tokens is not None:
+        return size.needed_for(settings.kv_cache_tokens)
+    most = settings.running_limit * (size.needed_for(size.max_model_len) + size.encoder_blocks)
+    affordable = int(max(0, left) * settings.kv_memory_fraction) // size.block_bytes
+    return max(size.least, min(most, affordable))

@@ -1,0 +1,28 @@
+"""The memory ledger, as ``galley serve`` prints it before a model's weights are loaded."""
+
+from galley.machine import bytes_text
+from galley.types import Ledger
+
+
+def ledger_lines(model: str, ledger: Ledger) -> list[str]:
+    """What is loaded, how it runs, what it takes of the memory, and how many requests fit."""
+    kernels = f" ({ledger.isa})" if ledger.isa else ""
+    rows = [
+        ("weights", ledger.weights, f"{ledger.quantize}, multiplied with {ledger.inputs}"),
+        (
+            "KV cache",
+            ledger.kv,
+            f"{ledger.kv_tokens:,} tokens of {bytes_text(ledger.kv_per_token)}, {ledger.kv_dtype}",
+        ),
+        ("buffers", ledger.buffers, f"{ledger.step_tokens} tokens a step"),
+        ("reserve", ledger.reserve, "the server and its text workers"),
+        ("in all", ledger.total, f"of {bytes_text(ledger.available)} available"),
+    ]
+    fitting = ", ".join(f"{count} of {tokens:,} tokens" for tokens, count in ledger.requests)
+    return [
+        f"{model}: {ledger.family}, {ledger.parameters / 1e6:,.1f} million parameters, context "
+        f"{ledger.max_model_len:,} tokens",
+        f"  runs on    {ledger.device}, executor {ledger.executor}{kernels}, {ledger.threads} threads",
+        *(f"  {part:<10} {bytes_text(count):>10}  {what}" for part, count, what in rows),
+        f"  at a time  {fitting}",
+    ]

@@ -1,0 +1,124 @@
+"""What `galley serve` says before it loads: the ledger; and what it refuses, with what would help."""
+
+import json
+import math
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from galley.models.registry import build_program
+from tests.checkpoints import make_tokenizer
+from tests.server.conftest import CONTEXT
+from tests.server.containers import memory_limit
+from tests.server.serving import Server
+
+pytestmark = pytest.mark.xdist_group("server_ledger")
+
+GIB = 2**30
+PARTS = ("weights", "kv", "buffers", "reserve", "available")
+BILLION: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 14,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "eos_token_id": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def billion(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of 1.8 GB of bfloat16 zeros, in a file that takes no room on disk."""
+    folder = tmp_path_factory.mktemp("billion")
+    (folder / "config.json").write_text(json.dumps(BILLION))
+    make_tokenizer(folder)
+    entries, end = {}, 0
+    for name, shape in build_program(BILLION).all_shapes.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        entries[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    header = json.dumps(entries).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + end)
+    return folder
+
+
+def test_row_10_one_ledger_and_one_ready(model: Path, tmp_path: Path) -> None:
+    with Server(model, tmp_path / "log", kv_cache_tokens=4 * CONTEXT, threads=1) as server:
+        log, metrics = server.log, server.metrics()
+    assert len(re.findall(r"\bready\b", log)) == 1
+    before, _, after = log.partition("in all")
+    assert "llama, 0." in before
+    assert "executor cpu (" in before
+    assert "1 threads" in before
+    assert f"{4 * CONTEXT:,} tokens of " in before
+    assert "available" in after.splitlines()[0]
+    # Nothing is loaded before the ledger is out.
+    assert " load " not in before
+    assert " load " in after
+    fitting = re.search(r"at a time +(.*)", log)
+    assert fitting is not None
+    assert f"4 of {CONTEXT:,} tokens" in fitting[1]
+    parts = {part: metrics[f"galley_planned_memory_bytes{{part={part}}}"] for part in PARTS}
+    assert sum(parts[part] for part in PARTS[:-1]) < parts["available"]
+    assert parts["kv"] > 0
+    assert any(name.startswith("galley_build_info") for name in metrics)
+
+
+@pytest.fixture(params=["container", "ulimit -v"])
+def limited(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
+    """Called in a process that begins, limits its memory: too little for bfloat16, enough for int4."""
+    if request.param == "container":
+        with memory_limit(GIB) as admit:
+            yield lambda: admit(0)
+    else:
+        limit = 3 * GIB  # of addresses: the mapped checkpoint and the libraries count, too
+        yield lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def test_row_1_what_does_not_fit_is_refused_before_it_is_loaded(
+    billion: Path, limited: Callable[[], None]
+) -> None:
+    command = [sys.executable, "-m", "galley", "serve", str(billion), "--port", "0"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, preexec_fn=limited, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("does not fit the memory") == 1
+    assert re.search(r"needs [\d.]+ GiB .*bf16 weights [\d.]+ GiB.*are available", done.stderr)
+    changes = re.findall(r"^  \d\. (.*)$", done.stderr, re.MULTILINE)
+    assert len(changes) == 3
+    assert changes[0].startswith("--quantize ")
+    assert "Traceback" not in done.stderr
+    _goes_on([*command, *changes[0].partition(" (")[0].split()], limited)
+
+
+def _goes_on(command: list[str], limited: Callable[[], None]) -> None:
+    """The server's ledger fits: it begins to load."""
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=limited,
+    ) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "in all" in line:
+                process.kill()
+                return
+        raise AssertionError("".join(lines))
