@@ -178,6 +178,7 @@ class Settings(EngineSettings):
     take_turns: bool = _setting(
         True, "Server", "several models: engines take turns on the cores; else the kernel decides"
     )
+    page: bool = _setting(True, "Server", "serve a page for browsers at /")
     api_key: tuple[str, ...] = _setting(
         (), "Security", "API key; repeat for several (GALLEY_API_KEY: comma-separated)", secret=True
     )

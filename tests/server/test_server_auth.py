@@ -19,7 +19,7 @@ from galley.gateway.caller import Caller
 from galley.gateway.key_file import Tenant
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Account, Tenants
-from galley.server import run
+from galley.server import page_files, run
 from galley.server.app import create_app
 from galley.server.auth import check_exposure
 from galley.server.openapi import document
@@ -29,7 +29,7 @@ from tests.server.serving import Server
 pytestmark = pytest.mark.xdist_group("server_auth")
 
 KEYS = ["sk-first-key", "sk-second-key"]
-OPEN = {"/health", "/ready"}
+OPEN = {"/health", "/ready"} | page_files.PATHS
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from typing import Literal, TypedDict
 
 from galley.gateway.generation import Finish
 from galley.gateway.generation import Usage as TokenCounts
+from galley.types import Task
 
 
 class ErrorDetail(TypedDict):
@@ -195,6 +196,7 @@ class ModelCard(TypedDict):
     created: int
     owned_by: str
     max_model_len: int
+    tasks: list[Task]
 
 
 class ModelList(TypedDict):

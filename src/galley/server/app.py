@@ -14,7 +14,17 @@ from starlette.routing import BaseRoute, Route
 from galley.config import LOOPBACK_HOSTS
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
-from galley.server import admin, audio, errors, generate, health, models, realtime, tokenize
+from galley.server import (
+    admin,
+    audio,
+    errors,
+    generate,
+    health,
+    models,
+    page_files,
+    realtime,
+    tokenize,
+)
 from galley.server.access import AccessLog
 from galley.server.auth import OPEN_PATHS, RequireHost, RequireKey
 from galley.server.budget import ByteBudget
@@ -35,6 +45,8 @@ def create_app(registry: Registry, *, tenants: Tenants) -> Starlette:
     """
     settings = registry.settings
     open_paths = OPEN_PATHS | ({"/metrics"} if settings.metrics_without_key else frozenset())
+    if settings.page:
+        open_paths |= page_files.PATHS
     # The first one is the first to see a request.
     middleware = [Middleware(AccessLog, metrics=registry.metrics)]
     if settings.host in LOOPBACK_HOSTS:
@@ -57,7 +69,12 @@ def create_app(registry: Registry, *, tenants: Tenants) -> Starlette:
     operations = [route for protocol in _PROTOCOLS for route in protocol.routes(registry)]
     operations += admin.routes(tenants, registry)
     app = Starlette(
-        routes=[*operations, *realtime.routes(registry), *_pages(operations)],
+        routes=[
+            *operations,
+            *realtime.routes(registry),
+            *_pages(operations),
+            *(page_files.routes() if settings.page else ()),
+        ],
         middleware=middleware,
         exception_handlers=errors.HANDLERS,
     )

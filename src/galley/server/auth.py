@@ -17,6 +17,9 @@ from galley.server.errors import BEGINNINGS, error_response
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 """Answered without a key, for orchestrators; they tell nothing but up or down."""
 
+KEY_PROTOCOL: Final = "openai-insecure-api-key."
+"""What the subprotocol of a WebSocket begins with that is an API key."""
+
 
 def check_exposure(settings: Settings, tenants: Tenants) -> None:
     """Refuse to serve everyone who can reach the machine.
@@ -109,9 +112,16 @@ def _duration(seconds: float) -> str:
 
 
 def _presented(scope: Scope) -> str:
-    """The bearer token; "", which is no key, without one."""
+    """The bearer token; "", which is no key, without one.
+
+    A page in a browser can give a WebSocket no header but its subprotocols, so a key may be one of them, as
+    OpenAI's clients in browsers send it.
+    """
     scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
+    if scheme.lower() == "bearer":
+        return token.strip()
+    keys = (p for p in scope.get("subprotocols", ()) if p.startswith(KEY_PROTOCOL))
+    return next(keys, "").removeprefix(KEY_PROTOCOL)
 
 
 class RequireHost:

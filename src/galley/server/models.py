@@ -38,4 +38,5 @@ def _card(served: ServedModel) -> ModelCard:
         "created": backend.created,
         "owned_by": "galley",
         "max_model_len": backend.engine.info.max_request_tokens,
+        "tasks": list(backend.engine.info.tasks),
     }

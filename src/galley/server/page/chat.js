@@ -1,0 +1,178 @@
+// Panel "Chat": a conversation with a served language model, streamed with log-probabilities.
+
+import { events, request } from "./api.js";
+import { announce, byId, duration, make, number, percent } from "./dom.js";
+import { Tokens } from "./tokens.js";
+
+const ALTERNATIVES = 5;
+
+/** What has been said: {role, content}. */
+let messages = [];
+/** Ends the answer that is being written; null while none is. */
+let stopper = null;
+
+export function setUp() {
+  const input = byId("chat-input");
+  byId("chat-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    send(input.value);
+  });
+  input.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    send(input.value);
+  });
+  byId("chat-stop").addEventListener("click", () => stopper?.abort());
+  byId("chat-new").addEventListener("click", begin);
+  for (const example of document.querySelectorAll("#chat-examples button")) {
+    example.addEventListener("click", () => send(example.textContent));
+  }
+  for (const radio of document.querySelectorAll("[name=tint]")) {
+    radio.addEventListener("change", () => (byId("panel-chat").dataset.tint = radio.value));
+  }
+}
+
+/** The models that chat are known. */
+export function ready(models) {
+  byId("chat-none").hidden = models.length > 0;
+  byId("chat-send").disabled = models.length === 0;
+}
+
+function begin() {
+  stopper?.abort();
+  messages = [];
+  byId("log").replaceChildren();
+  byId("chat-empty").hidden = false;
+  byId("chat-input").focus();
+}
+
+async function send(written) {
+  const text = written.trim();
+  if (!text || stopper || byId("chat-send").disabled) return;
+  byId("chat-input").value = "";
+  byId("chat-empty").hidden = true;
+  messages.push({ role: "user", content: text });
+  say("user", "You", make("p", {}, text));
+  const tokens = new Tokens("Answer; the arrow keys go from token to token");
+  const receipt = make("p", { class: "receipt dim" });
+  const turn = say("assistant", byId("chat-model").value, tokens.element, receipt);
+  turn.setAttribute("aria-busy", "true");
+  stopper = new AbortController();
+  busy(true);
+  const answer = { content: "", began: performance.now(), first: null, last: null, usage: null, finish: null };
+  try {
+    await receive(answer, tokens);
+    receipt.textContent = told(answer, tokens);
+  } catch (error) {
+    const stopped = error.name === "AbortError";
+    receipt.textContent = stopped ? `stopped · ${told(answer, tokens)}` : "";
+    if (!stopped) turn.append(make("p", { class: "error", role: "alert" }, error.message));
+  }
+  if (answer.content) messages.push({ role: "assistant", content: answer.content });
+  else messages.pop();
+  announce("", { end: true });
+  turn.removeAttribute("aria-busy");
+  stopper = null;
+  busy(false);
+}
+
+async function receive(answer, tokens) {
+  const response = await request("v1/chat/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body()),
+    signal: stopper.signal,
+  });
+  answer.last = answer.began;
+  for await (const { event, at } of events(response)) {
+    answer.usage = event.usage ?? answer.usage;
+    const [choice] = event.choices;
+    if (!choice) continue;
+    answer.finish = choice.finish_reason ?? answer.finish;
+    const text = choice.delta.content ?? "";
+    const entries = choice.logprobs?.content ?? [];
+    if (!text && !entries.length) continue;
+    answer.first ??= at;
+    answer.content += text;
+    const log = byId("log");
+    const follows = log.scrollTop + log.clientHeight >= log.scrollHeight - 40;
+    for (const token of tokensOf(text, entries, at - answer.last)) tokens.add(token);
+    if (follows) log.scrollTop = log.scrollHeight;
+    answer.last = at;
+    announce(text);
+  }
+}
+
+function body() {
+  const system = byId("chat-system").value.trim();
+  const optional = (id) => (byId(id).value === "" ? undefined : Number(byId(id).value));
+  return {
+    model: byId("chat-model").value,
+    messages: system ? [{ role: "system", content: system }, ...messages] : messages,
+    max_tokens: optional("chat-max-tokens"),
+    temperature: optional("chat-temperature"),
+    stream: true,
+    stream_options: { include_usage: true },
+    logprobs: true,
+    top_logprobs: ALTERNATIVES,
+  };
+}
+
+/**
+ * The tokens of one chunk. Text is held back while it may be half a character or a stop string, so the
+ * chunk's text may differ from that of its tokens: the last of them gets it then.
+ */
+function tokensOf(text, entries, ms) {
+  if (!entries.length) return [{ text, token: text, probability: null, ms, others: [] }];
+  const same = entries.map((entry) => entry.token).join("") === text;
+  return entries.map((entry, index) => ({
+    text: same ? entry.token : index === entries.length - 1 ? text : "",
+    token: entry.token,
+    probability: Math.exp(entry.logprob),
+    ms: index === 0 ? ms : 0, // these came together
+    others: entry.top_logprobs.map((other) => [other.token, Math.exp(other.logprob)]),
+  }));
+}
+
+/** What the answer took, in one line. */
+function told(answer, tokens) {
+  const count = answer.usage?.completion_tokens ?? tokens.list.length;
+  const seconds = (answer.last - answer.first) / 1000;
+  const known = tokens.list.map((token) => token.probability).filter((value) => value !== null);
+  const mean = Math.exp(known.reduce((total, value) => total + Math.log(value), 0) / known.length);
+  const parts = [`${number(count)} tokens`];
+  if (answer.first !== null) parts.push(`first after ${duration((answer.first - answer.began) / 1000)}`);
+  if (seconds > 0 && count > 1) parts.push(`${number((count - 1) / seconds)} tokens/s`);
+  if (known.length) parts.push(`mean probability ${percent(mean)}`);
+  if (answer.finish === "length") parts.push("cut at max tokens");
+  return [...parts, ...receiptParts(answer.usage)].join(" · ");
+}
+
+/** What the server says it took. */
+function receiptParts(usage) {
+  if (!usage) return [];
+  const cached = usage.prompt_tokens_details?.cached_tokens;
+  return [
+    `${number(usage.prompt_tokens)} prompt tokens${cached ? `, ${number(cached)} cached` : ""}`,
+    ...["queue", "prefill", "decode"]
+      .filter((part) => usage[`${part}_ms`] !== undefined)
+      .map((part) => `${part} ${duration(usage[`${part}_ms`] / 1000)}`),
+    ...(usage.cost === undefined ? [] : [`cost ${usage.cost.toPrecision(3)}`]),
+  ];
+}
+
+function say(role, name, ...children) {
+  const turn = make("article", { class: `turn ${role}` }, make("h3", {}, name), ...children);
+  const log = byId("log");
+  log.append(turn);
+  log.scrollTop = log.scrollHeight;
+  return turn;
+}
+
+function busy(is) {
+  const [send, stop] = [byId("chat-send"), byId("chat-stop")];
+  const pressed = document.activeElement === (is ? send : stop);
+  send.hidden = is;
+  stop.hidden = !is;
+  if (pressed) (is ? stop : byId("chat-input")).focus();
+}

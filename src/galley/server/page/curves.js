@@ -1,0 +1,172 @@
+// Panel "Activity": what the server does, as curves of the last five minutes.
+
+import { byId, duration, make, number, percent } from "./dom.js";
+import { before, looks, newest, onLook } from "./history.js";
+import { Plot } from "./plot.js";
+import { buckets, quantile, select, sum } from "./prometheus.js";
+
+const RATE_SECONDS = 5;
+const QUANTILE_SECONDS = 15;
+const COST_SECONDS = 30;
+const HOUR = 3600;
+
+/** A number of tokens a second, requests or the like. */
+const plain = (value) => number(value === null ? null : Number(value.toPrecision(3)));
+const money = (value) => (value === null ? "–" : plain(value));
+
+/** Each curve: what it shows, and its values at a look. `at` has `gauge`, `rate` and `quantiles`. */
+const CURVES = [
+  {
+    title: "Requests",
+    about: "sequences in the engine, and those that wait for a place",
+    names: ["running", "waiting"],
+    format: plain,
+    values: (at) => [at.gauge("galley_requests_running"), at.gauge("galley_requests_waiting")],
+  },
+  {
+    title: "Tokens per second",
+    about: `generated, and prompt tokens computed; over ${RATE_SECONDS} s`,
+    names: ["generated", "prompt"],
+    format: plain,
+    values: (at) => [
+      at.rate("galley_generated_tokens_total", RATE_SECONDS),
+      at.rate("galley_prefill_tokens_total", RATE_SECONDS),
+    ],
+  },
+  {
+    title: "KV cache",
+    about: "share of the blocks in use, and kept for prefixes that may come again",
+    names: ["in use", "kept"],
+    format: percent,
+    values: (at) => {
+      const total = at.gauge("galley_kv_blocks");
+      const share = (state) => (total ? at.gauge("galley_kv_blocks", { state }) / total : null);
+      return [share("used"), share("cached")];
+    },
+  },
+  {
+    title: "Time to first token",
+    about: `from a request's arrival; over ${QUANTILE_SECONDS} s`,
+    names: ["P50", "P95"],
+    format: duration,
+    values: (at) => at.quantiles("galley_time_to_first_token_seconds", QUANTILE_SECONDS),
+  },
+  {
+    title: "Time between tokens",
+    about: `of one sequence; over ${QUANTILE_SECONDS} s`,
+    names: ["P50", "P95"],
+    format: duration,
+    values: (at) => at.quantiles("galley_inter_token_seconds", QUANTILE_SECONDS),
+  },
+  {
+    title: "Cost",
+    about: `of a million generated tokens, over ${COST_SECONDS} s; set price_per_hour to see it`,
+    names: ["per million tokens"],
+    format: money,
+    values: (at) => {
+      const cost = at.rate("galley_cost_total", COST_SECONDS);
+      const tokens = at.rate("galley_generated_tokens_total", COST_SECONDS);
+      return [cost === null || !tokens ? null : (1e6 * cost) / tokens];
+    },
+  },
+];
+
+let plots = [];
+
+export function setUp() {
+  plots = CURVES.map((curve) => new Plot(curve));
+  byId("plots").append(...plots.map((plot) => plot.element));
+  byId("curves-model").addEventListener("change", drawAll);
+  onLook(() => {
+    offerModels();
+    drawAll();
+  });
+}
+
+export const shown = () => drawAll();
+
+/** One look, and those before it, at the chosen model's metrics. */
+class At {
+  constructor(index, model) {
+    this.index = index;
+    this.labels = model ? { model } : {};
+    this.samples = looks[index].samples;
+  }
+
+  gauge(name, labels = {}) {
+    return sum(this.samples, name, { ...labels, ...this.labels });
+  }
+
+  /** How fast a counter rises, per second; null at the first look, and when the server has started anew. */
+  rate(name, seconds) {
+    const earlier = before(this.index, seconds);
+    const now = this.gauge(name);
+    if (now === null || earlier === looks[this.index]) return null;
+    const rise = now - (sum(earlier.samples, name, this.labels) ?? 0);
+    return rise < 0 ? null : (rise * 1000) / (looks[this.index].at - earlier.at);
+  }
+
+  quantiles(name, seconds) {
+    const earlier = buckets(before(this.index, seconds).samples, name, this.labels);
+    const now = buckets(this.samples, name, this.labels);
+    return [0.5, 0.95].map((share) => quantile(share, earlier, now));
+  }
+}
+
+/** What was computed for each look stays: name of the model -> look -> values of all curves. */
+const computed = new Map();
+
+function valuesOf(index, model) {
+  if (!computed.has(model)) computed.set(model, new WeakMap());
+  const known = computed.get(model);
+  const look = looks[index];
+  if (!known.has(look)) {
+    const at = new At(index, model);
+    known.set(look, CURVES.map((curve) => curve.values(at)));
+  }
+  return known.get(look);
+}
+
+function drawAll() {
+  if (byId("panel-curves").hidden || !looks.length) return;
+  const model = byId("curves-model").value;
+  const now = looks.at(-1).at;
+  plots.forEach((plot, curve) => {
+    const points = looks.map((look, index) => ({
+      ago: (now - look.at) / 1000,
+      values: valuesOf(index, model)[curve],
+    }));
+    plot.update(points.filter(({ ago }) => ago <= 300));
+  });
+  tellTotals(model);
+}
+
+function tellTotals(model) {
+  const at = new At(looks.length - 1, model);
+  const cost = at.rate("galley_cost_total", COST_SECONDS);
+  const totals = [
+    ["generated tokens", number(at.gauge("galley_generated_tokens_total"))],
+    ["prompt tokens", number(at.gauge("galley_prompt_tokens_total"))],
+    ["sequences ended", number(at.gauge("galley_finished_sequences_total"))],
+    ["preemptions", number(at.gauge("galley_preemptions_total"))],
+    ["engine restarts", number(at.gauge("galley_engine_restarts_total"))],
+    ...(cost === null ? [] : [["cost per hour now", money(cost * HOUR)]]),
+  ];
+  byId("totals").replaceChildren(
+    ...totals.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))),
+  );
+}
+
+function offerModels() {
+  const choice = byId("curves-model");
+  const models = [
+    ...new Set(select(newest(), "galley_requests_running").map(({ labels }) => labels.model)),
+  ].sort();
+  const offered = [...choice.options].slice(1).map((option) => option.value);
+  if (models.join("\n") === offered.join("\n")) return;
+  choice.replaceChildren(
+    make("option", { value: "" }, "all models"),
+    ...models.map((model) => make("option", { value: model }, model)),
+  );
+  choice.closest("label").hidden = models.length < 2;
+}

@@ -1,0 +1,105 @@
+// Live audio: the microphone's samples to /v1/realtime, the transcript's events back.
+
+import { json, socket } from "./api.js";
+
+const TEXT = "conversation.item.input_audio_transcription.";
+const RATE = 16_000;
+const LAST_WORDS_MS = 20_000;
+
+/** One session, from the first sample to the last word. */
+export class Live {
+  /**
+   * onFinal(id, delta): words that stay; onOpen(id, tail): those after them that may still change;
+   * onTurn(id, text): a turn is over; onState(text) and onPeak(0 to 1): for the reader.
+   */
+  constructor(options) {
+    this.options = options;
+    this.over = new Promise((resolve) => (this.end = resolve));
+    this.spoken = false; // since the last turn ended
+  }
+
+  /** Until the reader stops it or the server ends it. Throws Error with what went wrong. */
+  async run() {
+    this.options.onState("asking for the microphone …");
+    const microphone = await navigator.mediaDevices.getUserMedia({ audio: true });
+    const context = new AudioContext();
+    try {
+      await json("v1/models"); // asks for a key where one is needed: a WebSocket cannot
+      await context.audioWorklet.addModule("page/capture.js");
+      await this.#connect();
+      const capture = new AudioWorkletNode(context, "capture");
+      capture.port.onmessage = ({ data }) => this.#hear(data);
+      // The worklet's output is silence; without a way to the speakers a browser may not run it.
+      context.createMediaStreamSource(microphone).connect(capture).connect(context.destination);
+      await context.resume();
+      this.options.onState("listening; speak");
+      const failure = await this.over;
+      if (failure) throw new Error(failure);
+    } finally {
+      for (const track of microphone.getTracks()) track.stop();
+      await context.close();
+      this.socket?.close();
+    }
+    this.options.onState("");
+  }
+
+  /** Hear no more; what was said until now is still transcribed. */
+  stop() {
+    this.stopped = true;
+    if (this.socket?.readyState !== WebSocket.OPEN || !this.spoken) return this.end();
+    this.options.onState("the last words …");
+    this.#send({ type: "input_audio_buffer.commit" });
+    setTimeout(this.end, LAST_WORDS_MS);
+  }
+
+  async #connect() {
+    const { model, language } = this.options;
+    this.socket = socket(`v1/realtime?intent=transcription&model=${encodeURIComponent(model)}`);
+    this.socket.onmessage = ({ data }) => this.#told(JSON.parse(data));
+    this.socket.onclose = ({ code, reason }) =>
+      this.end(this.stopped ? "" : `The server ended the stream: ${reason || `code ${code}`}`);
+    await new Promise((resolve, reject) => {
+      this.socket.onopen = resolve;
+      this.socket.onerror = () => reject(new Error("The server refused the stream; its log says why"));
+    });
+    const input = { format: { type: "audio/pcm", rate: RATE } };
+    if (language) input.transcription = { language };
+    const include = ["item.input_audio_transcription.interim"];
+    this.#send({ type: "session.update", session: { type: "transcription", audio: { input }, include } });
+  }
+
+  #hear({ samples, peak }) {
+    if (this.stopped) return;
+    this.options.onPeak(peak);
+    const bytes = new Uint8Array(samples.buffer);
+    this.#send({ type: "input_audio_buffer.append", audio: btoa(String.fromCharCode(...bytes)) });
+  }
+
+  #send(event) {
+    if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(event));
+  }
+
+  #told(event) {
+    const id = event.item_id;
+    switch (event.type) {
+      case "input_audio_buffer.speech_started":
+        this.spoken = true;
+        break;
+      case `${TEXT}delta`:
+        this.options.onFinal(id, event.delta);
+        break;
+      case `${TEXT}interim`:
+        this.options.onOpen(id, event.text);
+        break;
+      case `${TEXT}completed`:
+        this.options.onTurn(id, event.transcript);
+        this.spoken = false;
+        if (this.stopped) this.end();
+        break;
+      case `${TEXT}failed`:
+      case "error":
+        // Nothing was left to commit: the turn had ended by itself.
+        this.end(this.stopped ? "" : event.error.message);
+    }
+  }
+}

@@ -1,0 +1,127 @@
+// An answer token by token: its text tinted, one token under the glass, and all of them as a table.
+
+import { byId, duration, make, percent } from "./dom.js";
+
+/**
+ * The tokens of one answer.
+ *
+ * A token is {text, probability, ms, others}: `ms` since the token before, `others` the likeliest tokens of
+ * its position as [text, probability].
+ */
+export class Tokens {
+  constructor(label) {
+    this.list = [];
+    this.chosen = -1;
+    this.element = make("p", { class: "tokens", tabindex: "0", role: "group", "aria-label": label });
+    this.element.addEventListener("pointerover", (event) => {
+      const index = this.#indexOf(event.target);
+      if (index >= 0) this.choose(index);
+    });
+    this.element.addEventListener("keydown", (event) => {
+      const to = {
+        ArrowRight: this.chosen + 1,
+        ArrowLeft: this.chosen - 1,
+        Home: 0,
+        End: this.list.length - 1,
+      }[event.key];
+      if (to === undefined || !this.list[to]) return;
+      event.preventDefault();
+      this.choose(to, { tell: true });
+    });
+    this.element.addEventListener("focus", () => this.#inspect());
+  }
+
+  /** One more token. It comes under the glass, unless the reader looks at another one. */
+  add(token) {
+    const span = make("span", { class: "token", title: titleOf(token) }, token.text);
+    span.style.setProperty("--doubt", (1 - (token.probability ?? 1)).toFixed(3));
+    // A token of a tenth of a second or more is as dark as it gets.
+    span.style.setProperty("--slow", Math.min(1, token.ms / 100).toFixed(3));
+    this.element.append(span);
+    const last = this.list.push({ ...token, span }) - 1;
+    const follows = inspected === this && this.chosen === last - 1;
+    if (inspected === this) addRow(token, this.list.length);
+    if (last === 0 || follows) this.choose(last);
+  }
+
+  /** Put a token under the glass; `tell` it to a screen reader. */
+  choose(index, { tell = false } = {}) {
+    if (inspected !== this) this.#inspect();
+    this.list[this.chosen]?.span.classList.remove("chosen");
+    this.chosen = index;
+    this.list[index].span.classList.add("chosen");
+    showToken(this.list[index], index);
+    byId("glass").setAttribute("aria-live", tell ? "polite" : "off");
+  }
+
+  #indexOf(element) {
+    return this.list.findIndex((token) => token.span === element);
+  }
+
+  #inspect() {
+    if (inspected === this) return;
+    inspected?.list[inspected.chosen]?.span.classList.remove("chosen");
+    inspected = this;
+    byId("token-rows").replaceChildren();
+    this.list.forEach((token, index) => addRow(token, index + 1));
+  }
+}
+
+let inspected = null;
+
+function titleOf(token) {
+  return `${visible(token.text)}  ${percent(token.probability)}, ${duration(token.ms / 1000)}`;
+}
+
+/** A token's text with its white space to be seen. */
+function visible(text) {
+  if (text === "") return "(no text)";
+  return text.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
+}
+
+function showToken(token, index) {
+  const others = token.others.map(([text, probability]) => {
+    const bar = make("span", { class: "bar", "aria-hidden": "true" }, make("span", { class: "fill" }));
+    bar.firstChild.style.setProperty("--share", probability.toFixed(4));
+    const chosen = text === token.token;
+    return make(
+      "li",
+      chosen ? { class: "chosen" } : {},
+      make("code", {}, visible(text)),
+      bar,
+      make("span", { class: "figure" }, percent(probability)),
+    );
+  });
+  byId("glass").replaceChildren(
+    make(
+      "p",
+      { class: "glass-token" },
+      make("code", {}, visible(token.token)),
+      make("span", { class: "dim" }, `token ${index + 1}`),
+    ),
+    make(
+      "dl",
+      { class: "pair" },
+      make("div", {}, make("dt", {}, "probability"), make("dd", {}, percent(token.probability))),
+      make("div", {}, make("dt", {}, "since the token before"), make("dd", {}, duration(token.ms / 1000))),
+    ),
+    make("ul", { class: "others", "aria-label": "likeliest tokens here" }, ...others),
+  );
+}
+
+function addRow(token, position) {
+  const rows = byId("token-rows");
+  const scroller = rows.closest(".scroll");
+  const follows = scroller.scrollTop + scroller.clientHeight >= scroller.scrollHeight - 8;
+  rows.append(
+    make(
+      "tr",
+      {},
+      make("td", { class: "figure dim" }, String(position)),
+      make("td", {}, make("code", {}, visible(token.token))),
+      make("td", { class: "figure" }, percent(token.probability)),
+      make("td", { class: "figure" }, duration(token.ms / 1000)),
+    ),
+  );
+  if (follows) scroller.scrollTop = scroller.scrollHeight;
+}

@@ -1,0 +1,115 @@
+"""The chat in Chromium, beside what the openai SDK gets for the same question."""
+
+import math
+
+import httpx
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from tests.page.browser import Browser
+from tests.page.conftest import KEY
+from tests.server.serving import Server, until
+
+pytestmark = pytest.mark.xdist_group("page")
+
+QUESTION = "What is a KV cache?"
+
+
+def ask(browser: Browser, text: str) -> None:
+    browser.until(browser.find("chat-send").is_enabled)
+    browser.find("chat-input").send_keys(text, Keys.ENTER)
+
+
+def answered(browser: Browser) -> None:
+    browser.until(lambda: browser.find("chat-send").is_displayed())
+
+
+def rows(browser: Browser) -> list[list[str]]:
+    """Position, token, probability and time of each token in the table."""
+    script = """
+        const rows = [...document.querySelectorAll('#token-rows tr')];
+        return rows.map(row => [...row.cells].map(cell => cell.textContent));
+    """
+    found: list[list[str]] = browser.run(script)
+    return found
+
+
+def test_each_token_has_its_probability_and_its_time(signed_in: Browser, served: Server) -> None:
+    signed_in.find("chat-temperature").send_keys("0")
+    ask(signed_in, QUESTION)
+    signed_in.until(lambda: "tokens/s" in signed_in.content(".receipt"))
+    answer = served.openai(KEY).chat.completions.create(
+        model="chat",
+        messages=[{"role": "user", "content": QUESTION}],
+        temperature=0,
+        logprobs=True,
+        top_logprobs=5,
+    )
+    choice, usage = answer.choices[0], answer.usage
+    assert choice.logprobs
+    assert choice.logprobs.content
+    assert usage
+    assert signed_in.content(".tokens") == choice.message.content
+    shown = rows(signed_in)
+    assert len(shown) == len(choice.logprobs.content)
+    for (_, _, probability, time), entry in zip(shown, choice.logprobs.content, strict=True):
+        assert float(probability.rstrip("%")) == pytest.approx(
+            100 * math.exp(entry.logprob), abs=0.06
+        )
+        assert time.endswith(("ms", " s"))
+    assert f"{usage.completion_tokens} tokens" in signed_in.content(".receipt")
+    assert f"{usage.prompt_tokens} prompt tokens" in signed_in.content(".receipt")
+
+
+def test_the_arrow_keys_put_a_token_under_the_glass(signed_in: Browser) -> None:
+    ask(signed_in, QUESTION)
+    answered(signed_in)
+    tokens = signed_in.find("log").find_element("css selector", ".tokens")
+    tokens.send_keys(Keys.HOME)
+    assert "token 1" in signed_in.text("glass")
+    tokens.send_keys(Keys.ARROW_RIGHT)
+    assert "token 2" in signed_in.text("glass")
+    assert len(signed_in.all("#glass .others li")) == 5
+    assert signed_in.find("glass").get_attribute("aria-live") == "polite"
+
+
+def test_stop_ends_the_answer_on_the_server_too(signed_in: Browser, served: Server) -> None:
+    signed_in.run("document.getElementById('chat-max-tokens').value = ''")
+    signed_in.find("chat-temperature").send_keys("2")
+    ask(signed_in, "Tell me a story. " * 20)
+    signed_in.until(lambda: len(rows(signed_in)) > 3)
+    signed_in.find("chat-stop").click()
+    answered(signed_in)
+    assert signed_in.content(".receipt").startswith("stopped")
+    until(lambda: running(served) == 0)
+    count = len(rows(signed_in))
+    ask(signed_in, QUESTION)
+    answered(signed_in)
+    assert len(signed_in.all(".turn.assistant")) == 2
+    assert count > 3
+
+
+def running(served: Server) -> float:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    text = httpx.get(f"{served.url}/metrics", headers=headers).text
+    return sum(
+        float(line.split()[-1])
+        for line in text.splitlines()
+        if line.startswith("galley_requests_running{")
+    )
+
+
+def test_a_refusal_is_told_in_the_servers_words(signed_in: Browser) -> None:
+    signed_in.find("chat-temperature").send_keys("7")
+    signed_in.run("document.getElementById('chat-temperature').max = ''")
+    ask(signed_in, QUESTION)
+    signed_in.until(lambda: signed_in.all("#log .error"))
+    assert "temperature" in signed_in.content("#log .error")
+    assert signed_in.find("chat-send").is_displayed()
+
+
+def test_markup_in_a_message_stays_text(signed_in: Browser) -> None:
+    ask(signed_in, "<b id=injected>bold</b>")
+    answered(signed_in)
+    assert "<b id=injected>" in signed_in.content(".turn.user p")
+    assert not signed_in.all("#injected")

@@ -1,0 +1,129 @@
+"""The page's frame in Chromium: the key, tabs, light and dark, and its accessibility."""
+
+import json
+
+import pytest
+from axe_selenium_python import Axe
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from tests.page.browser import Browser
+from tests.page.conftest import KEY
+from tests.server.serving import Server
+
+pytestmark = pytest.mark.xdist_group("page")
+
+PANELS = ["chat", "transcript", "curves", "memory", "reference"]
+
+
+def test_a_key_is_asked_for_and_stays_in_the_tab(browser: Browser, served: Server) -> None:
+    browser.open(served)
+    browser.until(browser.find("key-dialog").is_displayed)
+    assert "needs an API key" in browser.text("key-reason")
+    browser.find("key-input").send_keys("wrong", Keys.ENTER)
+    browser.until(lambda: "Incorrect API key" in browser.text("key-reason"))
+    browser.find("key-input").send_keys(KEY, Keys.ENTER)
+    browser.until(browser.find("chat-send").is_enabled)
+    assert not browser.find("key-dialog").is_displayed()
+    assert browser.run("return Object.values(sessionStorage)") == [KEY]
+    assert KEY not in str(browser.run("return [Object.values(localStorage), document.cookie]"))
+    browser.driver.refresh()
+    browser.until(browser.find("chat-send").is_enabled)
+    browser.find("forget").click()
+    browser.until(browser.find("key-dialog").is_displayed)
+    assert browser.run("return sessionStorage.length") == 0
+
+
+def test_tabs_follow_the_keyboard_and_the_address(signed_in: Browser) -> None:
+    signed_in.find("tab-chat").click()
+    signed_in.driver.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    assert signed_in.driver.switch_to.active_element.get_attribute("id") == "tab-transcript"
+    signed_in.until(signed_in.find("panel-transcript").is_displayed)
+    signed_in.driver.switch_to.active_element.send_keys(Keys.END)
+    signed_in.until(signed_in.find("panel-reference").is_displayed)
+    assert [
+        panel.get_attribute("id")
+        for panel in signed_in.all("[role=tabpanel]")
+        if panel.is_displayed()
+    ] == ["panel-reference"]
+    signed_in.driver.back()
+    signed_in.until(signed_in.find("panel-transcript").is_displayed)
+
+
+def test_the_reference_is_that_of_docs(signed_in: Browser) -> None:
+    signed_in.show("reference")
+    signed_in.until(lambda: "/v1/chat/completions" in signed_in.text("reference"))
+
+
+@pytest.mark.parametrize("prefers", ["light", "dark"])
+def test_light_and_dark(signed_in: Browser, prefers: str) -> None:
+    media = {"features": [{"name": "prefers-color-scheme", "value": prefers}]}
+    signed_in.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    switch = signed_in.find("theme")
+    dark = prefers == "dark"
+    signed_in.until(lambda: switch.get_attribute("aria-checked") == str(dark).lower())
+    assert (brightness(signed_in) < 128) == dark
+    switch.click()
+    assert (brightness(signed_in) < 128) != dark
+    signed_in.driver.refresh()
+    assert (brightness(signed_in) < 128) != dark
+    signed_in.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def brightness(browser: Browser) -> float:
+    """Of the ground, 0 to 255."""
+    colour = browser.run("return getComputedStyle(document.documentElement).backgroundColor")
+    red, green, blue = (float(part) for part in colour.removeprefix("rgb(").rstrip(")").split(","))
+    return (red + green + blue) / 3
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(signed_in: Browser, theme: str) -> None:
+    signed_in.run("document.documentElement.dataset.theme = arguments[0]", theme)
+    signed_in.show("chat")
+    signed_in.find("chat-input").send_keys("What is a KV cache?", Keys.ENTER)
+    signed_in.until(lambda: "tokens/s" in signed_in.content(".receipt"))
+    axe = Axe(signed_in.driver)
+    axe.inject()
+    for panel in PANELS:
+        signed_in.show(panel)
+        signed_in.until(lambda panel=panel: signed_in.find(f"panel-{panel}").text)
+        check(axe, panel)
+    signed_in.run("document.getElementById('key-dialog').showModal()")
+    check(axe, "key")
+
+
+def check(axe: Axe, where: str) -> None:
+    found = axe.run()
+    assert len(found["passes"]) > 10
+    serious = [v for v in found["violations"] if v["impact"] in ("serious", "critical")]
+    assert not serious, (where, json.dumps(serious, indent=1)[:4000])
+
+
+def test_nothing_is_loaded_from_elsewhere_and_nothing_breaks(
+    browser: Browser, signed_in: Browser, served: Server
+) -> None:
+    for panel in PANELS:
+        signed_in.show(panel)
+    events = [
+        json.loads(entry["message"])["message"] for entry in browser.driver.get_log("performance")
+    ]
+    urls = [
+        event["params"]["request"]["url"]
+        for event in events
+        if event["method"] == "Network.requestWillBeSent"
+    ]
+    foreign = [url for url in urls if not url.startswith((served.url, "about:", "data:"))]
+    assert any(url.endswith("/metrics") for url in urls)
+    assert foreign == []
+    assert browser.complaints() == []
+
+
+def test_a_narrow_window_scrolls_in_one_direction_alone(signed_in: Browser) -> None:
+    signed_in.driver.set_window_size(420, 800)
+    for panel in PANELS:
+        signed_in.show(panel)
+        wide = signed_in.run("return document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0, panel
+    signed_in.driver.set_window_size(1400, 900)
+    assert signed_in.driver.find_element(By.TAG_NAME, "h1").is_displayed()

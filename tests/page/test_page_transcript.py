@@ -1,0 +1,102 @@
+"""Recordings and the microphone in Chromium, beside what the openai SDK gets for the same call."""
+
+import difflib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from tests.page.browser import Browser
+from tests.page.conftest import CALL, KEY
+from tests.server.live_client import LiveClient
+from tests.server.serving import Server
+
+pytestmark = pytest.mark.xdist_group("page")
+
+
+@pytest.fixture(scope="module")
+def truth(served: Server) -> str:
+    with CALL.open("rb") as file:
+        return served.openai(KEY).audio.transcriptions.create(model="speech", file=file).text
+
+
+def test_a_recording(signed_in: Browser, truth: str) -> None:
+    signed_in.show("transcript")
+    signed_in.until(signed_in.find("recording").is_enabled)
+    signed_in.find("recording").send_keys(str(CALL))
+    signed_in.until(lambda: "done in" in signed_in.content("#said .receipt"))
+    assert signed_in.content(".said-text") == truth
+
+
+def test_a_recording_with_times(signed_in: Browser, truth: str) -> None:
+    signed_in.show("transcript")
+    signed_in.until(signed_in.find("recording").is_enabled)
+    signed_in.find("timed").click()
+    signed_in.find("recording").send_keys(str(CALL))
+    signed_in.until(lambda: "done in" in signed_in.content("#said .receipt"))
+    cells = [cell.text for cell in signed_in.all("#said tbody td:last-child")]
+    assert " ".join(cells).split() == truth.split()
+
+
+def test_a_file_that_is_no_recording(signed_in: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "notes.mp3"
+    file.write_text("no sound at all")
+    signed_in.show("transcript")
+    signed_in.until(signed_in.find("recording").is_enabled)
+    signed_in.find("recording").send_keys(str(file))
+    signed_in.until(lambda: signed_in.all("#said .error"))
+    assert signed_in.content("#said .error")
+
+
+def test_the_microphone_is_read_while_one_speaks(signed_in: Browser, truth: str) -> None:
+    signed_in.show("transcript")
+    signed_in.until(signed_in.find("speak").is_enabled)
+    signed_in.find("speak").click()
+    signed_in.until(lambda: len(signed_in.content(".said-text").split()) >= 8)
+    assert signed_in.find("speak").text == "Stop"
+    signed_in.find("speak").send_keys(Keys.ENTER)
+    signed_in.until(lambda: signed_in.find("speak").text == "Speak")
+    assert not signed_in.all("#said .error")
+    heard = signed_in.content(".said-text").lower().split()
+    # Chromium begins somewhere in the call, and over again at its end.
+    same = difflib.SequenceMatcher(None, heard, 2 * truth.lower().split(), autojunk=False)
+    assert sum(block.size for block in same.get_matching_blocks()) >= 0.6 * len(heard)
+
+
+@pytest.mark.parametrize(("hertz", "passes"), [(1_000, True), (6_000, True), (10_000, False)])
+def test_the_resampler_keeps_speech_and_lets_nothing_fold_back(
+    signed_in: Browser, hertz: int, passes: bool
+) -> None:
+    samples = signed_in.run_async(
+        """
+        const context = new OfflineAudioContext(1, 48000, 48000);
+        await context.audioWorklet.addModule("page/capture.js");
+        const node = new AudioWorkletNode(context, "capture");
+        const heard = [];
+        node.port.onmessage = ({data}) => heard.push(...data.samples);
+        const tone = new OscillatorNode(context, {frequency: args[0]});
+        tone.connect(node).connect(context.destination);
+        tone.start();
+        await context.startRendering();
+        await new Promise(resolve => setTimeout(resolve, 200));
+        return heard;
+        """,
+        hertz,
+    )
+    heard = np.array(samples[1_600:]) / 32_767
+    assert len(heard) >= 12_000
+    spectrum = np.abs(np.fft.rfft(heard * np.hanning(len(heard)))) / (len(heard) / 4)
+    if passes:
+        peak = int(spectrum.argmax())
+        assert peak * 16_000 / len(heard) == pytest.approx(hertz, abs=5)
+        assert spectrum[peak] == pytest.approx(1, abs=0.1)
+    else:
+        assert spectrum.max() < 0.01
+
+
+def test_a_websocket_takes_the_key_as_browsers_send_it(served: Server) -> None:
+    protocols = f"realtime, openai-insecure-api-key.{KEY}"
+    query = "?intent=transcription&model=speech"
+    with LiveClient(served, query, **{"Sec-WebSocket-Protocol": protocols}) as client:
+        client.until("session.created")
