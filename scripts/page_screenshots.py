@@ -37,7 +37,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with (
-            Server(models, log, price_per_hour=0.08) as server,
+            Server(models, log) as server,
             ThreadPoolExecutor(STREAMS) as pool,
         ):
             browser = Browser(size="1360,860")
@@ -55,7 +55,7 @@ def look(
     """All pictures."""
     browser.open(server)
     browser.until(browser.find("chat-send").is_enabled)
-    time.sleep(20)  # a calm beginning for the curves
+    time.sleep(8)  # a calm beginning for the curves
     for number in range(STREAMS):
         pool.submit(keep_asking, server, number, over)
     end = time.monotonic() + seconds

@@ -24,7 +24,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Both bundled models, for who has the key."""
     log = tmp_path_factory.mktemp("page") / "log"
     models = [f"chat={BUNDLED}", f"speech={BUNDLED_SPEECH}"]
-    with Server(models, log, threads=1, api_key=KEY, price_per_hour=0.1) as running:
+    with Server(models, log, threads=1, api_key=KEY) as running:
         yield running
 
 

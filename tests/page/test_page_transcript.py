@@ -1,15 +1,17 @@
 """Recordings and the microphone in Chromium, beside what the openai SDK gets for the same call."""
 
 import difflib
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from selenium.webdriver.common.keys import Keys
+from websockets import InvalidStatus, Subprotocol
+from websockets.sync.client import connect
 
 from tests.page.browser import Browser
 from tests.page.conftest import CALL, KEY
-from tests.server.live_client import LiveClient
 from tests.server.serving import Server
 
 pytestmark = pytest.mark.xdist_group("page")
@@ -96,7 +98,10 @@ def test_the_resampler_keeps_speech_and_lets_nothing_fold_back(
 
 
 def test_a_websocket_takes_the_key_as_browsers_send_it(served: Server) -> None:
-    protocols = f"realtime, openai-insecure-api-key.{KEY}"
-    query = "?intent=transcription&model=speech"
-    with LiveClient(served, query, **{"Sec-WebSocket-Protocol": protocols}) as client:
-        client.until("session.created")
+    url = f"ws://127.0.0.1:{served.port}/v1/realtime?intent=transcription&model=speech"
+    key = Subprotocol(f"openai-insecure-api-key.{KEY}")
+    with connect(url, subprotocols=[Subprotocol("realtime"), key]) as socket:
+        assert socket.subprotocol == "realtime"
+        assert json.loads(socket.recv(timeout=30))["type"] == "session.created"
+    with pytest.raises(InvalidStatus, match="401"):
+        connect(url, subprotocols=[Subprotocol("realtime"), Subprotocol(f"{key}x")])

@@ -4,6 +4,7 @@ import { byId, bytes, duration, make, number, percent } from "./dom.js";
 import { newest, onLook } from "./history.js";
 import { select, sum } from "./prometheus.js";
 
+const PARTS = { kv: "KV cache" };
 const NAMES = {
   server: "server",
   engine: "engine",
@@ -86,15 +87,18 @@ function machine(samples) {
 
 /** What serving the model was planned to take before its weights were read. */
 function ledger(samples, model) {
-  const planned = select(samples, "galley_memory_ledger_bytes", { model });
-  if (planned.length) {
-    const parts = planned.map(({ labels, value }, index) => [labels.part, value, `part-${index % 6}`]);
+  const planned = select(samples, "galley_planned_memory_bytes", { model });
+  const available = planned.find(({ labels }) => labels.part === "available")?.value;
+  if (available !== undefined) {
+    const parts = planned
+      .filter(({ labels }) => labels.part !== "available")
+      .map(({ labels, value }, index) => [PARTS[labels.part] ?? labels.part, value, `part-${index % 6}`]);
     const total = parts.reduce((whole, [, value]) => whole + value, 0);
     return card({
-      title: `${model}: ledger`,
-      about: `planned before the start: ${bytes(total)}`,
-      parts,
-      total,
+      title: `${model}: memory ledger`,
+      about: `planned before the weights were loaded: ${bytes(total)} of ${bytes(available)} available`,
+      parts: [...parts, ["left", Math.max(0, available - total), "part-free"]],
+      total: Math.max(available, total),
       format: bytes,
     });
   }

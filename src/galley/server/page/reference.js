@@ -10,7 +10,8 @@ export async function shown() {
   loaded = true;
   try {
     const text = await (await request("docs")).text();
-    const page = new DOMParser().parseFromString(text, "text/html");
+    // This page has a style of its own, and lets no other one in.
+    const page = new DOMParser().parseFromString(text.replace(/<style>.*?<\/style>/s, ""), "text/html");
     page.querySelector("h1")?.remove();
     byId("reference").replaceChildren(...page.body.children);
   } catch (error) {
