@@ -35,7 +35,7 @@ const CURVES = [
   },
   {
     title: "KV cache",
-    about: "share of the blocks in use, and kept for prefixes that may come again",
+    about: "share of the blocks in use, and kept for later prefixes",
     names: ["in use", "kept"],
     format: percent,
     values: (at) => {
@@ -56,7 +56,12 @@ const CURVES = [
     about: `of one sequence; over ${QUANTILE_SECONDS} s`,
     names: ["P50", "P95"],
     format: duration,
-    values: (at) => at.quantiles("galley_inter_token_seconds", QUANTILE_SECONDS),
+    values: (at) => {
+      // The mean of each sequence where the server does not count each token.
+      const names = ["galley_inter_token_seconds", "galley_time_per_output_token_seconds"];
+      const known = names.find((name) => at.samples.has(`${name}_bucket`));
+      return at.quantiles(known ?? names[0], QUANTILE_SECONDS);
+    },
   },
   {
     title: "Cost",
