@@ -96,10 +96,15 @@ class Browser:
         """The first true value."""
         return WebDriverWait(self.driver, seconds, 0.05).until(lambda _: condition())
 
+    def logged(self, kind: str) -> list[dict[str, Any]]:
+        """What a log of Chromium's has got since it was last asked for: "browser" or "performance"."""
+        entries: list[dict[str, Any]] = self.driver.get_log(kind)  # type: ignore[no-untyped-call]
+        return entries
+
     def complaints(self) -> list[str]:
         """What the browser has written to its console since it was last asked, but for refused requests."""
         return [
             entry["message"]
-            for entry in self.driver.get_log("browser")
+            for entry in self.logged("browser")
             if entry["level"] == "SEVERE" and " 401 " not in entry["message"]
         ]

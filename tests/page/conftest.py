@@ -38,8 +38,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
         frames: list[AudioFrame | None] = [*source.decode(audio=0), None]
         for frame in frames:
             for part in resampler.resample(frame):
-                target.mux(stream.encode(part))  # type: ignore[union-attr]
-        target.mux(stream.encode(None))  # type: ignore[union-attr]
+                target.mux(stream.encode(part))
+        target.mux(stream.encode(None))
     return path
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_axe_finds_nothing_serious(signed_in: Browser, axe: str, theme: str) -> 
     signed_in.run(axe)
     for panel in PANELS:
         signed_in.show(panel)
-        signed_in.until(lambda panel=panel: signed_in.find(f"panel-{panel}").text)
+        signed_in.until(partial(signed_in.text, f"panel-{panel}"))
         check(signed_in, panel)
     signed_in.run("document.getElementById('key-dialog').showModal()")
     check(signed_in, "key")
@@ -121,9 +122,7 @@ def test_nothing_is_loaded_from_elsewhere_and_nothing_breaks(
 ) -> None:
     for panel in PANELS:
         signed_in.show(panel)
-    events = [
-        json.loads(entry["message"])["message"] for entry in browser.driver.get_log("performance")
-    ]
+    events = [json.loads(entry["message"])["message"] for entry in browser.logged("performance")]
     urls = [
         event["params"]["request"]["url"]
         for event in events
