@@ -42,6 +42,7 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _ORIGIN = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?", re.ASCII)
+_URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 # Kubernetes sets GALLEY_PORT=tcp://10.0.0.1:8000 in every pod beside a Service named "galley".
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 
@@ -283,6 +284,22 @@ class Settings(EngineSettings):
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "info", "Server", "least severe messages logged"
     )
+    log_format: Literal["text", "json"] = _setting(
+        "text", "Server", "form of the log: lines for people, or a JSON object a line"
+    )
+    log_prompts: bool = _setting(
+        False, "Server", "write prompts and the paths of unknown routes to the access log"
+    )
+    price_per_hour: float | None = _setting(
+        None,
+        "Server",
+        "what the machine costs in an hour, in any currency: answers then tell a cost",
+    )
+    otlp_endpoint: str = _setting(
+        "",
+        "Server",
+        "OpenTelemetry collector that gets traces over HTTP (http://localhost:4318); needs the extra otel",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -291,6 +308,7 @@ class Settings(EngineSettings):
         _positive(self, "max_headers", "max_unfinished_body_bytes", "min_body_rate")
         self._check_front_door()
         _positive(self, "text_bytes")
+        self._check_observation()
         if not (math.isfinite(self.text_seconds) and self.text_seconds > 0):
             raise SettingsError(f"text_seconds must be more than 0, got {self.text_seconds}")
         if self.max_upload_bytes is not None and self.max_upload_bytes < self.max_audio_bytes:
@@ -321,6 +339,15 @@ class Settings(EngineSettings):
             )
         for model in self.models:
             self._of(model)
+
+    def _check_observation(self) -> None:
+        price = self.price_per_hour
+        if price is not None and not (math.isfinite(price) and price >= 0):
+            raise SettingsError(f"price_per_hour must be a number of 0 or more, got {price}")
+        if self.otlp_endpoint and not _URL.fullmatch(self.otlp_endpoint):
+            raise SettingsError(
+                f"otlp_endpoint: {self.otlp_endpoint!r} is no URL; one is like http://localhost:4318"
+            )
 
     def _check_front_door(self) -> None:
         if self.max_header_bytes < 1024:

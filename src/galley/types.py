@@ -283,12 +283,17 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True):
-    """Seconds since the request's arrival, on the engine's clock, as of the Output that carries it."""
+    """Seconds since the request's arrival, on the engine's clock, as of the Output that carries it.
+
+    Attributes:
+        engine_seconds: the request's share of the engine's time so far; see ``engine/step_meter.py``.
+    """
 
     queued: float = 0.0
     first_token: float = 0.0
     total: float = 0.0
     preemptions: int = 0
+    engine_seconds: float = 0.0
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -315,7 +320,15 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot after a step. Counters only grow; gauges are as of now."""
+    """A snapshot after a step. Counters only grow; gauges are as of now.
+
+    Attributes:
+        batch_sequences, batch_tokens: gauges: sequences of the latest step, and rows as the token budget
+            counts them.
+        busy_seconds: counter: time that was divided among requests; see ``engine/step_meter.py``.
+        schedule_seconds, forward_seconds, sample_seconds, emit_seconds: counters: where the time of steps
+            went. What ``forward_seconds`` counts includes ``sample_seconds``.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -330,6 +343,12 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hit_tokens: int = 0
     preemptions: int = 0
     forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
+    schedule_seconds: float = 0.0
+    emit_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    batch_sequences: int = 0
+    batch_tokens: int = 0
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,5 +72,9 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "memory_limit_fraction": st.floats(0.01, 1),
     "drain_seconds": st.floats(0, 3600),
     "log_level": st.sampled_from(["debug", "info", "warning", "error"]),
+    "log_format": st.sampled_from(["text", "json"]),
+    "log_prompts": st.booleans(),
+    "price_per_hour": st.none() | st.floats(0, 1e6),
+    "otlp_endpoint": st.sampled_from(["", "http://localhost:4318", "https://otel.example.com/x"]),
 }
 SOME_SETTINGS = st.fixed_dictionaries({}, optional=VALUES)

@@ -150,7 +150,7 @@ def test_what_was_heard_is_counted(server: Server, call: NDArray[np.float32]) ->
         client.until(f"{TEXT}completed")
     until(lambda: server.metrics().get(name, 0.0) == pytest.approx(before + 1.0))
     assert "WS /v1/realtime 101" in server.log
-    assert "audio=1.0s turns=1" in server.log
+    assert "audio_seconds=1.0 turns=1" in server.log
 
 
 def test_a_drain_lets_what_was_heard_come_to_its_end(

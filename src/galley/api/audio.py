@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeAlias
 
+from galley.api.responses import AudioUsage, audio_usage
 from galley.api.schemas import TranslationRequest
 from galley.gateway.call import Call
 
@@ -77,7 +78,7 @@ class Transcript:
         segments = [segment async for segment in self._segments()]
         match asked.response_format:
             case "json":
-                return captions.as_json(segments)
+                return captions.as_json(segments, self._usage())
             case "text":
                 return (captions.text_of(segments) + "\n").encode()
             case "srt":
@@ -85,7 +86,9 @@ class Transcript:
             case "vtt":
                 return "".join(captions.as_vtt(segments)).encode()
             case "verbose_json":
-                return captions.as_verbose_json(segments, self._info(), asked.granularities)
+                return captions.as_verbose_json(
+                    segments, self._info(), asked.granularities, self._usage()
+                )
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """OpenAI's events: each segment's text as it becomes certain, and all of it at the end."""
@@ -97,12 +100,16 @@ class Transcript:
                 delta = segment.text if segments else segment.text.lstrip()
                 segments.append(segment)
                 yield {"type": "transcript.text.delta", "delta": delta}
-        yield {"type": "transcript.text.done", "text": text_of(segments)}
+        done = {"type": "transcript.text.done", "text": text_of(segments)}
+        yield {**done, "usage": self._usage()}
 
     def close(self) -> None:
         """Close the recording, and cancel what still runs. Idempotent."""
         self._call.close()
         self._chunks.close()
+
+    def _usage(self) -> AudioUsage:
+        return audio_usage(self._info().duration, self._call.receipt)
 
     def _info(self) -> "Info":
         return self._chunks.info(self._session.language or "")
@@ -117,6 +124,7 @@ class Transcript:
                 async for segment in segments:
                     yield segment
             reason = "stop"
+            self._call.recording_done(self._info().duration)
         except Exception:
             reason = "error"
             raise

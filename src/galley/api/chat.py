@@ -82,7 +82,7 @@ class ChatAnswer:
             "created": int(time.time()),
             "model": self._served.name,
             "choices": [choice.built(logprobs=bool(self._asked.logprobs)) for choice in choices],
-            "usage": usage(self._generation.usage()),
+            "usage": usage(self._generation.usage(), self._generation.receipt),
         }
 
     async def chunks(self) -> AsyncGenerator[ChatChunk, None]:
@@ -97,6 +97,8 @@ class ChatAnswer:
                 "model": self._served.name,
                 "choices": list(choices),
             }
+            if asked.continuous_usage:
+                return {**value, "usage": usage(self._generation.usage())}
             return {**value, "usage": None} if asked.include_usage else value
 
         for index in range(self._generation.choices):
@@ -112,7 +114,8 @@ class ChatAnswer:
                 if piece.finish is not None:
                     yield chunk(_choice(piece.choice, {}, finish=piece.finish))
         if asked.include_usage:
-            yield {**chunk(), "usage": usage(self._generation.usage())}
+            generation = self._generation
+            yield {**chunk(), "usage": usage(generation.usage(), generation.receipt)}
 
 
 async def _prompt(backend: Backend, asked: ChatRequest) -> list[int]:

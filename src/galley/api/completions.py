@@ -9,7 +9,13 @@ from typing import Final, Self
 
 from galley.api.chat import LOWEST_LOGPROB
 from galley.api.encoded import encoded
-from galley.api.responses import Completion, CompletionChoice, CompletionLogprobs, usage
+from galley.api.responses import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Usage,
+    usage,
+)
 from galley.api.schemas import CompletionRequest
 from galley.gateway.call import Call, opened
 from galley.gateway.caller import Caller
@@ -128,19 +134,26 @@ class CompletionAnswer:
                     choice["logprobs"]["top_logprobs"] = [encoded(one) for one in top]
                 parts[piece.choice].append(choice)
         choices = [_joined(choice) for choice in parts]
-        return {**self._answer(choices), "usage": usage(self._generation.usage())}
+        return {**self._answer(choices), "usage": self._usage()}
 
     async def chunks(self) -> AsyncGenerator[Completion, None]:
         """The streamed answer. Raises as :meth:`whole`."""
-        with_usage = self._asked.include_usage
+        asked = self._asked
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
                 choice = self._choice(piece)
                 if choice["text"] or choice["logprobs"] or choice["finish_reason"]:
                     chunk = self._answer([choice])
-                    yield {**chunk, "usage": None} if with_usage else chunk
-        if with_usage:
-            yield {**self._answer([]), "usage": usage(self._generation.usage())}
+                    if asked.continuous_usage:
+                        chunk["usage"] = usage(self._generation.usage())
+                    elif asked.include_usage:
+                        chunk["usage"] = None
+                    yield chunk
+        if asked.include_usage:
+            yield {**self._answer([]), "usage": self._usage()}
+
+    def _usage(self) -> Usage:
+        return usage(self._generation.usage(), self._generation.receipt)
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
         """The generation's.

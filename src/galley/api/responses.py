@@ -4,6 +4,7 @@ from typing import Literal, TypedDict
 
 from galley.gateway.generation import Finish
 from galley.gateway.generation import Usage as TokenCounts
+from galley.gateway.receipt import Receipt
 from galley.types import Task
 
 
@@ -62,8 +63,17 @@ class Reloaded(TypedDict):
     model: str
 
 
-class Usage(TypedDict):
-    """Tokens of one request, all choices together."""
+class ReceiptFields(TypedDict, total=False):
+    """What a request took: milliseconds, and with `price_per_hour` its cost in that currency."""
+
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    cost: float
+
+
+class Usage(ReceiptFields):
+    """Tokens of one request, all choices together; the receipt is there when it is complete."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -71,14 +81,31 @@ class Usage(TypedDict):
     prompt_tokens_details: PromptTokensDetails
 
 
-def usage(counts: TokenCounts) -> Usage:
-    """The answer's ``usage``."""
-    return {
+class AudioUsage(ReceiptFields):
+    """Seconds of audio of one request, and its receipt."""
+
+    type: Literal["duration"]
+    seconds: float
+
+
+def usage(counts: TokenCounts, receipt: Receipt | None = None) -> Usage:
+    """The answer's ``usage``. ``receipt``: of a request that is complete."""
+    tokens: Usage = {
         "prompt_tokens": counts.prompt,
         "completion_tokens": counts.generated,
         "total_tokens": counts.prompt + counts.generated,
         "prompt_tokens_details": {"cached_tokens": counts.cached},
     }
+    return tokens if receipt is None else {**tokens, **_told(receipt)}
+
+
+def audio_usage(seconds: float, receipt: Receipt) -> AudioUsage:
+    """The ``usage`` of a transcript."""
+    return {"type": "duration", "seconds": round(seconds, 2), **_told(receipt)}
+
+
+def _told(receipt: Receipt) -> ReceiptFields:
+    return receipt.fields()  # type: ignore[return-value]  # its names are those of the class
 
 
 class TopLogprob(TypedDict):
@@ -151,7 +178,7 @@ class _ChunkUsage(TypedDict, total=False):
 
 
 class ChatChunk(_ChunkUsage):
-    """One event of a streamed chat answer; ``usage`` is there with `include_usage` only."""
+    """One event of a streamed chat answer; ``usage`` is there as `stream_options` ask for it."""
 
     id: str
     object: Literal["chat.completion.chunk"]

@@ -130,6 +130,9 @@ class StreamOptions(Strict, frozen=True, kw_only=True):
     include_usage: Annotated[
         bool | None, Meta(description="Send a last chunk with the usage and no choices.")
     ] = None
+    continuous_usage_stats: Annotated[
+        bool | None, Meta(description="Send the tokens so far as `usage` of each other chunk, too.")
+    ] = None
 
 
 class GenerationRequest(Strict, frozen=True, kw_only=True):
@@ -191,6 +194,11 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of a stream tells the tokens so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def _sampling(self, **fields: Any) -> SamplingParams:
         if self.stream_options is not None and not self.stream:

@@ -1,7 +1,7 @@
 """The engine: sequences in, tokens out, one step at a time."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -12,6 +12,7 @@ from galley.engine.encoder_cache import MAX_FEATURE, EncoderCache, EncoderFeatur
 from galley.engine.kv import KVCache, check_blocks
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
+from galley.engine.step_meter import StepMeter
 from galley.ops.executor import Executor
 from galley.types import LIVE_PRIORITY, EngineRequest, EngineStats, ModelInfo, Output, Timing
 
@@ -31,15 +32,16 @@ class Engine:
         info: ModelInfo,
         *,
         priority_steps: int,
-        clock: Callable[[], float] = time.monotonic,
+        meter: StepMeter | None = None,
     ) -> None:
         self.info = info
         self._executor = executor
+        self._warm_up = (executor.forward_seconds, executor.sample_seconds)
         self._kv = kv
         self._encoder_cache = encoder_cache
         self._scheduler = scheduler
         self._priority_steps = priority_steps
-        self._clock = clock
+        self._meter = meter or StepMeter()
         self._sequences: dict[str, Sequence] = {}
         self._steps = 0
         self._prefill_tokens = 0
@@ -70,10 +72,12 @@ class Engine:
         sequence = Sequence(
             request,
             order=self._steps + request.priority * self._priority_steps,
-            arrival=self._clock(),
+            arrival=time.monotonic(),
             stop_ids=frozenset((*eos, *sampling.stop_token_ids)),
             features=features,
         )
+        if not self._sequences:
+            self._meter.awake()
         self._sequences[request.id] = sequence
         self._scheduler.add(sequence)
 
@@ -96,6 +100,8 @@ class Engine:
         if self._refused:
             refused, self._refused = self._refused, []
             return refused
+        meter = self._meter
+        meter.begin()
         try:
             plan = self._scheduler.schedule()
             if not plan and self._scheduler.gathers:
@@ -104,7 +110,9 @@ class Engine:
             assert plan, "there is work, and every request fits the cache by itself"
             self._account(plan)
             batch, sampling = assemble(plan, self._kv, self._encoder_cache)
+            meter.assembled()
             result = self._executor.execute(batch, sampling)
+            meter.executed(plan)
         except BaseException:
             # An interrupt in a notebook: the blocks of this step were promised and never filled.
             self._scheduler.preempt_all()
@@ -113,7 +121,9 @@ class Engine:
             raise
         outputs = commit(plan, result, self._kv)
         self._steps += 1
-        return self._emit(outputs)
+        outputs = self._emit(outputs)
+        meter.end()
+        return outputs
 
     def check_blocks(self) -> None:
         """Assert conservation: each block is free, cached, or used once for each table that holds it."""
@@ -135,14 +145,20 @@ class Engine:
             prefix_query_tokens=self._kv.queried_tokens,
             prefix_hit_tokens=self._kv.hit_tokens,
             preemptions=self._scheduler.preemptions,
-            forward_seconds=self._executor.forward_seconds,
+            forward_seconds=self._executor.forward_seconds - self._warm_up[0],
+            sample_seconds=self._executor.sample_seconds - self._warm_up[1],
+            schedule_seconds=self._meter.schedule_seconds,
+            emit_seconds=self._meter.emit_seconds,
+            busy_seconds=self._meter.busy_seconds,
+            batch_sequences=self._meter.sequences,
+            batch_tokens=self._meter.tokens,
         )
 
     def close(self) -> None:
         """Nothing to do: all that the engine holds is memory, and goes with it."""
 
     def _account(self, plan: list[Work]) -> None:
-        now = self._clock()
+        now = time.monotonic()
         for work in plan:
             sequence = work.sequence
             if not sequence.started:
@@ -159,7 +175,7 @@ class Engine:
 
     def _emit(self, outputs: list[Output]) -> list[Output]:
         """Note first tokens, forget what has finished, and tell times where they matter."""
-        now = self._clock()
+        now = time.monotonic()
         for i, output in enumerate(outputs):
             sequence = self._sequences[output.request_id]
             if sequence.first_token and not sequence.timed and output.finish_reason is None:
@@ -170,6 +186,7 @@ class Engine:
                 first_token=sequence.first_token - sequence.arrival,
                 total=now - sequence.arrival,
                 preemptions=sequence.preemptions,
+                engine_seconds=sequence.engine_seconds,
             )
             outputs[i] = msgspec.structs.replace(output, timing=timing)
             if output.finish_reason:

@@ -17,6 +17,7 @@ from galley.engine.engine import Engine
 from galley.engine.kv import KVCache
 from galley.engine.memory import plan_memory
 from galley.engine.scheduler import Scheduler
+from galley.engine.step_meter import Pauses, StepMeter
 from galley.errors import DamagedWeights, EngineFailed
 from galley.formats.reader import CheckpointReader, open_checkpoint
 from galley.formats.weights import DENSE_KINDS, Weights
@@ -97,7 +98,8 @@ def _load(
     )
     if on_ledger is not None:
         on_ledger(ledger)
-    executor = factory(program, weights, dataclasses.replace(options, pause=pause))
+    pauses = None if pause is None else Pauses(pause)
+    executor = factory(program, weights, dataclasses.replace(options, pause=pauses))
     assert executor.kv_bytes_per_block() == kv.block_bytes
     clock.end("load")
     executor.allocate_kv(kv.blocks)
@@ -136,7 +138,10 @@ def _load(
         gatherer=_gatherer(settings),
     )
     steps = settings.priority_steps
-    return Engine(executor, cache, encoder_cache, scheduler, info, priority_steps=steps)
+    meter = StepMeter(None if pauses is None else lambda: pauses.seconds)
+    return Engine(
+        executor, cache, encoder_cache, scheduler, info, priority_steps=steps, meter=meter
+    )
 
 
 def _gatherer(settings: EngineSettings) -> BatchGatherer | None:

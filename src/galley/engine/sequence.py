@@ -31,6 +31,7 @@ class Sequence:
         arrival, started, first_token: seconds on the engine's clock; 0 until it happens.
         timed: each of its Outputs may be the last one (because of stop strings) and carries a timing.
         features: its encoder input; None for a text model.
+        engine_seconds: its share of the engine's time so far.
         forks: set by a task whose hypotheses have been replaced: for each new one the place of the old
             one whose blocks it goes on from.
     """
@@ -53,6 +54,7 @@ class Sequence:
     started: float = 0.0
     first_token: float = 0.0
     preemptions: int = 0
+    engine_seconds: float = 0.0
     forks: list[int] | None = None
 
     def __post_init__(self) -> None:

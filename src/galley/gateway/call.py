@@ -11,8 +11,9 @@ import msgspec
 from galley.errors import RateLimited
 from galley.gateway.caller import Caller
 from galley.gateway.key_file import LOWEST_PRIORITY, Tenant
+from galley.gateway.receipt import Receipt
 from galley.gateway.served import ServedModel
-from galley.observe.metrics import TokenKind
+from galley.observe.tenants import TokenKind
 from galley.service.client import LONGEST_WAIT
 from galley.service.streams import OutputStream
 from galley.types import LIVE_PRIORITY, EngineRequest, ModelInfo, Output, SamplingParams, Timing
@@ -30,6 +31,7 @@ class Call:
         endpoint: the route that it came by, for metrics.
         caller: whose log record the call writes.
         generated: tokens that the engine has brought so far.
+        receipt: what its sequences that have ended took.
     """
 
     def __init__(self, served: ServedModel, endpoint: str, caller: Caller) -> None:
@@ -44,12 +46,17 @@ class Call:
         self.endpoint = endpoint
         self.caller = caller
         self.generated = 0
+        self.receipt = Receipt(served.settings.price_per_hour)
+        caller.record.setdefault("model", served.name)
         self.backend = served.backend()
         served.memory.check()
         self._open: set[CallStream] = set()
         self._closed = False
         self._reserved = self._spent = 0
         self._tenants = served.metrics.tenants
+        name = caller.tenant.name
+        # Of each token something is counted: no labels are looked up then.
+        self._generated = (served.metrics.generated, self._tenants.counter(name, "generated"))
         with caller.limited(self._tenants):
             self._began = caller.account.enter()
         self._tenants.begun(caller.tenant.name)
@@ -116,22 +123,24 @@ class Call:
         account = self.caller.account
         account.spend(min(0, self._spent - self._reserved))
         account.leave(self._began)
-        self._tenants.ended(self.caller.tenant.name)
+        self._tenants.ended(self.caller.tenant.name, self.receipt.cost)
 
     # What is counted of texts, a sequence for each choice, and of audio.
 
     def prompts_taken(self, tokens: int) -> None:
         """The request's prompts have so many tokens together."""
         self.served.metrics.prompts_taken(tokens)
-        self._spend("prompt", tokens)
+        self._count("prompt", tokens)
+        self._spend(tokens)
 
     def sequence_begun(self, stream: "CallStream") -> None:
         """A sequence has its first token."""
         assert stream.first_token is not None
         waited = stream.first_token - self.caller.arrived
         self.served.metrics.first_token(self.endpoint, waited)
+        self.caller.record.setdefault("ttft_ms", round(1000 * waited, 3))
 
-    def sequence_ended(self, stream: "CallStream", reason: str, timing: Timing | None) -> None:
+    def sequence_ended(self, stream: "CallStream", reason: str) -> None:
         """A sequence's text is complete: ``reason`` is its finish reason."""
         now = time.monotonic()
         per_token = None
@@ -141,27 +150,50 @@ class Call:
             per_token = (now - stream.first_token) / later
         metrics = self.served.metrics
         metrics.sequence_finished(self.endpoint, reason)
-        metrics.sequence_timed(
-            self.endpoint,
-            duration=now - self.caller.arrived,
-            queued=timing.queued if timing else None,
-            per_token=per_token,
-        )
+        duration = now - self.caller.arrived
+        metrics.sequence_timed(self.endpoint, duration=duration, per_token=per_token)
 
     def sequence_lost(self, reason: str) -> None:
         """A sequence has no end of its own: ``reason`` is "cancelled" or "error"."""
         self.served.metrics.sequence_finished(self.endpoint, reason)
 
-    def texts_ended(self, *, prompt: int, cached: int, generated: int, reason: str) -> None:
-        """All sequences of a request for text have ended; counts of tokens."""
+    def texts_ended(
+        self, *, prompt: int, cached: int, generated: int, reason: str, whole: bool
+    ) -> None:
+        """All sequences of a request for text have ended, by themselves if it is ``whole``.
+
+        Counts are of tokens.
+        """
         self.served.metrics.prefixes_reused(cached)
-        self._tenants.tokens(self.caller.tenant.name, "cached", cached)
+        self._count("cached", cached)
         self._record(prompt=prompt, cached=cached, generated=generated, finish=reason)
+        self._present(whole=whole)
 
     def audio_ended(self, seconds: float, reason: str, **facts: Any) -> None:
         """A recording or a live stream has ended: "stop", "cancelled" or "error"."""
         self.served.metrics.audio_heard(self.endpoint, seconds, reason)
-        self._record(audio=f"{seconds:.1f}s", **facts, generated=self.generated, finish=reason)
+        audio = round(seconds, 1)
+        self._record(audio_seconds=audio, **facts, generated=self.generated, finish=reason)
+        self._present(whole=reason == "stop")
+
+    def recording_done(self, seconds: float) -> None:
+        """The transcript of a recording of so many seconds is complete."""
+        work = time.monotonic() - self.caller.arrived
+        if seconds:
+            self.served.metrics.recording_done(self.endpoint, audio=seconds, work=work)
+
+    def _present(self, *, whole: bool) -> None:
+        """Put the receipt on record."""
+        receipt = self.receipt
+        self._record(**receipt.fields())
+        self.caller.trace.phases = receipt.phases()
+        if whole:
+            self.served.metrics.request_timed(
+                self.endpoint,
+                queue=receipt.queue_seconds,
+                prefill=receipt.prefill_seconds,
+                decode=receipt.decode_seconds,
+            )
 
     def _record(self, **facts: Any) -> None:
         self.caller.record.update(facts)
@@ -173,15 +205,18 @@ class Call:
 
     def _delivered(self, tokens: int) -> None:
         self.generated += tokens
-        self.served.metrics.step_seen(tokens)
-        self._spend("generated", tokens)
+        for counter in self._generated:
+            counter.inc(tokens)
+        self._spend(tokens)
 
-    def _spend(self, kind: TokenKind, tokens: int) -> None:
+    def _count(self, kind: TokenKind, tokens: int) -> None:
+        self._tenants.counter(self.caller.tenant.name, kind).inc(tokens)
+
+    def _spend(self, tokens: int) -> None:
         beyond = self._spent + tokens - max(self._spent, self._reserved)
         self._spent += tokens
         self.caller.account.spend(max(0, beyond))
         self.caller.account.recent_tokens.add(tokens)
-        self._tenants.tokens(self.caller.tenant.name, kind, tokens)
 
     def _marked(self, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
         """The requests with what the engine must know of the tenant."""
@@ -214,6 +249,9 @@ class CallStream:
         self.first_tokens = 0
         self._call = call
         self._stream = stream
+        self._submitted = self._latest = time.monotonic()
+        self._timing: Timing | None = None
+        self._inter_token = call.served.metrics.inter_token
 
     def __aiter__(self) -> AsyncIterator[Output]:
         return self
@@ -221,18 +259,32 @@ class CallStream:
     async def __anext__(self) -> Output:
         output = await self._stream.__anext__()
         count = len(output.tokens)
-        if count and self.first_token is None:
-            self.first_token, self.first_tokens = time.monotonic(), count
-        self.tokens += count
-        self._call._delivered(count)
+        if count:
+            now = time.monotonic()
+            if self.first_token is None:
+                self.first_token, self.first_tokens = now, count
+            else:
+                self._inter_token.observe(now - self._latest)
+            self._latest = now
+            self.tokens += count
+            self._call._delivered(count)
+        if output.timing is not None:
+            self._timing = output.timing
         if output.finish_reason is not None:
-            self._call._open.discard(self)
+            self._ended()
         return output
 
     def cancel(self) -> None:
         """The engine forgets the request within one step. Harmless when it has finished."""
-        self._call._open.discard(self)
+        self._ended()
         self._stream.cancel()
+
+    def _ended(self) -> None:
+        """Put the last known timing on the receipt, once."""
+        self._call._open.discard(self)
+        timing, self._timing = self._timing, None
+        if timing is not None:
+            self._call.receipt.add(self._submitted, timing)
 
 
 def _priority(request: EngineRequest, tenant: Tenant) -> int:

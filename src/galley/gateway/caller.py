@@ -11,7 +11,8 @@ from typing import Any
 from galley.errors import RateLimited
 from galley.gateway.key_file import Tenant
 from galley.gateway.tenants import ANYBODY, Account
-from galley.observe.metrics import TenantMetrics
+from galley.observe.tenants import TenantMetrics
+from galley.observe.tracing import Trace
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Caller:
         record: what the request's log line will tell, name -> value.
         arrived: on the monotonic clock, in seconds.
         deadline: on the same clock: until when the answer is of use; infinite where that is not known.
+        trace: what its trace will tell.
     """
 
     request_id: str
@@ -31,6 +33,7 @@ class Caller:
     record: dict[str, Any] = field(default_factory=dict)
     arrived: float = field(default_factory=time.monotonic)
     deadline: float = math.inf
+    trace: Trace = field(default_factory=Trace)
 
     @property
     def tenant(self) -> Tenant:

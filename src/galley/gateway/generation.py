@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Self
 from galley.errors import DeadlineExceeded, Draining, EngineError, RequestError, SlowReader
 from galley.gateway.call import Call, CallStream
 from galley.gateway.lifecycle import RETRY_SECONDS
+from galley.gateway.receipt import Receipt
 from galley.gateway.served import ServedModel
 from galley.service.requests import expand
 from galley.text.stream import Delta, TextStream
@@ -77,6 +78,7 @@ class Generation:
             EngineFailed: the engine will not come back.
         """
         info, tokenizer = call.info, call.backend.tokenizer
+        call.caller.trace.sampling = params
         requests = [
             request
             for index, prompt in enumerate(prompts)
@@ -127,6 +129,11 @@ class Generation:
             generated=sum(len(choice.text.token_ids) for choice in self._choices),
         )
 
+    @property
+    def receipt(self) -> Receipt:
+        """What the choices that have ended took."""
+        return self._call.receipt
+
     def close(self) -> None:
         """Cancel the choices that still run, and settle the accounts. Idempotent."""
         if self._closed:
@@ -136,12 +143,13 @@ class Generation:
             choice.close()
         self._call.close()
         usage = self.usage()
-        reasons = {choice.text.finish_reason or "unfinished" for choice in self._choices}
+        reasons = {choice.text.finish_reason for choice in self._choices}
         self._call.texts_ended(
             prompt=usage.prompt,
             cached=usage.cached,
             generated=usage.generated,
-            reason=",".join(sorted(reasons)),
+            reason=",".join(sorted(reason or "unfinished" for reason in reasons)),
+            whole=None not in reasons,
         )
 
 
@@ -196,7 +204,7 @@ class _Choice:
                     ):  # a stop string, of which the engine knows nothing
                         self._stream.cancel()
                     self._open = False
-                    self._call.sequence_ended(self._stream, finish, output.timing)
+                    self._call.sequence_ended(self._stream, finish)
                 yield Piece(self._index, delta, finish, output.prompt_logprobs)
                 if finish is not None:
                     return

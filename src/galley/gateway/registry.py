@@ -48,7 +48,7 @@ class Registry:
         """``spawner``: where the engines' processes come from, if some have been begun already."""
         spawner = spawner or Spawner(settings)
         self.settings = settings
-        self.metrics = Metrics()
+        self.metrics = Metrics(settings.price_per_hour)
         self.lifecycle = Lifecycle(self._state)
         models = [ServedModel(own, self.metrics, spawner) for own in settings.each_model()]
         self._models = {model.name: model for model in models}
@@ -146,6 +146,8 @@ class Registry:
             raise UnknownModel(
                 f"The model {str(name)[:100]!r} does not exist; this server has {self._listed()}"
             )
+        if caller is not None:
+            caller.record["model"] = model.name
         model.check(task, caller)
         return model
 

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -25,7 +25,7 @@ from galley.service.text_pool import TextPool
 from galley.service.watchdog import Watchdog
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
-from galley.types import EngineStats, Ledger, OnLedger, OnPhase, Task
+from galley.types import EngineStats, Ledger, ModelInfo, OnLedger, OnPhase, Task
 
 if TYPE_CHECKING:
     from galley.speech.model import SpeechModel
@@ -76,7 +76,7 @@ class ServedModel:
         self._spawner = spawner
         self.memory = MemoryWatch(settings.memory_limit_fraction)
         self.name = settings.served_model_name or _default_name(settings.model)
-        self.metrics = metrics.model(self.name, self._engine_stats)
+        self.metrics = metrics.model(self.name, self)
         self._backend: Backend | None = None
         self._speech: WeakKeyDictionary[Backend, SpeechModel] = WeakKeyDictionary()
         self._reloading = asyncio.Lock()
@@ -165,6 +165,7 @@ class ServedModel:
             on_ledger=planned,
             begin=lambda: self._spawner.spawn(self.settings.served_model_name),
             watchdog=lambda: Watchdog(self.settings.stall_seconds, self.settings.step_timeout),
+            on_step=self._step_ended,
         )
         engine.launch()
         try:
@@ -249,11 +250,46 @@ class ServedModel:
         """The state of the model's engine."""
         return "starting" if self._backend is None else self._backend.engine.state
 
-    def _engine_stats(self) -> tuple[EngineStats, int]:
+    def _step_ended(self, stats: EngineStats) -> None:
+        # An engine that serves the last requests of files that were replaced counts no more.
+        if stats is self.stats:
+            self.metrics.step_ended(stats)
+
+    # What the metrics ask at each scrape, see :class:`galley.observe.engines.ServedEngine`.
+
+    @property
+    def stats(self) -> EngineStats:
+        """The newest snapshot of the engine."""
+        return EngineStats() if self._backend is None else self._backend.engine.stats
+
+    @property
+    def restarts(self) -> int:
+        """How often the engine's process was replaced."""
+        now = 0 if self._backend is None else self._backend.engine.restarts
+        return self._earlier_restarts + now
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """What the loaded model says of itself; None before it is loaded."""
+        return None if self._backend is None else self._backend.engine.info
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine takes requests now."""
+        return self.state == "ready"
+
+    @property
+    def token_budget(self) -> int:
+        """The most tokens of a step."""
+        return self.settings.max_batch_tokens
+
+    @property
+    def processes(self) -> Mapping[str, Sequence[int]]:
+        """Kind of process to the ids of those that run."""
         if self._backend is None:
-            return EngineStats(), 0
-        restarts = self._earlier_restarts + self._backend.engine.restarts
-        return self._backend.engine.stats, restarts
+            return {}
+        engine = self._backend.engine.engine_pid
+        return {"engine": [engine] if engine else [], "text": self._backend.text.pids}
 
 
 def fingerprint(folder: Path) -> str:

@@ -76,7 +76,7 @@ class CpuExecutor:
         self._kv_bytes_per_token = kv_bytes_per_token(program, options.kv_dtype)
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
         self._operations = decoder.program.operations()
-        self.forward_seconds = 0.0
+        self.forward_seconds = self.sample_seconds = 0.0
         if options.pause is not None:
             self._runtime.set_pause(options.pause)
         self._attention_shape = (0, 0)
@@ -142,7 +142,9 @@ class CpuExecutor:
         result = StepResult()
         if len(batch.tokens):
             logits = self._forward(batch)
+            sampled = time.perf_counter()
             result = sample(logits, sampling, self._draw)
+            self.sample_seconds += time.perf_counter() - sampled
             if NO_TOKEN in result.tokens and self._check is not None:
                 self._check.suspect(logits)
         result.attention = attention

@@ -112,6 +112,11 @@ class Executor(Protocol):
         ...
 
     @property
+    def sample_seconds(self) -> float:
+        """Of :attr:`forward_seconds`, what was spent on choosing tokens from logits."""
+        ...
+
+    @property
     def kv_groups(self) -> int:
         """How many block tables a sequence has; see :class:`galley.graph.program.KVGroup`."""
         ...

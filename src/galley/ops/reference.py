@@ -81,7 +81,7 @@ class ReferenceExecutor(ReferenceOps):
         self._weights = {
             name: self._load(weights[name], kinds.get(name)) for name in program.all_shapes
         }
-        self.forward_seconds = 0.0
+        self.forward_seconds = self.sample_seconds = 0.0
 
     @staticmethod
     def memory(program: Program, weights: Weights, options: ExecutorOptions) -> ExecutorMemory:
@@ -159,7 +159,10 @@ class ReferenceExecutor(ReferenceOps):
         attention = None if batch.align is None else self._align(batch.align)
         result = StepResult()
         if len(batch.tokens):
-            result = sample(self._forward(batch), sampling, draw_all)
+            logits = self._forward(batch)
+            sampled = time.perf_counter()
+            result = sample(logits, sampling, draw_all)
+            self.sample_seconds += time.perf_counter() - sampled
         result.attention = attention
         self.forward_seconds += time.perf_counter() - began
         return result

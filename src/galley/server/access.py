@@ -2,18 +2,21 @@
 
 import logging
 import math
+import re
 import secrets
 import time
 from typing import Any, Final
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from galley.config import MOST_TIMEOUT
 from galley.errors import RequestError
 from galley.gateway.caller import Caller
+from galley.observe.logs import readable
 from galley.observe.metrics import Metrics
+from galley.observe.tracing import Finished, Trace, Tracing
 from galley.server.drain import PROBES
 from galley.server.errors import BEGINNINGS, CLIENT_GONE, error_response
 
@@ -22,57 +25,120 @@ log = logging.getLogger("galley.access")
 TIMEOUT_HEADER: Final = "x-request-timeout"
 """Seconds from its arrival after which a request's answer is of no use."""
 
+REQUEST_ID_HEADER: Final = "x-request-id"
+
 _TIMEOUT_CHARACTERS: Final = 32
 _SWITCHING_PROTOCOLS: Final = 101
+_REQUEST_ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_MOST_SEGMENTS: Final = 8
+_FOREIGN_WORDS: Final = frozenset(
+    (
+        *("api", "openai", "engines", "generate", "embeddings", "embed", "responses", "rerank"),
+        *("messages", "moderations", "images", "files", "batches", "tags", "show", "ps", "version"),
+        *("favicon.ico", "robots.txt"),
+    )
+)
+"""Parts of other servers' paths: who asks for them has configured a client for another server."""
 
 
 class AccessLog:
     """ASGI middleware, the outermost: what nobody else handles ends here.
 
-    Leaves in ``scope["state"]``: ``request_id`` (also the header ``X-Request-Id``), ``arrived`` (on the
-    monotonic clock) and ``record``, a dictionary to which others add what the log line will tell.
+    Leaves in ``scope["state"]``: ``request_id``, unique; ``arrived`` (on the monotonic clock); ``record``
+    and ``trace``, to which others add what the log line and the trace will tell; and ``log_prompts``. The
+    answer's header ``X-Request-Id`` is the request's own, if that has a sane form, else ``request_id``.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        *,
+        words: frozenset[str] = frozenset(),
+        log_prompts: bool = False,
+        tracing: Tracing | None = None,
+    ) -> None:
+        """Wrap ``app``.
+
+        Args:
+            app: handles the requests.
+            metrics: counts them.
+            words: segments of the app's paths; of other paths only these are logged.
+            log_prompts: whether the log may tell what requests say.
+            tracing: told of each request that ends.
+        """
         self._app = app
         self._metrics = metrics
+        self._words = words | _FOREIGN_WORDS
+        self._log_prompts = log_prompts
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
         arrived = time.monotonic()
         request_id = secrets.token_hex(12)
-        record: dict[str, Any] = {}
-        scope.setdefault("state", {}).update(request_id=request_id, arrived=arrived, record=record)
+        shown_id = _given_id(scope) or request_id
+        state = scope.setdefault("state", {})
+        state.update(request_id=request_id, arrived=arrived, record={}, trace=Trace())
+        state["log_prompts"] = self._log_prompts
         status: int | None = None
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] in BEGINNINGS:
                 status = message.get("status", _SWITCHING_PROTOCOLS)
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                MutableHeaders(scope=message)["X-Request-Id"] = shown_id
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_id)
         except Exception as error:
-            log.exception("request %s failed", request_id)
+            log.exception("request %s failed", shown_id)
             if status is None:
                 await error_response(error)(scope, receive, send_with_id)
         finally:
-            endpoint = _route(scope)
-            final = record.pop("status", status or CLIENT_GONE)
-            account = scope["state"].get("account")
-            self._metrics.request_answered(endpoint, final, account and account.tenant.name)
-            log.log(
-                logging.DEBUG if scope["path"] in PROBES else logging.INFO,
-                "%s %s %d %.3fs id=%s%s",
-                scope.get("method", "WS"),
-                endpoint,
-                final,
-                time.monotonic() - arrived,
-                request_id,
-                "".join(f" {name}={value}" for name, value in record.items()),
-            )
+            self._ended(scope, shown_id, status or CLIENT_GONE)
+
+    def _ended(self, scope: Scope, shown_id: str, status: int) -> None:
+        """Count the request, trace it and write its line. ``status``: as it was sent."""
+        state, endpoint = scope["state"], _route(scope)
+        seconds = time.monotonic() - state["arrived"]
+        record: dict[str, Any] = state["record"]
+        status = record.pop("status", status)
+        account = state.get("account")
+        self._metrics.request_answered(endpoint, status, account and account.tenant.name)
+        fields: dict[str, Any] = {"id": shown_id}
+        if shown_id != state["request_id"]:
+            fields["request"] = state["request_id"]
+        if scope.get("client"):
+            fields["client"] = scope["client"][0]
+        fields |= record
+        if self._tracing is not None:
+            finished = Finished(endpoint, status, state["arrived"], seconds, fields, state["trace"])
+            fields |= self._tracing.request_ended(finished, Headers(scope=scope))
+        method, path = scope.get("method", "WS"), self._path(scope)
+        told = {"method": method, "path": path, "status": status, "seconds": round(seconds, 6)}
+        log.log(
+            logging.DEBUG if scope["path"] in PROBES else logging.INFO,
+            "%s %s %d %.3fs %s",
+            method,
+            path,
+            status,
+            seconds,
+            readable(fields),
+            extra={"fields": {**told, **fields, "message": f"{method} {path} {status}"}},
+        )
+
+    def _path(self, scope: Scope) -> str:
+        """The route's template; of other paths, which may hold anything, the words that are known."""
+        route = getattr(scope.get("route"), "path", None)
+        if isinstance(route, str):
+            return route
+        path: str = scope["path"]
+        if self._log_prompts:
+            return path
+        segments = path.split("/")[: _MOST_SEGMENTS + 1]
+        return "/".join(s if not s or s in self._words else "*" for s in segments)
 
 
 def caller_of(request: HTTPConnection, *, timeout: float = math.inf) -> Caller:
@@ -87,7 +153,15 @@ def caller_of(request: HTTPConnection, *, timeout: float = math.inf) -> Caller:
     """
     state = request.state
     deadline = state.arrived + _timeout(request.headers.get(TIMEOUT_HEADER), timeout)
-    return Caller(state.request_id, state.account, state.record, state.arrived, deadline)
+    return Caller(
+        state.request_id, state.account, state.record, state.arrived, deadline, state.trace
+    )
+
+
+def _given_id(scope: Scope) -> str | None:
+    """The id that the client gave the request, if that can stand in a log as it is."""
+    given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+    return given if _REQUEST_ID.fullmatch(given) else None
 
 
 def _timeout(given: str | None, default: float) -> float:

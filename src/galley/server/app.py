@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 from galley.config import LOOPBACK_HOSTS
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
+from galley.observe.tracing import Tracing
 from galley.server import (
     admin,
     audio,
@@ -36,19 +37,22 @@ _PREFLIGHT_SECONDS: Final = 600
 _PROTOCOLS: Final = (generate, audio, models, tokenize, health)
 
 
-def create_app(registry: Registry, *, tenants: Tenants) -> Starlette:
+def create_app(
+    registry: Registry, *, tenants: Tenants, tracing: Tracing | None = None
+) -> Starlette:
     """The application that serves models, before, while and after they are ready.
 
     Args:
         registry: the models, with the settings that say whose Host headers are answered.
         tenants: who may use them for how much.
+        tracing: gets a span of each request.
     """
     settings = registry.settings
     open_paths = OPEN_PATHS | ({"/metrics"} if settings.metrics_without_key else frozenset())
     if settings.page:
         open_paths |= page_files.PATHS
-    # The first one is the first to see a request.
-    middleware = [Middleware(AccessLog, metrics=registry.metrics)]
+    # The first one is the first to see a request, but for the access log.
+    middleware: list[Middleware] = []
     if settings.host in LOOPBACK_HOSTS:
         pages = (origin.rpartition("/")[2] for origin in settings.cors_origin)
         middleware.append(Middleware(RequireHost, allowed=(*settings.allowed_host, *pages)))
@@ -66,16 +70,24 @@ def create_app(registry: Registry, *, tenants: Tenants) -> Starlette:
         )
     middleware.append(Middleware(RequireKey, tenants=tenants, open_paths=open_paths))
     middleware.append(Middleware(DrainGate, lifecycle=registry.lifecycle))
-    operations = [route for protocol in _PROTOCOLS for route in protocol.routes(registry)]
+    operations: list[Operation] = [
+        route for protocol in _PROTOCOLS for route in protocol.routes(registry)
+    ]
     operations += admin.routes(tenants, registry)
+    routes = [*operations, *realtime.routes(registry), *_pages(operations)]
+    if settings.page:
+        routes += page_files.routes()
+    paths = (path for route in routes if isinstance(path := getattr(route, "path", ""), str))
+    access = Middleware(
+        AccessLog,
+        metrics=registry.metrics,
+        words=frozenset(word for path in paths for word in path.split("/")),
+        log_prompts=settings.log_prompts,
+        tracing=tracing,
+    )
     app = Starlette(
-        routes=[
-            *operations,
-            *realtime.routes(registry),
-            *_pages(operations),
-            *(page_files.routes() if settings.page else ()),
-        ],
-        middleware=middleware,
+        routes=routes,
+        middleware=[access, *middleware],
         exception_handlers=errors.HANDLERS,
     )
     app.router.redirect_slashes = False

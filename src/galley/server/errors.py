@@ -1,16 +1,19 @@
 """Errors as HTTP answers, with the envelope of ``galley.api.errors``."""
 
 import asyncio
+import re
 from contextlib import suppress
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ExceptionHandler
+from starlette.types import ExceptionHandler, Receive, Scope, Send
 
 from galley.api.errors import ApiError, envelope, to_api_error
+from galley.api.schemas import Strict
 from galley.errors import GalleyError
 
 CLIENT_GONE: Final = 499
@@ -21,6 +24,8 @@ BEGINNINGS: Final = ("http.response.start", "websocket.http.response.start", "we
 
 TOO_LARGE: Final = "request_too_large"
 """The code of a body over the cap, of which some may be on its way still."""
+
+_FIELD: Final = re.compile(r"\w+", re.ASCII)
 
 _SHOWN: Final = 100
 """Characters of a client's text that an error repeats."""
@@ -37,15 +42,51 @@ class ClientGone(ApiError):
         super().__init__(CLIENT_GONE, message, code="client_gone")
 
 
+class ErrorResponse(Response):
+    """An error's envelope; the access log is told of it."""
+
+    media_type = "application/json"
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(msgspec.json.encode(envelope(error)), error.status, error.headers)
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        note_error(scope, self._error)
+        await super().__call__(scope, receive, send)
+
+
 def error_response(error: Exception) -> Response:
     """The full HTTP response for ``error``."""
-    told = to_api_error(error)
-    return Response(
-        msgspec.json.encode(envelope(told)),
-        status_code=told.status,
-        headers=told.headers,
-        media_type="application/json",
-    )
+    return ErrorResponse(to_api_error(error))
+
+
+def note_error(scope: Scope, error: ApiError) -> None:
+    """Tell the access log why: the error's code and field, whose name must be one of ours.
+
+    The message, which may quote the request, only where prompts are logged, too.
+    """
+    state = scope.get("state", {})
+    record: dict[str, Any] | None = state.get("record")
+    if record is None:
+        return
+    record["error"] = error.code or error.type
+    field = _FIELD.match(error.param or "")
+    if field is not None and field[0] in _known_fields():
+        record["param"] = field[0]
+    if state.get("log_prompts"):
+        record["reason"] = str(error)
+
+
+@cache
+def _known_fields() -> frozenset[str]:
+    """Names of all fields of requests."""
+    names, kinds = {"file"}, [Strict]
+    for kind in kinds:
+        names.update(kind.__struct_fields__)
+        kinds += kind.__subclasses__()
+    return frozenset(names)
 
 
 async def answer_error(request: Request, error: Exception) -> Response:

@@ -10,16 +10,20 @@ import socket
 import ssl
 import sys
 from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from typing import Final
 
 import uvicorn
 
 from galley import __version__
-from galley.config import LOG_FORMAT, LOOPBACK_HOSTS, Settings
+from galley.config import LOOPBACK_HOSTS, Settings
 from galley.errors import GalleyError
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
 from galley.machine import process_age
+from galley.observe import logs
+from galley.observe.logs import say
+from galley.observe.tracing import Tracing
 from galley.server import tls, websocket
 from galley.server.app import create_app
 from galley.server.auth import check_exposure
@@ -64,13 +68,14 @@ def serve(settings: Settings, spawner: Spawner | None = None) -> int:
         SettingsError: a public bind without a key, an unreadable key, key file or certificate, or too
             few files that may be open.
     """
-    _configure_logging(settings.log_level)
+    _configure_logging(settings)
     # By default the collector runs so often that it makes parsing a large body three times as slow,
     # and everybody's tokens wait for it.
     gc.set_threshold(50_000, 20, 100)
     tenants = Tenants.load(settings)
     check_exposure(settings, tenants)
     encryption = tls.context(settings)
+    tracing = Tracing(settings.otlp_endpoint) if settings.otlp_endpoint else None
     raise_descriptor_limit()
     # From here on digests are enough.
     settings = dataclasses.replace(settings, api_key=(), api_key_file="", admin_key=())
@@ -82,9 +87,9 @@ def serve(settings: Settings, spawner: Spawner | None = None) -> int:
             "choose another --host or --port (0 picks a free one)"
         )
         return 1
-    with listener, asyncio.Runner() as runner:
+    with listener, asyncio.Runner() as runner, closing(tracing) if tracing else nullcontext():
         models = Registry(settings, spawner)
-        return runner.run(_Run(models, tenants, listener, encryption).until_stopped())
+        return runner.run(_Run(models, tenants, listener, encryption, tracing).until_stopped())
 
 
 class _Run:
@@ -96,12 +101,13 @@ class _Run:
         tenants: Tenants,
         listener: socket.socket,
         encryption: ssl.SSLContext | None,
+        tracing: Tracing | None,
     ) -> None:
         self._settings = models.settings
         self._url = _url(models.settings.host, listener, encryption)
         self._models = models
         self._tenants = tenants
-        app = create_app(models, tenants=tenants)
+        app = create_app(models, tenants=tenants, tracing=tracing)
         self._door = FrontDoor(
             models.settings,
             models=len(models.names),
@@ -156,7 +162,7 @@ class _Run:
 
     async def _start(self, signalled: asyncio.Task[int]) -> int | None:
         """Bring the models up while HTTP already answers; an exit code if that ends it all."""
-        print(f"Galley {__version__} listens on {self._url}", flush=True)
+        say(f"Galley {__version__} listens on {self._url}")
         start = asyncio.create_task(self._models.start(self._print_phase, self._print_ledger))
         await asyncio.wait({start, signalled}, return_when=asyncio.FIRST_COMPLETED)
         if not start.done():
@@ -170,7 +176,7 @@ class _Run:
             return 1
         *others, last = self._models.names
         ready = f"{', '.join(others)} and {last} are ready" if others else f"{last} is ready"
-        print(f"{ready} after {process_age():.2f} s: {self._url}/v1", flush=True)
+        say(f"{ready} after {process_age():.2f} s: {self._url}/v1")
         return None
 
     async def _reload_when_told(self) -> None:
@@ -190,14 +196,14 @@ class _Run:
                     log.error("%s goes on as it is: %s", model, error)
 
     def _print_ledger(self, model: str, ledger: Ledger) -> None:
-        print("\n".join(ledger_lines(model, ledger)), flush=True)
+        say("\n".join(ledger_lines(model, ledger)))
 
     def _print_phase(self, model: str, phase: str, seconds: float) -> None:
         if phase == "ready":
             return  # their sum, which the last line of the start says from the command's beginning
         names = self._models.names
         whose = f"{model:<{max(map(len, names))}} " if len(names) > 1 else ""
-        print(f"  {whose}{phase:<10} {seconds:6.2f} s", flush=True)
+        say(f"  {whose}{phase:<10} {seconds:6.2f} s")
 
     async def _drain(self) -> int:
         """Let running requests finish; returns the exit code."""
@@ -283,11 +289,11 @@ def _url(host: str, listener: socket.socket, encryption: ssl.SSLContext | None) 
 
 
 def _complain(message: str) -> None:
-    print(f"galley: {message}", file=sys.stderr, flush=True)
+    say(f"galley: {message}", sys.stderr)
 
 
-def _configure_logging(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format=LOG_FORMAT)
+def _configure_logging(settings: Settings) -> None:
+    logs.start(settings.log_format, settings.log_level)
     for chatty in ("uvicorn", "asyncio", "httpx", "huggingface_hub"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     # One line for every client that does not speak HTTP would fill the disk; the metrics count them.

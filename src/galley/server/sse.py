@@ -11,9 +11,9 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from galley.api.errors import envelope
+from galley.api.errors import envelope, to_api_error
 from galley.errors import GalleyError
-from galley.server.errors import CLIENT_GONE, ClientGone
+from galley.server.errors import CLIENT_GONE, ClientGone, note_error
 
 log = logging.getLogger("galley.server")
 
@@ -69,13 +69,13 @@ class EventStream(Response):
         """Send the stream; returns when it is complete or the client gone."""
         scope["state"]["probe"] = _COMMENT
         try:
-            await while_connected(receive, self._send_all(send, scope["state"]["request_id"]))
+            await while_connected(receive, self._send_all(send, scope))
         except ClientGone:
             scope["state"]["record"]["status"] = CLIENT_GONE
         finally:
             self._close()
 
-    async def _send_all(self, send: Send, request_id: str) -> None:
+    async def _send_all(self, send: Send, scope: Scope) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         async with aclosing(self._events) as events:
             await send(start)
@@ -85,7 +85,10 @@ class EventStream(Response):
                 await _send_body(send, DONE)
             except Exception as error:  # the status line is gone: this is the only place to tell it
                 if not isinstance(error, GalleyError):
-                    log.exception("stream %s failed", request_id)
+                    log.exception("stream %s failed", scope["state"]["request_id"])
+                told = to_api_error(error)
+                note_error(scope, told)
+                scope["state"]["record"]["status"] = told.status
                 await _send_body(send, _event(envelope(error)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -81,6 +81,7 @@ class EngineClient:
         on_ledger: OnLedger | None = None,
         begin: Callable[[], Spawned] | None = None,
         watchdog: Callable[[], Watchdog] = lambda: Watchdog(STALL_SECONDS, STEP_TIMEOUT),
+        on_step: Callable[[EngineStats], None] | None = None,
     ) -> None:
         """Create it; :meth:`launch` starts the engine.
 
@@ -92,6 +93,7 @@ class EngineClient:
             on_ledger: told what each engine that starts will take of the memory.
             begin: spawns an engine's process.
             watchdog: makes what watches over one.
+            on_step: told the snapshot after each step.
         """
         names = [f.name for f in dataclasses.fields(EngineSettings)]
         # Only these fields: the server's settings hold keys, which are none of the engine's business.
@@ -101,6 +103,7 @@ class EngineClient:
         self._unread = UnreadBudget()
         self._on_phase = on_phase
         self._on_ledger = on_ledger
+        self._on_step = on_step
         self._begin = begin or (lambda: spawn(settings.engine))
         self._unfinished: dict[str, Unfinished] = {}
         self._quarantine = Quarantine()
@@ -415,6 +418,8 @@ class EngineClient:
                 self._deliver(output)
             self.stats = frame.stats
             self._note_stats()
+            if self._on_step is not None:
+                self._on_step(frame.stats)
             if self._quarantine.settling and frame.frames_seen >= self._settled_at:
                 self._send(self._quarantine.settled())
         elif isinstance(frame, Phase):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from galley.config import NATIVE_ENGINE, Settings
+from galley.observe.logs import FORMAT_VARIABLE
 from galley.service.core_scheduler import core_scheduler_file
 
 _PLACES: Final = 4
@@ -48,6 +49,7 @@ class Spawner:
             name: itertools.cycle(range(i * _PLACES, (i + 1) * _PLACES))
             for i, name in enumerate(self._engines)
         }
+        self._environ = {FORMAT_VARIABLE: settings.log_format}
         self._ahead = {name: self._begin(name) for name in self._engines if ahead}
 
     def spawn(self, name: str) -> Spawned:
@@ -56,11 +58,16 @@ class Spawner:
 
     def _begin(self, name: str) -> Spawned:
         place = next(self._places[name])
-        return spawn(self._engines[name], name, None if self._file is None else (self._file, place))
+        shared = None if self._file is None else (self._file, place)
+        return spawn(self._engines[name], name, shared, environ=self._environ)
 
 
 def spawn(
-    engine: str = NATIVE_ENGINE, model: str = "", place: tuple[int, int] | None = None
+    engine: str = NATIVE_ENGINE,
+    model: str = "",
+    place: tuple[int, int] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
 ) -> Spawned:
     """Fork and exec only: a few milliseconds.
 
@@ -68,9 +75,10 @@ def spawn(
         engine: the name of its loader.
         model: for those who look at the list of processes.
         place: file and place of an engine that shares the cores, see :mod:`galley.service.core_scheduler`.
+        environ: variables beside this process's own.
     """
     files = [] if place is None else [place[0]]
-    return _begin(_ENGINE, engine, model, *map(str, place or ()), files=files)
+    return _begin(_ENGINE, engine, model, *map(str, place or ()), files=files, environ=environ)
 
 
 def spawn_text(model: str) -> Spawned:

@@ -56,6 +56,7 @@ class Unfinished:
                 first_token=self.first_token - self.submitted,
                 total=now - self.submitted,
                 preemptions=output.timing.preemptions,
+                engine_seconds=output.timing.engine_seconds,
             )
             output = msgspec.structs.replace(output, cached_tokens=self.cached, timing=timing)
         self.unread.put(output)

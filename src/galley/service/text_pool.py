@@ -78,6 +78,11 @@ class TextPool:
         """Whether a worker has a job."""
         return self._small.busy or self._large.busy
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers that run."""
+        return [pid for lane in (self._small, self._large) if (pid := lane.pid) is not None]
+
     async def warm(self) -> None:
         """Start the worker for conversations now, so that the first one need not wait for it."""
         with suppress(EngineNotReady):  # whoever needs it will see
@@ -153,6 +158,10 @@ class _Lane:
     @property
     def started(self) -> bool:
         return self._process is not None and self._process.alive
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self._process.alive else None
 
     @property
     def busy(self) -> bool:
@@ -315,6 +324,10 @@ class _Process:
             (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
             return decode_from_text(await self._reader.readexactly(length))
         return None
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
 
     @property
     def alive(self) -> bool:

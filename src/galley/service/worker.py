@@ -11,7 +11,6 @@ drains; the engine must outlive them.
 """
 
 import gc
-import logging
 import os
 import queue
 import signal
@@ -24,8 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
-from galley.config import LOG_FORMAT
 from galley.errors import GalleyError, ModelError, SettingsError
+from galley.observe import logs
 from galley.service.core_scheduler import CoreScheduler
 from galley.service.frames import (
     HEADER,
@@ -89,7 +88,7 @@ def main() -> None:
     """Serve one connection until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(format=LOG_FORMAT)
+    logs.start(os.environ.get(logs.FORMAT_VARIABLE, "text"))
     connection = Connection(socket.socket(fileno=int(sys.argv[1])))
     engine_name, shared = sys.argv[2], sys.argv[4:]
     # Before the Start frame: the server is still busy with imports of its own.

@@ -1,6 +1,6 @@
 """Transcripts in the response formats of OpenAI's audio API: json, text, srt, vtt, verbose_json."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
 import msgspec
@@ -73,18 +73,26 @@ def as_vtt(segments: Iterable[Segment]) -> Iterator[str]:
         yield f"{times}\n{text.replace('>', '&gt;')}\n\n"
 
 
-def as_json(segments: Sequence[Segment]) -> bytes:
-    """The text and, if word times were asked for, the words."""
+def as_json(segments: Sequence[Segment], usage: Mapping[str, Any] | None = None) -> bytes:
+    """The text and, if word times were asked for, the words; ``usage``: of the request, if any."""
     answer: dict[str, Any] = {"text": text_of(segments)}
     if any(segment.words is not None for segment in segments):
         answer["words"] = _words(segments)
+    if usage is not None:
+        answer["usage"] = usage
     return msgspec.json.encode(answer)
 
 
 def as_verbose_json(
-    segments: Sequence[Segment], info: Info, granularities: Sequence[Granularity] = ("segment",)
+    segments: Sequence[Segment],
+    info: Info,
+    granularities: Sequence[Granularity] = ("segment",),
+    usage: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Everything known of the transcript in OpenAI's fields, and ``warnings`` if there are any."""
+    """Everything known of the transcript in OpenAI's fields, and ``warnings`` if there are any.
+
+    ``usage`` is that of the request, if there is one.
+    """
     answer: dict[str, Any] = {
         "task": info.task,
         "language": NAMES.get(info.language, info.language),
@@ -97,6 +105,8 @@ def as_verbose_json(
         answer["words"] = _words(segments)
     if info.warnings:
         answer["warnings"] = info.warnings
+    if usage is not None:
+        answer["usage"] = usage
     return msgspec.json.encode(answer)
 
 

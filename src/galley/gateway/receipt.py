@@ -1,0 +1,82 @@
+"""What a request took and cost, told with its answer."""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from galley.types import Timing
+
+_HOUR: Final = 3600.0
+
+
+@dataclass(slots=True)
+class Receipt:
+    """Times of all sequences of a request together, and its share of the engine's time.
+
+    The queue ends when the first of the sequences runs, prefill with the first token of any, and decoding
+    with the last of all. The shares of all requests add up to the time in which the engine had work (see
+    ``engine/step_meter.py``). What a sequence computed between its last Output and its abort, and what an
+    engine computed that died, is on no receipt.
+
+    Attributes:
+        price_per_hour: of the machine, in any currency; None: nobody has said.
+        engine_seconds: share of the engine's time.
+    """
+
+    price_per_hour: float | None = None
+    engine_seconds: float = 0.0
+    _began: float = math.inf
+    _started: float = math.inf
+    _first_token: float = math.inf
+    _ended: float = -math.inf
+
+    def add(self, submitted: float, timing: Timing) -> None:
+        """A sequence has ended. ``submitted``: when, on the monotonic clock, in seconds."""
+        self.engine_seconds += timing.engine_seconds
+        self._began = min(self._began, submitted)
+        self._started = min(self._started, submitted + timing.queued)
+        self._first_token = min(self._first_token, submitted + timing.first_token)
+        self._ended = max(self._ended, submitted + timing.total)
+
+    @property
+    def queue_seconds(self) -> float:
+        """From arrival in the engine to the first step."""
+        return _between(self._began, self._started)
+
+    @property
+    def prefill_seconds(self) -> float:
+        """From the first step to the first token."""
+        return _between(self._started, self._first_token)
+
+    @property
+    def decode_seconds(self) -> float:
+        """From the first token to the end."""
+        return _between(self._first_token, self._ended)
+
+    @property
+    def cost(self) -> float | None:
+        """In the currency of the price; None without one."""
+        if self.price_per_hour is None:
+            return None
+        return self.engine_seconds * self.price_per_hour / _HOUR
+
+    def phases(self) -> list[tuple[str, float, float]]:
+        """(name, begin, end) of queue, prefill and decode, on the monotonic clock; empty before the end."""
+        if self._began == math.inf:
+            return []
+        times = (self._began, self._started, self._first_token, self._ended)
+        return list(zip(("queue", "prefill", "decode"), times[:-1], times[1:], strict=True))
+
+    def fields(self) -> dict[str, float]:
+        """As answers and log records tell it: milliseconds, and ``cost`` if there is a price."""
+        told = {
+            "queue_ms": round(1000 * self.queue_seconds, 3),
+            "prefill_ms": round(1000 * self.prefill_seconds, 3),
+            "decode_ms": round(1000 * self.decode_seconds, 3),
+        }
+        cost = self.cost
+        return told if cost is None else {**told, "cost": cost}
+
+
+def _between(begin: float, end: float) -> float:
+    return max(0.0, end - begin) if begin < math.inf else 0.0

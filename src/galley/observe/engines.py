@@ -1,0 +1,231 @@
+"""Metrics of engines: what their processes say of themselves, as of the scrape."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Protocol
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from galley.observe.tally import COUNTS, Tally
+from galley.types import EngineStats, ModelInfo
+
+_HOUR: Final = 3600.0
+
+_TOTALS: Final = {
+    "steps": ("galley_engine_steps", "Engine steps"),
+    "prefill_tokens": ("galley_prefill_tokens", "Prompt tokens computed, recomputed ones included"),
+    "decode_tokens": ("galley_decode_tokens", "Output tokens fed back through the model"),
+    "encoder_rows": (
+        "galley_encoder_rows",
+        "Rows of audio encoded, 50 for each second of Whisper's",
+    ),
+    "prefix_query_tokens": (
+        "galley_prefix_cache_query_tokens",
+        "Prompt tokens looked up in the prefix cache",
+    ),
+    "prefix_hit_tokens": (
+        "galley_prefix_cache_hit_tokens",
+        "Prompt tokens found in the prefix cache",
+    ),
+    "preemptions": (
+        "galley_preemptions",
+        "Sequences put back to waiting because KV blocks ran out",
+    ),
+    "busy_seconds": (
+        "galley_engine_busy_seconds",
+        "Time the engine had work, divided among requests",
+    ),
+}
+"""Counter fields of EngineStats -> metric name (without ``_total``) and help."""
+
+_STEP_FIELDS: Final = ("schedule_seconds", "forward_seconds", "sample_seconds", "emit_seconds")
+
+
+class ServedEngine(Protocol):
+    """What the metrics ask of a model at each scrape."""
+
+    @property
+    def stats(self) -> EngineStats:
+        """The newest snapshot of its engine."""
+
+    @property
+    def restarts(self) -> int:
+        """How often its engine's process was replaced."""
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """What the loaded model says of itself; None before it is loaded."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine takes requests now."""
+
+    @property
+    def token_budget(self) -> int:
+        """The most tokens of a step."""
+
+    @property
+    def processes(self) -> Mapping[str, Sequence[int]]:
+        """Kind of process, ``engine`` or ``text``, to the ids of those that run."""
+
+
+class EngineTotals:
+    """Counters of one model's engines, made monotonic over restarts, and histograms of their steps."""
+
+    def __init__(self, engine: ServedEngine) -> None:
+        self.engine = engine
+        self.last = EngineStats()
+        self.batch_sequences, self.batch_tokens = Tally(COUNTS), Tally(COUNTS)
+        self._restarts = 0
+        self._before = dict.fromkeys((*_TOTALS, *_STEP_FIELDS), 0.0)
+        """Of the engines before the present one."""
+
+    def observe(self, stats: EngineStats) -> None:
+        """Take in a snapshot. Called after each step, so that little is lost with an engine."""
+        last, restarts = self.last, self.engine.restarts
+        if stats == last:
+            return
+        if restarts != self._restarts or stats.steps < last.steps:
+            for name in self._before:
+                self._before[name] += getattr(last, name)
+            self._restarts, last = restarts, EngineStats()
+        if stats.steps != last.steps:
+            self.batch_sequences.observe(stats.batch_sequences)
+            self.batch_tokens.observe(stats.batch_tokens)
+        self.last = stats
+
+    def total(self, field: str) -> float:
+        """Of all engines so far: ``field`` is a counter of EngineStats."""
+        latest: float = getattr(self.last, field)
+        return self._before[field] + latest
+
+    def step_seconds(self) -> dict[str, float]:
+        """Seconds of all steps by what they were spent on."""
+        sample = self.total("sample_seconds")
+        return {
+            "schedule": self.total("schedule_seconds"),
+            "execute": self.total("forward_seconds") - sample,
+            "sample": sample,
+            "emit": self.total("emit_seconds"),
+        }
+
+
+class EngineCollector(Collector):
+    """All engines of a server.
+
+    Attributes:
+        models: name -> its engines.
+    """
+
+    def __init__(self, price_per_hour: float | None) -> None:
+        """``price_per_hour``: of the machine; None: nothing costs anything."""
+        self.models: dict[str, EngineTotals] = {}
+        self._price_per_hour = price_per_hour
+
+    def collect(self) -> Iterator[Metric]:
+        """See :class:`prometheus_client.registry.Collector`."""
+        for engine in self.models.values():
+            engine.observe(engine.engine.stats)
+        for field, (name, meaning) in _TOTALS.items():
+            counter = CounterMetricFamily(name, meaning, labels=["model"])
+            for model, engine in self.models.items():
+                counter.add_metric([model], engine.total(field))
+            yield counter
+        yield from self._states()
+        yield from self._blocks()
+        yield from self._steps()
+        yield from self._models()
+        yield from self._costs()
+
+    def _states(self) -> Iterator[Metric]:
+        restarts = CounterMetricFamily(
+            "galley_engine_restarts", "Engine restarts", labels=["model"]
+        )
+        ready = _gauge("galley_engine_ready", "1 if the engine takes requests now, else 0")
+        running = _gauge("galley_requests_running", "Sequences running")
+        waiting = _gauge("galley_requests_waiting", "Sequences waiting")
+        for model, engine in self.models.items():
+            restarts.add_metric([model], engine.engine.restarts)
+            ready.add_metric([model], float(engine.engine.is_ready))
+            running.add_metric([model], engine.last.running)
+            waiting.add_metric([model], engine.last.waiting)
+        yield from (restarts, ready, running, waiting)
+
+    def _blocks(self) -> Iterator[Metric]:
+        blocks = _gauge("galley_kv_blocks", "KV blocks by state", "state")
+        usage = _gauge("galley_kv_usage_ratio", "Share of the KV blocks in use")
+        for model, engine in self.models.items():
+            stats = engine.last
+            used, cached, total = (
+                stats.kv_used_blocks,
+                stats.kv_cached_blocks,
+                stats.kv_total_blocks,
+            )
+            blocks.add_metric([model, "used"], used)
+            blocks.add_metric([model, "cached"], cached)
+            blocks.add_metric([model, "free"], total - used - cached)
+            usage.add_metric([model], used / total if total else 0.0)
+        yield from (blocks, usage)
+
+    def _steps(self) -> Iterator[Metric]:
+        seconds = CounterMetricFamily(
+            "galley_step_seconds", "Time of engine steps by phase", labels=["model", "phase"]
+        )
+        sequences = _histogram("galley_batch_sequences", "Sequences computed in a step")
+        tokens = _histogram("galley_batch_tokens", "Tokens and encoder rows computed in a step")
+        budget = _gauge("galley_batch_token_budget", "The most tokens of a step")
+        for model, engine in self.models.items():
+            for phase, spent in engine.step_seconds().items():
+                seconds.add_metric([model, phase], spent)
+            for family, tally in (
+                (sequences, engine.batch_sequences),
+                (tokens, engine.batch_tokens),
+            ):
+                family.add_metric([model], tally.buckets(), tally.sum)
+            budget.add_metric([model], engine.engine.token_budget)
+        yield from (seconds, sequences, tokens, budget)
+
+    def _models(self) -> Iterator[Metric]:
+        about = InfoMetricFamily("galley_model", "The loaded model", labels=["model"])
+        context = _gauge("galley_model_context_tokens", "Context limit")
+        cache = _gauge("galley_kv_cache_tokens", "Tokens that the KV cache holds")
+        weights = _gauge("galley_model_weight_bytes", "Weights that a step reads")
+        for model, engine in self.models.items():
+            info = engine.engine.info
+            if info is not None:
+                about.add_metric([model], _described(info))
+                context.add_metric([model], info.max_model_len)
+                cache.add_metric([model], info.kv_cache_tokens)
+                weights.add_metric([model], info.costs.weight_bytes)
+        yield from (about, context, cache, weights)
+
+    def _costs(self) -> Iterator[Metric]:
+        cost = CounterMetricFamily(
+            "galley_cost", "Engine time at the machine's price", labels=["model"]
+        )
+        price = GaugeMetricFamily("galley_price_per_hour", "What the machine costs in an hour")
+        if self._price_per_hour is not None:
+            price.add_metric([], self._price_per_hour)
+            for model, engine in self.models.items():
+                spent = engine.total("busy_seconds") / _HOUR
+                cost.add_metric([model], spent * self._price_per_hour)
+        yield from (cost, price)
+
+
+def _described(info: ModelInfo) -> dict[str, str]:
+    fields = ("family", "executor", "dtype", "quantize", "activations", "kv_dtype")
+    return {**{name: str(getattr(info, name)) for name in fields}, "tasks": ",".join(info.tasks)}
+
+
+def _gauge(name: str, meaning: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, meaning, labels=["model", *labels])
+
+
+def _histogram(name: str, meaning: str) -> HistogramMetricFamily:
+    return HistogramMetricFamily(name, meaning, labels=["model"])

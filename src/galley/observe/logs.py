@@ -1,0 +1,68 @@
+"""The log: lines for people, or a JSON object a line."""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
+
+from galley.config import LOG_FORMAT
+
+FORMAT_VARIABLE: Final = "GALLEY_LOG_FORMAT"
+"""Tells engine processes the form of the log, which they write to, too."""
+
+
+class JsonLines(logging.Formatter):
+    """Each record as one JSON object.
+
+    ``time`` is UTC as RFC 3339 has it. The record's attribute ``fields``, a mapping, is merged in.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See :class:`logging.Formatter`."""
+        entry: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        entry.setdefault("message", record.getMessage())
+        return json.dumps(entry, ensure_ascii=False, default=str)
+
+
+def start(form: str, level: str = "warning") -> None:
+    """Have this process write its log to stderr.
+
+    Args:
+        form: "text" or "json".
+        level: the least severe that is written.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(LOG_FORMAT))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def say(message: str, stream: TextIO | None = None) -> None:
+    """Print what no log level hides, in the form of the log if that is JSON. Default: to stdout."""
+    forms = (handler.formatter for handler in logging.getLogger().handlers)
+    as_json = next((form for form in forms if isinstance(form, JsonLines)), None)
+    if as_json is not None:
+        level = logging.ERROR if stream is sys.stderr else logging.INFO
+        message = as_json.format(
+            logging.LogRecord("galley", level, "", 0, message, args=None, exc_info=None)
+        )
+    print(message, file=stream, flush=True)
+
+
+def readable(fields: dict[str, Any]) -> str:
+    """``name=value`` for each field; texts with spaces are quoted, as JSON does."""
+    return " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
+
+
+def _plain(value: object) -> str:
+    if not isinstance(value, str):
+        return json.dumps(value)
+    simple = value.isprintable() and not any(c in value for c in ' "=')
+    return value if simple else json.dumps(value, ensure_ascii=False)

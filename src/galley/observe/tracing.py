@@ -1,0 +1,173 @@
+"""OpenTelemetry traces: one span a request, with OpenTelemetry's conventions for generative AI.
+
+A span is made when its request has ended, of what the access log knows, so requests that run pay nothing.
+Nothing here imports OpenTelemetry until a :class:`Tracing` is made.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from galley import __version__
+from galley.errors import SettingsError, pip_install
+from galley.types import SamplingParams
+
+_OPERATIONS: Final = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/audio/transcriptions": "transcription",
+    "/v1/audio/translations": "translation",
+    "/v1/realtime": "transcription",
+}
+"""Route -> ``gen_ai.operation.name``. Requests of other routes have no span."""
+
+_FIELDS: Final = {
+    "id": "galley.request.id",
+    "client": "client.address",
+    "tenant": "galley.tenant",
+    "prompt": "gen_ai.usage.input_tokens",
+    "generated": "gen_ai.usage.output_tokens",
+    "cached": "gen_ai.usage.cache_read.input_tokens",
+    "audio_seconds": "galley.audio.seconds",
+    "ttft_ms": "galley.time_to_first_token_ms",
+    "cost": "galley.cost",
+    "error": "error.type",
+}
+"""Field of the access log -> attribute of the span."""
+
+_ASKED: Final = {
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "top_k": "gen_ai.request.top_k",
+    "max_tokens": "gen_ai.request.max_tokens",
+    "seed": "gen_ai.request.seed",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+}
+"""Sampling parameter -> attribute of the span."""
+
+_NANOSECONDS: Final = 1_000_000_000
+_SERVER_ERROR: Final = 500
+
+
+@dataclass(slots=True)
+class Trace:
+    """What is known of a request for its span alone.
+
+    Attributes:
+        sampling: as the request has it.
+        phases: (name, begin, end) of what it went through, on the monotonic clock, in seconds.
+    """
+
+    sampling: SamplingParams | None = None
+    phases: list[tuple[str, float, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A request that has ended.
+
+    Attributes:
+        endpoint: the route.
+        status: of the HTTP answer.
+        arrived: on the monotonic clock, in seconds.
+        seconds: it took.
+        fields: what the access log tells.
+        trace: what only the span tells.
+    """
+
+    endpoint: str
+    status: int
+    arrived: float
+    seconds: float
+    fields: Mapping[str, Any]
+    trace: Trace
+
+
+class Tracing:
+    """Sends spans to a collector, in batches, from a thread of its own."""
+
+    def __init__(self, endpoint: str) -> None:
+        """``endpoint``: URL of the collector, which gets OTLP over HTTP at ``/v1/traces``.
+
+        Raises:
+            SettingsError: the extra ``otel`` is not installed.
+        """
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        except ImportError as error:
+            raise SettingsError(
+                f"otlp_endpoint needs OpenTelemetry ({error}): {pip_install('otel')}"
+            ) from error
+        about = {"service.version": __version__}
+        if "OTEL_SERVICE_NAME" not in os.environ:
+            about["service.name"] = "galley"
+        self._provider = TracerProvider(resource=Resource.create(about))
+        exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("galley", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def request_ended(self, request: Finished, headers: Mapping[str, str]) -> dict[str, str]:
+        """Make the request's span, a child of the one that ``traceparent`` in ``headers`` names.
+
+        Returns:
+            What the access log tells of it: its ``trace_id``; nothing if there is no span.
+        """
+        from opentelemetry import trace
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
+        operation = _OPERATIONS.get(request.endpoint)
+        if operation is None:
+            return {}
+        # Spans have the wall's time, and everything here the monotonic clock's.
+        to_wall = time.time_ns() - time.monotonic_ns()
+        begin = to_wall + int(request.arrived * _NANOSECONDS)
+        model = str(request.fields.get("model", ""))
+        span = self._tracer.start_span(
+            f"{operation} {model}".strip(),
+            context=self._propagator.extract(headers),
+            kind=SpanKind.SERVER,
+            attributes=_attributes(request, operation, model),
+            start_time=begin,
+        )
+        if request.status >= _SERVER_ERROR:
+            span.set_status(Status(StatusCode.ERROR))
+        within = trace.set_span_in_context(span)
+        for name, first, last in request.trace.phases:
+            start, end = (to_wall + int(at * _NANOSECONDS) for at in (first, last))
+            self._tracer.start_span(name, context=within, start_time=start).end(end)
+        span.end(begin + int(request.seconds * _NANOSECONDS))
+        return {"trace_id": trace.format_trace_id(span.get_span_context().trace_id)}
+
+    def close(self) -> None:
+        """Send what is left. Takes some seconds at most."""
+        self._provider.shutdown()
+
+
+def _attributes(request: Finished, operation: str, model: str) -> dict[str, Any]:
+    fields = request.fields
+    attributes: dict[str, Any] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "galley",
+        "http.route": request.endpoint,
+        "http.response.status_code": request.status,
+    }
+    if model:
+        attributes |= {"gen_ai.request.model": model, "gen_ai.response.model": model}
+    if "finish" in fields:
+        attributes["gen_ai.response.finish_reasons"] = str(fields["finish"]).split(",")
+    for name, attribute in _FIELDS.items():
+        if name in fields:
+            attributes[attribute] = fields[name]
+    for name, attribute in _ASKED.items():
+        value = getattr(request.trace.sampling, name, None)
+        if value is not None:
+            attributes[attribute] = value
+    return attributes

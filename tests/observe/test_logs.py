@@ -1,0 +1,121 @@
+"""What the access log tells of a request, in both forms, and what it does not."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from galley.observe.logs import readable
+from tests.server.serving import Server, until
+
+pytestmark = pytest.mark.xdist_group("observe_logs")
+
+PLAIN = "/v1/completions"
+BODY = {"model": "tiny", "prompt": "xylophone quagmire", "max_tokens": 5, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One that writes JSON."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    with Server(
+        model, log, threads=1, kv_cache_tokens=4096, log_format="json", max_queue=0, max_running=1
+    ) as running:
+        yield running
+
+
+def line_of(server: Server, request_id: str) -> dict[str, Any]:
+    """The log's line of a request."""
+
+    def found() -> dict[str, Any] | None:
+        lines = [json.loads(line) for line in server.log.splitlines()]
+        return next((line for line in lines if line.get("id") == request_id), None)
+
+    line = until(found)
+    assert line is not None
+    return line
+
+
+def post(server: Server, body: dict[str, Any], path: str = PLAIN, **headers: str) -> dict[str, Any]:
+    """The log's line of a request that is sent now."""
+    answer = httpx.post(server.url + path, json=body, headers=headers)
+    return line_of(server, answer.headers["x-request-id"])
+
+
+def test_every_line_is_json_from_the_first(server: Server) -> None:
+    first, *_, last = [json.loads(line) for line in server.log.splitlines()]
+    assert "listens on" in first["message"]
+    assert {"time", "level", "logger"} <= last.keys()
+
+
+def test_a_request_is_told_in_one_line(server: Server) -> None:
+    line = post(server, BODY)
+    assert (line["method"], line["path"], line["status"]) == ("POST", PLAIN, 200)
+    assert (line["model"], line["client"], line["finish"]) == ("tiny", "127.0.0.1", "length")
+    assert line["generated"] == 5
+    assert 0 < line["ttft_ms"] < 1000 * line["seconds"]
+    assert line["queue_ms"] + line["prefill_ms"] + line["decode_ms"] < 1000 * line["seconds"]
+    assert line["logger"] == "galley.access"
+
+
+def test_a_sane_request_id_is_kept(server: Server) -> None:
+    for given in ("req_1", "0b9f6f54-6d5c-4b2e-9f0a-1de5f4b6a1c7", "a" * 128):
+        answer = httpx.post(server.url + PLAIN, json=BODY, headers={"X-Request-Id": given})
+        assert answer.headers["x-request-id"] == given
+        # The engine's own name for the request is unique, whatever clients send.
+        line = line_of(server, given)
+        assert answer.json()["id"] == f"cmpl-{line['request']}"
+    for odd in ("", "a b", "a" * 129, "ä", 'x"y', "x\ty"):
+        headers = {b"X-Request-Id": odd.encode()}
+        answer = httpx.get(f"{server.url}/v1/models", headers=headers)
+        assert answer.headers["x-request-id"] not in (odd, "")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        (PLAIN, BODY | {"temperature": -1}, {"status": 400, "param": "temperature"}),
+        (PLAIN, BODY | {"model": "quagmire"}, {"status": 404, "error": "model_not_found"}),
+        (PLAIN, BODY | {"max_tokens": 10**6}, {"error": "context_length_exceeded"}),
+        (PLAIN, BODY | {"quagmire": 1}, {"status": 400}),
+        ("/v1/v1/completions", BODY, {"path": "/v1/v1/completions", "error": "unknown_url"}),
+        ("/api/quagmire", BODY, {"path": "/api/*", "status": 404}),
+    ],
+)
+def test_the_cause_of_a_refusal_is_told(
+    server: Server, path: str, body: dict[str, Any], told: dict[str, Any]
+) -> None:
+    line = post(server, body, path)
+    assert line.items() >= told.items()
+    assert "error" in line
+    assert "quagmire" not in json.dumps(line)
+
+
+def test_an_error_in_the_midst_of_a_stream_is_no_200(server: Server) -> None:
+    body = BODY | {"stream": True, "max_tokens": 3000}
+    line = post(server, body, **{"x-request-timeout": "0.05"})
+    assert (line["status"], line["error"]) == (504, "deadline_exceeded")
+
+
+def test_prompts_are_logged_on_request_alone(server: Server, model: Path, tmp_path: Path) -> None:
+    post(server, BODY)
+    assert "xylophone" not in server.log
+    with Server(
+        model, tmp_path / "log", threads=1, kv_cache_tokens=4096, log_prompts=True
+    ) as telling:
+        httpx.post(telling.url + PLAIN, json=BODY)
+        httpx.post(telling.url + "/nowhere", json=BODY)
+        httpx.post(telling.url + PLAIN, json=BODY | {"quagmire": 1})
+        until(lambda: "quagmire" in telling.log.splitlines()[-1])
+        assert f"POST {PLAIN} 200" in telling.log
+        assert "prompt_text=" in telling.log
+        assert "xylophone quagmire" in telling.log
+        assert "POST /nowhere 404" in telling.log
+
+
+def test_a_field_stays_on_its_line() -> None:
+    fields = {"id": "a-1", "cost": 0.5, "reason": 'two words="x"\nPOST / 200'}
+    assert readable(fields) == 'id=a-1 cost=0.5 reason="two words=\\"x\\"\\nPOST / 200"'

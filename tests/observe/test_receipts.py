@@ -1,0 +1,167 @@
+"""What requests took and cost: on their receipts, in the metrics and on the clock."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.serving import Server, events, until
+
+pytestmark = pytest.mark.xdist_group("observe_receipts")
+
+CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
+PRICE = 3600.0  # a unit of the currency each second
+BODY = {"model": "tiny", "prompt": "the cat sat", "max_tokens": 12, "ignore_eos": True}
+MESSAGES = [{"role": "user", "content": "the cat"}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Of a model whose engine, and not the server, is what requests wait for."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    with Server(
+        "galley-demo",
+        log,
+        served_model_name="tiny",
+        threads=1,
+        kv_cache_tokens=16384,
+        max_running=16,
+        price_per_hour=PRICE,
+    ) as running:
+        yield running
+
+
+def streamed(server: Server, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    with httpx.stream("POST", server.url + path, json=body | {"stream": True}) as response:
+        return [json.loads(data) for data in events(response) if data != "[DONE]"]
+
+
+def idle(server: Server) -> dict[str, float]:
+    """The metrics, once nothing runs."""
+    until(lambda: server.metrics()["galley_requests_running"] == 0)
+    return server.metrics()
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"), [(CHAT, {"messages": MESSAGES}), (PLAIN, {"prompt": "the cat"})]
+)
+def test_each_answer_has_its_receipt(server: Server, path: str, asked: dict[str, Any]) -> None:
+    body = {"model": "tiny", "max_tokens": 8, "ignore_eos": True, **asked}
+    began = time.monotonic()
+    whole = httpx.post(server.url + path, json=body).json()["usage"]
+    took = 1000 * (time.monotonic() - began)
+    options = {"stream_options": {"include_usage": True}}
+    *others, last = streamed(server, path, body | options)
+    for usage in (whole, last["usage"]):
+        assert usage["completion_tokens"] == 8
+        assert usage["prefill_ms"] > 0
+        assert usage["decode_ms"] > 0
+        assert usage["cost"] > 0
+    assert 0 <= whole["queue_ms"] <= whole["queue_ms"] + whole["prefill_ms"] <= took
+    assert whole["queue_ms"] + whole["prefill_ms"] + whole["decode_ms"] <= took
+    # A unit a second: nobody pays for more than the time that the request took.
+    assert whole["cost"] <= took / 1000
+    assert all(chunk["usage"] is None for chunk in others)
+    assert last["choices"] == []
+
+
+def test_openais_client_reads_it(server: Server) -> None:
+    answer = server.openai().completions.create(model="tiny", prompt="the cat", max_tokens=4)
+    assert answer.usage is not None
+    extra = answer.usage.model_extra or {}
+    assert extra["cost"] > 0
+    assert {"queue_ms", "prefill_ms", "decode_ms"} <= extra.keys()
+    assert answer.usage.prompt_tokens_details is not None
+
+
+def test_a_stop_string_ends_the_receipt_too(server: Server) -> None:
+    text = httpx.post(server.url + PLAIN, json=BODY).json()["choices"][0]["text"]
+    stop = {"stop": text[4:6], "seed": 1}
+    usage = httpx.post(server.url + PLAIN, json=BODY | stop).json()["usage"]
+    assert usage["prefill_ms"] > 0
+    assert usage["cost"] > 0
+
+
+def test_usage_may_come_with_each_chunk(server: Server) -> None:
+    for options in ({"include_usage": True}, {}):
+        told = options | {"continuous_usage_stats": True}
+        chunks = streamed(server, PLAIN, BODY | {"stream_options": told})
+        counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert counts == sorted(counts)
+        assert counts[-1] == 12
+        assert len(set(counts)) > 6
+        assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {
+            chunks[0]["usage"]["prompt_tokens"]
+        }
+        assert (chunks[-1]["choices"] == []) is bool(options)
+        assert ("decode_ms" in chunks[-1]["usage"]) is bool(options)
+
+
+def test_a_thousand_receipts_add_up_to_the_counters(server: Server) -> None:
+    before = idle(server)
+    receipts: list[dict[str, Any]] = []
+    began = time.monotonic()
+    asyncio.run(_load(server, receipts, requests=1000, together=64))
+    took = time.monotonic() - began
+    after = idle(server)
+
+    def gained(name: str) -> float:
+        return after[name] - before.get(name, 0)
+
+    def billed(name: str) -> float:
+        return float(sum(receipt[name] for receipt in receipts))
+
+    assert len(receipts) == 1000
+    assert billed("completion_tokens") == gained("galley_generated_tokens_total")
+    assert billed("prompt_tokens") == gained("galley_prompt_tokens_total")
+    cached = sum(receipt["prompt_tokens_details"]["cached_tokens"] for receipt in receipts)
+    assert cached == gained("galley_cached_prompt_tokens_total")
+    for part in ("queue", "prefill", "decode"):
+        told = gained(f"galley_{part}_seconds_sum{{endpoint={PLAIN}}}")
+        assert billed(f"{part}_ms") / 1000 == pytest.approx(told, rel=1e-3, abs=1e-3)
+        assert gained(f"galley_{part}_seconds_count{{endpoint={PLAIN}}}") == 1000
+    assert billed("cost") == pytest.approx(gained("galley_cost_total"), rel=1e-6)
+    assert billed("cost") == pytest.approx(gained("galley_tenant_cost_total{tenant=}"), rel=1e-6)
+    # What the engine worked is never more than the time on the wall; how close it comes is below.
+    assert billed("cost") <= took * 1.001
+
+
+def test_at_saturation_the_bill_is_the_machines_price_times_its_time(server: Server) -> None:
+    """The engine has work from the arrival of the first request to the end of the last: all is paid."""
+
+    async def answered() -> tuple[float, float]:
+        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+            await asyncio.gather(*(client.post(PLAIN, json=BODY) for _ in range(2)))
+            body = BODY | {"n": 100, "max_tokens": 250}
+            began = time.monotonic()
+            answers = await asyncio.gather(*(client.post(PLAIN, json=body) for _ in range(2)))
+            took = time.monotonic() - began
+        return sum(answer.json()["usage"]["cost"] for answer in answers), took
+
+    cost, took = asyncio.run(answered())
+    assert cost == pytest.approx(PRICE / 3600 * took, rel=0.02)
+
+
+async def _load(
+    server: Server,
+    receipts: list[dict[str, Any]],
+    *,
+    requests: int,
+    together: int,
+    tokens: int = 4,
+) -> None:
+    """Send requests, so many at a time, and collect their receipts."""
+    numbers = iter(range(requests))
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+
+        async def work() -> None:
+            for number in numbers:
+                body = BODY | {"prompt": f"cat {number % 50} sat", "max_tokens": tokens}
+                answer = await client.post(PLAIN, json=body)
+                receipts.append(answer.json()["usage"])
+
+        await asyncio.gather(*(work() for _ in range(together)))

@@ -1,0 +1,141 @@
+"""What ``deploy/`` says of Galley is so: metrics, settings, routes; and a real Prometheus agrees."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from galley.config import Settings, setting_types
+from galley.observe.resources import GPU_METRICS
+from galley.speech.audio import Recording
+from tests.observe.prometheus import DEPLOY, RULES, Prometheus, needed, promtool
+from tests.server.serving import Server, until
+from tests.speech.recordings import CALL, encode
+
+pytestmark = pytest.mark.xdist_group("server_deploy")
+
+DASHBOARD = json.loads((DEPLOY / "grafana/galley.json").read_text())
+PANELS: dict[str, list[str]] = {
+    panel["title"]: [target["expr"] for target in panel["targets"]]
+    for panel in DASHBOARD["panels"]
+    if panel["type"] != "row"
+}
+LIMITED = "galley_tenant_rate_limited_total"
+"""Nothing is limited here, so it has no samples."""
+
+
+@pytest.fixture(scope="module")
+def server(
+    model: Path, hearing: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with Server(
+        [f"chat={model}", f"speech={hearing}"],
+        log,
+        threads=1,
+        kv_cache_tokens=16384,
+        price_per_hour=1.5,
+    ) as running:
+        use(running)
+        yield running
+
+
+def use(server: Server) -> None:
+    """A request of each kind."""
+    plain = {"model": "chat", "prompt": "the cat sat", "max_tokens": 20, "ignore_eos": True}
+    chat = {"model": "chat", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+    assert httpx.post(f"{server.url}/v1/completions", json=plain).status_code == 200
+    assert httpx.post(f"{server.url}/v1/chat/completions", json=chat).status_code == 200
+    sound = encode("wav", np.concatenate(list(Recording(CALL)))[32_000:80_000])
+    form = {"model": "speech", "language": "en"}
+    url = f"{server.url}/v1/audio/transcriptions"
+    answer = httpx.post(url, data=form, files={"file": ("x.wav", sound)}, timeout=60)
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["type"] == "duration"
+    assert answer.json()["usage"]["cost"] > 0
+
+
+def names_in(text: str) -> set[str]:
+    return set(re.findall(r"\b(?:galley|process)_\w+\b", text))
+
+
+def test_rules_and_dashboard_name_metrics_that_exist(server: Server) -> None:
+    page = httpx.get(f"{server.url}/metrics").text
+    families = text_string_to_metric_families(page)
+    there = {sample.name for family in families for sample in family.samples}
+    used = names_in(RULES.read_text()) | names_in(json.dumps(PANELS))
+    assert len(used) > 50
+    assert used - there == GPU_METRICS.keys() | {LIMITED}
+    assert f"# TYPE {LIMITED.removesuffix('_total')}" in page
+
+
+def test_settings_and_routes_named_in_deploy_exist(server: Server) -> None:
+    known = setting_types(Settings).keys()
+    texts = {path: path.read_text() for path in DEPLOY.rglob("*") if path.is_file()}
+    for path, text in texts.items():
+        for variable in re.findall(r"\bGALLEY_([A-Z_]+)\b", text):
+            assert variable.lower() in {*known, "cache_dir"}, (path, variable)
+    documents = list(yaml.safe_load_all(texts[DEPLOY / "kubernetes/galley.yaml"]))
+    [settings] = [yaml.safe_load(d["data"]["galley.yaml"]) for d in documents if "data" in d]
+    assert settings.keys() <= known
+    [pod] = [d["spec"]["template"]["spec"] for d in documents if d["kind"] == "Deployment"]
+    assert pod["terminationGracePeriodSeconds"] > settings["drain_seconds"]
+    [container] = pod["containers"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert httpx.get(server.url + container[probe]["httpGet"]["path"]).status_code == 200
+    compose = yaml.safe_load(texts[DEPLOY / "compose.yaml"])
+    for volume in (v for s in compose["services"].values() for v in s["volumes"]):
+        source = volume.split(":")[0]
+        assert (DEPLOY / source).exists() or source in compose["volumes"], source
+
+
+def test_promtool_accepts_rules_and_configuration() -> None:
+    for arguments in (
+        ("check", "rules", str(RULES)),
+        ("check", "config", str(RULES.parent / "prometheus.yml")),
+        ("test", "rules", str(RULES.parent / "alerts_test.yml")),
+    ):
+        answer = promtool(*arguments)
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def test_each_alert_has_a_run_that_provokes_it() -> None:
+    rules = yaml.safe_load(RULES.read_text())
+    alerts = {r["alert"] for g in rules["groups"] for r in g["rules"] if "alert" in r}
+    runs = yaml.safe_load((RULES.parent / "alerts_test.yml").read_text())["tests"]
+    provoked: set[str] = set()
+    spared: set[str] = set()
+    for case in (case for run in runs for case in run["promql_expr_test"]):
+        name = re.findall(r'alertname="(\w+)"', case["expr"])[0]
+        (provoked if case["exp_samples"] else spared).add(name)
+    assert provoked == spared == alerts
+
+
+def test_each_panel_shows_what_a_real_prometheus_scraped(server: Server, tmp_path: Path) -> None:
+    needed("prometheus")
+    with Prometheus(tmp_path, server.port, RULES.read_text()) as prometheus:
+        until(lambda: prometheus.query('up{job="galley"} == 1'))
+        for _ in range(3):
+            use(server)
+
+        def empty() -> list[Any]:
+            return [
+                (title, expr)
+                for title, exprs in PANELS.items()
+                for expr in exprs
+                if not prometheus.query(
+                    expr.replace("$__rate_interval", "20s").replace("$model", ".*")
+                )
+            ]
+
+        without_samples = GPU_METRICS.keys() | {LIMITED}
+        until(lambda: all(names_in(expr) <= without_samples for _, expr in empty()))
+        assert len(PANELS) > 30
+        assert prometheus.firing() == set()
