@@ -124,8 +124,8 @@ def test_every_kind_of_line_has_its_result(tmp_path: Path, run: Run) -> None:
         chat("many", n=100, max_tokens=1),
     )
     done = run(source, tmp_path / "out.jsonl")
-    assert done.returncode == 0, done.stderr
-    assert "12 results added, 0 were there" in done.stderr
+    assert done.returncode == 1, done.stderr
+    assert "12 results added, 0 were there, 8 failed" in done.stderr
     results = {result["id"]: result for result in read(tmp_path / "out.jsonl")}
 
     def body(number: int) -> dict[str, Any]:
@@ -155,6 +155,27 @@ def test_every_kind_of_line_has_its_result(tmp_path: Path, run: Run) -> None:
     assert refusal(11, 400, "messages") == "empty"
     assert "custom_id" in results["batch_req_12"]["error"]["message"]
     assert len(body(13)["choices"]) == 100
+
+
+def test_first_day_2_failures_are_counted_and_tried_again(tmp_path: Path, run: Run) -> None:
+    """Lines for another model fail; once they are answered as it is named, nothing failed."""
+    source = write(tmp_path / "in.jsonl", *(chat(str(i), model="gpt", max_tokens=2) for i in "abc"))
+    target = tmp_path / "out.jsonl"
+    first = run(source, target)
+    assert first.returncode == 1
+    assert "3 results added, 0 were there, 3 failed" in first.stderr
+    assert "3 x 404: The model 'gpt' does not exist; this server has 'tiny'" in first.stderr
+    target.chmod(0o640)
+    flags = ("--served-model-name", "gpt", "--threads", "1", "--model", tmp_path / "gone")
+    kept = galley("batch", source, target, *flags, "--no-retry-failed")
+    assert kept.returncode == 1
+    assert "0 results added, 3 were there, 3 failed" in kept.stderr
+    again = run(write(source, *(chat(i, max_tokens=2) for i in "abc")), target)
+    assert again.returncode == 0, again.stderr
+    assert "3 results added, 0 were there, 0 failed" in again.stderr
+    assert answers(target).keys() == set("abc")
+    assert target.stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_killed_and_resumed_it_gives_what_an_uninterrupted_run_gives(

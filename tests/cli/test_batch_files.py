@@ -25,7 +25,13 @@ def request(custom_id: str) -> str:
 
 
 def result(number: int, custom_id: str | None) -> dict[str, Any]:
-    return {"id": result_id(number), "custom_id": custom_id, "response": "ünï\u2028"}
+    response = {"status_code": 200, "body": "ünï\u2028"}
+    return {"id": result_id(number), "custom_id": custom_id, "response": response, "error": None}
+
+
+def failure(number: int, custom_id: str) -> dict[str, Any]:
+    response = {"status_code": 404, "body": {"error": {"message": "no model"}}}
+    return {**result(number, custom_id), "response": response}
 
 
 def test_scan_gives_each_line_an_id(tmp_path: Path) -> None:
@@ -106,9 +112,10 @@ def test_only_one_process_writes(tmp_path: Path) -> None:
         ("precious notes", "holds a line that is no result"),
         ("[1]", "holds a line that is no result"),
         ('{"custom_id": "a"}', "holds a line that is no result"),
-        ('{"id": "batch_req_1", "custom_id": "z"}', "the result of 'z', which is not in the file"),
-        ('{"id": "batch_req_9", "custom_id": null}', "the result of 'batch_req_9'"),
-        ('{"id": "batch_req_1", "custom_id": null}', "the result of 'batch_req_1'"),
+        ('{"id": "batch_req_1", "custom_id": "a"}', "holds a line that is no result"),
+        (json.dumps(result(1, "z")), "the result of 'z', which is not in the file"),
+        (json.dumps(result(9, None)), "the result of 'batch_req_9'"),
+        (json.dumps(result(1, None)), "the result of 'batch_req_1'"),
     ],
 )
 def test_other_files_are_left_alone(tmp_path: Path, line: str, message: str) -> None:
@@ -158,3 +165,35 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
         results.append(result(3, "3"))
     with Results(path, wanted) as results:
         assert results.done == {result_id(1), result_id(3)}
+
+
+def test_first_day_2_failures_are_counted_and_taken_out(tmp_path: Path) -> None:
+    invalid = {**failure(2, ""), "custom_id": None, "response": None, "error": {"message": "bad"}}
+    lines = [json.dumps(line) for line in (failure(1, "a"), invalid, result(3, "c"))]
+    path = write(tmp_path / "out", *lines)
+    with Results(path, WANTED) as results:
+        assert results.done == set(WANTED)
+        assert results.failures == {"404: no model": 1, "bad": 1}
+    assert path.read_text(encoding="utf-8").splitlines() == lines
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with Results(link, WANTED, retry_failed=True) as results:
+        assert results.done == {"batch_req_3"}
+        assert not results.failures
+        assert path.read_text(encoding="utf-8").splitlines() == lines[2:]
+        with pytest.raises(RequestError, match="another process writes this file"):
+            Results(path, WANTED)
+        results.append(failure(1, "a"))
+        assert results.failures == {"404: no model": 1}
+    assert link.is_symlink()
+    assert sorted(tmp_path.iterdir()) == [link, path]
+    assert path.read_text(encoding="utf-8").splitlines() == [lines[2], lines[0]]
+
+
+def test_first_day_2_a_full_disk_keeps_failures_that_cannot_be_taken_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "out", *map(json.dumps, (failure(1, "a"), result(3, "c"))))
+    before = path.read_bytes()
+    with largest_file(10), pytest.raises(RequestError, match="cannot write"):
+        Results(path, WANTED, retry_failed=True)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]

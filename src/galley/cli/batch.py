@@ -16,31 +16,49 @@ from galley.errors import RequestError
 _AHEAD: Final = 2
 """Lines in flight for each sequence that may run, so that the engine never waits for the file."""
 
+_REASONS: Final = 5
+"""Kinds of failures that are told in the end."""
+
 
 @click.command(cls=Command)
 @with_flags(EngineSettings, model=True, extra=("served_model_name",))
+@click.option(
+    "--retry-failed/--no-retry-failed",
+    default=True,
+    show_default=True,
+    help="do lines again whose result in OUT.jsonl is a failure",
+)
 @click.argument(
     "requests", metavar="IN.jsonl", type=click.Path(path_type=Path), help="one request a line"
 )
 @click.argument(
     "results", metavar="OUT.jsonl", type=click.Path(path_type=Path), help="one result a line"
 )
-def batch(flags: Flags, requests: Path, results: Path) -> None:
+def batch(flags: Flags, requests: Path, results: Path, retry_failed: bool) -> None:
     """Answer a file of requests in OpenAI's batch format.
 
     Results are written as they come, not in the order of the requests. After an interruption run
-    the same command again: it goes on with the lines whose result OUT.jsonl does not hold yet.
+    the same command again: it goes on with the lines that OUT.jsonl holds no answer of yet. The exit
+    code is 1 if OUT.jsonl holds failures in the end; they are counted by their reasons.
     """
     settings = flags.settings()
     start_logging(settings)
     wanted = scan(requests)
     if results.exists() and results.samefile(requests):
         raise RequestError(f"{requests} cannot be read and written at the same time")
-    with Results(results, wanted) as output:
+    with Results(results, wanted, retry_failed=retry_failed) as output:
         before = len(output.done)
         if before < len(wanted):
             _answer_all(settings, requests, wanted, output)
-    click.echo(f"{results}: {len(wanted) - before} results added, {before} were there", err=True)
+    failed = output.failures.total()
+    added = len(wanted) - before
+    click.echo(f"{results}: {added} results added, {before} were there, {failed} failed", err=True)
+    for reason, count in output.failures.most_common(_REASONS):
+        click.echo(f"  {count} x {reason}", err=True)
+    if len(output.failures) > _REASONS:
+        click.echo(f"  and {len(output.failures) - _REASONS} other reasons", err=True)
+    if failed:
+        raise click.exceptions.Exit(1)
 
 
 def _answer_all(

@@ -4,10 +4,15 @@ The results file is the only record of progress. A line is in it whole or it is 
 """
 
 import fcntl
+import io
 import json
 import os
+import shutil
+import tempfile
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -15,6 +20,7 @@ from typing import Any, Final, Self
 from galley.errors import RequestError
 
 NEWLINE: Final = b"\n"
+_OK: Final = 200
 _START: Final = b'{"id": "batch_req_'
 
 
@@ -68,32 +74,47 @@ def _custom_id(line: bytes) -> str | None:
     return str(custom_id)
 
 
+def failure_of(result: dict[str, Any]) -> str | None:
+    """What went wrong in a result line: status and message; None if it holds an answer."""
+    response, error = result["response"], result["error"]
+    if error is not None:
+        return str(error["message"])
+    if response["status_code"] == _OK:
+        return None
+    return f"{response['status_code']}: {response['body']['error']['message']}"
+
+
 class Results:
     """The results file, open for appending by one process at a time.
 
     Attributes:
-        done: ``id`` of every result that the file held when it was opened.
+        done: ``id`` of every result that the file held when it was opened, and was left in it.
+        failures: what went wrong (see :func:`failure_of`) -> how many results in the file say so.
     """
 
-    def __init__(self, path: Path, wanted: dict[str, str | None]) -> None:
+    def __init__(
+        self, path: Path, wanted: dict[str, str | None], *, retry_failed: bool = False
+    ) -> None:
         """Open ``path``, cut off a line that a killed process left half written.
 
         Args:
             path: created if it does not exist.
             wanted: what :func:`scan` found in the file of requests.
+            retry_failed: take results that are failures out of the file, so that they are not ``done``.
 
         Raises:
             RequestError: the file cannot be written, another process writes it, or it holds
                 something else than results of ``wanted``.
         """
         self._path = path
+        self.failures: Counter[str] = Counter()
+        self._file = self._open(path)
         try:
-            self._file = path.open("a+b", buffering=0)
-        except OSError as error:
-            raise RequestError(f"cannot write {path}: {error.strerror}") from error
-        try:
-            self._lock(path)
-            self.done = self._repair(path, wanted)
+            is_failure = self._repair(path, wanted)
+            if retry_failed and self.failures:
+                self._remove_failures()
+                is_failure = {result: False for result, failed in is_failure.items() if not failed}
+            self.done = set(is_failure)
         except BaseException:
             self._file.close()
             raise
@@ -114,6 +135,7 @@ class Results:
             except OSError:
                 self._file.truncate(end)  # needs no room
                 raise
+        self._count(result)
 
     def __enter__(self) -> Self:
         return self
@@ -138,32 +160,55 @@ class Results:
                 "command again, and it goes on"
             ) from error
 
-    def _lock(self, path: Path) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RequestError(f"{path}: another process writes this file") from None
-
-    def _repair(self, path: Path, wanted: dict[str, str | None]) -> set[str]:
-        by_custom_id = {custom: result for result, custom in wanted.items() if custom is not None}
-        done: set[str] = set()
-        end = 0
-        self._file.seek(0)
-        for line in self._file:
-            if not line.endswith(NEWLINE) and line[: len(_START)] == _START[: len(line)]:
-                self._file.truncate(end)
-                break
-            end += len(line)
-            done.add(self._identify(line, path, wanted, by_custom_id))
-        return done
-
     @staticmethod
+    def _open(path: Path) -> FileIO:
+        """``path`` open and locked."""
+        while True:
+            try:
+                file = FileIO(path, "a+b")
+            except OSError as error:
+                raise RequestError(f"cannot write {path}: {error.strerror}") from error
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                raise RequestError(f"{path}: another process writes this file") from None
+            # Another process may have put a new file in its place before the lock was ours.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    return file
+            file.close()
+
+    def _count(self, result: dict[str, Any]) -> bool:
+        """Whether a result is a failure, which is counted."""
+        failure = failure_of(result)
+        if failure is not None:
+            self.failures[failure] += 1
+        return failure is not None
+
+    def _repair(self, path: Path, wanted: dict[str, str | None]) -> dict[str, bool]:
+        """``id`` of each result in the file -> whether it is a failure."""
+        by_custom_id = {custom: result for result, custom in wanted.items() if custom is not None}
+        found: dict[str, bool] = {}
+        end = 0
+        with path.open("rb") as lines:
+            for line in lines:
+                if not line.endswith(NEWLINE) and line[: len(_START)] == _START[: len(line)]:
+                    self._file.truncate(end)
+                    break
+                end += len(line)
+                identity, is_failure = self._identify(line, path, wanted, by_custom_id)
+                found[identity] = is_failure
+        return found
+
     def _identify(
-        line: bytes, path: Path, wanted: dict[str, str | None], by_custom_id: dict[str, str]
-    ) -> str:
+        self, line: bytes, path: Path, wanted: dict[str, str | None], by_custom_id: dict[str, str]
+    ) -> tuple[str, bool]:
+        """``id`` of the result in a line of the file, and whether it is a failure."""
         try:
             result = json.loads(line)
             custom_id, identity = result["custom_id"], result["id"]
+            is_failure = self._count(result)
         except (ValueError, LookupError, TypeError):
             raise RequestError(
                 f"{path} holds a line that is no result; name another file"
@@ -174,4 +219,26 @@ class Results:
                 f"{path} holds the result of {custom_id or identity!r}, which is not in the file "
                 "of requests; name another file"
             )
-        return identity
+        return identity, is_failure
+
+    def _remove_failures(self) -> None:
+        """Put a file without the failures in the place of this one, in one step."""
+        path = self._path.resolve()
+        with self._written():
+            descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+            os.close(descriptor)
+            kept = FileIO(name, "a+b")
+            try:
+                fcntl.flock(kept, fcntl.LOCK_EX)
+                shutil.copymode(path, name)
+                with path.open("rb") as lines, io.BufferedWriter(FileIO(name, "ab")) as copy:
+                    copy.writelines(line for line in lines if failure_of(json.loads(line)) is None)
+                os.fsync(kept.fileno())
+                os.replace(name, path)
+            except BaseException:
+                kept.close()
+                os.unlink(name)
+                raise
+        self._file.close()
+        self._file = kept
+        self.failures.clear()

@@ -1,23 +1,44 @@
-"""Progress bars and tables in the terminal."""
+"""Progress and tables in the terminal."""
 
 import sys
+import time
 from collections.abc import Collection, Sequence
+from typing import Final
 
 import click
 from click._termui_impl import ProgressBar
 
+_LINE_SECONDS: Final = 10.0
+
 
 def progress(label: str, total: int, *, done: int = 0) -> "ProgressBar[int]":
-    """A context manager whose ``update(n)`` moves a bar on stderr, if that is a terminal."""
-    bar = click.progressbar(
-        length=total,
-        label=label,
-        show_pos=True,
-        file=sys.stderr,
-        hidden=not sys.stderr.isatty(),
-    )
+    """A context manager whose ``update(n)`` shows progress on stderr: a bar, without a terminal lines.
+
+    Args:
+        label: of the work.
+        total: steps in all; 0 if that is not known.
+        done: steps that were done before.
+    """
+    kind: type[ProgressBar[int]] = ProgressBar if sys.stderr.isatty() else ProgressLines
+    bar = kind(None, total, label=label, show_pos=True, file=sys.stderr)
     bar.pos = done
     return bar
+
+
+class ProgressLines(ProgressBar[int]):
+    """Progress for logs: a line whenever ten seconds have passed since the one before."""
+
+    _told: float | None = None
+
+    def render_progress(self) -> None:
+        """See :class:`click._termui_impl.ProgressBar`."""
+        now = time.monotonic()
+        if self._told is None:  # the beginning
+            self._told = now
+        if now - self._told >= _LINE_SECONDS:
+            self._told = now
+            share = f" of {self.length} ({self.pos / self.length:.0%})" if self.length else ""
+            click.echo(f"{self.label}: {self.pos}{share}", file=self.file)
 
 
 def table(
