@@ -2,6 +2,31 @@
 
 from typing import TYPE_CHECKING, Any
 
+from galley.errors import (
+    AudioError,
+    AudioTooLong,
+    CheckpointError,
+    Conflict,
+    ContextExceeded,
+    DamagedWeights,
+    DeadlineExceeded,
+    Draining,
+    EngineError,
+    EngineFailed,
+    EngineNotReady,
+    GalleyError,
+    MemoryPressure,
+    ModelError,
+    ModelNotFound,
+    QueueFull,
+    RateLimited,
+    RequestError,
+    SettingsError,
+    SlowReader,
+    Unavailable,
+    UnknownModel,
+    UnsupportedModel,
+)
 from galley.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -16,15 +41,38 @@ if TYPE_CHECKING:
     from galley.speech.transcribe import Transcriber
 
 __all__ = [
+    "AudioError",
+    "AudioTooLong",
+    "CheckpointError",
+    "Conflict",
+    "ContextExceeded",
+    "DamagedWeights",
+    "DeadlineExceeded",
+    "Draining",
+    "EngineError",
+    "EngineFailed",
+    "EngineNotReady",
+    "GalleyError",
     "LLM",
     "LiveOptions",
+    "MemoryPressure",
+    "ModelError",
+    "ModelNotFound",
     "QualityRules",
+    "QueueFull",
+    "RateLimited",
+    "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "SettingsError",
+    "SlowReader",
     "SpeechOptions",
     "TranscribeOptions",
     "Transcriber",
     "TurnOptions",
+    "Unavailable",
+    "UnknownModel",
+    "UnsupportedModel",
     "__version__",
 ]
 

@@ -4,10 +4,20 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Self
 
 from galley.config import DType, EngineSettings, ExecutorName, KVType, Quantize
-from galley.errors import EngineError, ModelError, RequestError
+from galley.errors import EngineError, ModelError, RequestError, shown
+from galley.llm_inputs import (
+    Conversation,
+    Message,
+    Prompt,
+    as_conversation,
+    as_conversations,
+    as_params,
+    as_prompt,
+    as_prompts,
+)
 from galley.local import Closable, LocalEngine
 from galley.service.protocol import Engine
 from galley.service.requests import expand
@@ -23,9 +33,6 @@ from galley.types import (
     Timing,
     TokenLogprob,
 )
-
-Prompt: TypeAlias = str | list[int]
-Message: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ class Choice:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RequestOutput:
     """The result of one prompt. The attributes of a single choice are those of ``choices[0]``.
 
@@ -63,6 +70,12 @@ class RequestOutput:
     prompt_tokens: int
     cached_tokens: int
     prompt_logprobs: list[TokenLogprob] | None
+
+    def __repr__(self) -> str:
+        answers = (
+            f"{shown(c.text)} ({len(c.token_ids)} tokens, {c.finish_reason})" for c in self.choices
+        )
+        return f"RequestOutput({', '.join(answers)}; prompt of {self.prompt_tokens} tokens)"
 
     @property
     def token_ids(self) -> list[int]:
@@ -165,6 +178,9 @@ class LLM(Closable):
             self._tokenizer.check_vocabulary(self.info.vocab_size, folder)
         self._template = ChatTemplate.load(folder)
 
+    def __repr__(self) -> str:
+        return f"LLM({self._local.describe()})"
+
     @property
     def _engine(self) -> Engine:
         return self._local.engine
@@ -185,43 +201,53 @@ class LLM(Closable):
         self,
         prompts: Sequence[Prompt] | Prompt,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
     ) -> list[RequestOutput]:
         """Continue every prompt, all of them in one continuous batch.
 
         Args:
             prompts: texts or lists of token ids; a single one is a list of one.
             params: for all prompts, or one for each.
+            progress: show a progress bar of finished answers on stderr or in the notebook.
 
         Raises:
             RequestError: a prompt or parameter is wrong; then nothing was run.
         """
-        many = _as_prompts(prompts)
-        each = _as_params(params, len(many))
-        ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in many]
-        return self._run(ids, each)
+        ids = [self._ids(prompt) for prompt in as_prompts(prompts)]
+        return self._run(ids, as_params(params, len(ids)), progress)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+        """One prompt's continuation as it is made. Dropping the iterator cancels the request.
+
+        Raises:
+            RequestError: the prompt or a parameter is wrong, or n is not 1.
+            EngineError: in the midst of it, if the model breaks.
+        """
+        return self._one(self._ids(as_prompt(prompt)), params)
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several.
 
         Args:
-            messages: ``[{"role": ..., "content": ...}, ...]`` or a list of such lists.
+            messages: a user's text, ``[{"role": ..., "content": ...}, ...]``, or a list of these.
             params: for all conversations, or one for each.
+            progress: show a progress bar of finished answers on stderr or in the notebook.
 
         Raises:
             RequestError: the template refuses the messages, or a parameter is wrong.
         """
-        conversations: Any = (
-            [messages] if messages and isinstance(messages[0], Mapping) else messages
-        )
-        ids = [self._encode_chat(conversation) for conversation in conversations]
-        return self._run(ids, _as_params(params, len(ids)))
+        ids = [self._encode_chat(conversation) for conversation in as_conversations(messages)]
+        return self._run(ids, as_params(params, len(ids)), progress)
 
     def chat_stream(
-        self, messages: Sequence[Message], params: SamplingParams | None = None
+        self, messages: Conversation, params: SamplingParams | None = None
     ) -> Iterator[Delta]:
         """One answer as it is made. Dropping the iterator cancels the request.
 
@@ -229,25 +255,34 @@ class LLM(Closable):
             RequestError: the template refuses the messages, a parameter is wrong, or n is not 1.
             EngineError: in the midst of it, if the model breaks.
         """
-        params = params or SamplingParams()
-        if params.n != 1:
-            raise RequestError("a stream has one choice; n must be 1", param="n")
-        request = self._expand(self._encode_chat(messages), params)[0]
-        result = _Result(self._stream(params))
-        return _or_raise(self._deltas([request], {request.id: result}), result)
+        return self._one(self._encode_chat(as_conversation(messages)), params)
 
-    def score(self, prompts: Sequence[list[int]]) -> list[list[float]]:
-        """Log-probability (nats) of every token after the first, for each list of token ids."""
+    def score(
+        self, prompts: Sequence[Prompt] | Prompt, *, progress: bool = False
+    ) -> list[list[float]]:
+        """Log-probability (nats) of every token after the first, for each prompt.
+
+        Args:
+            prompts: as for :meth:`generate`; a text has the tokens that ``tokenizer.encode`` gives it.
+            progress: show a progress bar of finished prompts on stderr or in the notebook.
+
+        Raises:
+            RequestError: a prompt is wrong; then nothing was run.
+        """
+        ids = [self._ids(prompt) for prompt in as_prompts(prompts)]
         params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
-        outputs = self._run([list(p) for p in prompts], [params] * len(prompts))
+        outputs = self._run(ids, [params] * len(ids), progress)
         return [[entry.logprob for entry in o.prompt_logprobs or []] for o in outputs]
 
     def close(self) -> None:
         """Free the model. Further calls fail."""
         self._local.close()
 
+    def _ids(self, prompt: str | list[int]) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+
     def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        return self._template.encode(self.tokenizer, [dict(m) for m in messages])
+        return self._template.encode(self.tokenizer, messages)
 
     def _expand(self, ids: list[int], params: SamplingParams) -> list[EngineRequest]:
         return expand(ids, params, self.info, request_id=uuid.uuid4().hex)
@@ -255,15 +290,29 @@ class LLM(Closable):
     def _stream(self, params: SamplingParams) -> TextStream:
         return TextStream.for_request(self._tokenizer, params, self.info.eos_token_ids)
 
-    def _run(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[RequestOutput]:
+    def _one(self, ids: list[int], params: SamplingParams | None) -> Iterator[Delta]:
+        [params] = as_params(params, 1)
+        if params.n != 1:
+            raise RequestError("a stream has one choice; n must be 1", param="n")
+        request = self._expand(ids, params)[0]
+        result = _Result(self._stream(params))
+        return _or_raise(self._deltas([request], {request.id: result}), result)
+
+    def _run(
+        self, prompts: list[list[int]], params: list[SamplingParams], progress: bool
+    ) -> list[RequestOutput]:
         groups = [self._expand(ids, p) for ids, p in zip(prompts, params, strict=True)]
         results = {
             request.id: _Result(self._stream(p))
             for group, p in zip(groups, params, strict=True)
             for request in group
         }
-        for _ in self._deltas([request for group in groups for request in group], results):
-            pass
+        requests = [request for group in groups for request in group]
+        from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+        with tqdm(total=len(requests), disable=not progress, unit="answer") as bar:
+            for delta in self._deltas(requests, results):
+                bar.update(delta.finish_reason is not None)
         return [
             _gather(ids, [results[request.id] for request in group])
             for ids, group in zip(prompts, groups, strict=True)
@@ -332,21 +381,3 @@ def _choice(result: _Result) -> Choice:
         timing=result.timing,
         error=result.error,
     )
-
-
-def _as_prompts(prompts: Sequence[Prompt] | Prompt) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [cast(list[int], list(prompts))]
-    return cast(list[Prompt], list(prompts))
-
-
-def _as_params(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise RequestError(f"{len(params)} SamplingParams for {count} prompts", param="params")
-    return list(params)

@@ -62,6 +62,16 @@ class LocalEngine(Closable):
         """Sizes, defaults and start-up times of the model."""
         return self.engine.info
 
+    def describe(self) -> str:
+        """What is loaded, and how it runs, for reprs."""
+        if self._loaded is None:
+            return "closed"
+        info = self._loaded.info
+        return (
+            f"{info.name!r}, {info.family}, {info.quantize} weights, {info.kv_dtype} KV cache, "
+            f"executor {info.executor!r}, context of {info.max_model_len} tokens"
+        )
+
     def run(self, requests: Sequence[EngineRequest]) -> "Run":
         """Starts requests, made by :func:`~galley.service.requests.expand`; iterate over the result."""
         return Run(self, requests)

@@ -5,6 +5,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from transformers.generation import (
 
 from galley import QualityRules, SpeechOptions, TranscribeOptions, Transcriber
 from galley.errors import AudioError, AudioTooLong, ModelError, RequestError
-from galley.speech.audio import Recording
+from galley.speech.audio import RawPcm, Recording
 from galley.speech.features import LogMel
 from galley.speech.results import Segment
 from tests.conftest import CheckpointMaker
@@ -228,3 +229,43 @@ def test_a_text_model_is_refused(checkpoint: CheckpointMaker) -> None:
 def test_speech_options_reach_the_detector(transcriber: Transcriber) -> None:
     deaf = TranscribeOptions(language="en", speech=SpeechOptions(threshold=1.0))
     assert transcriber.transcribe(CALL, deaf).text() == ""
+
+
+def test_first_day_16_an_array_is_a_recording(transcriber: Transcriber) -> None:
+    samples = np.concatenate(list(Recording(CALL)))
+    expected = told(list(transcriber.transcribe(CALL, ENGLISH)))
+    assert expected
+    arrays: list[Any] = [samples, samples.astype(np.float64), torch.from_numpy(samples)]
+    for array in arrays:
+        assert told(list(transcriber.transcribe(array, ENGLISH))) == expected
+    pcm = np.round(samples * 32767).astype(np.int16)
+    raw = RawPcm(8000)
+    same = told(list(transcriber.transcribe(pcm[::2].tobytes(), ENGLISH, raw=raw)))
+    assert told(list(transcriber.transcribe(pcm[::2], ENGLISH, sample_rate=8000))) == same
+
+
+def test_first_day_16_what_is_no_recording_is_told(transcriber: Transcriber) -> None:
+    silence = np.zeros(16_000, np.float32)
+    wrong: list[tuple[Any, dict[str, Any], str, str]] = [
+        ([0.1, 0.2], {}, "source", r"an array of samples; got \[0.1, 0.2\] \(list\)"),
+        (None, {}, "source", "got None"),
+        (np.zeros((2, 16_000), np.float32), {}, "source", r"one channel.* shape \[2, 16000\]"),
+        (np.zeros(16_000, np.int64), {}, "source", "an array of int64"),
+        (silence, {"sample_rate": 100}, "sample_rate", "from 4000 to 768000, got 100"),
+        (silence, {"options": "en"}, "options", r"expected TranscribeOptions\(language='en'"),
+        (silence, {"raw": RawPcm(16_000)}, "raw", "an array has no format of a file"),
+        (CALL, {"sample_rate": 8000}, "sample_rate", "is that of an array"),
+    ]
+    for source, arguments, param, message in wrong:
+        with pytest.raises(RequestError, match=message) as caught:
+            transcriber.transcribe(source, **arguments)
+        assert caught.value.param == param
+    with pytest.raises(AudioError, match="no audio"):
+        list(transcriber.transcribe(silence[:0], ENGLISH))
+
+
+def test_first_day_16_reprs_of_speech(transcriber: Transcriber) -> None:
+    assert repr(transcriber).startswith("Transcriber('")
+    assert "whisper" in repr(transcriber)
+    transcription = transcriber.transcribe(CALL, ENGLISH)
+    assert "call text()" in repr(transcription)

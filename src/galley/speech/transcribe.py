@@ -4,12 +4,16 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
+
+from numpy.typing import NDArray
 
 from galley.config import EngineSettings
+from galley.errors import RequestError, shown
 from galley.formats.source import BUNDLED_SPEECH
 from galley.local import Closable, LocalEngine
-from galley.speech.audio import RawPcm, Recording, Samples, Source
+from galley.speech.arrays import pcm_of
+from galley.speech.audio import SAMPLE_RATE, RawPcm, Recording, Samples, Source
 from galley.speech.captions import text_of
 from galley.speech.chunk_source import ChunkSource
 from galley.speech.live import LiveSession
@@ -59,6 +63,9 @@ class Transcriber(Closable):
             self.close()
             raise
 
+    def __repr__(self) -> str:
+        return f"Transcriber({self._engine.describe()})"
+
     @property
     def info(self) -> ModelInfo:
         """Sizes, defaults and start-up times of the model."""
@@ -66,31 +73,53 @@ class Transcriber(Closable):
 
     def transcribe(
         self,
-        source: Source,
+        source: Source | NDArray[Any],
         options: TranscribeOptions | None = None,
         *,
         raw: RawPcm | None = None,
+        sample_rate: int | None = None,
         normalize: bool = False,
         max_seconds: float | None = None,
     ) -> "Transcription":
         """Begin to transcribe a recording; iterate over the result for its segments.
 
         Args:
-            source: a path, a file's bytes, or an open file that can seek.
+            source: a path, a file's bytes, an open file that can seek, or an array: mono ``[samples]``,
+                floats in [-1, 1] or 16-bit integers.
             options: language, task, timestamps and so on.
             raw: format of a ``source`` without a header.
+            sample_rate: of an array, in Hz; default: 16,000.
             normalize: even out loudness.
             max_seconds: longer recordings are refused.
 
         Raises:
             AudioError: the recording cannot be read.
-            RequestError: the model does not know the language or the task.
+            RequestError: the model does not know the language or the task; an argument of a wrong type.
         """
         options = options or TranscribeOptions()
+        if not isinstance(options, TranscribeOptions):
+            raise RequestError(
+                f"expected TranscribeOptions(language='en', ...), got {shown(options)}",
+                param="options",
+            )
+        file: Source
+        if isinstance(source, str | Path | bytes) or hasattr(source, "read"):
+            file = cast(Source, source)
+            if sample_rate is not None:
+                raise RequestError(
+                    "sample_rate is that of an array; the format of a file without a header is raw",
+                    param="sample_rate",
+                )
+        elif raw is not None:
+            raise RequestError(
+                "an array has no format of a file; sample_rate says its rate", param="raw"
+            )
+        else:
+            file, raw = pcm_of(source, sample_rate or SAMPLE_RATE)
         session = Session(
             self._model.tokens, options, uuid.uuid4().hex, max_chunks=CHUNKS_IN_FLIGHT
         )
-        recording = Recording(source, raw=raw, normalize=normalize, max_seconds=max_seconds)
+        recording = Recording(file, raw=raw, normalize=normalize, max_seconds=max_seconds)
         return Transcription(self._engine, session, self._model.chunks(recording, options))
 
     def live(self, options: LiveOptions | None = None) -> "LiveTranscription":
@@ -120,6 +149,14 @@ class Transcription:
         self._engine = engine
         self._session = session
         self._chunks = chunks
+
+    def __repr__(self) -> str:
+        stated = self.stated_duration
+        length = "" if stated is None else f" of {stated:.1f} s"
+        return (
+            f"Transcription(a recording{length}, {self.info.duration:.1f} s of it read; iterate for its "
+            "segments, or call text())"
+        )
 
     @property
     def info(self) -> Info:

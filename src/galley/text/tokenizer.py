@@ -97,6 +97,9 @@ class Tokenizer:
         last_added = self.added_tokens[-1].id if self.added_tokens else -1
         self.vocab_size = max(inner.get_vocab_size(), last_added + 1)
 
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.vocab_size} tokens)"
+
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Raises:
