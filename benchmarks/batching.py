@@ -1,0 +1,160 @@
+"""Static, dynamic and continuous batching under the same requests: a curve of latency against load.
+
+    python -m benchmarks.batching [MODEL] [--quantize int4] [--seconds 20]
+        [--results benchmarks/results/FILE]
+
+Answers have 20 to 500 tokens, drawn uniformly. First a closed loop with twice as many requests as the
+engine has seats gives the most that each policy can do; then all of them get Poisson arrivals at shares of
+what continuous batching can do. For an idle machine.
+"""
+
+import argparse
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from scripts.benchmarks_page import Figure
+
+from benchmarks.results_file import put
+from benchmarks.serving import machine
+from galley.bench.serve.client import Client
+from galley.bench.serve.lengths import Lengths
+from galley.bench.serve.results import Point
+from galley.bench.serve.server import started
+from galley.bench.serve.session import Plan, run_all
+from galley.bench.serve.workload import Workload
+
+POLICIES: Final = ("static", "dynamic", "continuous")
+SHARES: Final = (0.25, 0.5, 0.75, 0.95)
+"""Of the requests a second that continuous batching can do."""
+TOLD: Final = {"prompts": "64 tokens", "answers": "20 to 500 tokens, uniform"}
+WORKLOAD: Final = Workload(
+    endpoint="completions",
+    prompt_tokens=Lengths("fixed", 64),
+    output_tokens=Lengths("uniform", 20, 500),
+    body={"temperature": 0},
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one policy made of it."""
+
+    policy: str
+    saturated: Point
+    open: list[Point]
+
+
+def measured(url: str, plan: Plan, told: Callable[[str, int], None]) -> list[Point]:
+    """The runs of ``plan``."""
+    client = Client(url, timeout=600)
+    report = asyncio.run(
+        run_all(
+            client,
+            plan,
+            WORKLOAD,
+            model=None,
+            target=url,
+            told=dict(TOLD),
+            machine=machine(),
+            on_progress=told,
+        )
+    )
+    return report.points
+
+
+def curves(model: str, seats: int, seconds: float, *flags: str) -> list[Curve]:
+    """Each policy's, continuous batching first, since its rate sets everyone's load."""
+    made: list[Curve] = []
+    rates: tuple[float, ...] = ()
+    with Progress() as bar:
+        task = bar.add_task("", total=len(POLICIES))
+        for policy in reversed(POLICIES):
+            bar.update(task, description=policy)
+
+            def told(name: str, position: int, policy: str = policy) -> None:
+                bar.update(task, description=f"{policy}, {name}")
+
+            own = ("--batching", policy, "--max-running", str(seats), "--max-queue", "10000")
+            with started(model, *own, "--request-timeout", "1800", *flags) as (url, _):
+                closed = Plan(kind="concurrency", loads=(2 * seats,), seconds=2 * seconds)
+                [saturated] = measured(url, closed, told)
+                rates = rates or tuple(share * saturated.requests_per_s for share in SHARES)
+                points = measured(url, Plan(kind="rate", loads=rates, seconds=seconds), told)
+            made.append(Curve(policy, saturated, points))
+            bar.advance(task)
+    return made[::-1]
+
+
+def figures(name: str, seats: int, made: list[Curve]) -> list[Figure]:
+    """For benchmarks/results."""
+    today, command = date.today().isoformat(), "python -m benchmarks.batching"
+    most = [curve.saturated.output_tokens_per_s for curve in made]
+    remark = (
+        f"answers of 20 to 500 tokens, {seats} seats, {2 * seats} at once; continuous is "
+        f"{most[2] / most[0]:.2f} times static, {most[2] / most[1]:.2f} times dynamic"
+    )
+    throughput = Figure(
+        what=f"{name}: throughput by batching policy",
+        unit="tokens/s",
+        at=POLICIES,
+        measured=tuple(round(value) for value in most),
+        date=today,
+        command=command,
+        remark=remark,
+    )
+    latencies = [
+        Figure(
+            what=f"{name}: latency under {curve.policy} batching, P50 by load",
+            unit="s",
+            at=tuple(f"{share:.0%}" for share in SHARES),
+            measured=tuple(round(p.latency_s.p50, 2) if p.latency_s else None for p in curve.open),
+            date=today,
+            command=command,
+            better="lower",
+            remark="load: share of the requests a second that continuous batching can do",
+        )
+        for curve in made
+    ]
+    return [throughput, *latencies]
+
+
+def main() -> None:
+    """Measure, print, and write the figures if wanted."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", default="galley-demo")
+    parser.add_argument("--name", default="bundled model", help="of the model in the results")
+    parser.add_argument("--quantize", default="auto")
+    parser.add_argument("--seats", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each open loop")
+    parser.add_argument("--results", type=Path, help="put the figures into this file, too")
+    options = parser.parse_args()
+    flags = ("--quantize", options.quantize, "--no-prefix-cache")
+    made = curves(options.model, options.seats, options.seconds, *flags)
+    table = Table("policy", "load", "requests/s", "tokens/s", "TTFT P50", "latency P50", "P95")
+    for curve in made:
+        for point in (curve.saturated, *curve.open):
+            assert point.ttft_s
+            assert point.latency_s
+            table.add_row(
+                curve.policy,
+                point.name,
+                f"{point.requests_per_s:.2f}",
+                f"{point.output_tokens_per_s:.0f}",
+                f"{point.ttft_s.p50:.2f} s",
+                f"{point.latency_s.p50:.2f} s",
+                f"{point.latency_s.p95:.2f} s",
+            )
+    Console().print(table)
+    if options.results:
+        put(options.results, figures(options.name, options.seats, made))
+
+
+if __name__ == "__main__":
+    main()
