@@ -27,6 +27,12 @@ def without(folder: Path, *names: str) -> dict[str, str]:
     return _at_start(folder, _FORBID.format(names=names))
 
 
+def broken(folder: Path, name: str) -> dict[str, str]:
+    """Variables for a process in which this module is installed and cannot be imported."""
+    (folder / f"{name}.py").write_text("raise ModuleNotFoundError('half installed')")
+    return _path(folder)
+
+
 def late_engine(folder: Path, signal: Path) -> dict[str, str]:
     """Variables for a server whose engine does nothing before the file ``signal`` exists."""
     return _at_start(folder, _LATE.format(signal=str(signal)))
@@ -35,6 +41,10 @@ def late_engine(folder: Path, signal: Path) -> dict[str, str]:
 def _at_start(folder: Path, code: str) -> dict[str, str]:
     """Python runs ``sitecustomize`` first, if it finds one."""
     (folder / "sitecustomize.py").write_text(code)
+    return _path(folder)
+
+
+def _path(folder: Path) -> dict[str, str]:
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     }

@@ -154,3 +154,29 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("galley: ")
+
+
+def test_first_day_19_summaries_of_commands_are_whole() -> None:
+    narrow = {"COLUMNS": "80"}
+    for group in ((), ("eval",), ("bench",), ("cache",)):
+        done = galley(*group, "--help", environ=narrow)
+        summaries = done.stdout.partition("Commands:")[2]
+        assert summaries
+        assert "..." not in summaries
+        assert "…" not in summaries
+    told = " ".join(galley("--help", environ=narrow).stdout.split())
+    assert "what it costs and what to do." in told  # the end of a long one
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_first_day_19_completion_is_there_and_told(shell: str) -> None:
+    script = galley(environ={"_GALLEY_COMPLETE": f"{shell}_source"})
+    assert "_GALLEY_COMPLETE" in script.stdout
+    words = {"COMP_WORDS": "galley tra", "COMP_CWORD": "tra" if shell == "fish" else "1"}
+    found = galley(environ={"_GALLEY_COMPLETE": f"{shell}_complete", **words})
+    assert "transcribe" in found.stdout
+    assert "keygen" not in found.stdout
+    help_text = galley("--help").stdout
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    for text in (help_text, readme):
+        assert f"{shell}_source" in text

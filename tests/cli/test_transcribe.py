@@ -1,6 +1,9 @@
 """galley transcribe and galley eval speech, as processes on a tiny checkpoint."""
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,7 @@ from tests.missing import without
 from tests.speech import tiny
 from tests.speech.recordings import CALL, encode
 
-from .command import galley
+from .command import environment, galley
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,6 @@ def test_several_files_are_written_and_a_bad_one_stops_none(
     bad = tmp_path / "bad.mp3"
     bad.write_text("no music " * 1000)
     arguments = [bad, short, *model(whisper), "--format", "verbose_json"]
-    assert galley("transcribe", *arguments).returncode == 2
     done = galley("transcribe", *arguments, "--output-dir", tmp_path / "out")
     assert done.returncode == 1
     assert "bad.mp3 is not audio" in done.stderr
@@ -51,6 +53,53 @@ def test_several_files_are_written_and_a_bad_one_stops_none(
     assert (answer["language"], answer["duration"]) == ("english", 3.0)
     assert answer["segments"]
     assert not (tmp_path / "out" / "bad.json").exists()
+
+
+def test_first_day_18_several_transcripts_lie_beside_their_recordings(
+    whisper: Path, short: Path, tmp_path: Path
+) -> None:
+    recordings = [shutil.copy(short, tmp_path / name) for name in ("one.wav", "two.wav")]
+    done = galley("transcribe", *recordings, *model(whisper), "--format", "srt")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    for name in ("one", "two"):
+        assert list(srt.parse((tmp_path / f"{name}.srt").read_text()))
+        assert f"wrote {tmp_path / name}.srt" in done.stderr
+
+
+def test_first_day_18_a_recording_comes_from_the_standard_input(
+    whisper: Path, short: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "galley", "transcribe", "-", *map(str, model(whisper))]
+    printed = subprocess.run(
+        command, input=short.read_bytes(), capture_output=True, timeout=120, env=environment()
+    )
+    assert printed.returncode == 0, printed.stderr
+    assert printed.stdout
+    folder = ["--output-dir", str(tmp_path)]
+    with short.open("rb") as file:
+        written = subprocess.run(
+            command + folder, stdin=file, capture_output=True, timeout=120, env=environment()
+        )
+    assert written.returncode == 0, written.stderr
+    assert (tmp_path / "stdin.txt").read_bytes() == printed.stdout
+
+
+def test_first_day_18_no_recording_is_written_over(tmp_path: Path) -> None:
+    """Arguments that would destroy something, or that cannot be, are refused before anything is loaded."""
+    a, b, text = (tmp_path / name for name in ("a.wav", "a.mp3", "a.txt"))
+    for files, told in (
+        ((a, b), f"two of the files would be written to {text}"),
+        ((a, text), f"two of the files would be written to {text}"),
+        ((text, tmp_path / "b.wav"), f"would be written over {text}"),
+        (("-", "-"), "- was given twice"),
+    ):
+        done = galley("transcribe", *files)
+        assert done.returncode == 2
+        assert told in done.stderr
+    empty = galley("transcribe", "-", environ={"GALLEY_MODEL": "galley-demo-speech"})
+    assert (empty.returncode, empty.stdout) == (1, "")
+    assert "the standard input is empty" in empty.stderr
 
 
 def test_words_have_times(whisper: Path, short: Path) -> None:

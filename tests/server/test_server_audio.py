@@ -17,7 +17,7 @@ from openai import OpenAI
 
 from galley import TranscribeOptions, Transcriber
 from galley.speech.audio import Recording
-from tests.missing import without
+from tests.missing import broken
 from tests.server.openapi import SPOKEN, check_answers
 from tests.server.serving import Server, until
 from tests.speech.recordings import encode, tone
@@ -262,10 +262,10 @@ def test_answers_are_as_documented(operation: Any, server: Server, speech: bytes
     operation.validate_response(answer)
 
 
-def test_a_server_without_the_extra_says_how_to_get_it(
+def test_a_server_whose_extra_is_broken_says_how_to_get_it(
     hearing: Path, speech: bytes, tmp_path: Path
 ) -> None:
-    missing = without(tmp_path, "python_multipart")
+    missing = broken(tmp_path, "python_multipart")
     with (
         Server(hearing, tmp_path / "log", threads=1, environ=missing) as server,
         server.client() as client,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import CheckpointMaker
-from tests.missing import without
+from tests.missing import broken
 from tests.server.live_client import AT_16_KHZ, SILENCE, TEXT, LiveClient, configure
 from tests.server.serving import Server, until
 
@@ -108,16 +108,12 @@ def test_a_text_model_has_no_live_audio(checkpoint: CheckpointMaker, tmp_path: P
     assert "cannot transcribe; it can score, generate" in error["message"]
 
 
-def test_a_server_without_the_extra_says_how_to_get_it(hearing: Path, tmp_path: Path) -> None:
-    missing = without(tmp_path, "websockets")
+def test_a_server_whose_extra_is_broken_says_how_to_get_it(hearing: Path, tmp_path: Path) -> None:
+    missing = broken(tmp_path, "soxr")
     with Server(hearing, tmp_path / "log", threads=1, environ=missing) as server:
-        with server.client() as client:
-            answer = client.get(
-                ENDPOINT,
-                headers={"Connection": "Upgrade", "Upgrade": "websocket"},
-            )
-        assert answer.status_code == 501
-        assert "pip install 'galley-inference[speech]'" in answer.json()["error"]["message"]
+        status, error = denied(server)
+    assert status == 501
+    assert "pip install 'galley-inference[speech]'" in error["message"]
 
 
 # How it ends.

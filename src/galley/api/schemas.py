@@ -138,7 +138,13 @@ class StreamOptions(Strict, frozen=True, kw_only=True):
 class GenerationRequest(Strict, frozen=True, kw_only=True):
     """The fields that chat and plain completions share."""
 
-    model: Annotated[str, Meta(description="The served model's name, as in `GET /v1/models`.")]
+    model: Annotated[
+        str | None,
+        Meta(
+            description="The served model's name, as in `GET /v1/models`. Default: the only one that "
+            "generates."
+        ),
+    ] = None
     temperature: Annotated[float | None, Meta(description="0 is greedy. Default: the model's.")] = (
         None
     )

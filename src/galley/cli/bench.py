@@ -3,12 +3,13 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from galley.cli.bench_serve import serve
-from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
+from galley.cli.options import MODEL_HELP, Command, Flags, Group, start_logging, with_flags
+from galley.cli.report import check_folders, write_json
 from galley.cli.terminal import progress, table
 from galley.config import EngineSettings
 from galley.errors import SettingsError
@@ -41,7 +42,7 @@ def _count(
     return click.option(*names, type=kind, default=default, show_default=True, help=help)
 
 
-@click.group("bench")
+@click.group("bench", cls=Group)
 def bench_group() -> None:
     """Measure speed. The machine should be idle."""
 
@@ -60,10 +61,10 @@ bench_group.add_command(serve)
 @_json_option
 def machine(threads: int | None, memory_mib: int, repeats: int, json_file: Path | None) -> None:
     """Measure memory bandwidth and matrix product rates, which bound every model on this machine."""
-    _check_folder(json_file)
+    check_folders(json=json_file)
     measured = _measure(threads, memory_mib, repeats)
     _print_machine(measured)
-    _write(json_file, {"machine": measured})
+    write_json(json_file, {"machine": measured})
 
 
 @bench_group.command(cls=Command)
@@ -99,7 +100,7 @@ def engine(
     """
     settings = flags.settings(model=model)
     start_logging(settings)
-    _check_folder(json_file)
+    check_folders(json=json_file)
     from galley.bench.engine import Workload, bench_engine
     from galley.bench.machine import read_rate
 
@@ -132,7 +133,7 @@ def engine(
         "workload": workload,
         "points": points,
     }
-    _write(json_file, page)
+    write_json(json_file, page)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -191,17 +192,3 @@ def _print_points(points: "Sequence[Point]") -> None:
 def _figures(spread: "Spread", unit: float) -> tuple[str, str]:
     median, low, high = (f"{v / unit:.1f}" for v in (spread.median, spread.low, spread.high))
     return median, f"{low} to {high}"
-
-
-def _check_folder(json_file: Path | None) -> None:
-    """Raises an error before minutes of work if the folder of ``json_file`` does not exist."""
-    if json_file is not None and not json_file.parent.is_dir():
-        raise SettingsError(f"--json {json_file}: the folder {json_file.parent} does not exist")
-
-
-def _write(json_file: Path | None, page: dict[str, Any]) -> None:
-    if json_file is None:
-        return
-    import msgspec
-
-    json_file.write_bytes(msgspec.json.format(msgspec.json.encode(page), indent=2) + b"\n")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import click
 
 from galley.cli.options import Command
+from galley.cli.report import check_folders, write_json, write_text
 from galley.cli.terminal import progress, table
 from galley.errors import SettingsError
 
@@ -176,7 +177,7 @@ def serve(
     URL is any server that runs. MODEL is a folder, hub id or bundled model; galley serve is started for it
     on this machine, with the FLAGS after --.
     """
-    _check_folders(json_file, html_file)
+    check_folders(json=json_file, html=html_file)
     if compare:
         _compare(compare, html_file)
         return
@@ -197,14 +198,11 @@ def serve(
             named = " ".join(("galley serve", target, *serve_flags))
             report = _measure(url, named, plan, workload, options)
     _print(report)
-    if json_file is not None:
-        import msgspec
-
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    write_json(json_file, report)
     if html_file is not None:
         from galley.bench.serve.page import page
 
-        html_file.write_text(page([(report.model, report)]), encoding="utf-8")
+        write_text(html_file, page([(report.model, report)]))
     if not any(point.completed for point in report.points):
         raise click.exceptions.Exit(1)
 
@@ -340,14 +338,7 @@ def _compare(files: tuple[Path, Path], html_file: Path | None) -> None:
     print(table(header, compared(*reports), left=(0, 1)))
     if html_file is not None:
         named = [(file.stem, report) for file, report in zip(files, reports, strict=True)]
-        html_file.write_text(page(named), encoding="utf-8")
-
-
-def _check_folders(*files: Path | None) -> None:
-    """Raises an error before minutes of work if the folder of a file does not exist."""
-    for file in files:
-        if file is not None and not file.parent.is_dir():
-            raise SettingsError(f"{file}: the folder {file.parent} does not exist")
+        write_text(html_file, page(named))
 
 
 def _numbers(name: str, text: str, *, whole: bool) -> list[float]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from galley.cli.options import Group
 from galley.cli.terminal import table
 from galley.errors import ModelError, SettingsError
 
@@ -20,7 +21,7 @@ _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", re.IGNORECASE)
 
 
-@click.group("cache")
+@click.group("cache", cls=Group)
 def cache_group() -> None:
     """List and remove the packed weights kept on disk for fast starts."""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from galley.cli.options import Command, Flags, with_flags
-from galley.errors import SettingsError
+from galley.cli.report import check_folders, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,9 +32,7 @@ def doctor(flags: Flags, measure: bool, json_file: str | None) -> None:
     settings that galley serve would have here. Exit codes: 0 nothing worse than a note, 1 warnings, 2
     problems.
     """
-    if json_file is not None and not Path(json_file).parent.is_dir():  # that of "-" does
-        folder = Path(json_file).parent
-        raise SettingsError(f"--json {json_file}: the folder {folder} does not exist")
+    check_folders(json=Path(json_file) if json_file else None)  # the folder of "-" exists
     settings = flags.settings()
     from galley.doctor.examine import examine
     from galley.doctor.findings import EXIT_CODES, Asked, Host, worst
@@ -70,4 +68,4 @@ def _write(json_file: str, level: str, findings: "Sequence[Finding]") -> None:
     if json_file == "-":
         print(page.decode())
     else:
-        Path(json_file).write_bytes(page + b"\n")
+        write_text(Path(json_file), page.decode() + "\n")

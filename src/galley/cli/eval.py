@@ -1,6 +1,5 @@
 """``galley eval``: measures the quality of a model's answers or transcripts."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -8,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
+from galley.cli.eval_own import answers, perplexity
+from galley.cli.options import MODEL_HELP, Command, Flags, Group, start_logging, with_flags
+from galley.cli.report import check_folders, json_option, write_json
 from galley.cli.terminal import progress, table
 from galley.cli.transcribe import speech_options, speech_settings, transcribe_options
 from galley.config import EngineSettings
-from galley.errors import SettingsError
 from galley.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -25,24 +25,19 @@ _LONGEST_ANSWER: Final = 256
 """Most tokens of an answer. Right answers have at most so many characters; longer ones are wrong anyway."""
 
 
-@click.group("eval")
+@click.group("eval", cls=Group)
 def eval_group() -> None:
     """Measure the quality of a model."""
 
 
-_JSON = click.option(
-    "--json",
-    "json_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="also write scores and misses to FILE",
-)
+eval_group.add_command(perplexity)
+eval_group.add_command(answers)
 
 
 @eval_group.command(cls=Command)
 @with_flags(EngineSettings)
 @click.argument("model", required=False, help=MODEL_HELP)
-@_JSON
+@json_option
 def demo(flags: Flags, model: str | None, json_file: Path | None) -> None:
     """Score the call-centre tasks on both held-out sets, by exact match of greedy answers.
 
@@ -50,7 +45,7 @@ def demo(flags: Flags, model: str | None, json_file: Path | None) -> None:
     """
     settings = flags.settings(model=model)
     start_logging(settings)
-    _check_json(json_file)
+    check_folders(json=json_file)
     from galley.demo import heldout
     from galley.demo.evaluate import evaluate
     from galley.llm import LLM
@@ -60,7 +55,7 @@ def demo(flags: Flags, model: str | None, json_file: Path | None) -> None:
         answer = _answerer(llm, settings.running_limit, bar.update)
         evaluation = evaluate(answer)
     _print_table(evaluation)
-    _write_json(json_file, _as_json(evaluation))
+    write_json(json_file, _as_json(evaluation))
 
 
 @eval_group.command(cls=Command)
@@ -71,7 +66,7 @@ def demo(flags: Flags, model: str | None, json_file: Path | None) -> None:
     help='JSON lines: {"audio": "call.wav", "text": "what is said"}',
 )
 @speech_options
-@_JSON
+@json_option
 def speech(flags: Flags, manifest: Path, json_file: Path | None, **wanted: Any) -> None:
     """Measure a speech model's word and character error rates and its real-time factor.
 
@@ -79,7 +74,7 @@ def speech(flags: Flags, manifest: Path, json_file: Path | None, **wanted: Any) 
     """
     settings = speech_settings(flags)
     start_logging(settings)
-    _check_json(json_file)
+    check_folders(json=json_file)
     from galley.speech import require_extra
 
     require_extra()
@@ -98,19 +93,7 @@ def speech(flags: Flags, manifest: Path, json_file: Path | None, **wanted: Any) 
         f"{len(heard)} recordings, {scores.audio_seconds:.0f} s: WER {scores.wer:.1%}, "
         f"CER {scores.cer:.1%}, real-time factor {scores.real_time_factor:.3f}"
     )
-    _write_json(json_file, _speech_json(heard, scores))
-
-
-def _check_json(file: Path | None) -> None:
-    """Raises an error before the work if the folder of ``file`` does not exist."""
-    if file is not None and not file.parent.is_dir():
-        raise SettingsError(f"--json {file}: the folder {file.parent} does not exist")
-
-
-def _write_json(file: Path | None, page: dict[str, Any]) -> None:
-    if file is not None:
-        text = json.dumps(page, indent=2, ensure_ascii=False)
-        file.write_text(text + "\n", encoding="utf-8")
+    write_json(json_file, _speech_json(heard, scores))
 
 
 def _speech_json(heard: "Sequence[Transcribed]", scores: "Scores") -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import click
 
 from galley.cli.options import MODEL_HELP, Command, Flags, with_flags
+from galley.cli.report import check_folders, write_text
 from galley.cli.terminal import progress, table
-from galley.errors import SettingsError
 
 if TYPE_CHECKING:
     from galley.engine.stages import Stage
@@ -44,9 +44,7 @@ def graph(
     picture is the program as the native executor runs it. Of a speech model it is the decoder.
     """
     settings = flags.settings(model=model)
-    for option, file in (("--html", html), ("--svg", svg)):
-        if file is not None and not file.parent.is_dir():
-            raise SettingsError(f"{option} {file}: the folder {file.parent} does not exist")
+    check_folders(html=html, svg=svg)
     from galley.engine.load import read_model
     from galley.formats.source import resolve_model
     from galley.ops.executor import executor_factory
@@ -66,10 +64,8 @@ def graph(
     rows = _rows(stages, eager, len(read.program.ops))
     print(table(HEADER, rows))
     picture = draw_svg(stages[-1].program)
-    if svg is not None:
-        svg.write_text(picture, encoding="utf-8")
-    if html is not None:
-        html.write_text(_page(rows, picture, title=settings.model), encoding="utf-8")
+    write_text(svg, picture)
+    write_text(html, _page(rows, picture, title=settings.model))
 
 
 HEADER: Final = ("after pass", "ops", "weights MB", "buffers kB", "arena kB", "step ms", "faster")

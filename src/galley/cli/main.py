@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from typing import Final
 
 import click
 
@@ -13,14 +14,24 @@ from galley.cli.doctor import doctor
 from galley.cli.eval import eval_group
 from galley.cli.graph import graph
 from galley.cli.keygen import keygen
+from galley.cli.options import Group
 from galley.cli.plan import plan
 from galley.cli.run import run
 from galley.cli.serve import serve
 from galley.cli.transcribe import transcribe
 from galley.errors import GalleyError, SettingsError
 
+_COMPLETION: Final = (
+    'Tab completion: eval "$(_GALLEY_COMPLETE=bash_source galley)" in ~/.bashrc, with zsh_source in '
+    "~/.zshrc; for fish: _GALLEY_COMPLETE=fish_source galley | source"
+)
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+@click.group(
+    cls=Group,
+    epilog=_COMPLETION,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, message="galley %(version)s")
 def app() -> None:
     """Serve language models as cheaply as a given quality and latency allow."""

@@ -24,6 +24,9 @@ EPILOG: Final = (
     "(GALLEY_MAX_RUNNING=32). A flag wins over a variable, a variable over the file."
 )
 
+_WHOLE_SENTENCE: Final = 10_000
+"""Characters of a command's summary; click would cut it to a line otherwise."""
+
 MODEL_HELP: Final = "folder or hub id (org/name); default: the bundled galley-demo"
 
 SAMPLING_HELP: Final = {
@@ -149,6 +152,19 @@ class Command(click.Command):
         for group, records in groups.items():
             with formatter.section(group):
                 formatter.write_dl(records)
+
+
+class Group(click.Group):
+    """A command with subcommands, whose help has each one's whole first sentence, however long."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See :class:`click.Group`."""
+        rows = [
+            (name, command.get_short_help_str(limit=_WHOLE_SENTENCE))
+            for name, command in sorted(self.commands.items())
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 _Decorator = Callable[[Callable[..., None]], Callable[..., None]]

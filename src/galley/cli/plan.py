@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from galley.cli.options import MODEL_HELP, Command, Flags, with_flags
+from galley.cli.report import check_folders, write_json
 from galley.cli.terminal import progress, table
 from galley.config import KVType, Settings
 from galley.errors import SettingsError
@@ -69,8 +70,7 @@ def plan(
     at 80 % of the bandwidth, or computes at 60 % of the peak, whichever takes longer. With --measure it is
     held against this machine instead, with the model's weights.
     """
-    if json_file is not None and not json_file.parent.is_dir():
-        raise SettingsError(f"--json {json_file}: the folder {json_file.parent} does not exist")
+    check_folders(json=json_file)
     settings = flags.settings(model=model)
     from galley.formats.json_file import read_json
     from galley.formats.source import resolve_config
@@ -190,7 +190,7 @@ def _measure(
         for c in compared
     ]
     print(table(header, rows, left=(0, 2)))
-    _write(json_file, {"machine": peaks, "load": load, "compared": compared})
+    write_json(json_file, {"machine": peaks, "load": load, "compared": compared})
 
 
 def _print_sizes(sizes: "Sequence[ModelSizes]", kv_dtype: str, load: "Load") -> None:
@@ -282,12 +282,4 @@ def _write_predictions(
         for p in predictions
     ]
     limits = {k: v for k, v in dataclasses.asdict(goal).items() if v < float("inf")}
-    _write(json_file, {"goal": limits, "predictions": rows})
-
-
-def _write(json_file: Path | None, page: Mapping[str, Any]) -> None:
-    if json_file is None:
-        return
-    import msgspec
-
-    json_file.write_bytes(msgspec.json.format(msgspec.json.encode(page), indent=2) + b"\n")
+    write_json(json_file, {"goal": limits, "predictions": rows})

@@ -1,15 +1,18 @@
 """``galley transcribe``: recordings to text or captions, with the engine in this process."""
 
 import dataclasses
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
 from galley.cli.options import Command, Flags, start_logging, with_flags
+from galley.cli.report import say_written
 from galley.cli.terminal import progress
 from galley.config import EngineSettings, Settings
 from galley.errors import RequestError, SettingsError
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from galley.speech.transcribe import Transcription
 
 FORMATS = ("text", "srt", "vtt", "json", "verbose_json")
+_STDIN: Final = Path("-")
 SUFFIXES = {"text": ".txt", "json": ".json", "verbose_json": ".json"}
 
 
@@ -77,7 +81,13 @@ def speech_settings(flags: Flags) -> Settings:
 
 @click.command(cls=Command)
 @with_flags(EngineSettings, model=True)
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument(
+    "files",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="recordings; - is the standard input",
+)
 @click.option(
     "--format",
     "format_",
@@ -90,7 +100,8 @@ def speech_settings(flags: Flags) -> Settings:
     "--output-dir",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    help="write transcripts to DIR/NAME.srt (.json, .vtt, ...); default for one file: print",
+    help="write transcripts to DIR/NAME.srt (.json, .vtt, ...); default: print that of one file or of "
+    "the standard input, write those of several files beside them",
 )
 @click.option(
     "--normalize", is_flag=True, help="even out loudness, so that quiet speakers are heard"
@@ -118,6 +129,7 @@ def transcribe(
 ) -> None:
     """Transcribe recordings: wav, mp3, flac, ogg, opus, m4a, webm.
 
+    The transcript of one file is printed; those of several are written beside them, or into --output-dir.
     A file that cannot be read is reported and skipped; the exit code is 1 then.
     """
     settings = speech_settings(flags)
@@ -134,8 +146,9 @@ def transcribe(
     with Transcriber.from_settings(settings) as transcriber:
         for file, target in zip(files, targets, strict=True):
             try:
-                transcription = transcriber.transcribe(file, options, normalize=normalize)
-                _write(transcription, file, target, format_, max_line_width)
+                with _readable(file) as source:
+                    transcription = transcriber.transcribe(source, options, normalize=normalize)
+                    _write(transcription, file, target, format_, max_line_width)
             except RequestError as error:
                 click.echo(f"galley: {error}", err=True)
                 failed = True
@@ -143,20 +156,46 @@ def transcribe(
         raise click.exceptions.Exit(1)
 
 
-def _targets(
-    files: Sequence[Path], output_dir: Path | None, suffix: str
-) -> list[Path] | list[None]:
+def _targets(files: Sequence[Path], output_dir: Path | None, suffix: str) -> list[Path | None]:
     """The file that each transcript is written to; None for stdout."""
+    if files.count(_STDIN) > 1:
+        raise SettingsError("- was given twice; the standard input can be read once")
     if output_dir is None:
-        if len(files) > 1:
-            raise SettingsError(f"{len(files)} files need --output-dir DIR for their transcripts")
-        return [None]
-    targets = [output_dir / f"{file.stem}{suffix}" for file in files]
-    if len(set(targets)) < len(targets):
-        twice = next(target for target in targets if targets.count(target) > 1)
-        raise SettingsError(f"two of the files would be written to {twice}")
-    output_dir.mkdir(parents=True, exist_ok=True)
+        alone = len(files) == 1
+        targets = [
+            None if alone or file == _STDIN else file.with_name(f"{file.stem}{suffix}")
+            for file in files
+        ]
+    else:
+        names = ("stdin" if file == _STDIN else file.stem for file in files)
+        targets = [output_dir / f"{name}{suffix}" for name in names]
+    written = [target for target in targets if target is not None]
+    for target in written:
+        if written.count(target) > 1:
+            raise SettingsError(
+                f"two of the files would be written to {target}; rename one, or transcribe it alone"
+            )
+        if target in files:
+            raise SettingsError(
+                f"the transcript would be written over {target}; give --output-dir DIR"
+            )
+    if output_dir is not None:
+        output_dir.mkdir(parents=True, exist_ok=True)
     return targets
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[Path | BinaryIO]:
+    """A recording to read from; the standard input as a file, since audio is read with seeking."""
+    if file != _STDIN:
+        yield file
+        return
+    with tempfile.TemporaryFile() as whole:
+        shutil.copyfileobj(sys.stdin.buffer, whole)
+        if not whole.tell():
+            raise RequestError("the standard input is empty; pipe a recording into the command")
+        whole.seek(0)
+        yield whole
 
 
 def _check_words(format_: str, *, word_timestamps: bool, max_line_width: int | None) -> None:
@@ -175,7 +214,7 @@ def _write(
     format_: str,
     max_line_width: int | None,
 ) -> None:
-    segments = _watched(transcription, file.name)
+    segments = _watched(transcription, "stdin" if file == _STDIN else file.name)
     if max_line_width:
         from galley.speech.captions import lines_of
 
@@ -184,6 +223,8 @@ def _write(
         for piece in _formatted(transcription, format_, segments):
             output.write(piece)
             output.flush()
+    if target is not None:
+        say_written(target)
     for warning in transcription.info.warnings:
         click.echo(f"galley: {warning}", err=True)
 
@@ -233,5 +274,11 @@ def _opened(target: Path | None) -> Iterator[IO[str]]:
     if target is None:
         yield sys.stdout
         return
-    with target.open("w", encoding="utf-8") as file:
+    try:
+        file = target.open("w", encoding="utf-8")
+    except OSError as error:
+        raise RequestError(
+            f"cannot write {target}: {error.strerror}; give --output-dir DIR"
+        ) from error
+    with file:
         yield file

@@ -23,6 +23,7 @@ from galley.service.client import EngineClient, EngineState
 from galley.service.spawn import Spawner
 from galley.service.text_pool import TextPool
 from galley.service.watchdog import Watchdog
+from galley.speech import require_installed
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineStats, Ledger, ModelInfo, OnLedger, OnPhase, Task
@@ -91,6 +92,7 @@ class ServedModel:
         Raises:
             ModelError: it cannot be used.
             EngineFailed: the engine did not come up.
+            SettingsError: it hears, and packages for that are not installed.
         """
         self._backend = await self._load(on_phase, on_ledger)
 
@@ -175,6 +177,8 @@ class ServedModel:
             await asyncio.to_thread(lambda: tokenizer.last_token)
             phase_ended("text", time.monotonic() - began)
             info = await engine.ready()
+            if info.speech is not None:
+                require_installed()
             tokenizer.check_vocabulary(info.vocab_size, folder)
             text = TextPool(
                 self.settings,

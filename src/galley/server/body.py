@@ -5,6 +5,7 @@ import re
 from typing import Final, TypeVar
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from galley.api.errors import ApiError
@@ -16,6 +17,12 @@ from galley.server.errors import TOO_LARGE, ClientGone
 LARGE: Final = 256 * 1024
 """Bytes from which on a body takes so long that it is read in a thread."""
 
+_UNDECLARED: Final = frozenset(("", "application/x-www-form-urlencoded"))
+"""Types that clients send which were not told of any."""
+
+_BROWSER_HEADERS: Final = ("origin", "sec-fetch-site")
+"""Browsers send one of these with every POST, and no page can take it away (Fetch standard)."""
+
 _CHARSET = re.compile(r"""charset=["']?([\w-]*)""", re.IGNORECASE)
 
 Model = TypeVar("Model", bound=msgspec.Struct)
@@ -25,12 +32,12 @@ async def read(request: Request, model: type[Model], *, max_bytes: int) -> Model
     """The request's body as ``model``.
 
     Raises:
-        ApiError: 415 for a body that is not declared as JSON, 413 for one over ``max_bytes``, 503 while
-            too many bodies are on their way; reading stops there.
+        ApiError: 415 for a body that is declared as something else than JSON in UTF-8, 413 for one over
+            ``max_bytes``, 503 while too many bodies are on their way; reading stops there.
         RequestError: not JSON, not an object, or a field that ``model`` refuses; ``param`` names it.
         ClientGone: the client hung up before the body was complete.
     """
-    _check_content_type(request.headers.get("content-type", ""))
+    _check_content_type(request.headers)
     data = await _read_bytes(request, max_bytes)
     if len(data) > LARGE:
         return await asyncio.to_thread(_parse, model, data)
@@ -41,10 +48,18 @@ def _parse(model: type[Model], data: bytes) -> Model:
     return validate(model, parse_json(data))
 
 
-def _check_content_type(header: str) -> None:
+def _check_content_type(headers: Headers) -> None:
+    """Raise ApiError unless the body may be read as JSON.
+
+    Any page may have a browser send other types than JSON here without asking first, so browsers have to
+    declare it. ``curl -d``, which says that it sends a form, is taken at its body's word.
+    """
+    header = headers.get("content-type", "")
     kind = header.partition(";")[0].strip().lower()
     charset = _CHARSET.search(header)
-    if kind != "application/json" or (charset and charset[1].lower() != "utf-8"):
+    from_browser = any(name in headers for name in _BROWSER_HEADERS)
+    declared = kind == "application/json" or (kind in _UNDECLARED and not from_browser)
+    if not declared or (charset and charset[1].lower() != "utf-8"):
         raise ApiError(
             415,
             f"Content-Type must be application/json (in UTF-8), got {header[:80]!r}",

@@ -4,6 +4,7 @@ Needs the extra ``speech``, whose packages are imported only when they are used.
 """
 
 import importlib
+import importlib.util
 import os
 from typing import Final
 
@@ -16,8 +17,21 @@ _NEEDED: Final = ("av", "jiwer", "onnxruntime", "python_multipart", "soxr", "web
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
+def require_installed() -> None:
+    """Raises SettingsError if a package of the extra ``speech`` is not installed; imports none."""
+    for name in _NEEDED:
+        try:
+            found = importlib.util.find_spec(name) is not None
+        except ImportError:
+            found = False
+        if not found:
+            raise SettingsError(
+                f"speech needs {name}, which is not installed: {pip_install('speech')}"
+            )
+
+
 def require_extra() -> None:
-    """Raises SettingsError if a package of the extra ``speech`` cannot be imported."""
+    """Raises SettingsError if a package of the extra ``speech`` cannot be imported. Takes a second."""
     for name in _NEEDED:
         try:
             importlib.import_module(name)

@@ -1,0 +1,48 @@
+"""Files that commands write what they have measured to: checked before the work, and told after it."""
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from galley.errors import SettingsError
+
+json_option = click.option(
+    "--json",
+    "json_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="also write scores and answers to FILE",
+)
+
+
+def check_folders(**files: Path | None) -> None:
+    """Raise an error before minutes of work if the folder of a file does not exist.
+
+    Args:
+        files: option without dashes -> its file.
+
+    Raises:
+        SettingsError: names the option.
+    """
+    for option, file in files.items():
+        if file is not None and not file.parent.is_dir():
+            raise SettingsError(f"--{option} {file}: the folder {file.parent} does not exist")
+
+
+def write_json(file: Path | None, page: object) -> None:
+    """Write ``page`` if there is a file for it, and say so."""
+    if file is not None:
+        write_text(file, msgspec.json.format(msgspec.json.encode(page), indent=2).decode() + "\n")
+
+
+def write_text(file: Path | None, text: str) -> None:
+    """Write ``text`` if there is a file for it, and say so on stderr."""
+    if file is not None:
+        file.write_text(text, encoding="utf-8")
+        say_written(file)
+
+
+def say_written(file: Path) -> None:
+    """Say on stderr that a command has written ``file``."""
+    click.echo(f"wrote {file}", err=True)
