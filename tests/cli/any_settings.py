@@ -48,6 +48,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     ).map(tuple),
     "tls_cert": TEXT,
     "tls_key": TEXT,
+    "page": st.booleans(),
     "max_queue": st.integers(0, 10**6),
     "max_body_bytes": st.integers(1, 10**9),
     "max_audio_bytes": st.integers(1, 10**12),

@@ -89,7 +89,7 @@ def test_too_many_threads_are_named_to_the_user(weight_cache: bool) -> None:
         f"options = {{'kv_cache_tokens': 512, 'weight_cache': {weight_cache}}}\n"
         "LLM(threads=1, **options).close()\n"
         "pages = int(open('/proc/self/statm').read().split()[0])\n"
-        "limit = pages * resource.getpagesize() + (300 << 20)\n"
+        "limit = pages * resource.getpagesize() + (4 << 30)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
         "try:\n"
         "    LLM(threads=1000, **options)\n"

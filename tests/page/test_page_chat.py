@@ -113,6 +113,7 @@ def test_a_refusal_is_told_in_the_servers_words(signed_in: Browser) -> None:
     ask(signed_in, QUESTION)
     signed_in.until(lambda: signed_in.all("#log .error"))
     assert "temperature" in signed_in.content("#log .error")
+    assert all(" 400 " in complaint for complaint in signed_in.complaints())
     assert signed_in.find("chat-send").is_displayed()
 
 

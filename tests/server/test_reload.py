@@ -75,6 +75,7 @@ def test_new_files_are_served_and_no_request_fails(
         threads = [threading.Thread(target=ask) for _ in range(3)]
         for thread in threads:
             thread.start()
+        until(lambda: texts)
         with Neighbour(server, before):
             replace(folder, other)
             hup(server)

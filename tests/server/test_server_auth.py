@@ -165,7 +165,11 @@ def test_the_running_server_holds_no_plain_key(monkeypatch: pytest.MonkeyPatch) 
         pass
 
     def start(
-        models: Registry, tenants: Tenants, listener: socket.socket, encryption: None
+        models: Registry,
+        tenants: Tenants,
+        listener: socket.socket,
+        encryption: None,
+        tracing: None,
     ) -> NoReturn:
         assert tenants.identify("sk-first-key")
         raise Started(models.settings)

@@ -41,7 +41,7 @@ def body(i: int) -> dict[str, Any]:
 
 
 async def stream(client: httpx.AsyncClient, request: dict[str, Any], seen: list[int]) -> list[Any]:
-    """Everything in the chunks but id and time. Counts chunks in ``seen``."""
+    """Everything in the chunks but id and time. Counts tokens in ``seen``."""
     chunks = []
     async with client.stream("POST", "/v1/completions", json=request) as response:
         assert response.status_code == 200, await response.aread()
@@ -49,13 +49,17 @@ async def stream(client: httpx.AsyncClient, request: dict[str, Any], seen: list[
             if line.startswith("data: {"):
                 chunk = httpx.Response(200, text=line[6:]).json()
                 assert "error" not in chunk, chunk
-                seen[0] += 1
+                seen[0] += tokens_in(chunk)
                 chunks.append((chunk["choices"], chunk.get("usage")))
     return chunks
 
 
+def tokens_in(chunk: Any) -> int:
+    return sum(len(choice["logprobs"]["tokens"]) for choice in chunk["choices"] if choice["logprobs"])
+
+
 async def all_streams(server: Server, model: str, *, kill_after: list[int]) -> list[list[Any]]:
-    """Runs the streams; kills the engine each time that many chunks have arrived in all."""
+    """Runs the streams; kills the engine each time that many tokens have arrived in all."""
     seen = [0]
 
     async def killer() -> None:
@@ -91,7 +95,7 @@ def test_streams_survive_the_engine(folder: Path, tmp_path: Path) -> None:
     with Server(folder, tmp_path / "log", threads=1, kv_cache_tokens=8192) as server:
         model = folder.name
         calm = asyncio.run(all_streams(server, model, kill_after=[]))
-        total = sum(map(len, calm))
+        total = STREAMS * TOKENS
         killed = asyncio.run(all_streams(server, model, kill_after=[total // 10, total // 2]))
         assert [text_of(chunks) for chunks in killed] == [text_of(chunks) for chunks in calm]
         assert server.metrics()["galley_engine_restarts_total"] == 2

@@ -22,7 +22,7 @@ from galley.errors import DamagedWeights, EngineFailed
 from galley.formats.reader import CheckpointReader, open_checkpoint
 from galley.formats.weights import DENSE_KINDS, Weights
 from galley.graph.program import Program
-from galley.machine import available_cores, available_memory
+from galley.machine import address_space_left, available_cores, available_memory
 from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
 from galley.models.surplus import check_surplus
@@ -68,7 +68,7 @@ def load_engine(
         needs = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**20
         raise EngineFailed(
             f"memory ran out while {folder} was loaded: its weights are {needs:.0f} MiB on disk, "
-            f"{available_memory() / 2**20:.0f} MiB are available now; allow more (container limit, ulimit "
+            f"{min(available_memory(), address_space_left()) / 2**20:.0f} MiB are available now; allow more (container limit, ulimit "
             "-v), set quantize to int8 or int4, or kv_cache_tokens to less"
         ) from error
 

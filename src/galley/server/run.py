@@ -174,6 +174,9 @@ class _Run:
         except GalleyError as error:
             _complain(f"cannot start: {error}")
             return 1
+        except MemoryError:
+            _complain("cannot start: memory ran out; allow more (container limit, ulimit -v)")
+            return 1
         *others, last = self._models.names
         ready = f"{', '.join(others)} and {last} are ready" if others else f"{last} is ready"
         say(f"{ready} after {process_age():.2f} s: {self._url}/v1")

@@ -5,6 +5,8 @@ import { announce, byId, duration, make, number, percent } from "./dom.js";
 import { Tokens } from "./tokens.js";
 
 const ALTERNATIVES = 5;
+// Tokens are shown together this often: a layout for each would cost more the longer the answer is.
+const SHOW_MS = 30;
 
 /** What has been said: {role, content}. */
 let messages = [];
@@ -84,22 +86,34 @@ async function receive(answer, tokens) {
     signal: stopper.signal,
   });
   answer.last = answer.began;
-  for await (const { event, at } of events(response)) {
-    answer.usage = event.usage ?? answer.usage;
-    const [choice] = event.choices;
-    if (!choice) continue;
-    answer.finish = choice.finish_reason ?? answer.finish;
-    const text = choice.delta.content ?? "";
-    const entries = choice.logprobs?.content ?? [];
-    if (!text && !entries.length) continue;
-    answer.first ??= at;
-    answer.content += text;
+  const come = [];
+  let timer = null;
+  const show = () => {
+    timer = null;
     const log = byId("log");
     const follows = log.scrollTop + log.clientHeight >= log.scrollHeight - 40;
-    for (const token of tokensOf(text, entries, at - answer.last)) tokens.add(token);
+    tokens.add(come.splice(0));
     if (follows) log.scrollTop = log.scrollHeight;
-    answer.last = at;
-    announce(text);
+  };
+  try {
+    for await (const { event, at } of events(response)) {
+      answer.usage = event.usage ?? answer.usage;
+      const [choice] = event.choices;
+      if (!choice) continue;
+      answer.finish = choice.finish_reason ?? answer.finish;
+      const text = choice.delta.content ?? "";
+      const entries = choice.logprobs?.content ?? [];
+      if (!text && !entries.length) continue;
+      answer.first ??= at;
+      answer.content += text;
+      come.push(...tokensOf(text, entries, at - answer.last));
+      timer ??= setTimeout(show, SHOW_MS);
+      answer.last = at;
+      announce(text);
+    }
+  } finally {
+    clearTimeout(timer);
+    show();
   }
 }
 

@@ -31,17 +31,21 @@ export class Tokens {
     this.element.addEventListener("focus", () => this.#inspect());
   }
 
-  /** One more token. It comes under the glass, unless the reader looks at another one. */
-  add(token) {
-    const span = make("span", { class: "token", title: titleOf(token) }, token.text);
-    span.style.setProperty("--doubt", (1 - (token.probability ?? 1)).toFixed(3));
-    // A token of a tenth of a second or more is as dark as it gets.
-    span.style.setProperty("--slow", Math.min(1, token.ms / 100).toFixed(3));
-    this.element.append(span);
-    const last = this.list.push({ ...token, span }) - 1;
-    const follows = inspected === this && this.chosen === last - 1;
-    if (inspected === this) addRow(token, this.list.length);
-    if (last === 0 || follows) this.choose(last);
+  /** More tokens. The last comes under the glass, unless the reader looks at another one. */
+  add(tokens) {
+    if (!tokens.length) return;
+    const first = this.list.length;
+    const follows = inspected === this && this.chosen === first - 1;
+    for (const token of tokens) {
+      const span = make("span", { class: "token", title: titleOf(token) }, token.text);
+      span.style.setProperty("--doubt", (1 - (token.probability ?? 1)).toFixed(3));
+      // A token of a tenth of a second or more is as dark as it gets.
+      span.style.setProperty("--slow", Math.min(1, token.ms / 100).toFixed(3));
+      this.list.push({ ...token, span });
+    }
+    this.element.append(...this.list.slice(first).map((token) => token.span));
+    if (inspected === this) addRows(this.list, first);
+    if (first === 0 || follows) this.choose(this.list.length - 1);
   }
 
   /** Put a token under the glass; `tell` it to a screen reader. */
@@ -63,7 +67,7 @@ export class Tokens {
     inspected?.list[inspected.chosen]?.span.classList.remove("chosen");
     inspected = this;
     byId("token-rows").replaceChildren();
-    this.list.forEach((token, index) => addRow(token, index + 1));
+    addRows(this.list, 0);
   }
 }
 
@@ -109,19 +113,21 @@ function showToken(token, index) {
   );
 }
 
-function addRow(token, position) {
+/** A row for each token from position `first` on. */
+function addRows(list, first) {
   const rows = byId("token-rows");
   const scroller = rows.closest(".scroll");
   const follows = scroller.scrollTop + scroller.clientHeight >= scroller.scrollHeight - 8;
-  rows.append(
+  const added = list.slice(first).map((token, index) =>
     make(
       "tr",
       {},
-      make("td", { class: "figure dim" }, String(position)),
+      make("td", { class: "figure dim" }, String(first + index + 1)),
       make("td", {}, make("code", {}, visible(token.token))),
       make("td", { class: "figure" }, percent(token.probability)),
       make("td", { class: "figure" }, duration(token.ms / 1000)),
     ),
   );
+  rows.append(...added);
   if (follows) scroller.scrollTop = scroller.scrollHeight;
 }
