@@ -95,13 +95,16 @@ def test_memory_and_start_are_those_of_the_metrics(signed_in: Browser, served: S
     assert shown
     assert float(shown[1]) / (1000 if shown[2] == "ms" else 1) == pytest.approx(ready, rel=0.02)
     blocks = sum(count for name, count in samples.items() if name.startswith("galley_kv_blocks{"))
-    cells = [
-        value(row.find_element("css selector", "td").text)
-        for card in signed_in.all("#ledger .card")
-        if card.text.startswith("chat: KV cache")
-        for row in card.find_elements("css selector", "tbody tr")
-    ]
-    assert sum(cells) == blocks
+    # In one go: the page draws the cards anew every second.
+    cells = signed_in.run(
+        """
+        return [...document.querySelectorAll("#ledger .card")]
+            .filter(card => card.innerText.startsWith("chat: KV cache"))
+            .flatMap(card => [...card.querySelectorAll("tbody tr td:first-of-type")])
+            .map(cell => cell.innerText);
+        """
+    )
+    assert sum(map(value, cells)) == blocks
 
 
 def test_the_page_reads_metrics_as_prometheus_client_does(

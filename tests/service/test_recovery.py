@@ -96,9 +96,9 @@ def test_streams_survive_the_engine(folder: Path, tmp_path: Path) -> None:
         model = folder.name
         calm = asyncio.run(all_streams(server, model, kill_after=[]))
         total = STREAMS * TOKENS
-        killed = asyncio.run(all_streams(server, model, kill_after=[total // 10, total // 2]))
+        killed = asyncio.run(all_streams(server, model, kill_after=[total // 10, total // 3]))
         assert [text_of(chunks) for chunks in killed] == [text_of(chunks) for chunks in calm]
-        assert server.metrics()["galley_engine_restarts_total"] == 2
+        until(lambda: server.metrics()["galley_engine_restarts_total"] == 2)
         assert len({text_of(chunks)[0] for chunks in calm}) == STREAMS
         until(lambda: server.metrics()["galley_kv_blocks{state=used}"] == 0)
 
