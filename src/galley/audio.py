@@ -92,6 +92,8 @@ class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
         max_initial_timestamp: see :class:`TimestampRules`.
         alignment_heads: (decoder layer, head) of the heads whose cross-attention follows the speech; empty
             for a large model whose checkpoint names none.
+        low_confidence: mean token probability below which a transcript is told to be doubtful; None for a
+            checkpoint that names none (Galley's own field of generation_config.json).
     """
 
     mels: int
@@ -106,6 +108,7 @@ class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
     begin_suppress_tokens: tuple[int, ...] = ()
     max_initial_timestamp: int | None = None
     alignment_heads: tuple[tuple[int, int], ...] = ()
+    low_confidence: float | None = None
 
     @property
     def max_rows(self) -> int:

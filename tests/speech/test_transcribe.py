@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from transformers.generation import (
 
 from galley import QualityRules, SpeechOptions, TranscribeOptions, Transcriber
 from galley.errors import AudioError, AudioTooLong, ModelError, RequestError
+from galley.speech import captions
 from galley.speech.audio import RawPcm, Recording
 from galley.speech.features import LogMel
 from galley.speech.results import Segment
@@ -28,6 +30,7 @@ from tests.conftest import CheckpointMaker
 from tests.speech import tiny
 from tests.speech.recordings import CALL, encode
 
+ROOT = Path(__file__).parents[2]
 SHORT_PAUSES = SpeechOptions(min_speech_ms=100, min_silence_ms=300, pad_ms=100)
 GREEDY = QualityRules(
     beam_size=1,
@@ -269,3 +272,17 @@ def test_first_day_16_reprs_of_speech(transcriber: Transcriber) -> None:
     assert "whisper" in repr(transcriber)
     transcription = transcriber.transcribe(CALL, ENGLISH)
     assert "call text()" in repr(transcription)
+
+
+def test_first_day_11_a_model_says_where_it_was_unsure() -> None:
+    with Transcriber(threads=1) as bundled:
+        known = bundled.transcribe(ROOT / "examples/call.opus")
+        assert "My account number is 51541141." in known.text()
+        assert known.info.warnings == ()
+        other = bundled.transcribe(CALL)  # of another telephone line
+        assert other.text()
+        [warning] = other.info.warnings
+        assert "is unsure of what is said from 2.0 s (0." in warning
+        assert "below 0.82" in warning
+        heard = captions.as_json(list(bundled.transcribe(CALL)), warnings=other.info.warnings)
+        assert json.loads(heard)["warnings"] == [warning]

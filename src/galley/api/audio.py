@@ -78,7 +78,7 @@ class Transcript:
         segments = [segment async for segment in self._segments()]
         match asked.response_format:
             case "json":
-                return captions.as_json(segments, self._usage())
+                return captions.as_json(segments, self._usage(), self._info().warnings)
             case "text":
                 return (captions.text_of(segments) + "\n").encode()
             case "srt":
@@ -101,7 +101,8 @@ class Transcript:
                 segments.append(segment)
                 yield {"type": "transcript.text.delta", "delta": delta}
         done = {"type": "transcript.text.done", "text": text_of(segments)}
-        yield {**done, "usage": self._usage()}
+        warnings = self._info().warnings
+        yield {**done, **({"warnings": warnings} if warnings else {}), "usage": self._usage()}
 
     def close(self) -> None:
         """Close the recording, and cancel what still runs. Idempotent."""
@@ -112,7 +113,7 @@ class Transcript:
         return audio_usage(self._info().duration, self._call.receipt)
 
     def _info(self) -> "Info":
-        return self._chunks.info(self._session.language or "")
+        return self._chunks.info(self._session)
 
     async def _segments(self) -> "AsyncGenerator[Segment, None]":
         from galley.speech.async_transcribe import transcribe_async

@@ -46,6 +46,7 @@ def read_speech(
         begin_suppress_tokens=begin_suppress,
         max_initial_timestamp=_optional(given, "max_initial_timestamp_index"),
         alignment_heads=_alignment_heads(given) or _default_heads(before),
+        low_confidence=given.number("low_confidence", 0) if given.has("low_confidence") else None,
     )
     _check_tokens(info, program.vocab_size)
     return info

@@ -73,11 +73,17 @@ def as_vtt(segments: Iterable[Segment]) -> Iterator[str]:
         yield f"{times}\n{text.replace('>', '&gt;')}\n\n"
 
 
-def as_json(segments: Sequence[Segment], usage: Mapping[str, Any] | None = None) -> bytes:
+def as_json(
+    segments: Sequence[Segment],
+    usage: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
+) -> bytes:
     """The text and, if word times were asked for, the words; ``usage``: of the request, if any."""
     answer: dict[str, Any] = {"text": text_of(segments)}
     if any(segment.words is not None for segment in segments):
         answer["words"] = _words(segments)
+    if warnings:
+        answer["warnings"] = warnings
     if usage is not None:
         answer["usage"] = usage
     return msgspec.json.encode(answer)

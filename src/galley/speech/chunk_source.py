@@ -63,13 +63,13 @@ class ChunkSource:
                 else:
                     session.add(chunk, self._features(chunk.samples))
 
-    def info(self, language: str) -> Info:
-        """What is known of the recording by what was read so far."""
+    def info(self, session: Session) -> Info:
+        """What is known of the recording by what was read, and transcribed in ``session``, so far."""
         return Info(
             task=self._task,
-            language=language,
+            language=session.language or "",
             duration=self._recording.seconds,
-            warnings=tuple(self._recording.warnings),
+            warnings=(*self._recording.warnings, *session.doubts()),
         )
 
     def close(self) -> None:

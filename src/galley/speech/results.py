@@ -49,7 +49,7 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
         task: "transcribe" or "translate".
         language: spoken language as a code ("en").
         duration: of the recording, in seconds.
-        warnings: damaged parts of the file that were skipped.
+        warnings: damaged parts of the file that were skipped, and stretches that the model was unsure of.
     """
 
     task: str

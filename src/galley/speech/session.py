@@ -5,6 +5,7 @@ session's requests to an engine, and passes the engine's outputs back.
 """
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,9 @@ from galley.types import EngineRequest, Output, SamplingParams
 
 _MAX_CONDITION_TEMPERATURE: Final = 0.5
 """Text sampled at a higher temperature does not condition what follows, as in openai/whisper."""
+
+_TOLD_DOUBTS: Final = 5
+"""Most places of a recording that a warning names."""
 
 
 @dataclass(slots=True)
@@ -101,6 +105,8 @@ class Session:
         self._numbers = itertools.count()
         self._segment_ids = itertools.count()
         self._ended = False
+        self._doubtful: list[tuple[float, float]] = []
+        """(start in seconds of the recording, mean token probability) of chunks that the model was unsure of."""
         self._context: list[int] = []
         """Tokens of the text that conditions the next chunk."""
         prompt = options.prompt.strip()
@@ -167,6 +173,19 @@ class Session:
             assert output.alignment is not None
             job.segments = self._segments(job, self._words(job, output.alignment))
         self._start_jobs()
+
+    def doubts(self) -> list[str]:
+        """What to tell people of chunks with a low mean token probability; nothing without any."""
+        if not self._doubtful:
+            return []
+        told = ", ".join(f"{start:.1f} s ({mean:.2f})" for start, mean in sorted(self._doubtful)[:_TOLD_DOUBTS])
+        more = len(self._doubtful) - _TOLD_DOUBTS
+        return [
+            f"{self._tokens.info.name} is unsure of what is said from {told}"
+            f"{f' and {more} other places' if more > 0 else ''} on: a mean token probability below "
+            f"{self._tokens.speech.low_confidence:g} is low for this model; names and numbers there may be "
+            "invented"
+        ]
 
     def segments(self) -> list[Segment]:
         """The segments that have become certain since the last call, in order.
@@ -253,6 +272,9 @@ class Session:
             job.decoded = [
                 segment for segment in found if self._tokens.text(segment.tokens).strip()
             ]
+        least, mean = self._tokens.speech.low_confidence, math.exp(best.avg_logprob)
+        if least is not None and job.decoded and mean < least:
+            self._doubtful.append((job.chunk.recording_time(job.decoded[0].start), mean))
         text = [token for segment in job.decoded for token in segment.tokens]
         if self._rules.condition_on_previous_text:
             above = best.temperature > _MAX_CONDITION_TEMPERATURE

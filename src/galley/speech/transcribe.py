@@ -161,7 +161,7 @@ class Transcription:
     @property
     def info(self) -> Info:
         """What is known of the recording so far; complete after the last segment."""
-        return self._chunks.info(self._session.language or "")
+        return self._chunks.info(self._session)
 
     @property
     def stated_duration(self) -> float | None:

@@ -74,28 +74,31 @@ async function transcribe(file) {
   note.textContent = "listening …";
   const options = { method: "POST", body: form };
   try {
-    const seconds = await (timed ? readTimed(options, element, text) : readStream(options, text));
+    const { seconds, warnings } = await (timed ? readTimed(options, element, text) : readStream(options, text));
     announce(text.textContent, { end: true });
     const took = (performance.now() - began) / 1000;
     const speed = seconds ? ` · ${duration(seconds)} of audio, ${number(seconds / took)} times real time` : "";
     note.textContent = `done in ${duration(took)}${speed}`;
+    for (const warning of warnings) element.append(make("p", { class: "receipt", role: "note" }, `⚠ ${warning}`));
   } catch (error) {
     fail(error.message);
   }
 }
 
-/** Each segment's text as it comes; the seconds of audio where the server says them. */
+/** Each segment's text as it comes; the seconds of audio where the server says them, and its warnings. */
 async function readStream(options, text) {
   const answer = await request("v1/audio/transcriptions", options);
   let seconds = null;
+  let warnings = [];
   for await (const { event } of events(answer)) {
     if (event.type === "transcript.text.delta") text.append(event.delta);
     if (event.type === "transcript.text.done") {
       text.textContent = event.text || "(no speech)";
       seconds = event.usage?.seconds ?? null;
+      warnings = event.warnings ?? [];
     }
   }
-  return seconds;
+  return { seconds, warnings };
 }
 
 async function readTimed(options, element, text) {
@@ -113,7 +116,7 @@ async function readTimed(options, element, text) {
   const heads = ["from", "to", "what is said"].map((head) => make("th", { scope: "col" }, head));
   const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows));
   if (rows.length) element.insertBefore(table, text.nextSibling);
-  return answer.duration;
+  return { seconds: answer.duration, warnings: answer.warnings ?? [] };
 }
 
 /** 83.4 -> 1:23.4 */
