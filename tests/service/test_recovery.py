@@ -55,7 +55,9 @@ async def stream(client: httpx.AsyncClient, request: dict[str, Any], seen: list[
 
 
 def tokens_in(chunk: Any) -> int:
-    return sum(len(choice["logprobs"]["tokens"]) for choice in chunk["choices"] if choice["logprobs"])
+    return sum(
+        len(choice["logprobs"]["tokens"]) for choice in chunk["choices"] if choice["logprobs"]
+    )
 
 
 async def all_streams(server: Server, model: str, *, kill_after: list[int]) -> list[list[Any]]:

@@ -66,10 +66,11 @@ def load_engine(
             return _load(settings, folder, on_phase, pause, on_ledger)
     except MemoryError as error:
         needs = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**20
+        left = min(available_memory(), address_space_left()) / 2**20
         raise EngineFailed(
             f"memory ran out while {folder} was loaded: its weights are {needs:.0f} MiB on disk, "
-            f"{min(available_memory(), address_space_left()) / 2**20:.0f} MiB are available now; allow more (container limit, ulimit "
-            "-v), set quantize to int8 or int4, or kv_cache_tokens to less"
+            f"{left:.0f} MiB are available now; allow more (container limit, ulimit -v), set quantize to "
+            "int8 or int4, or kv_cache_tokens to less"
         ) from error
 
 

@@ -106,7 +106,7 @@ class Session:
         self._segment_ids = itertools.count()
         self._ended = False
         self._doubtful: list[tuple[float, float]] = []
-        """(start in seconds of the recording, mean token probability) of chunks that the model was unsure of."""
+        """(start in seconds, mean token probability) of chunks that the model was unsure of."""
         self._context: list[int] = []
         """Tokens of the text that conditions the next chunk."""
         prompt = options.prompt.strip()
@@ -178,7 +178,9 @@ class Session:
         """What to tell people of chunks with a low mean token probability; nothing without any."""
         if not self._doubtful:
             return []
-        told = ", ".join(f"{start:.1f} s ({mean:.2f})" for start, mean in sorted(self._doubtful)[:_TOLD_DOUBTS])
+        told = ", ".join(
+            f"{start:.1f} s ({mean:.2f})" for start, mean in sorted(self._doubtful)[:_TOLD_DOUBTS]
+        )
         more = len(self._doubtful) - _TOLD_DOUBTS
         return [
             f"{self._tokens.info.name} is unsure of what is said from {told}"
