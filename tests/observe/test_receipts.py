@@ -86,7 +86,7 @@ def test_a_stop_string_ends_the_receipt_too(server: Server) -> None:
     assert usage["cost"] > 0
 
 
-def test_usage_may_come_with_each_chunk(server: Server) -> None:
+def test_first_day_5_usage_may_come_with_each_chunk(server: Server) -> None:
     for options in ({"include_usage": True}, {}):
         told = options | {"continuous_usage_stats": True}
         chunks = streamed(server, PLAIN, BODY | {"max_tokens": 400, "stream_options": told})
