@@ -87,6 +87,7 @@ def test_a_stop_string_ends_the_receipt_too(server: Server) -> None:
 
 
 def test_first_day_5_usage_may_come_with_each_chunk(server: Server) -> None:
+    before = server.metrics().get("galley_inter_token_seconds_count", 0)
     for options in ({"include_usage": True}, {}):
         told = options | {"continuous_usage_stats": True}
         chunks = streamed(server, PLAIN, BODY | {"max_tokens": 400, "stream_options": told})
@@ -99,6 +100,7 @@ def test_first_day_5_usage_may_come_with_each_chunk(server: Server) -> None:
         }
         assert (chunks[-1]["choices"] == []) is bool(options)
         assert ("decode_ms" in chunks[-1]["usage"]) is bool(options)
+    assert server.metrics()["galley_inter_token_seconds_count"] - before > 2 * 2
 
 
 def test_a_thousand_receipts_add_up_to_the_counters(server: Server) -> None:

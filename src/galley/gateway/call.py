@@ -142,15 +142,13 @@ class Call:
 
     def sequence_ended(self, stream: "CallStream", reason: str) -> None:
         """A sequence's text is complete: ``reason`` is its finish reason."""
-        now = time.monotonic()
         per_token = None
-        # An Output may bring several tokens; those of the first took no time after it.
-        later = stream.tokens - stream.first_tokens
-        if stream.first_token is not None and later:
-            per_token = (now - stream.first_token) / later
+        # By the engine's clock: here, tokens of several steps may come at once.
+        if stream.timing is not None and stream.tokens > 1:
+            per_token = (stream.timing.total - stream.timing.first_token) / (stream.tokens - 1)
         metrics = self.served.metrics
         metrics.sequence_finished(self.endpoint, reason)
-        duration = now - self.caller.arrived
+        duration = time.monotonic() - self.caller.arrived
         metrics.sequence_timed(self.endpoint, duration=duration, per_token=per_token)
 
     def sequence_lost(self, reason: str) -> None:
@@ -239,18 +237,18 @@ class CallStream:
     Attributes:
         tokens: so far.
         first_token: when it came, on the monotonic clock; None before.
-        first_tokens: how many came with it, in the same Output.
+        timing: the last one known.
     """
 
     def __init__(self, call: Call, stream: OutputStream) -> None:
         """Made by :meth:`Call.submit_all`."""
         self.tokens = 0
         self.first_token: float | None = None
-        self.first_tokens = 0
+        self.timing: Timing | None = None
         self._call = call
         self._stream = stream
         self._submitted = self._latest = time.monotonic()
-        self._timing: Timing | None = None
+        self._billed = False
         self._inter_token = call.served.metrics.inter_token
 
     def __aiter__(self) -> AsyncIterator[Output]:
@@ -262,14 +260,14 @@ class CallStream:
         if count:
             now = time.monotonic()
             if self.first_token is None:
-                self.first_token, self.first_tokens = now, count
+                self.first_token = now
             else:
                 self._inter_token.observe(now - self._latest)
             self._latest = now
             self.tokens += count
             self._call._delivered(count)
         if output.timing is not None:
-            self._timing = output.timing
+            self.timing = output.timing
         if output.finish_reason is not None:
             self._ended()
         return output
@@ -282,9 +280,9 @@ class CallStream:
     def _ended(self) -> None:
         """Put the last known timing on the receipt, once."""
         self._call._open.discard(self)
-        timing, self._timing = self._timing, None
-        if timing is not None:
-            self._call.receipt.add(self._submitted, timing)
+        if self.timing is not None and not self._billed:
+            self._billed = True
+            self._call.receipt.add(self._submitted, self.timing)
 
 
 def _priority(request: EngineRequest, tenant: Tenant) -> int:
