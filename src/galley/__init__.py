@@ -27,7 +27,7 @@ from galley.errors import (
     UnknownModel,
     UnsupportedModel,
 )
-from galley.types import SamplingParams
+from galley.types import Grammar, SamplingParams
 
 if TYPE_CHECKING:
     from galley.llm import LLM, RequestOutput
@@ -53,6 +53,7 @@ __all__ = [
     "EngineFailed",
     "EngineNotReady",
     "GalleyError",
+    "Grammar",
     "LLM",
     "LiveOptions",
     "MemoryPressure",

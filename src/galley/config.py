@@ -223,12 +223,12 @@ class Settings(EngineSettings):
     text_seconds: float = _setting(
         10.0,
         "Limits",
-        "longest that the chat template and tokenising of a request may take, in seconds; then 400",
+        "longest that the chat template, tokenising or grammar of a request may take, in seconds; then 400",
     )
     text_bytes: int = _setting(
         1024 * 1024 * 1024,
         "Limits",
-        "memory that the chat template and tokenising of a request may take; then 400",
+        "memory that the chat template, tokenising or grammar of a request may take; then 400",
     )
     max_upload_bytes: int | None = _setting(
         None,

@@ -1,10 +1,13 @@
 """``galley.LLM``: the engine in the caller's own process, for offline batches, tests and notebooks."""
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
+
+import msgspec
 
 from galley.config import DType, EngineSettings, ExecutorName, KVType, Quantize
 from galley.errors import EngineError, ModelError, RequestError, shown
@@ -27,6 +30,7 @@ from galley.text.tokenizer import Tokenizer
 from galley.types import (
     EngineRequest,
     FinishReason,
+    Grammar,
     ModelInfo,
     Output,
     SamplingParams,
@@ -284,7 +288,19 @@ class LLM(Closable):
     def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
         return self._template.encode(self.tokenizer, messages)
 
+    @cached_property
+    def _check_grammar(self) -> Callable[[Grammar], Grammar]:
+        """Imported and read for the first grammar."""
+        from galley.grammar.check import check
+        from galley.grammar.vocabulary import load_vocabulary
+
+        vocabulary = load_vocabulary(self._local.folder)
+        return lambda grammar: check(grammar, vocabulary, "grammar")
+
     def _expand(self, ids: list[int], params: SamplingParams) -> list[EngineRequest]:
+        grammar = params.grammar
+        if grammar is not None and grammar.kind != "compiled":
+            params = msgspec.structs.replace(params, grammar=self._check_grammar(grammar))
         return expand(ids, params, self.info, request_id=uuid.uuid4().hex)
 
     def _stream(self, params: SamplingParams) -> TextStream:

@@ -45,6 +45,20 @@ tokens, to write down speech in its language or in English, and to time the toke
 _TOKEN_LISTS: Final = ("suppress_tokens", "begin_suppress_tokens", "allowed_tokens")
 
 
+class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a text must be like; see ``docs/operations/structured-output.md``.
+
+    Attributes:
+        kind: how ``source`` says it. "compiled" is llguidance's own notation, which
+            :func:`galley.grammar.check.check` makes of the others; an engine takes no other.
+        source: a JSON schema, a regular expression, a JSON array of texts, or a grammar in Lark's notation
+            or in GBNF.
+    """
+
+    kind: Literal["json_schema", "regex", "choice", "grammar", "compiled"]
+    source: str
+
+
 def _finite(name: str, value: float, low: float, high: float) -> None:
     if not math.isfinite(value) or not low <= value <= high:
         raise RequestError(
@@ -93,6 +107,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             before any token was suppressed.
         alignment: report where the alignment heads look at each of the prompt's tokens, instead of going on
             after them: with ``max_tokens`` 0, on a speech model that names such heads.
+        grammar: tokens that would leave it are not chosen, and the text ends with it at the latest.
         length_penalty: a finished hypothesis counts with its log-probability divided by its length to this
             power.
 
@@ -126,6 +141,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     num_beams: int = 1
     length_penalty: float = 1.0
     alignment: bool = False
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         self._coerce_sequences()
@@ -147,6 +163,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _finite("length_penalty", self.length_penalty, -10.0, 10.0)
         self._check_counts()
         self._check_stops()
+        self._check_grammar()
 
     def _coerce_sequences(self) -> None:
         """A single stop string is what it looks like; lists are as good as tuples."""
@@ -217,6 +234,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 f"stop_token_ids needs at most {MAX_LOGIT_BIAS} non-negative ids",
                 param="stop_token_ids",
             )
+
+    def _check_grammar(self) -> None:
+        """Where a text ends is the grammar's business; a beam search would need one for each hypothesis."""
+        if self.grammar is None:
+            return
+        for name in ("num_beams", "min_tokens", "ignore_eos", "timestamps"):
+            if getattr(self, name) not in (None, False, 0) and (name, self.num_beams) != (
+                "num_beams",
+                1,
+            ):
+                raise RequestError(
+                    f"{name} does not go with a grammar, which says where the text ends", param=name
+                )
 
     def resolved(self, defaults: "SamplingDefaults") -> "SamplingParams":
         """The same parameters with every ``None`` that stands for a model default replaced."""
@@ -427,6 +457,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         tasks: what the model does; a request for anything else is refused.
         speech: what a model that transcribes says of its audio; None for all others.
         ledger: of the memory; None from an engine that keeps none.
+        grammars: whether texts can be made to follow one (``SamplingParams.grammar``).
     """
 
     name: str
@@ -447,6 +478,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     phases: dict[str, float] = {}
     speech: SpeechInfo | None = None
     ledger: Ledger | None = None
+    grammars: bool = False
 
     @property
     def max_request_tokens(self) -> int:

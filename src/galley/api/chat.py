@@ -55,6 +55,7 @@ class ChatAnswer:
             params = asked.sampling()
             check_count(served, 1, params.n, "messages")
             call.check_early(asked.priority or 0)
+            params = await call.backend.text.check_grammar(params, asked.constrained_by)
             prompt = await _prompt(call.backend, asked)
             generation = Generation.submit(
                 call,

@@ -102,6 +102,7 @@ class CompletionAnswer:
         check_count(served, len(given), params.n, "prompt")
         with opened(Call(served, ENDPOINT, caller)) as call:
             call.check_early(asked.priority or 0)
+            params = await call.backend.text.check_grammar(params, asked.constrained_by)
             prompts = await _token_ids(given, call.backend)
             generation = Generation.submit(
                 call,

@@ -5,9 +5,8 @@ number. Ranges are checked by :class:`galley.types.SamplingParams`, the one plac
 
 Fields of OpenAI's API that are taken and change nothing, because nothing here could depend on them:
 ``user``, ``metadata``, ``store`` (only ``false``: nothing is stored), ``service_tier`` (only ``auto``
-and ``default``: there is one), ``response_format`` (only ``{"type": "text"}``: text is the only one),
-and, in assistant messages sent back as they were received, ``null`` for what this server never fills
-(``refusal``, ``tool_calls``, ``function_call``, ``audio``, ``annotations``).
+and ``default``: there is one), and, in assistant messages sent back as they were received, ``null`` for
+what this server never fills (``refusal``, ``tool_calls``, ``function_call``, ``audio``, ``annotations``).
 """
 
 import dataclasses
@@ -17,6 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from galley.api.structured_output import (
+    ChoiceField,
+    GrammarField,
+    JsonField,
+    RegexField,
+    ResponseFormat,
+    StructuredOutputs,
+    constraint_of,
+)
 from galley.errors import RequestError
 from galley.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
 
@@ -118,12 +126,6 @@ class Message(Strict, frozen=True, kw_only=True):
 Messages: TypeAlias = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
-class TextFormat(Strict, frozen=True, kw_only=True):
-    """``response_format``: plain text is the only one implemented."""
-
-    type: Literal["text"]
-
-
 class StreamOptions(Strict, frozen=True, kw_only=True):
     """Options of a streamed answer."""
 
@@ -191,10 +193,21 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
         Meta(description="Nothing is stored.", extra_json_schema={"enum": [False, None]}),
     ] = None
     service_tier: Literal["auto", "default"] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonField = None
+    guided_regex: RegexField = None
+    guided_choice: ChoiceField = None
+    guided_grammar: GrammarField = None
 
     def __post_init__(self) -> None:
         if self.store:
             raise RequestError("store: only false is supported; nothing is stored", param="store")
+
+    @property
+    def constrained_by(self) -> str:
+        """The field that says what form the answer has; empty if none does."""
+        constraint = constraint_of(self)
+        return "" if constraint is None else constraint.field
 
     @property
     def include_usage(self) -> bool:
@@ -211,10 +224,12 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
             raise RequestError("stream_options needs stream: true", param="stream_options")
         given = {name: value for name in _PASSED_ON if (value := getattr(self, name)) is not None}
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        constraint = constraint_of(self)
         return SamplingParams(
             logit_bias=_token_keys(self.logit_bias or {}),
             stop=stop,
             stop_token_ids=tuple(self.stop_token_ids or ()),
+            grammar=None if constraint is None else constraint.grammar,
             **(given | fields),
         )
 
@@ -231,7 +246,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None,
         Meta(description="Only with `logprobs`."),
     ] = None
-    response_format: TextFormat | None = None
+    response_format: ResponseFormat | None = None
 
     def sampling(self) -> SamplingParams:
         """How to generate.

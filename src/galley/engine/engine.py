@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Iterable
-from typing import Final
+from concurrent.futures import Future, wait
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -13,11 +14,21 @@ from galley.engine.kv import KVCache, check_blocks
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
 from galley.engine.step_meter import StepMeter
+from galley.errors import GalleyError
+from galley.grammar.matcher import GrammarMatcher, Grammars
 from galley.ops.executor import Executor
 from galley.types import LIVE_PRIORITY, EngineRequest, EngineStats, ModelInfo, Output, Timing
 
 _GATHERING_SECONDS: Final = 0.002
-"""How long a step sleeps in which a static batch waits to be full."""
+"""How long a step sleeps in which a static batch waits to be full, or all requests for their grammars."""
+
+
+class _Compiling(NamedTuple):
+    """A request that waits for its grammar."""
+
+    request: EngineRequest
+    arrival: float
+    compiled: Future[GrammarMatcher]
 
 
 class Engine:
@@ -33,6 +44,7 @@ class Engine:
         *,
         priority_steps: int,
         meter: StepMeter | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.info = info
         self._executor = executor
@@ -43,6 +55,8 @@ class Engine:
         self._priority_steps = priority_steps
         self._meter = meter or StepMeter()
         self._sequences: dict[str, Sequence] = {}
+        self._grammars = grammars
+        self._compiling: list[_Compiling] = []
         self._steps = 0
         self._prefill_tokens = 0
         self._decode_tokens = 0
@@ -52,7 +66,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._sequences or self._refused)
+        return bool(self._sequences or self._refused or self._compiling)
 
     @property
     def is_live(self) -> bool:
@@ -61,6 +75,17 @@ class Engine:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request; its tokens come out of later steps."""
+        grammar = request.sampling.grammar
+        if grammar is None:
+            self._begin(request, time.monotonic())
+        else:
+            assert self._grammars is not None, "ModelInfo.grammars says so"
+            compiled = self._grammars.compile(grammar, request.output)
+            self._compiling.append(_Compiling(request, time.monotonic(), compiled))
+
+    def _begin(
+        self, request: EngineRequest, arrival: float, grammar: GrammarMatcher | None = None
+    ) -> None:
         assert request.id not in self._sequences, request.id
         features = self._features(request)
         if features is not None and not features.usable:
@@ -72,9 +97,10 @@ class Engine:
         sequence = Sequence(
             request,
             order=self._steps + request.priority * self._priority_steps,
-            arrival=time.monotonic(),
+            arrival=arrival,
             stop_ids=frozenset((*eos, *sampling.stop_token_ids)),
             features=features,
+            grammar=grammar,
         )
         if not self._sequences:
             self._meter.awake()
@@ -91,15 +117,21 @@ class Engine:
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests, wherever they are; unknown ids have finished already."""
         for request_id in request_ids:
+            self._compiling = [one for one in self._compiling if one.request.id != request_id]
             self._refused = [o for o in self._refused if o.request_id != request_id]
             if sequence := self._sequences.pop(request_id, None):
                 self._scheduler.remove(sequence)
 
     def step(self) -> list[Output]:
         """Schedule, assemble, execute, commit, emit: what came out for each sequence that advanced."""
+        if self._compiling:
+            self._begin_compiled()
         if self._refused:
             refused, self._refused = self._refused, []
             return refused
+        if not self._sequences:  # all that there is waits for its grammar
+            wait([one.compiled for one in self._compiling], _GATHERING_SECONDS)
+            return []
         meter = self._meter
         meter.begin()
         try:
@@ -110,6 +142,8 @@ class Engine:
             assert plan, "there is work, and every request fits the cache by itself"
             self._account(plan)
             batch, sampling = assemble(plan, self._kv, self._encoder_cache)
+            if sampling.mask_fills and self._grammars is not None:
+                sampling.masks_filled = self._grammars.fill(sampling.mask_fills)
             meter.assembled()
             result = self._executor.execute(batch, sampling)
             meter.executed(plan)
@@ -125,6 +159,18 @@ class Engine:
         meter.end()
         return outputs
 
+    def _begin_compiled(self) -> None:
+        """Requests whose grammars are ready become sequences."""
+        done = [one for one in self._compiling if one.compiled.done()]
+        self._compiling = [one for one in self._compiling if one not in done]
+        for request, arrival, compiled in done:
+            try:
+                self._begin(request, arrival, compiled.result())
+            except GalleyError as error:
+                self._refused.append(
+                    Output(request_id=request.id, finish_reason="error", error=str(error))
+                )
+
     def check_blocks(self) -> None:
         """Assert conservation: each block is free, cached, or used once for each table that holds it."""
         check_blocks(self._kv.pool, [*self._kv.held(), *self._encoder_cache.held()])
@@ -134,7 +180,7 @@ class Engine:
         """As of now."""
         return EngineStats(
             running=len(self._scheduler.running),
-            waiting=self._scheduler.waiting,
+            waiting=self._scheduler.waiting + len(self._compiling),
             kv_used_blocks=self._kv.pool.used,
             kv_cached_blocks=self._kv.pool.cached,
             kv_total_blocks=self._kv.pool.total,
@@ -155,7 +201,9 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Nothing to do: all that the engine holds is memory, and goes with it."""
+        """End the threads; all else that the engine holds is memory, and goes with it."""
+        if self._grammars is not None:
+            self._grammars.close()
 
     def _account(self, plan: list[Work]) -> None:
         now = time.monotonic()

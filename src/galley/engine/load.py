@@ -21,6 +21,7 @@ from galley.engine.step_meter import Pauses, StepMeter
 from galley.errors import DamagedWeights, EngineFailed
 from galley.formats.reader import CheckpointReader, open_checkpoint
 from galley.formats.weights import DENSE_KINDS, Weights
+from galley.grammar.matcher import Grammars
 from galley.graph.program import Program
 from galley.machine import address_space_left, available_cores, available_memory
 from galley.models.registry import build_program
@@ -126,6 +127,7 @@ def _load(
         phases=phases,
         speech=speech,
         ledger=ledger,
+        grammars=speech is None,
     )
     pool = BlockPool(kv.blocks)
     cache = KVCache(pool, prefix_cache=settings.prefix_cache, groups=kv.groups)
@@ -140,8 +142,16 @@ def _load(
     )
     steps = settings.priority_steps
     meter = StepMeter(None if pauses is None else lambda: pauses.seconds)
+    grammars = Grammars(folder, program.vocab_size, checkpoint.eos_token_ids)
     return Engine(
-        executor, cache, encoder_cache, scheduler, info, priority_steps=steps, meter=meter
+        executor,
+        cache,
+        encoder_cache,
+        scheduler,
+        info,
+        priority_steps=steps,
+        meter=meter,
+        grammars=grammars,
     )
 
 

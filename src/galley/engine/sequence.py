@@ -2,11 +2,12 @@
 
 from array import array
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from galley.engine.block_hashes import salt_hash
 from galley.engine.encoder_cache import EncoderFeatures
 from galley.engine.tasks import Task, task_of
+from galley.grammar.matcher import GrammarMatcher
 from galley.types import EngineRequest
 
 
@@ -31,6 +32,7 @@ class Sequence:
         arrival, started, first_token: seconds on the engine's clock; 0 until it happens.
         timed: each of its Outputs may be the last one (because of stop strings) and carries a timing.
         features: its encoder input; None for a text model.
+        grammar: where its output stands in the request's grammar, for its task.
         engine_seconds: its share of the engine's time so far.
         forks: set by a task whose hypotheses have been replaced: for each new one the place of the old
             one whose blocks it goes on from.
@@ -41,6 +43,7 @@ class Sequence:
     arrival: float
     stop_ids: Collection[int] = ()
     features: EncoderFeatures | None = None
+    grammar: InitVar[GrammarMatcher | None] = None
     id: str = field(init=False)
     tokens: list[int] = field(init=False)
     task: Task = field(init=False)
@@ -57,11 +60,11 @@ class Sequence:
     engine_seconds: float = 0.0
     forks: list[int] | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, grammar: GrammarMatcher | None) -> None:
         request = self.request
         self.id = request.id
         self.tokens = [*request.prompt, *request.output]
-        self.task = task_of(request, self.stop_ids)
+        self.task = task_of(request, self.stop_ids, grammar)
         self.timed = bool(request.sampling.stop)
         self.root = self.features.root if self.features else salt_hash(request.cache_salt)
         self.restart()

@@ -34,6 +34,7 @@ class LogitsAdjustment(NamedTuple):
         allowed: all other ids become impossible; None allows every id.
         forbidden: arrays of ids that become impossible.
         forbidden_ranges: (first, end) of ids that become impossible.
+        forbidden_mask: [vocab] ids that become impossible; complete after ``SamplingBatch.masks_filled``.
         timestamp_begin: where the ids from here on are together likelier than any single id below, those
             below become impossible (Whisper's rule, arXiv:2212.04356); None: no such rule.
     """
@@ -47,6 +48,7 @@ class LogitsAdjustment(NamedTuple):
     allowed: Ids | None = None
     forbidden: tuple[Ids, ...] = ()
     forbidden_ranges: tuple[tuple[int, int], ...] = ()
+    forbidden_mask: npt.NDArray[np.bool_] | None = None
     timestamp_begin: int | None = None
 
     def apply(self, row: Row) -> None:
@@ -66,6 +68,8 @@ class LogitsAdjustment(NamedTuple):
             row[ids] = -np.inf
         for first, end in self.forbidden_ranges:
             row[first:end] = -np.inf
+        if self.forbidden_mask is not None:
+            np.copyto(row, -np.inf, where=self.forbidden_mask)
         begin = self.timestamp_begin
         if begin is not None and logsumexp(row[begin:]) > row[:begin].max():
             row[:begin] = -np.inf
@@ -108,6 +112,8 @@ class SamplingBatch:
             alternatives.
         drawn_scores: draws whose token's log-probability after the adjustment is reported.
         candidates: for beam searches.
+        mask_fills: to be called before adjustments are applied: they fill the masks of these.
+        masks_filled: waits for all of ``mask_fills``, which run beside the forward pass.
         keep_logits: the caller wants the logits themselves.
     """
 
@@ -119,6 +125,8 @@ class SamplingBatch:
     drawn_logprobs: dict[int, int] = field(default_factory=dict)
     drawn_scores: list[int] = field(default_factory=list)
     candidates: list[RowCandidates] = field(default_factory=list)
+    mask_fills: list[Callable[[], None]] = field(default_factory=list)
+    masks_filled: Callable[[], None] | None = None
     keep_logits: bool = False
 
     def draw(self, row: int, position: int, record: bytes) -> None:
@@ -166,6 +174,8 @@ def sample(
     result.logprobs = [token_logprob(logits[row], token, top) for row, token, top in batch.logprobs]
     result.candidates = [_candidates(logits[wanted.row], wanted) for wanted in batch.candidates]
     raw = {d: logits[batch.rows[d]].copy() for d in batch.drawn_logprobs if d in batch.adjustments}
+    if batch.masks_filled is not None:
+        batch.masks_filled()
     for d, adjustment in batch.adjustments.items():
         adjustment.apply(logits[batch.rows[d]])
     if batch.rows:

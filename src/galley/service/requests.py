@@ -56,6 +56,8 @@ def expand(
     _check_encoder_input(encoder_input, info)
     _check_beams(params.resolved(info.defaults))
     _check_alignment(params, info)
+    if params.grammar is not None and not info.grammars:
+        raise RequestError(f"{info.name} cannot follow a grammar", param="grammar")
     limit = info.max_beam_tokens(params.num_beams)
     limit = limit if context is None else min(limit, context)
     max_tokens = _max_tokens(len(prompt), params, limit, prompt_param)

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from galley.service.frames import HEADER
+from galley.types import Grammar
 
 
 class TextStart(msgspec.Struct, tag="start", frozen=True):
@@ -31,6 +32,19 @@ class EncodeTexts(msgspec.Struct, tag="texts", frozen=True):
     context: int | None
 
 
+class CheckGrammar(msgspec.Struct, tag="grammar", frozen=True):
+    """A grammar as :func:`galley.grammar.check.check` compiles it; ``field`` is what errors name."""
+
+    grammar: Grammar
+    field: str
+
+
+class Compiled(msgspec.Struct, tag="compiled", frozen=True):
+    """The grammar of the job, checked."""
+
+    grammar: Grammar
+
+
 class Ids(msgspec.Struct, tag="ids", frozen=True):
     """Token ids: one list for each text of the job, or one for its conversation."""
 
@@ -49,9 +63,9 @@ class OutOfMemory(msgspec.Struct, tag="out_of_memory", frozen=True):
     """The job wants more memory than its budget. Where native code does, the process dies instead."""
 
 
-Job = EncodeChat | EncodeTexts
+Job = EncodeChat | EncodeTexts | CheckGrammar
 ToText = TextStart | Job
-FromText = Ids | Refused | OutOfMemory
+FromText = Ids | Compiled | Refused | OutOfMemory
 
 _encoder = msgspec.msgpack.Encoder()
 _to_text: msgspec.msgpack.Decoder[ToText] = msgspec.msgpack.Decoder(ToText)

@@ -6,16 +6,21 @@ import itertools
 import logging
 import signal
 import subprocess
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from galley.config import Settings
 from galley.errors import EngineError, EngineNotReady, QueueFull, RequestError
 from galley.service.frames import HEADER
 from galley.service.spawn import Spawned, spawn_text
 from galley.service.text_frames import (
+    CheckGrammar,
+    Compiled,
     EncodeChat,
     EncodeTexts,
     FromText,
@@ -28,6 +33,7 @@ from galley.service.text_frames import (
     encode,
 )
 from galley.text.tokenizer import Tokenizer
+from galley.types import Grammar, SamplingParams
 
 log = logging.getLogger("galley.text")
 
@@ -36,6 +42,9 @@ SHORT_CHARS: Final = 16 * 1024
 
 _SMALL_BYTES: Final = 64 * 1024
 """Larger jobs have a worker of their own: nobody's short conversation waits for them."""
+
+_GRAMMARS_KEPT: Final = 256
+"""Checked grammars that are remembered, each of at most ``SHORT_CHARS`` characters."""
 
 _MOST_WAITING_BYTES: Final = 64 * 1024 * 1024
 """Of jobs that wait for one worker; the server's process keeps them meanwhile."""
@@ -70,6 +79,7 @@ class TextPool:
         self.tokenizer = tokenizer
         self._unchanged = unchanged
         start = TextStart(str(folder), settings.text_seconds, settings.text_bytes)
+        self._grammars: OrderedDict[Grammar, Grammar] = OrderedDict()
         self._small = _Lane(name, start, unchanged)
         self._large = _Lane(name, start, unchanged)
 
@@ -130,13 +140,39 @@ class TextPool:
         assert isinstance(answer, Ids)
         return answer.ids
 
+    async def check_grammar(self, params: SamplingParams, field: str) -> SamplingParams:
+        """The same parameters with their grammar, if they have one, checked and compiled.
+
+        Args:
+            params: of a request.
+            field: the request's, that has the grammar.
+
+        Raises:
+            RequestError: the grammar cannot be followed; see :func:`galley.grammar.check.check`.
+            QueueFull: too much text work waits already.
+        """
+        grammar = params.grammar
+        if grammar is None:
+            return params
+        compiled = self._grammars.pop(grammar, None)
+        if compiled is None:
+            # Among the large jobs: nobody's conversation waits for a grammar.
+            answer = await self._work(CheckGrammar(grammar, field), field, large=True)
+            assert isinstance(answer, Compiled)
+            compiled = answer.grammar
+        if len(grammar.source) <= SHORT_CHARS:
+            self._grammars[grammar] = compiled
+            if len(self._grammars) > _GRAMMARS_KEPT:
+                self._grammars.popitem(last=False)
+        return msgspec.structs.replace(params, grammar=compiled)
+
     async def close(self) -> None:
         """End the workers; jobs still under way fail. Idempotent."""
         await asyncio.gather(self._small.close(), self._large.close())
 
-    async def _work(self, job: Job, param: str) -> FromText:
+    async def _work(self, job: Job, param: str, *, large: bool = False) -> FromText:
         frame = encode(job)
-        large = len(frame) > _SMALL_BYTES and (self._large.started or self._unchanged())
+        large = (large or len(frame) > _SMALL_BYTES) and (self._large.started or self._unchanged())
         lane = self._large if large else self._small
         answer = await lane.run(frame, param)
         if isinstance(answer, Refused):
@@ -230,7 +266,8 @@ class _Lane:
     def _over_memory(self, param: str) -> RequestError:
         limit = self._start.max_bytes
         return RequestError(
-            f"{param}: the text work takes more memory than there is, or than {limit} bytes (text_bytes)",
+            f"{param}: the text work nests too deeply, or takes more memory than there is, or than {limit} "
+            "bytes (text_bytes)",
             param=param,
         )
 

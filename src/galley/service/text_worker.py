@@ -1,7 +1,8 @@
 """A text worker: ``python -m galley.service.text_worker SOCKET MODEL``.
 
-A chat template is a program of the checkpoint, and a prompt may be megabytes: both are worked on here,
-outside of the server's process, one job at a time. Each job has a budget, which the kernel enforces:
+A chat template is a program of the checkpoint, a prompt may be megabytes, and some grammars end the process
+that compiles them: all are worked on here, outside of the server's process, one job at a time. Each job has
+a budget, which the kernel enforces:
 
 - of time: an interval timer whose signal (SIGALRM) ends the process, whatever the process is doing;
 - of memory: the address space may grow by ``max_bytes`` over what the loaded tokenizer takes.
@@ -17,13 +18,17 @@ import resource
 import signal
 import socket
 import sys
+import threading
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
-from galley.errors import GalleyError, RequestError
+from galley.errors import GalleyError, RequestError, UnsupportedModel
 from galley.service.frames import HEADER
 from galley.service.text_frames import (
+    CheckGrammar,
+    Compiled,
     EncodeChat,
     FromText,
     Ids,
@@ -37,8 +42,14 @@ from galley.service.text_frames import (
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
 LOAD_SECONDS: Final = 60.0
 """For tokenizer and template to be read, which the server has already done."""
+
+_STACK_BYTES: Final = 4 * 2**20
+"""For a grammar: less than it has in an engine, whatever the limits of this process and of that one are."""
 
 _TRIM_BYTES: Final = 64 * 1024
 """After larger jobs freed memory is given back to the system; the allocator would keep hundreds of MB."""
@@ -49,6 +60,7 @@ class TextSide:
 
     def __init__(self, start: TextStart) -> None:
         folder = Path(start.folder)
+        self._folder = folder
         self._tokenizer = Tokenizer.load(folder)
         self._template = ChatTemplate.load(folder)
 
@@ -72,10 +84,43 @@ class TextSide:
                 context=job.context,
             )
             return Ids([ids])
+        if isinstance(job, CheckGrammar):
+            return self._check(job)
         texts = self._tokenizer.encode_all(
             job.texts, add_special_tokens=job.add_special_tokens, context=job.context
         )
         return Ids(texts)
+
+    def _check(self, job: CheckGrammar) -> FromText:
+        from galley.grammar.check import check
+
+        answers: list[FromText] = []
+
+        def work() -> None:
+            try:
+                answers.append(Compiled(check(job.grammar, self._vocabulary, job.field)))
+            except RequestError as error:
+                answers.append(Refused(str(error), error.param, error.code))
+            except UnsupportedModel as error:
+                answers.append(Refused(f"{job.field}: {error}", job.field, None))
+            except MemoryError:
+                answers.append(OutOfMemory())
+
+        threading.stack_size(_STACK_BYTES)
+        thread = threading.Thread(target=work)
+        try:
+            thread.start()
+        except RuntimeError:  # no room for its stack
+            return OutOfMemory()
+        thread.join()
+        return answers[0]
+
+    @cached_property
+    def _vocabulary(self) -> "LLTokenizer":
+        """Read for the first grammar: most checkpoints never see one."""
+        from galley.grammar.vocabulary import load_vocabulary
+
+        return load_vocabulary(self._folder)
 
 
 def main() -> None:

@@ -21,9 +21,15 @@ class Detokenizer(Protocol):
         """The remaining text; an incomplete character becomes U+FFFD. No calls may follow."""
 
 
-def detokenizer(tokenizer: Tokenizer) -> Detokenizer:
-    """A new detokenizer of the kind that suits the tokenizer."""
-    return _Utf8(tokenizer) if tokenizer.byte_level else _Pieces(tokenizer)
+def detokenizer(tokenizer: Tokenizer, *, at_start: bool = True) -> Detokenizer:
+    """A new detokenizer of the kind that suits the tokenizer.
+
+    Args:
+        tokenizer: the model's.
+        at_start: whether a space before the first word is no part of the text, where the tokenizer's
+            decoder says so (SentencePiece); else the text is the tokens' own, from the first byte on.
+    """
+    return _Utf8(tokenizer) if tokenizer.byte_level else _Pieces(tokenizer, at_start)
 
 
 class _Utf8:
@@ -49,11 +55,11 @@ class _Pieces:
     a run is held back until a token that is text ends it.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, at_start: bool) -> None:
         self._tokenizer = tokenizer
         self._run: list[str] = []
         self._head: list[str] = []  # all pieces so far, while they have no text
-        self._started = False
+        self._started = not at_start
 
     def feed(self, tokens: Iterable[int]) -> str:
         text = []

@@ -7,7 +7,7 @@ from typing import Self
 import msgspec
 
 from galley.errors import RequestError
-from galley.text.detokenizer import detokenizer
+from galley.text.detokenizer import Detokenizer, detokenizer
 from galley.text.stops import StopScanner
 from galley.text.tokenizer import Tokenizer
 from galley.types import FinishReason, Output, SamplingParams, TokenLogprob
@@ -49,12 +49,14 @@ class TextStream:
         stop: tuple[str, ...] = (),
         min_tokens: int = 0,
         hidden: AbstractSet[int] = frozenset(),
+        at_start: bool = True,
     ) -> None:
         """Args:
             tokenizer: None for a model without a tokenizer, whose text is empty.
             stop: strings that end the text and are not part of it.
             min_tokens: the text of so many first tokens is not searched for ``stop``.
             hidden: end-of-sequence and stop tokens, whose text is left out where they end the sequence.
+            at_start: see :func:`galley.text.detokenizer.detokenizer`.
 
         Raises:
             RequestError: ``stop`` without a tokenizer.
@@ -64,7 +66,9 @@ class TextStream:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] | None = None
         self.finish_reason: FinishReason | None = None
-        self._detokenizer = None if tokenizer is None else detokenizer(tokenizer)
+        self._detokenizer: Detokenizer | None = None
+        if tokenizer is not None:
+            self._detokenizer = detokenizer(tokenizer, at_start=at_start)
         self._scanner = StopScanner(stop)
         self._min_tokens = min_tokens
         self._hidden = hidden
@@ -86,6 +90,8 @@ class TextStream:
             stop=params.stop,
             min_tokens=params.min_tokens,
             hidden=frozenset((*ends, *params.stop_token_ids)),
+            # A grammar knows of each byte.
+            at_start=params.grammar is None,
         )
 
     @property

@@ -2,12 +2,14 @@
 
 from collections.abc import Collection
 from collections.abc import Sequence as Tokens
+from functools import partial
 from typing import TYPE_CHECKING
 
 from galley.engine.logits_adjuster import LogitsAdjuster
 from galley.engine.tasks.base import NO_CHOICE, Task
+from galley.grammar.matcher import GrammarMatcher
 from galley.ops.draws import NO_TOKEN, sampling_record
-from galley.ops.sampling import SamplingBatch, StepResult
+from galley.ops.sampling import LogitsAdjustment, SamplingBatch, StepResult
 from galley.types import EngineRequest, FinishReason, Output, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
@@ -16,15 +18,20 @@ if TYPE_CHECKING:
 
 
 class SampleTask(Task):
-    """Ends at a stop token or at the request's ``max_tokens``.
+    """Ends at a stop token, where the grammar ends, or at the request's ``max_tokens``.
 
     Tokens that were guessed for a step are verified in it: the token drawn at each guess's row is the
     one that would have been drawn without guesses, because noise depends on seed and position alone.
     The draws up to the first one that differs from its guess are kept.
     """
 
-    def __init__(self, request: EngineRequest, stop_ids: Collection[int]) -> None:
-        """``stop_ids`` end the text."""
+    def __init__(
+        self,
+        request: EngineRequest,
+        stop_ids: Collection[int],
+        grammar: GrammarMatcher | None = None,
+    ) -> None:
+        """``stop_ids`` end the text; ``grammar`` stands behind the request's output."""
         params = request.sampling
         assert params.max_tokens is not None
         self._stop_ids = stop_ids
@@ -33,7 +40,8 @@ class SampleTask(Task):
         self._adjuster = LogitsAdjuster.of(params, request.prompt, request.output, stop_ids)
         self._logprobs = params.logprobs
         self._scores = params.scores
-        self._details = self._adjuster is not None or self._logprobs is not None or self._scores
+        self._grammar = grammar
+        self._details = any((self._adjuster, grammar, self._logprobs is not None, self._scores))
         self._draw = 0
         """Number of the first draw of the step at hand."""
 
@@ -68,6 +76,9 @@ class SampleTask(Task):
 
     def _ask_details(self, guesses: Tokens[int], sampling: SamplingBatch) -> None:
         adjuster = self._adjuster
+        if self._grammar is not None:
+            masks = self._grammar.empty_masks(1 + len(guesses))
+            sampling.mask_fills.append(partial(self._grammar.fill, guesses, masks))
         for i in range(1 + len(guesses)):
             draw = self._draw + i
             if adjuster is not None:
@@ -75,6 +86,9 @@ class SampleTask(Task):
                 if i < len(guesses):  # the row after a guess sees it as output
                     adjuster = adjuster.copy()
                     adjuster.accept(guesses[i])
+            if self._grammar is not None:
+                adjustment = sampling.adjustments.get(draw) or LogitsAdjustment()
+                sampling.adjustments[draw] = adjustment._replace(forbidden_mask=masks[i])
             if self._logprobs is not None:
                 sampling.drawn_logprobs[draw] = self._logprobs
             if self._scores:
@@ -103,8 +117,12 @@ class SampleTask(Task):
             scores=scores,
             cached_tokens=sequence.cached,
             finish_reason=reason,
-            error=NO_CHOICE if reason == "error" else None,
+            error=self._error if reason == "error" else None,
         )
+
+    @property
+    def _error(self) -> str:
+        return (self._grammar and self._grammar.error) or NO_CHOICE
 
     def _accept(
         self, sequence: "Sequence", guesses: Tokens[int], drawn: Tokens[int]
@@ -115,11 +133,13 @@ class SampleTask(Task):
             token = drawn[self._draw + i]
             if token == NO_TOKEN:
                 return accepted, "error"
+            if self._grammar is not None and not self._grammar.accept(token):
+                return accepted, "error"
             accepted.append(token)
             sequence.tokens.append(token)
             if self._adjuster is not None:
                 self._adjuster.accept(token)
-            if token in self._stop_ids:
+            if token in self._stop_ids or (self._grammar is not None and self._grammar.ended):
                 return accepted, "stop"
             if len(sequence.tokens) >= self._most:
                 return accepted, "length"

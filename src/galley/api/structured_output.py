@@ -1,0 +1,143 @@
+"""Fields that ask for a text of a certain form: OpenAI's ``response_format``, vLLM's names for the rest."""
+
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from galley.errors import RequestError
+from galley.types import Grammar
+
+ANY_OBJECT: Final = Grammar("json_schema", '{"type":"object"}')
+MAX_CHOICES: Final = 10_000
+
+Schema: TypeAlias = dict[str, Any]
+Choices: TypeAlias = Annotated[
+    list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=MAX_CHOICES)
+]
+
+JsonField: TypeAlias = Annotated[
+    Schema | str | None, Meta(description="A JSON schema, or its text, that the answer satisfies.")
+]
+RegexField: TypeAlias = Annotated[
+    str | None, Meta(description="A regular expression that matches the whole answer.")
+]
+ChoiceField: TypeAlias = Annotated[
+    Choices | None, Meta(description="Texts, one of which the answer is.")
+]
+GrammarField: TypeAlias = Annotated[
+    str | None,
+    Meta(description="A grammar in Lark's notation or in GBNF, that the answer follows."),
+]
+
+
+class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """No conversions, no unknown fields."""
+
+
+class JsonSchemaFormat(_Strict, frozen=True, kw_only=True):
+    """``response_format.json_schema``."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$", description="Taken and not used.")]
+    schema: Schema
+    description: Annotated[str | None, Meta(description="Taken and not used.")] = None
+    strict: Annotated[
+        bool | None, Meta(description="Any value: the schema is always followed to the letter.")
+    ] = None
+
+
+class ResponseFormat(_Strict, frozen=True, kw_only=True):
+    """``response_format``: any text, any JSON object, or what a schema describes."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    def __post_init__(self) -> None:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise RequestError(
+                'json_schema goes with type "json_schema", and that type needs it',
+                param="json_schema",
+            )
+
+
+class StructuredOutputs(_Strict, frozen=True, kw_only=True):
+    """``structured_outputs``: one of its fields, as vLLM names them."""
+
+    json: JsonField = None
+    json_object: Annotated[bool | None, Meta(description="Any JSON object.")] = None
+    regex: RegexField = None
+    choice: ChoiceField = None
+    grammar: GrammarField = None
+
+
+class Constraint(NamedTuple):
+    """A grammar, and the field of the request that has it."""
+
+    field: str
+    grammar: Grammar
+
+
+def constraint_of(request: msgspec.Struct) -> Constraint | None:
+    """What form the answer is to have; None for any text.
+
+    Args:
+        request: with the fields ``structured_outputs`` and ``guided_*``, perhaps ``response_format``.
+
+    Raises:
+        RequestError: it asks for two forms; names the field of the second.
+    """
+    found = _of_format(getattr(request, "response_format", None))
+    outputs: StructuredOutputs | None = getattr(request, "structured_outputs", None)
+    if outputs is not None:
+        inner = _of_fields(outputs, "structured_outputs.", ("json", "regex", "choice", "grammar"))
+        if outputs.json_object:
+            inner.append(Constraint("structured_outputs.json_object", ANY_OBJECT))
+        if not inner:
+            raise RequestError(
+                "structured_outputs needs one of json, json_object, regex, choice and grammar",
+                param="structured_outputs",
+            )
+        found += inner
+    found += _of_fields(request, "guided_", ("json", "regex", "choice", "grammar"))
+    if len(found) > 1:
+        first, second, *_ = found
+        raise RequestError(
+            f"{second.field} does not go with {first.field}: an answer has one form; give one",
+            param=second.field,
+        )
+    return found[0] if found else None
+
+
+def _of_format(asked: ResponseFormat | None) -> list[Constraint]:
+    if asked is None or asked.type == "text":
+        return []
+    if asked.json_schema is None:
+        return [Constraint("response_format", ANY_OBJECT)]
+    grammar = Grammar("json_schema", _json(asked.json_schema.schema))
+    return [Constraint("response_format.json_schema.schema", grammar)]
+
+
+def _of_fields(fields: msgspec.Struct, prefix: str, names: tuple[str, ...]) -> list[Constraint]:
+    """Those of ``names`` that have a value; in a request their names begin with the prefix themselves."""
+    start = "" if prefix.endswith(".") else prefix
+    found = []
+    for name in names:
+        value = getattr(fields, start + name)
+        if value is None:
+            continue
+        field = prefix + name
+        match name:
+            case "json":
+                grammar = Grammar("json_schema", value if isinstance(value, str) else _json(value))
+            case "regex":
+                grammar = Grammar("regex", value)
+            case "choice":
+                grammar = Grammar("choice", _json(value))
+            case _:
+                grammar = Grammar("grammar", value)
+        found.append(Constraint(field, grammar))
+    return found
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,125 @@
+"""Whether a grammar can be followed, and its form for the engine. To be called where a crash does no harm.
+
+llguidance is native code, and a few of its recursions are not bounded: a Lark grammar whose rules refer to
+each other 5,000 deep overflows the stack and ends the process.
+"""
+
+import json
+import re
+from typing import Any, Final
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
+
+from galley.errors import RequestError
+from galley.grammar.json_schema import narrow_formats, parse_schema, patterns
+from galley.types import Grammar
+
+MAX_SOURCE: Final = 256 * 1024
+"""Characters of a grammar."""
+
+LIMITS: Final = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=500_000,
+    verbose_errors=False,
+)
+"""Some 20 ms to begin with, 15 ms for a token, and 100 MB of states at the very most."""
+
+_JSON: Final[Any] = {"whitespace_flexible": True, "whitespace_pattern": r"(\x20|\n[\x20\t]{0,20})?"}
+"""Between two tokens of JSON: nothing, a space, or a line's end and its indentation, as in llama.cpp's
+grammars. A model that likes white space cannot go on with it for ever."""
+
+_LONGEST_REASON: Final = 300
+
+
+def check(grammar: Grammar, vocabulary: LLTokenizer, field: str) -> Grammar:
+    """The same grammar, ``compiled``: in llguidance's own notation, found to have a first token.
+
+    Raises:
+        RequestError: it cannot be compiled, or uses what is not supported, which is named; names ``field``.
+    """
+    if len(grammar.source) > MAX_SOURCE:
+        raise RequestError(
+            f"{field} has {len(grammar.source)} characters, at most {MAX_SOURCE}", param=field
+        )
+    schema = parse_schema(grammar.source, field) if grammar.kind == "json_schema" else None
+    if schema and narrow_formats(schema):
+        grammar = Grammar("json_schema", json.dumps(schema))
+    compiled = _notation(grammar, field)
+    reason = _why_not(compiled, vocabulary)
+    if reason is None:
+        return Grammar("compiled", compiled)
+    for keyword, place, pattern in patterns(schema) if schema else ():
+        alone = _why_not(_expression(pattern), vocabulary)
+        if alone is not None:
+            reason = f"the regular expression of {keyword!r} at {place or '/'}: {alone}"
+            break
+    raise RequestError(f"{field}: cannot be compiled: {reason}", param=field)
+
+
+def _notation(grammar: Grammar, field: str) -> str:
+    """The grammar as llguidance takes it."""
+    source = grammar.source
+    match grammar.kind:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(source, overrides=_JSON)
+        case "regex":
+            return _expression(source)
+        case "choice":
+            return LLMatcher.grammar_from_lark(_choice(json.loads(source)))
+        case "grammar":
+            return LLMatcher.grammar_from_lark(_lark(source, field))
+        case "compiled":
+            return source
+
+
+def _expression(source: str) -> str:
+    r"""A regular expression; \d, \w and \s are those of ASCII, as in JavaScript and in JSON Schema."""
+    return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(source, 'dws')}/")
+
+
+def _choice(choices: list[str]) -> str:
+    return "start: " + " | ".join(json.dumps(choice) for choice in choices)
+
+
+def _lark(source: str, field: str) -> str:
+    """Lark as it is; GBNF, whose rules are written with ``::=``, converted to it.
+
+    A schema inside of a grammar could have keywords that nobody honours.
+    """
+    if re.search(r"%json\s*\{", source):
+        raise RequestError(
+            f"{field}: '%json' is not supported; give the schema itself", param=field
+        )
+    if "::=" not in source:
+        return source
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        converted: str = any_to_lark(source)
+    except Exception as error:  # its parser raises whatever its text makes it
+        raise RequestError(
+            f"{field}: not a GBNF grammar: {_line(str(error))}", param=field
+        ) from None
+    return converted
+
+
+def _why_not(compiled: str, vocabulary: LLTokenizer) -> str | None:
+    """Why a grammar cannot be followed; None if it can."""
+    matcher = LLMatcher(vocabulary, compiled, log_level=0, limits=LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+        if not matcher.is_error():
+            return None
+        return f"no text satisfies it, or its first token takes too long ({_line(matcher.get_error())})"
+    return _line(matcher.get_error())
+
+
+def _line(reason: str) -> str:
+    """An error on one line, without the grammar and the positions in what was made of it."""
+    text = re.split(r"<(?:state|non-verbose/)>|\n +\d+ \| ", reason)[0]
+    text = text.rpartition("\nerror: ")[2]  # of a regular expression, after the expression itself
+    text = re.sub(r"^at \d+\(\d+\): |\s+\^\s*$", "", " ".join(text.split()))
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."

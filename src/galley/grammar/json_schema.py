@@ -1,0 +1,178 @@
+"""What of JSON Schema is honoured, by name: any other keyword gets an error, never an answer without it.
+
+llguidance refuses keywords that it knows and does not implement, but passes over those that it has never
+heard of. So a schema is walked before: every keyword is one that llguidance implements, or one that says
+nothing about which values are valid.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import unquote
+
+from galley.errors import RequestError, shown
+
+MAX_SCHEMAS: Final = 10_000
+"""Subschemas of one schema."""
+
+_IN_MAPS: Final = frozenset(("properties", "patternProperties", "$defs", "definitions"))
+_IN_LISTS: Final = frozenset(("anyOf", "allOf", "oneOf", "prefixItems"))
+_DIRECT: Final = frozenset(("items", "additionalProperties"))
+_ASSERTIONS: Final = frozenset(
+    (
+        "$ref",
+        "type",
+        "const",
+        "enum",
+        "required",
+        "minProperties",
+        "maxProperties",
+        "minItems",
+        "maxItems",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+    )
+)
+_ANNOTATIONS: Final = frozenset(
+    (
+        "$schema",
+        "$id",
+        "id",  # of draft 4
+        "$comment",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "example",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "discriminator",  # OpenAPI's hint beside oneOf, which pydantic writes
+    )
+)
+_NARROWED: Final = {
+    "time": r":[0-5][0-9]:[0-5][0-9]",
+    "date-time": r":[0-5][0-9]:[0-5][0-9]",
+    "email": r"^[^@]{1,64}@[^.@]{1,30}([.][^.@]{1,30}){0,5}$",
+}
+"""Formats of which llguidance allows too much, and what is valid for certain: no leap seconds (RFC 3339 has
+them at some moments only), and an address of an allowed length (RFC 5321)."""
+
+_KNOWN: Final = _IN_MAPS | _IN_LISTS | _DIRECT | _ASSERTIONS | _ANNOTATIONS
+
+
+def parse_schema(source: str, field: str) -> dict[str, Any]:
+    """The schema that ``source`` writes as JSON, all of whose keywords are honoured.
+
+    Raises:
+        RequestError: it is no JSON object, or a keyword is not honoured; names ``field`` and the keyword.
+    """
+    try:
+        schema = json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{field}: the schema is not JSON: {error}", param=field) from None
+    if not isinstance(schema, dict):
+        raise RequestError(f"{field}: a schema is a JSON object", param=field)
+    for count, (place, part) in enumerate(_subschemas(schema)):
+        if count >= MAX_SCHEMAS:
+            raise RequestError(
+                f"{field}: the schema has more than {MAX_SCHEMAS} subschemas", param=field
+            )
+        reason = _fault(part, place, schema)
+        if reason is not None:
+            raise RequestError(f"{field}: {reason} (at {place or '/'})", param=field)
+    return schema
+
+
+def narrow_formats(schema: dict[str, Any]) -> bool:
+    """Change the schema such that texts of all its formats are valid; whether there was need to."""
+    changed = False
+    for _, part in list(_subschemas(schema)):
+        name = part.get("format") if isinstance(part, dict) else None
+        if isinstance(name, str) and name in _NARROWED:
+            part["allOf"] = [*part.get("allOf", []), {"pattern": _NARROWED[name]}]
+            changed = True
+    return changed
+
+
+def patterns(schema: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(keyword, place, regular expression) for each of a schema's."""
+    for place, part in _subschemas(schema):
+        if isinstance(part, dict):
+            if isinstance(part.get("pattern"), str):
+                yield "pattern", place, part["pattern"]
+            if isinstance(properties := part.get("patternProperties"), dict):
+                for pattern in properties:
+                    yield "patternProperties", place, pattern
+
+
+def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(JSON pointer, schema) for the schema itself and all below; values in place of schemas, too."""
+    pending: list[tuple[str, Any]] = [("", schema)]
+    while pending:
+        place, part = pending.pop()
+        yield place, part
+        if not isinstance(part, dict):
+            continue
+        for keyword, value in part.items():
+            below = f"{place}/{keyword}"
+            if keyword in _IN_MAPS and isinstance(value, dict):
+                pending += [(f"{below}/{name[:64]}", inner) for name, inner in value.items()]
+            elif (keyword in _IN_LISTS or keyword == "items") and isinstance(value, list):
+                pending += [(f"{below}/{index}", inner) for index, inner in enumerate(value)]
+            elif keyword in _DIRECT:
+                pending.append((below, value))
+
+
+def _fault(part: Any, place: str, root: dict[str, Any]) -> str | None:
+    """Why a subschema cannot be honoured; None if its keywords can."""
+    if isinstance(part, bool):
+        return None
+    if not isinstance(part, dict):
+        return f"a schema is an object or a boolean, got {shown(part)}"
+    for keyword, value in part.items():
+        if keyword not in _KNOWN and not _is_private(keyword):
+            return f"the keyword {shown(keyword)} is not supported"
+        if keyword in _IN_MAPS and not isinstance(value, dict):
+            return f"{keyword!r} is an object, got {shown(value)}"
+        if keyword in _IN_LISTS and not isinstance(value, list):
+            return f"{keyword!r} is an array, got {shown(value)}"
+        if keyword == "enum" and value == []:
+            return "'enum' is empty, so no value satisfies it"
+        if keyword == "items" and isinstance(value, list):
+            return "'items' with an array is not supported: since draft 2020-12 it is 'prefixItems'"
+        if keyword in ("$id", "id") and place:
+            return f"{keyword!r} is supported in the whole schema alone, not in a part of it"
+        if keyword == "$ref" and not _is_found(value, root):
+            return (
+                f"'$ref' must point into the schema itself, got {shown(value)}; nothing is fetched"
+            )
+    return None
+
+
+def _is_private(keyword: str) -> bool:
+    """Whether it begins as annotations of other programs do; llguidance has options of its own there."""
+    return keyword.startswith("x-") and keyword != "x-guidance"
+
+
+def _is_found(reference: Any, root: dict[str, Any]) -> bool:
+    """Whether a reference is a JSON pointer (RFC 6901) into ``root``."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return False
+    part: Any = root
+    for step in unquote(reference[1:]).split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(part, dict) and name in part:
+            part = part[name]
+        elif isinstance(part, list) and name.isdecimal() and int(name) < len(part):
+            part = part[int(name)]
+        else:
+            return False
+    return reference in ("#", "") or reference.startswith("#/")

@@ -1,0 +1,166 @@
+"""Grammars in the engine: compiled beside its steps, and followed while the forward pass runs."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from galley.types import Grammar
+
+if TYPE_CHECKING:  # imported with the first grammar: it takes a tenth of a second
+    from llguidance import LLMatcher, LLTokenizer
+
+Forbidden: TypeAlias = npt.NDArray[np.bool_]
+"""[vocab] which tokens may not come next."""
+
+_KEPT: Final = 64
+"""Compiled grammars that are kept for the next request."""
+
+_STACK_BYTES: Final = 64 * 2**20
+"""Of the threads; more than a grammar had when it was checked."""
+
+
+class GrammarMatcher:
+    """Where one sequence stands in its grammar. One thread at a time may use it."""
+
+    def __init__(self, matcher: "LLMatcher", vocab_size: int, never: int | None) -> None:
+        """``never`` is a token that cannot come, whatever ``matcher`` says."""
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._never = never
+
+    @property
+    def error(self) -> str | None:
+        """Why the grammar can be followed no further; None if it can."""
+        if not self._matcher.is_error():
+            return None
+        reason = self._matcher.get_error().partition("<")[0].strip()
+        return f"the grammar cannot be followed any further: {reason}"
+
+    @property
+    def ended(self) -> bool:
+        """The text is complete, and nothing may follow it."""
+        return self._matcher.is_stopped()
+
+    def accept(self, token: int) -> bool:
+        """The token became part of the output; False if the grammar does not allow it, or is in error."""
+        return self._matcher.consume_token(token)
+
+    def empty_masks(self, count: int) -> list[Forbidden]:
+        """For :meth:`fill`, which may fill them later."""
+        return [np.empty(self._vocab_size, dtype=np.bool_) for _ in range(count)]
+
+    def fill(self, guesses: Sequence[int], masks: Sequence[Forbidden]) -> None:
+        """Say what may come next, and after each guess what may come if it is right.
+
+        A mask behind a guess that the grammar does not allow forbids nothing: its token is never taken.
+        """
+        followed = 0
+        for i, mask in enumerate(masks):
+            if i != followed:
+                mask.fill(False)
+                continue
+            self._fill(mask)
+            if i < len(guesses) and not self.ended:
+                followed += self._matcher.try_consume_tokens([guesses[i]])
+        if followed:
+            self._matcher.rollback(followed)
+
+    def _fill(self, mask: Forbidden) -> None:
+        bits = np.zeros((self._vocab_size + 31) // 32, dtype=np.uint32)
+        if not self._matcher.is_error():
+            self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        if self._matcher.is_error():
+            mask.fill(False)  # there must be a token to refuse
+            return
+        # NumPy has no way to unpack into an array.
+        np.invert(bits, out=bits)
+        octets = bits.view(np.uint8)
+        mask[:] = np.unpackbits(octets, count=self._vocab_size, bitorder="little").view(np.bool_)
+        if self._never is not None:
+            mask[self._never] = True
+
+
+class Grammars:
+    """Compiles the grammars of one model's requests, and fills the masks of its steps.
+
+    Each of the two has a thread of its own, so neither a large grammar nor the vocabulary, which is read
+    when the first grammar comes, holds up a step.
+    """
+
+    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        """Of the model in ``folder``; nothing is read before it is needed."""
+        self._folder = folder
+        self._vocab_size = vocab_size
+        self._eos = tuple(eos_token_ids)
+        self._vocabulary: LLTokenizer | None = None
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiler: ThreadPoolExecutor | None = None
+        self._filler: ThreadPoolExecutor | None = None
+
+    def compile(self, grammar: Grammar, output: Sequence[int]) -> "Future[GrammarMatcher]":
+        """A matcher that stands behind ``output``.
+
+        The future raises GalleyError where the vocabulary cannot be read. A grammar that cannot be compiled
+        makes a matcher in error.
+        """
+        assert grammar.kind == "compiled", grammar.kind
+        if self._compiler is None:
+            self._compiler = _thread("galley-grammar")
+        return self._compiler.submit(self._compile, grammar.source, tuple(output))
+
+    def fill(self, fills: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        """Begin to fill the masks of a step; what is returned waits until that is done."""
+        if self._filler is None:
+            self._filler = _thread("galley-masks")
+        return self._filler.submit(_call_all, tuple(fills)).result
+
+    def close(self) -> None:
+        """End the threads. Idempotent."""
+        for thread in (self._compiler, self._filler):
+            if thread is not None:
+                thread.shutdown(cancel_futures=True)
+        self._compiler = self._filler = None
+
+    def _compile(self, source: str, output: Sequence[int]) -> GrammarMatcher:
+        from llguidance import LLMatcher
+
+        from galley.grammar.check import LIMITS
+        from galley.grammar.vocabulary import load_vocabulary
+
+        if self._vocabulary is None:
+            self._vocabulary = load_vocabulary(
+                self._folder, vocab_size=self._vocab_size, eos_token_ids=self._eos
+            )
+        compiled = self._kept.pop(source, None)
+        if compiled is None:
+            compiled = LLMatcher(self._vocabulary, source, log_level=0, limits=LIMITS)
+        self._kept[source] = compiled
+        if len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        matcher = compiled.deep_copy()
+        for token in output:
+            matcher.consume_token(token)
+        never = None if self._eos else self._vocabulary.eos_token
+        return GrammarMatcher(matcher, self._vocab_size, never)
+
+
+def _call_all(fills: Sequence[Callable[[], None]]) -> None:
+    for fill in fills:
+        fill()
+
+
+def _thread(name: str) -> ThreadPoolExecutor:
+    """One thread, whose stack has room for deep grammars."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+    before = threading.stack_size(_STACK_BYTES)
+    try:
+        executor.submit(int).result()
+    finally:
+        threading.stack_size(before)
+    return executor

@@ -1,0 +1,63 @@
+"""A checkpoint's vocabulary as llguidance takes it: the bytes of each token, and which ones are special."""
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Final
+
+from llguidance import LLTokenizer
+
+from galley.errors import CheckpointError, UnsupportedModel
+from galley.formats.json_file import read_file, read_json
+
+_TOKENIZER_FILE: Final = "tokenizer.json"
+_ROLE_FILES: Final = ("special_tokens_map.json", "tokenizer_config.json")
+
+
+def load_vocabulary(
+    folder: Path, *, vocab_size: int | None = None, eos_token_ids: Collection[int] = ()
+) -> LLTokenizer:
+    """The vocabulary of ``tokenizer.json``. Takes 0.7 s and 100 MB for 128,000 tokens.
+
+    Args:
+        folder: the checkpoint's.
+        vocab_size: rows of the embedding, which may be more than the tokenizer has; None: as many.
+        eos_token_ids: any of them ends a text; none: what the tokenizer's names suggest.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+        UnsupportedModel: llguidance cannot read such a tokenizer.
+    """
+    path = folder / _TOKENIZER_FILE
+    if not path.exists():
+        raise CheckpointError("does not exist; a grammar needs the tokenizer", file=str(path))
+    text = read_file(path).decode("utf-8", "replace")
+    eos = sorted(eos_token_ids) or None
+    try:
+        return LLTokenizer(_with_roles(text, folder), n_vocab=vocab_size, eos_token=eos)
+    except Exception as error:  # the Rust library raises bare ones
+        raise UnsupportedModel(
+            f"{path}: grammars cannot be used with this tokenizer: {error}"
+        ) from error
+
+
+def _with_roles(text: str, folder: Path) -> str:
+    """``tokenizer.json`` in which tokens that the other files name for a role are special."""
+    names: set[str] = set()
+    for file in _ROLE_FILES:
+        if (folder / file).exists():
+            names |= {
+                name for value in read_json(folder / file).values() if (name := _content(value))
+            }
+    content: dict[str, Any] = json.loads(text)
+    added = [token for token in content.get("added_tokens", []) if token.get("content") in names]
+    if all(token.get("special") for token in added):
+        return text
+    for token in added:
+        token["special"] = True
+    return json.dumps(content)
+
+
+def _content(value: object) -> str | None:
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
