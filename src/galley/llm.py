@@ -177,7 +177,7 @@ class LLM(Closable):
     def _load(self, settings: EngineSettings) -> None:
         self._local = LocalEngine(settings)
         folder = self._local.folder
-        self._tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
+        self._tokenizer = Tokenizer.load(folder) if Tokenizer.is_there(folder) else None
         if self._tokenizer is not None:
             self._tokenizer.check_vocabulary(self.info.vocab_size, folder)
         self._template = ChatTemplate.load(folder)

@@ -279,30 +279,43 @@ def test_int8_with_groups_is_packed_exactly() -> None:
     assert np.array_equal(out, dequantize(weight))
 
 
-@pytest.mark.parametrize("flaw", ["block", "minima", "group", "norm"])
+@pytest.mark.parametrize("flaw", ["block", "norm"])
 def test_kinds_without_a_kernel_are_refused_by_name(flaw: str) -> None:
     name, shape = "model.layers.1.mlp.up_proj.weight", (200, 96)
-    zeros = np.zeros((200, 6), np.float32)
-    made: Weight
-    if flaw == "block":
-        made = BlockWeight(name, "MXFP4", shape, 32, 17, np.zeros(200 * 3 * 17, np.uint8))
-    elif flaw == "minima":
-        q = np.zeros(shape, np.uint8)
-        made = IntWeight(name, 4, q, 16, zeros, None, "F16", minima=zeros)
-    elif flaw == "group":
-        made = IntWeight(name, 8, np.zeros(shape, np.int8), 24, zeros[:, :4], None, "F32")
-    else:
+    made = BlockWeight(name, "MXFP4", shape, 32, 17, np.zeros(200 * 3 * 17, np.uint8))
+    if flaw == "norm":
         name = "model.norm.weight"
         made = BlockWeight(name, "MXFP4", (96,), 32, 17, np.zeros(51, np.uint8))
     tensors = {n: typed(n, s) for n, s in PROGRAM.all_shapes.items()} | {name: made}
-    kind = str(made.kind).replace("(", r"\(").replace(")", r"\)")
-    with pytest.raises(UnsupportedModel, match=rf"{name} is kept as {kind}, which executor 'cpu'"):
+    with pytest.raises(UnsupportedModel, match=rf"{name} is kept as MXFP4, which executor 'cpu'"):
         CpuExecutor(PROGRAM, LoadedWeights(tensors), options())
-    if flaw in ("block", "norm"):
-        with pytest.raises(UnsupportedModel, match=rf"{name} is kept as MXFP4.*'reference'"):
-            ReferenceExecutor(PROGRAM, LoadedWeights(tensors), options())
+    with pytest.raises(UnsupportedModel, match=rf"{name} is kept as MXFP4.*'reference'"):
+        ReferenceExecutor(PROGRAM, LoadedWeights(tensors), options())
+
+
+@pytest.mark.parametrize("flaw", ["minima", "group"])
+def test_integers_without_a_kernel_are_kept_as_their_values_and_that_is_said(
+    flaw: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, shape = "model.layers.1.mlp.up_proj.weight", (200, 96)
+    rng = np.random.default_rng(1)
+    scales = rng.uniform(0.01, 0.02, (200, 6)).astype(np.float16).astype(np.float32)
+    if flaw == "minima":
+        q4 = rng.integers(0, 16, shape, np.uint8)
+        made = IntWeight(name, 4, q4, 16, scales, None, "F16", minima=-8 * scales)
     else:
-        assert logits(ReferenceExecutor(PROGRAM, LoadedWeights(tensors), options())).size
+        q8 = rng.integers(-9, 9, shape, np.int8)
+        made = IntWeight(name, 8, q8, 24, scales[:, :4].copy(), None, "F32")
+    tensors = {n: typed(n, s) for n, s in PROGRAM.all_shapes.items()} | {name: made}
+    floats = tensors | {name: as_weight(dequantize(made))}
+    got, expected = (
+        logits(CpuExecutor(PROGRAM, LoadedWeights(one), options())) for one in (tensors, floats)
+    )
+    assert np.array_equal(got, expected)
+    with caplog.at_level("INFO", "galley.weights"):
+        CpuExecutor(PROGRAM, LoadedWeights(tensors), options())
+    said = f"1 matrices are {made.kind}"
+    assert any(said in message and "no value changes" in message for message in caplog.messages)
 
 
 def test_minima_are_added() -> None:

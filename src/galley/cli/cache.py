@@ -132,13 +132,13 @@ def _unwanted(
 
 def _current(files: "Sequence[CachedFile]") -> set[str]:
     """The names of packed files that the present checkpoint of a folder can start from."""
-    from galley.formats.checkpoint import Checkpoint
+    from galley.formats.reader import open_checkpoint
     from galley.ops.packed_files import uses
 
     current = set()
     for use in uses(files[0].path.parent) if files else []:
         with contextlib.suppress(ModelError):
-            if Checkpoint.open(Path(use.folder)).state() == use.state:
+            if open_checkpoint(Path(use.folder)).state() == use.state:
                 current.add(use.file)
     return current
 

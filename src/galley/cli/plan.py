@@ -72,7 +72,9 @@ def plan(
     """
     check_folders(json=json_file)
     settings = flags.settings(model=model)
+    from galley.formats.gguf_file import is_gguf
     from galley.formats.json_file import read_json
+    from galley.formats.reader import open_checkpoint
     from galley.formats.source import resolve_config
     from galley.models.registry import build_program
     from galley.plan.hardware import TABLE, read_machines
@@ -80,7 +82,9 @@ def plan(
 
     machines = read_machines(hardware or TABLE)
     config = resolve_config(settings.model, revision=settings.revision)
-    program = build_program(read_json(config))
+    program = build_program(
+        open_checkpoint(config).config if is_gguf(config) else read_json(config)
+    )
     if program.encoder is not None:
         raise SettingsError(f"{config}: galley plan knows language models; this one hears")
     chosen = precisions or _PRECISIONS[1:]

@@ -19,6 +19,7 @@ from galley.engine.memory import plan_memory
 from galley.engine.scheduler import Scheduler
 from galley.engine.step_meter import Pauses, StepMeter
 from galley.errors import DamagedWeights, EngineFailed
+from galley.formats.gguf_file import is_gguf, split_files
 from galley.formats.reader import CheckpointReader, open_checkpoint
 from galley.formats.weights import DENSE_KINDS, Weights
 from galley.grammar.matcher import Grammars
@@ -47,7 +48,7 @@ def load_engine(
     pause: Callable[[], None] | None = None,
     on_ledger: OnLedger | None = None,
 ) -> Engine:
-    """Build the engine for the checkpoint in ``folder``.
+    """Build the engine for the checkpoint in ``folder``, which may be a GGUF file.
 
     Args:
         settings: sizes and choices; ``settings.model`` is only the name here.
@@ -66,7 +67,8 @@ def load_engine(
         except DamagedWeights:  # they are packed anew
             return _load(settings, folder, on_phase, pause, on_ledger)
     except MemoryError as error:
-        needs = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**20
+        files = split_files(folder) if is_gguf(folder) else folder.glob("*.safetensors")
+        needs = sum(path.stat().st_size for path in files) / 2**20
         left = min(available_memory(), address_space_left()) / 2**20
         raise EngineFailed(
             f"memory ran out while {folder} was loaded: its weights are {needs:.0f} MiB on disk, "

@@ -1,14 +1,13 @@
 """A checkpoint folder in Hugging Face layout: configuration, generation defaults, safetensors."""
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from galley.errors import CheckpointError, ModelNotFound, RequestError, UnsupportedModel, shown
-from galley.formats.json_file import open_file, read_json
+from galley.formats import digests
+from galley.formats.json_file import read_json
 from galley.formats.safetensors import read_header, read_safetensors
 from galley.formats.weights import LoadedWeights, Weights
 from galley.types import SamplingDefaults, SamplingParams
@@ -56,18 +55,12 @@ class Checkpoint:
             config=config,
             generation=generation,
             eos_token_ids=_token_ids(eos, file=str(eos_file)),
-            defaults=_sampling_defaults(generation, str(generation_file)),
+            defaults=sampling_defaults(generation, str(generation_file)),
         )
 
     def check_token_ids(self, vocab_size: int) -> None:
         """Raises CheckpointError if an end-of-sequence id is no token of the model."""
-        for token in self.eos_token_ids:
-            if token >= vocab_size:
-                raise CheckpointError(
-                    f"is {token}, the model has {vocab_size} tokens",
-                    file=str(self.folder),
-                    field="eos_token_id",
-                )
+        check_eos(self.eos_token_ids, vocab_size, str(self.folder))
 
     def weights(self) -> Weights:
         """All tensors, mapped: their bytes are read when they are touched.
@@ -89,55 +82,19 @@ class Checkpoint:
         )
 
     def content_hash(self) -> str:
-        """Of the weight files' names and all their bytes: the same wherever a copy lies. Reads them.
-
-        Raises:
-            CheckpointError: a weight file is missing.
-        """
-        digest = hashlib.sha256()
-        for path in self._weight_files():
-            with open_file(path) as file:
-                try:
-                    content = hashlib.file_digest(file, "sha256")
-                except OSError as error:
-                    raise CheckpointError(
-                        f"cannot be read: {error.strerror}", file=str(path)
-                    ) from error
-            digest.update(f"{path.name}\0".encode() + content.digest())
-        return digest.hexdigest()
+        """See :class:`galley.formats.reader.CheckpointReader`."""
+        return digests.content_hash(self._weight_files())
 
     def outline(self) -> str:
-        """Of the weight files' names, sizes and headers: differs only if :meth:`content_hash` does.
-
-        Raises:
-            CheckpointError: a weight file is missing or damaged.
-        """
-        return self._digest(lambda path: ())
+        """See :class:`galley.formats.reader.CheckpointReader`."""
+        return digests.outline(self._headers())
 
     def state(self) -> str:
-        """Another one whenever a weight file was written, replaced or moved here; reads headers alone.
+        """See :class:`galley.formats.reader.CheckpointReader`."""
+        return digests.state(self._headers())
 
-        It takes the :meth:`outline` and times. The time of a file's last change of any kind (ctime) is
-        among them because no program sets it: tools that preserve or fix modification times would
-        otherwise pass new weights of the same shape for the old ones.
-
-        Raises:
-            CheckpointError: a weight file is missing or damaged.
-        """
-
-        def times(path: Path) -> tuple[int, ...]:
-            status = path.stat()
-            return status.st_mtime_ns, status.st_ctime_ns
-
-        return self._digest(times)
-
-    def _digest(self, more: Callable[[Path], tuple[int, ...]]) -> str:
-        digest = hashlib.sha256()
-        for path in self._weight_files():
-            header = read_header(path)
-            known = (path.name, path.stat().st_size, len(header), *more(path))
-            digest.update(json.dumps(known).encode() + header)
-        return digest.hexdigest()
+    def _headers(self) -> Iterator[tuple[Path, bytes]]:
+        return ((path, read_header(path)) for path in self._weight_files())
 
     def _weight_files(self) -> list[Path]:
         shard_of = self._index()
@@ -172,6 +129,15 @@ def _shard_path(folder: Path, index: Path, name: str) -> Path:
     return folder / name
 
 
+def check_eos(ids: Iterable[int], vocab_size: int, file: str) -> None:
+    """Raises CheckpointError if an end-of-sequence id is no token of the model."""
+    for token in ids:
+        if token >= vocab_size:
+            raise CheckpointError(
+                f"is {token}, the model has {vocab_size} tokens", file=file, field="eos_token_id"
+            )
+
+
 def _token_ids(value: Any, *, file: str) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token) is int and token >= 0 for token in ids):
@@ -179,7 +145,7 @@ def _token_ids(value: Any, *, file: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _sampling_defaults(generation: Mapping[str, Any], file: str) -> SamplingDefaults:
+def sampling_defaults(generation: Mapping[str, Any], file: str) -> SamplingDefaults:
     """transformers samples only with ``do_sample``; without it the default is greedy.
 
     A generation_config.json that says nothing of sampling leaves the API's neutral defaults.

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from galley.formats.checkpoint import Checkpoint
+from galley.formats.gguf import GGUFCheckpoint
+from galley.formats.gguf_file import is_gguf
 from galley.formats.weights import Weights
 from galley.types import SamplingDefaults
 
@@ -12,7 +14,8 @@ from galley.types import SamplingDefaults
 class CheckpointReader(Protocol):
     """A checkpoint whose small parts have been read and whose tensors have not.
 
-    :class:`galley.formats.checkpoint.Checkpoint` reads the Hugging Face layout (safetensors).
+    :class:`galley.formats.checkpoint.Checkpoint` reads the Hugging Face layout (safetensors),
+    :class:`galley.formats.gguf.GGUFCheckpoint` GGUF files.
     """
 
     @property
@@ -77,10 +80,10 @@ class CheckpointReader(Protocol):
         ...
 
 
-def open_checkpoint(folder: Path) -> CheckpointReader:
-    """The reader for what is in ``folder``.
+def open_checkpoint(path: Path) -> CheckpointReader:
+    """The reader for the checkpoint at ``path``: a folder in Hugging Face's layout, or a GGUF file.
 
     Raises:
         ModelNotFound, CheckpointError, UnsupportedModel: there is none, or it cannot be used.
     """
-    return Checkpoint.open(folder)
+    return GGUFCheckpoint.open(path) if is_gguf(path) else Checkpoint.open(path)

@@ -6,12 +6,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from galley.errors import ModelNotFound
+from galley.formats.gguf_file import is_gguf, split_files
 
 BUNDLED: Final = "galley-demo"
 BUNDLED_SPEECH: Final = "galley-demo-speech"
 """Names of the bundled models. They cannot be hub ids, which have a slash."""
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+HUB_GGUF: Final = re.compile(
+    rf"({HUB_ID.pattern})/((?:[A-Za-z0-9][\w.-]*/)*[A-Za-z0-9][\w.-]*\.gguf)", re.ASCII
+)
+"""A GGUF file of a hub id: the id, and the file's path in it."""
 
 CONFIG_FILE: Final = "config.json"
 
@@ -21,13 +27,14 @@ _UNWANTED: Final = ("*/*", "consolidated*.safetensors")
 
 
 def resolve_model(model: str, *, revision: str = "main", show_progress: bool = True) -> Path:
-    """The folder that holds ``model``'s checkpoint.
+    """The folder that holds ``model``'s checkpoint, or the GGUF file that it is.
 
     Args:
-        model: a bundled model's name, empty for the bundled language model, a folder, or a hub id
-            such as ``org/name``. A hub id is downloaded into the hub library's cache (``HF_HOME``): only
-            files that the cache lacks, and broken downloads are resumed. Pickled weights and code are never
-            downloaded.
+        model: a bundled model's name, empty for the bundled language model, a folder, a GGUF file (of a
+            split one any of its files), a hub id such as ``org/name``, or a GGUF file of one
+            (``org/name/FILE.gguf``). A hub id is downloaded into the hub library's cache (``HF_HOME``):
+            only files that the cache lacks, and broken downloads are resumed. Pickled weights and code are
+            never downloaded.
         revision: branch, tag or commit of a hub id.
         show_progress: draw progress bars on stderr while downloading.
 
@@ -51,24 +58,34 @@ def resolve_model(model: str, *, revision: str = "main", show_progress: bool = T
         return SPEECH_MODEL_DIR
     path = _existing(model)
     if path is not None and path.is_dir():
+        return _only_gguf(path) or path
+    if path is not None and is_gguf(path):
         return path
     if path is not None:
-        raise ModelNotFound(f"{model} is a file; give the folder that holds it")
+        raise ModelNotFound(f"{model} is a file; give the folder that holds it, or a GGUF file")
     if model.startswith((".", "/", "~")) or model.endswith("/"):
         raise ModelNotFound(f"the folder {model} does not exist")
+    if named := HUB_GGUF.fullmatch(model):
+        wanted = [path.as_posix() for path in split_files(Path(named[2]))]
+        folder = _download(named[1], revision, show_progress, wanted=wanted, unwanted=())
+        if not (folder / named[2]).is_file():
+            raise ModelNotFound(f"{named[1]} (revision {revision}) has no file {named[2]}")
+        return folder / named[2]
     if not HUB_ID.fullmatch(model):
         raise ModelNotFound(f"{model!r} is neither a folder nor a hub id such as org/name")
     folder = _download(model, revision, show_progress)
     if not any(folder.glob("*.safetensors")):
         raise ModelNotFound(
             f"{model} (revision {revision}) holds no *.safetensors; Galley loads no other weights from "
-            "the hub, pickles least of all"
+            f"the hub but GGUF files by name ({model}/FILE.gguf), pickles least of all"
         )
     return folder
 
 
 def resolve_config(model: str, *, revision: str = "main") -> Path:
     """The ``config.json`` of a model whose weights need not be here; of a hub id it alone is fetched.
+
+    Of a GGUF checkpoint it is the GGUF file.
 
     Args:
         model: as for :func:`resolve_model`, or the file itself.
@@ -82,7 +99,23 @@ def resolve_config(model: str, *, revision: str = "main") -> Path:
         return path
     if path is None and HUB_ID.fullmatch(model):
         return _download(model, revision, show_progress=False, wanted=(CONFIG_FILE,)) / CONFIG_FILE
-    return resolve_model(model, revision=revision) / CONFIG_FILE
+    found = resolve_model(model, revision=revision)
+    return found if is_gguf(found) else found / CONFIG_FILE
+
+
+def _only_gguf(folder: Path) -> Path | None:
+    """The GGUF checkpoint of a folder that holds no other; None if there is none.
+
+    Raises:
+        ModelNotFound: there are several.
+    """
+    if (folder / CONFIG_FILE).exists():
+        return None
+    firsts = sorted({split_files(path)[0] for path in folder.glob("*.gguf") if is_gguf(path)})
+    if len(firsts) > 1:
+        names = ", ".join(path.name for path in firsts[:8])
+        raise ModelNotFound(f"{folder} holds several GGUF files: give one of them ({names})")
+    return firsts[0] if firsts else None
 
 
 def _existing(model: str) -> Path | None:
@@ -94,7 +127,11 @@ def _existing(model: str) -> Path | None:
 
 
 def _download(
-    repo: str, revision: str, show_progress: bool, wanted: Sequence[str] = _WANTED
+    repo: str,
+    revision: str,
+    show_progress: bool,
+    wanted: Sequence[str] = _WANTED,
+    unwanted: Sequence[str] = _UNWANTED,
 ) -> Path:
     import huggingface_hub  # takes half a second, and most starts need no hub
     from huggingface_hub import errors
@@ -106,7 +143,7 @@ def _download(
             repo,
             revision=revision,
             allow_patterns=list(wanted),
-            ignore_patterns=list(_UNWANTED),
+            ignore_patterns=list(unwanted),
             local_files_only=silence is not None,
             tqdm_class=None if show_progress else _silent_bar(),
         )

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from galley.config import Settings
 from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError
+from galley.formats.gguf_file import is_gguf, split_files
 from galley.formats.source import BUNDLED, resolve_model
 from galley.gateway.caller import Caller
 from galley.gateway.lifecycle import RETRY_SECONDS
@@ -297,9 +298,9 @@ class ServedModel:
 
 
 def fingerprint(folder: Path) -> str:
-    """Changes with the names, sizes and times of the files in a checkpoint's folder."""
+    """Changes with the names, sizes and times of the files in a checkpoint's folder, or of GGUF files."""
     digest = hashlib.blake2b(str(folder).encode(), digest_size=16)
-    for path in sorted(folder.iterdir()):
+    for path in split_files(folder) if is_gguf(folder) else sorted(folder.iterdir()):
         status = path.stat()
         digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return digest.hexdigest()
@@ -313,9 +314,11 @@ def _has_fingerprint(folder: Path, files: str) -> bool:
 
 
 def _default_name(model: str) -> str:
-    """A folder's own name, a hub id as it is."""
+    """A folder's own name, a GGUF file's without its ending, a hub id as it is."""
     if not model:
         return BUNDLED
+    if is_gguf(Path(model)):
+        return Path(model).stem
     return Path(model).resolve().name if Path(model).is_dir() else model
 
 

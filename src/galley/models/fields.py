@@ -125,6 +125,16 @@ class Fields:
             raise self._wrong(name, value, "true or false")
         return value
 
+    def numbers(self, name: str) -> list[float]:
+        """A list of positive finite numbers."""
+        value = self._raw.get(name)
+        if not isinstance(value, list):
+            raise self._wrong(name, value, "a list of positive numbers")
+        return [
+            Fields({name: item}, prefix=self._prefix, file=self._file).number(name)
+            for item in value
+        ]
+
     def words(self, name: str) -> list[str] | None:
         """A list of strings, or None when absent."""
         value = self._raw.get(name)

@@ -1,4 +1,4 @@
-"""Rotary position embedding frequencies: default, linear, llama3, yarn."""
+"""Rotary position embedding frequencies: default, linear, llama3, yarn, and by GGUF's factors."""
 
 import math
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from galley.errors import CheckpointError, UnsupportedModel
 from galley.models.fields import FILE, Fields
 from galley.types import MAX_COUNT
 
+_KINDS = ("default", "linear", "llama3", "yarn", "factors")
 Angles = npt.NDArray[np.float32]
 
 
@@ -31,9 +32,7 @@ class Rope:
 def read_rope(config: Fields, *, head_dim: int, max_positions: int) -> Rope:
     """Reads ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before)."""
     rope = config.section("rope_parameters", "rope_scaling")
-    kind = rope.choice(
-        ("rope_type", "type"), ("default", "linear", "llama3", "yarn"), default="default"
-    )
+    kind = rope.choice(("rope_type", "type"), _KINDS, default="default")
     theta = rope.number("rope_theta", config.number("rope_theta", 10000.0))
     for fields in (config, rope):
         if fields.number("partial_rotary_factor", 1.0) != 1.0:
@@ -62,6 +61,11 @@ def _scaled(
     scale = 1.0
     if kind == "linear":
         inv_freq = inv_freq / np.float32(rope.number("factor"))
+    elif kind == "factors":
+        factors = rope.numbers("factors")
+        if len(factors) != len(inv_freq):
+            raise rope.wrong("factors", f"{len(inv_freq)} numbers")
+        inv_freq = inv_freq / np.array(factors, np.float32)
     elif kind == "llama3":
         inv_freq = _llama3(inv_freq, rope, config.count("max_position_embeddings", max_positions))
     elif kind == "yarn":

@@ -15,6 +15,7 @@ from galley.formats.weights import Kinds, Weights, flat
 from galley.graph.passes import run_passes
 from galley.graph.program import KVLayout, Program
 from galley.graph.quantize_inputs import quantize_inputs
+from galley.ops.converted import log_converted
 from galley.ops.draws import NO_TOKEN, Draws
 from galley.ops.executor import (
     Attention,
@@ -25,9 +26,14 @@ from galley.ops.executor import (
     Table,
 )
 from galley.ops.isa import choose_isa, cpus_to_pin, naming
-from galley.ops.kinds import main_activations, own_kinds, plan_activations, plan_kinds
+from galley.ops.kinds import (
+    main_activations,
+    own_kinds,
+    plan_activations,
+    plan_kinds,
+)
 from galley.ops.lowering import Cost, Lowered, held_bytes, lower, weight_bytes
-from galley.ops.packing import Matrices, check_kind
+from galley.ops.packing import Matrices, check_kind, has_kernel
 from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
 from galley.ops.weight_cache import WeightCache
 from galley.types import BLOCK_TOKENS, StepCosts
@@ -51,6 +57,7 @@ class CpuExecutor:
         plan = _Plan.of(program, weights, options)
         program, decoder = plan.program, plan.decoder
         self.activations = plan.activations
+        log_converted(program, weights)
         cache = None
         if options.weight_cache is not None:
             cache = WeightCache(options.weight_cache, options.quantize)
@@ -264,7 +271,9 @@ def planned(
     Raises:
         SettingsError: the options do not go together; see :mod:`galley.ops.kinds`.
     """
-    own = own_kinds(program, weights)
+    own = {
+        n: k for n, k in own_kinds(program, weights).items() if has_kernel(k) or not k.is_integer
+    }
     kinds = plan_kinds(program, options.quantize, own=own, chosen=options.kinds)
     activations = plan_activations(kinds, options.quantize, options.activations, isa)
     return program.with_kinds(kinds), kinds, activations

@@ -21,7 +21,7 @@ from galley.formats.weights import (
 from galley.ops.packed_files import Bytes, Key, Names
 from galley.ops.weight_cache import WeightCache
 from galley.quant.rtn import quantize_int4, quantize_int8
-from galley.quant.weights import bf16_bits, not_finite, to_float32
+from galley.quant.weights import bf16_bits, dequantize, not_finite, to_float32
 
 _KERNELS: Final = ("float32", "bf16", "int8", "int4")
 _GROUP_MULTIPLE: Final = 16
@@ -92,9 +92,14 @@ class Matrices:
             self._cache.keep({key: packed.memory for key, packed in self._packed.items()})
 
 
+def has_kernel(kind: WeightKind) -> bool:
+    """Whether the native executor multiplies such matrices as they are."""
+    return kind.name in _KERNELS and not kind.minima and kind.group % _GROUP_MULTIPLE == 0
+
+
 def check_kind(name: str, kind: WeightKind, depth: int) -> None:
     """Raises UnsupportedModel if the native executor has no kernel for such a matrix."""
-    if kind.name not in _KERNELS or kind.minima or kind.group % _GROUP_MULTIPLE:
+    if not has_kernel(kind):
         raise _no_kernel(name, kind)
     if kind.is_integer and (kind.group or depth) > _native.LONGEST_GROUP:
         raise UnsupportedModel(
@@ -122,13 +127,15 @@ def pack(parts: Sequence[Weight], kind: WeightKind, *, threads: int = 1) -> _nat
     """Checkpoint tensors [outputs, depth], one after another, as one matrix.
 
     Args:
-        parts: of one depth. Integer ones are of this kind already and are taken as they are.
+        parts: of one depth. Integer ones of this kind are taken as they are, others as the floats that
+            they stand for.
         kind: float32, bf16, int8 or int4. Dense tensors are rounded to nearest, as ``quant/rtn.py`` does.
         threads: to work with.
 
     Raises:
         UnsupportedModel: integers cannot stand for a value, or 32 bits cannot hold their sums.
     """
+    parts = [_as_floats(part, kind) for part in parts]
     dense = [part for part in parts if isinstance(part, DenseWeight)]
     if len(dense) < len(parts):
         return pack_integers([_integers(part, kind) for part in parts], threads=threads)
@@ -139,6 +146,13 @@ def pack(parts: Sequence[Weight], kind: WeightKind, *, threads: int = 1) -> _nat
     if unusable >= 0:
         raise not_finite(dense[unusable])
     return packed
+
+
+def _as_floats(part: Weight, kind: WeightKind) -> Weight:
+    """A matrix of integers of another kind, as float32: no value changes."""
+    if not isinstance(part, IntWeight) or part.kind == kind:
+        return part
+    return DenseWeight(part.name, "F32", part.shape, _raw(dequantize(part)))
 
 
 def _integers(part: Weight, kind: WeightKind) -> IntWeight:

@@ -17,10 +17,13 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from galley.errors import CheckpointError, RequestError
+from galley.formats.gguf_file import is_gguf
 from galley.formats.json_file import read_file, read_json
+from galley.text.gguf_tokenizer import read_metadata
 from galley.text.tokenizer import CONFIG_FILE, AddedToken, Tokenizer, certainly_longer
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
+GGUF_TEMPLATE: Final = "tokenizer.chat_template"
 
 MAX_PROMPT_CHARS: Final = 32 * 1024 * 1024
 """Limit of a rendered prompt; no model's context is as long."""
@@ -55,11 +58,17 @@ class ChatTemplate:
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Reads ``chat_template.jinja``, or else the template in ``tokenizer_config.json``, if there is
-        one.
+        one; of a GGUF file ``tokenizer.chat_template``.
 
         Raises:
             CheckpointError: the template cannot be read or does not compile.
         """
+        if is_gguf(folder):
+            metadata = read_metadata(folder)
+            source = metadata.raw.get(GGUF_TEMPLATE)
+            if source is not None and not isinstance(source, str):
+                raise CheckpointError("expected text", file=metadata.file, field=GGUF_TEMPLATE)
+            return cls(source, file=metadata.file)
         path = folder / TEMPLATE_FILE
         if path.exists():
             try:

@@ -11,7 +11,9 @@ import tokenizers
 from tokenizers import decoders
 
 from galley.errors import CheckpointError, ContextExceeded, UnsupportedModel
+from galley.formats.gguf_file import is_gguf
 from galley.formats.json_file import read_file, read_json
+from galley.text.gguf_tokenizer import read_text
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 CONFIG_FILE: Final = "tokenizer_config.json"
@@ -60,7 +62,7 @@ class _TokenizerFile(msgspec.Struct):
 
 
 class Tokenizer:
-    """The tokenizer of ``tokenizer.json``, with the special tokens' roles. Safe to share between threads.
+    """A checkpoint's tokenizer, with the special tokens' roles. Safe to share between threads.
 
     Attributes:
         special_tokens: role -> text, such as ``{"bos_token": "<s>"}``; chat templates get them as
@@ -102,10 +104,14 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Raises:
+        """The tokenizer of a checkpoint's folder, or of a GGUF file's metadata.
+
+        Raises:
         CheckpointError: ``tokenizer.json`` is missing, or one of the files is damaged.
         UnsupportedModel: the tokenizer's decoder is of a kind whose text cannot be streamed.
         """
+        if is_gguf(folder):
+            return cls._of_gguf(folder)
         path = folder / TOKENIZER_FILE
         if not path.exists():
             raise CheckpointError(
@@ -129,6 +135,22 @@ class Tokenizer:
         _declare_special(inner, special_tokens.values())
         return cls(inner, decoder_steps=steps, special_tokens=special_tokens)
 
+    @classmethod
+    def _of_gguf(cls, path: Path) -> Self:
+        try:
+            read = read_text(path)
+        except (CheckpointError, UnsupportedModel):
+            raise
+        except Exception as error:  # the Rust library raises bare Exception
+            raise CheckpointError(f"makes no tokenizer: {error}", file=str(path)) from error
+        _declare_special(read.inner, read.special_tokens.values())
+        return cls(read.inner, decoder_steps=read.decoder_steps, special_tokens=read.special_tokens)
+
+    @staticmethod
+    def is_there(model: Path) -> bool:
+        """Whether there is a tokenizer to load."""
+        return is_gguf(model) or (model / TOKENIZER_FILE).exists()
+
     def check_vocabulary(self, vocab_size: int, folder: Path) -> None:
         """Raises CheckpointError if a token is beyond the embedding, which has ``vocab_size`` rows."""
         text, last = self.last_token
@@ -136,7 +158,7 @@ class Tokenizer:
             raise CheckpointError(
                 f"has id {last}, but vocab_size in config.json is {vocab_size}: take the tokenizer of this "
                 "very model, or remove tokens that were added and never trained",
-                file=str(folder / TOKENIZER_FILE),
+                file=str(folder if is_gguf(folder) else folder / TOKENIZER_FILE),
                 field=f"token {text!r}",
             )
 

@@ -1,0 +1,207 @@
+"""Block types of GGUF tensors -> canonical typed weights, exactly.
+
+The layouts: ggml's ``ggml-common.h`` and ``dequantize_row_*`` in ``ggml-quants.c``. Each block type is
+small integers with a scale, and in some a minimum, for each group: an :class:`IntWeight` whose float32
+values are those that ggml computes, bit for bit. No value is rounded.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from galley.formats.gguf_file import TensorType
+from galley.formats.weights import (
+    DENSE_KINDS,
+    DenseWeight,
+    Floats,
+    IntWeight,
+    WeightKind,
+    WeightType,
+)
+
+Bytes = npt.NDArray[np.uint8]
+Integers = npt.NDArray[np.int8] | npt.NDArray[np.uint8]
+
+_IQ4: Final = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
+)
+"""The values of IQ4_NL and IQ4_XS."""
+
+
+class Groups(NamedTuple):
+    """Blocks taken apart: integers [blocks, values], scales and minima [blocks, groups]."""
+
+    q: Integers
+    scales: Floats
+    minima: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKind:
+    """What a type's blocks become.
+
+    Attributes:
+        bits: 8 or 4: the canonical integers that hold the block's.
+        group: values that share a scale.
+        scale_type: element type that holds the scales exactly.
+        unpack: [blocks, bytes] -> the integers.
+        minima: whether each group has a minimum.
+    """
+
+    bits: int
+    group: int
+    scale_type: WeightType
+    unpack: Callable[[Bytes], Groups]
+    minima: bool = False
+
+
+def kind_of(type_name: str, depth: int) -> WeightKind:
+    """The canonical kind of a matrix of ``depth`` columns, or of a tensor of floats."""
+    if type_name in DENSE_KINDS:
+        return DENSE_KINDS[type_name]
+    block = BLOCK_KINDS[type_name]
+    group = 0 if block.group >= depth else block.group
+    return WeightKind(f"int{block.bits}", group, block.scale_type, False, block.minima)
+
+
+def weight_of(
+    name: str, type: TensorType, shape: tuple[int, ...], data: Bytes
+) -> DenseWeight | IntWeight:
+    """The typed weight of a tensor of this ``shape``, row-major, whose bytes are ``data``."""
+    if type.name in DENSE_KINDS:
+        return DenseWeight(name, cast(WeightType, type.name), shape, data.reshape(-1))
+    block = BLOCK_KINDS[type.name]
+    with np.errstate(all="ignore"):  # scales that are no numbers are for the caller to find
+        q, scales, minima = block.unpack(data.reshape(-1, type.bytes))
+    outputs, depth = shape
+    return IntWeight(
+        name,
+        block.bits,
+        q.reshape(outputs, depth),
+        block.group,
+        scales.reshape(outputs, -1),
+        None,
+        block.scale_type,
+        None if minima is None else minima.reshape(outputs, -1),
+    )
+
+
+def _half(blocks: Bytes, at: int) -> Floats:
+    """[blocks, 1]: the float16 at byte ``at`` of each block."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
+
+
+def _planes(packed: Bytes, width: int, shifts: tuple[int, ...], mask: int) -> Bytes:
+    """Runs of ``width`` bytes, each ``len(shifts)`` times after another, shifted right and masked."""
+    runs = packed.reshape(len(packed), -1, 1, width)
+    steps = np.array(shifts, np.uint8).reshape(1, 1, -1, 1)
+    return ((runs >> steps) & np.uint8(mask)).reshape(len(packed), -1)
+
+
+def _nibbles(packed: Bytes, width: int = 16) -> Bytes:
+    return _planes(packed, width, (0, 4), 15)
+
+
+def _signed(values: Bytes, zero: int) -> npt.NDArray[np.int8]:
+    return values.view(np.int8) - np.int8(zero)
+
+
+def _fifth_bits(blocks: Bytes, at: int) -> Bytes:
+    """[blocks, 32]: bit i of the four bytes at ``at``, as 0 or 16."""
+    bits = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little")
+    return bits << np.uint8(4)
+
+
+def _q8_0(b: Bytes) -> Groups:
+    return Groups(np.ascontiguousarray(b[:, 2:]).view(np.int8), _half(b, 0))
+
+
+def _q4_0(b: Bytes) -> Groups:
+    return Groups(_nibbles(b[:, 2:]), _half(b, 0))
+
+
+def _q4_1(b: Bytes) -> Groups:
+    return Groups(_nibbles(b[:, 4:]), _half(b, 0), _half(b, 2))
+
+
+def _q5_0(b: Bytes) -> Groups:
+    return Groups(_signed(_nibbles(b[:, 6:]) | _fifth_bits(b, 2), 16), _half(b, 0))
+
+
+def _q5_1(b: Bytes) -> Groups:
+    q = _nibbles(b[:, 8:]) | _fifth_bits(b, 4)
+    return Groups(q.view(np.int8), _half(b, 0), _half(b, 2))
+
+
+def _q2_k(b: Bytes) -> Groups:
+    q = _planes(b[:, 16:80], 32, (0, 2, 4, 6), 3)
+    minima = -(_half(b, 82) * (b[:, :16] >> 4).astype(np.float32))
+    return Groups(q, _half(b, 80) * (b[:, :16] & 15).astype(np.float32), minima)
+
+
+def _q3_k(b: Bytes) -> Groups:
+    low = _planes(b[:, 96:104], 8, (0, 4), 15)
+    high = _planes(b[:, 104:108], 4, (0, 2, 4, 6), 3)
+    scales = _signed(low | (high << 4), 32).astype(np.float32)
+    # q - 4 where the mask's bit is clear; stored with 8 for zero.
+    bits = _planes(b[:, :32], 32, tuple(range(8)), 1)
+    q = _planes(b[:, 32:96], 32, (0, 2, 4, 6), 3) + (bits << 2) + np.uint8(4)
+    return Groups(q, _half(b, 108) * scales)
+
+
+def _k_scales(b: Bytes) -> tuple[Floats, Floats]:
+    """Scales and minima of Q4_K and Q5_K: six bits each, eight of both in twelve bytes."""
+    low, middle, both = b[:, 4:8], b[:, 8:12], b[:, 12:16]
+    scales = np.concatenate([low & 63, (both & 15) | ((low >> 2) & 48)], axis=1)
+    minima = np.concatenate([middle & 63, (both >> 4) | ((middle >> 2) & 48)], axis=1)
+    return (
+        _half(b, 0) * scales.astype(np.float32),
+        -(_half(b, 2) * minima.astype(np.float32)),
+    )
+
+
+def _q4_k(b: Bytes) -> Groups:
+    return Groups(_nibbles(b[:, 16:], 32), *_k_scales(b))
+
+
+def _q5_k(b: Bytes) -> Groups:
+    bits = _planes(b[:, 16:48], 32, tuple(range(8)), 1)
+    return Groups((_nibbles(b[:, 48:], 32) | (bits << 4)).view(np.int8), *_k_scales(b))
+
+
+def _q6_k(b: Bytes) -> Groups:
+    low = _planes(b[:, :128], 64, (0, 4), 15)
+    high = _planes(b[:, 128:192], 32, (0, 2, 4, 6), 3)
+    scales = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.float32)
+    return Groups(_signed(low | (high << 4), 32), _half(b, 208) * scales)
+
+
+def _iq4_nl(b: Bytes) -> Groups:
+    return Groups(_IQ4[_nibbles(b[:, 2:])], _half(b, 0))
+
+
+def _iq4_xs(b: Bytes) -> Groups:
+    low = _planes(b[:, 4:8], 1, (0, 4), 15)
+    high = np.ascontiguousarray(b[:, 2:4]).view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16)
+    scales = _signed(low | ((high & 3).astype(np.uint8) << 4), 32).astype(np.float32)
+    return Groups(_IQ4[_nibbles(b[:, 8:])], _half(b, 0) * scales)
+
+
+BLOCK_KINDS: Final[Mapping[str, BlockKind]] = {
+    "Q4_0": BlockKind(4, 32, "F16", _q4_0),
+    "Q4_1": BlockKind(4, 32, "F16", _q4_1, minima=True),
+    "Q5_0": BlockKind(8, 32, "F16", _q5_0),
+    "Q5_1": BlockKind(8, 32, "F16", _q5_1, minima=True),
+    "Q8_0": BlockKind(8, 32, "F16", _q8_0),
+    "Q2_K": BlockKind(4, 16, "F32", _q2_k, minima=True),
+    "Q3_K": BlockKind(4, 16, "F32", _q3_k),
+    "Q4_K": BlockKind(4, 32, "F32", _q4_k, minima=True),
+    "Q5_K": BlockKind(8, 32, "F32", _q5_k, minima=True),
+    "Q6_K": BlockKind(8, 16, "F32", _q6_k),
+    "IQ4_NL": BlockKind(8, 32, "F16", _iq4_nl),
+    "IQ4_XS": BlockKind(8, 32, "F32", _iq4_xs),
+}
+"""Name of a type in blocks -> what they become."""

@@ -1,0 +1,44 @@
+"""Integers of a checkpoint that no native kernel multiplies as they are: said once, with the cost."""
+
+import logging
+from typing import Final
+
+from galley.formats.weights import WEIGHT_TYPES, WeightKind, Weights
+from galley.graph.program import Program
+from galley.machine import bytes_text
+from galley.ops.kinds import own_kinds
+from galley.ops.packing import packed_bytes
+
+log: Final = logging.getLogger("galley.weights")
+
+
+def log_converted(program: Program, weights: Weights) -> None:
+    """Say which integers of the checkpoint are kept as something else, and what that costs.
+
+    Args:
+        program: with the kinds that its matrices are kept as.
+        weights: the checkpoint's.
+    """
+    converted: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for name, own in own_kinds(program, weights).items():
+        kept = program.kinds[name]
+        if kept != own:
+            outputs, depth = weights.info(name).shape
+            sizes = integer_bytes(own, outputs, depth), packed_bytes(kept, outputs, depth)
+            converted.setdefault((str(own), str(kept)), []).append(sizes)
+    for (was, becomes), sizes in converted.items():
+        before, after = (bytes_text(sum(column)) for column in zip(*sizes, strict=True))
+        cost = "no value changes" if becomes == "float32" else "values are rounded"
+        log.info(
+            "%d matrices are %s, which no kernel multiplies as they are: they are kept as %s (%s), %s "
+            "instead of %s; quantize says what they become",
+            *(len(sizes), was, becomes, cost, after, before),
+        )
+
+
+def integer_bytes(kind: WeightKind, outputs: int, depth: int) -> int:
+    """Bytes of a matrix of integers with its scales, zero points and minima, without padding."""
+    groups = outputs * -(-depth // (kind.group or depth))
+    floats = WEIGHT_TYPES[kind.scale_type or "F32"] * (2 if kind.minima else 1)
+    bits = 4 if kind.name == "int4" else 8
+    return outputs * depth * bits // 8 + groups * (floats + kind.zeros)

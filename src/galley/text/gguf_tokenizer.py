@@ -1,0 +1,256 @@
+"""The tokenizer in a GGUF file's metadata, as one of Hugging Face's ``tokenizers``."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from galley.errors import CheckpointError, UnsupportedModel, shown
+from galley.formats.gguf_config import Metadata
+from galley.formats.gguf_file import read_gguf, split_files
+
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+"""Of ``tokenizer.ggml.token_type``."""
+
+_SPACE: Final = "\u2581"
+_LETTERS_OF_LLAMA: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LETTERS_OF_QWEN: Final = _LETTERS_OF_LLAMA.replace(r"\p{N}{1,3}", r"\p{N}")
+_LETTERS_OF_TEKKEN: Final = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class _Splitting(NamedTuple):
+    """How texts are split before pairs are merged.
+
+    Attributes:
+        pattern: what a word is; None: GPT-2's pattern.
+        digits: whether digits stand alone, before the pattern.
+        nfc: whether texts are normalised first.
+        whole_words: whether a word that is in the vocabulary is taken without merging.
+        begins: whether a text begins with BOS, if the file does not say.
+    """
+
+    pattern: str | None = None
+    digits: bool = False
+    nfc: bool = False
+    whole_words: bool = False
+    begins: bool = False
+
+
+_SPLITTINGS: Final[Mapping[str, _Splitting]] = {
+    "default": _Splitting(),
+    "gpt-2": _Splitting(),
+    "qwen2": _Splitting(_LETTERS_OF_QWEN, nfc=True),
+    "llama-bpe": _Splitting(_LETTERS_OF_LLAMA, whole_words=True, begins=True),
+    "smaug-bpe": _Splitting(_LETTERS_OF_LLAMA),
+    "tekken": _Splitting(_LETTERS_OF_TEKKEN, whole_words=True, begins=True),
+    "smollm": _Splitting(digits=True),
+    "starcoder": _Splitting(digits=True),
+    "refact": _Splitting(digits=True),
+}
+"""``tokenizer.ggml.pre`` -> how texts are split."""
+
+
+class GGUFText(NamedTuple):
+    """What a GGUF file says of texts.
+
+    Attributes:
+        inner: the tokenizer.
+        decoder_steps: names of its decoder's steps.
+        special_tokens: role -> text.
+        file: where it was read.
+    """
+
+    inner: tokenizers.Tokenizer
+    decoder_steps: tuple[str, ...]
+    special_tokens: Mapping[str, str]
+    file: str
+
+
+def read_metadata(path: Path) -> Metadata:
+    """Metadata of the checkpoint; of a split one, that of its first file."""
+    first = split_files(path)[0]
+    return Metadata(read_gguf(first).metadata, str(first))
+
+
+def read_text(path: Path) -> GGUFText:
+    """The tokenizer of a GGUF file.
+
+    Raises:
+        CheckpointError: its metadata contradict themselves; names the key.
+        UnsupportedModel: a tokenizer of another kind.
+    """
+    metadata = read_metadata(path)
+    tokens = metadata.strings("tokenizer.ggml.tokens")
+    kind = metadata.raw.get("tokenizer.ggml.model")
+    if not tokens:
+        raise CheckpointError("is missing", file=metadata.file, field="tokenizer.ggml.tokens")
+    types = _numbers(metadata, "token_type", len(tokens))
+    if kind == "gpt2":
+        inner, steps, begins = _byte_pairs(metadata, tokens)
+    elif kind == "llama":
+        inner, steps, begins = _sentence_pieces(metadata, tokens, types)
+    else:
+        raise UnsupportedModel(
+            f"{metadata.file}: tokenizer.ggml.model {shown(kind)} is not supported; known: gpt2, llama"
+        )
+    inner.add_tokens(
+        [
+            AddedToken(text, normalized=False, special=role == _CONTROL)
+            for text, role in zip(tokens, types, strict=True)
+            if role in (_CONTROL, _USER_DEFINED) and text
+        ]
+    )
+    named = _named(metadata, tokens)
+    _add_ends(inner, metadata, tokens, begins)
+    return GGUFText(inner, steps, named, metadata.file)
+
+
+def _byte_pairs(
+    metadata: Metadata, tokens: Sequence[str]
+) -> tuple[tokenizers.Tokenizer, tuple[str, ...], bool]:
+    """GPT-2's: words of bytes, in which pairs are merged in the order of the file."""
+    pre = metadata.raw.get("tokenizer.ggml.pre", "default")
+    if not isinstance(pre, str) or pre not in _SPLITTINGS:
+        raise UnsupportedModel(
+            f"{metadata.file}: tokenizer.ggml.pre {shown(pre)} is not supported; known: "
+            f"{', '.join(sorted(_SPLITTINGS))}"
+        )
+    splitting = _SPLITTINGS[pre]
+    vocabulary = _vocabulary(metadata, tokens)
+    merges = []
+    for index, merge in enumerate(metadata.strings("tokenizer.ggml.merges")):
+        # A part may begin with a space in no known file, but a space is what separates them.
+        left, _, right = merge.partition(" ")
+        if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
+            raise CheckpointError(
+                f"merge {index}, {shown(merge)}, is not of tokens",
+                file=metadata.file,
+                field="tokenizer.ggml.merges",
+            )
+        merges.append((left, right))
+    inner = tokenizers.Tokenizer(
+        models.BPE(vocabulary, merges, ignore_merges=splitting.whole_words, fuse_unk=False)
+    )
+    if splitting.nfc:
+        inner.normalizer = normalizers.NFC()
+    steps: list[pre_tokenizers.PreTokenizer] = []
+    if splitting.digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    if splitting.pattern is not None:
+        steps.append(pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"))
+    prefix = metadata.raw.get("tokenizer.ggml.add_space_prefix", False) is True
+    steps.append(
+        pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=splitting.pattern is None)
+    )
+    inner.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    inner.decoder = decoders.ByteLevel()
+    return inner, ("ByteLevel",), splitting.begins
+
+
+def _sentence_pieces(
+    metadata: Metadata, tokens: Sequence[str], types: Sequence[float]
+) -> tuple[tokenizers.Tokenizer, tuple[str, ...], bool]:
+    """SentencePiece's BPE: the pair whose piece has the highest score is merged first."""
+    vocabulary = _vocabulary(metadata, tokens)
+    scores = _numbers(metadata, "scores", len(tokens))
+    merged = {t for t, role in enumerate(types) if role in (_UNKNOWN, _CONTROL, _BYTE)}
+    ordered = sorted((-scores[token], token) for token in range(len(tokens)) if token not in merged)
+    merges = [pair for _, token in ordered for pair in _pairs(tokens[token], vocabulary)]
+    unknown = metadata.token("unknown_token_id")
+    unknown_text = tokens[unknown] if unknown is not None and unknown < len(tokens) else None
+    inner = tokenizers.Tokenizer(
+        models.BPE(vocabulary, merges, unk_token=unknown_text, fuse_unk=True, byte_fallback=True)
+    )
+    prefix = metadata.raw.get("tokenizer.ggml.add_space_prefix", True) is not False
+    before: list[normalizers.Normalizer] = [normalizers.Prepend(_SPACE)] if prefix else []
+    inner.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", _SPACE)])
+    steps: list[decoders.Decoder] = [
+        decoders.Replace(_SPACE, " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+    ]
+    if prefix:
+        steps.append(decoders.Strip(content=" ", left=1))
+    inner.decoder = decoders.Sequence(steps)
+    names = ("Replace", "ByteFallback", "Fuse", *(("Strip",) if prefix else ()))
+    return inner, names, True
+
+
+def _pairs(piece: str, vocabulary: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """All pairs of pieces that make the piece, in the order of their ids."""
+    made = [
+        (piece[:at], piece[at:])
+        for at in range(1, len(piece))
+        if piece[:at] in vocabulary and piece[at:] in vocabulary
+    ]
+    yield from sorted(made, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+
+
+def _vocabulary(metadata: Metadata, tokens: Sequence[str]) -> dict[str, int]:
+    vocabulary = {text: token for token, text in enumerate(tokens)}
+    if len(vocabulary) < len(tokens):
+        twice = next(t for i, t in enumerate(tokens) if vocabulary[t] != i)
+        raise CheckpointError(
+            f"token {shown(twice)} stands twice",
+            file=metadata.file,
+            field="tokenizer.ggml.tokens",
+        )
+    return vocabulary
+
+
+def _numbers(metadata: Metadata, name: str, count: int) -> list[float]:
+    key = f"tokenizer.ggml.{name}"
+    values = metadata.raw.get(key, [0] * count)
+    if (
+        not isinstance(values, list)
+        or len(values) != count
+        or not all(isinstance(value, int | float) and value == value for value in values)
+    ):
+        raise CheckpointError(
+            f"is not one number for each of the {count} tokens", file=metadata.file, field=key
+        )
+    return values
+
+
+def _named(metadata: Metadata, tokens: Sequence[str]) -> dict[str, str]:
+    """Role -> text of the token that has it."""
+    named = {}
+    for role, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        token = metadata.token(f"{name}_token_id")
+        if token is None:
+            continue
+        if token >= len(tokens):
+            raise CheckpointError(
+                f"is {token}, there are {len(tokens)} tokens",
+                file=metadata.file,
+                field=f"tokenizer.ggml.{name}_token_id",
+            )
+        named[f"{role}_token"] = tokens[token]
+    return named
+
+
+def _add_ends(
+    inner: tokenizers.Tokenizer, metadata: Metadata, tokens: Sequence[str], begins: bool
+) -> None:
+    """A text begins with BOS and ends with EOS, where the file says so."""
+    wanted = {}
+    for role, default in (("bos", begins), ("eos", False)):
+        given: Any = metadata.raw.get(f"tokenizer.ggml.add_{role}_token", default)
+        token = metadata.token(f"{role}_token_id")
+        if given and token is not None:
+            wanted[role] = (tokens[token], token)
+    if wanted:
+        single = [f"{wanted['bos'][0]}:0"] if "bos" in wanted else []
+        template = [*single, "$A:0", *([f"{wanted['eos'][0]}:0"] if "eos" in wanted else [])]
+        inner.post_processor = processors.TemplateProcessing(
+            single=template, special_tokens=list(wanted.values())
+        )

@@ -1,0 +1,152 @@
+"""Tokenizers of GGUF files against SentencePiece itself and transformers' reading of the same file."""
+
+import io
+import json
+import random
+import unicodedata
+from pathlib import Path
+from typing import Any, Final
+
+import gguf
+import pytest
+import sentencepiece
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Library
+
+from galley.errors import CheckpointError
+from galley.text.tokenizer import Tokenizer
+
+TEXT: Final = [
+    "the cat sat on the mat and then the dog sat too, while the cats and the dogs slept",
+    "Ein kleiner Hund läuft über die Straße und bellt laut in der Nacht, während es regnet",
+    "def main(args):\n    return [arg.strip() for arg in args if arg]\n",
+]
+SCRIPTS: Final = (
+    "ÄßéłждЖ中文日本語한국어\u0627\u0644\u0639\u0631\u05d0\u0915\u094d\u0937\U0001f989\u200d"
+)
+ALPHABET: Final = [*"abcdeht sn\n\t.,'0123456789ABC", *SCRIPTS, "  ", "'ll", "\r\n", "e\u0301"]
+
+
+def strings(count: int) -> list[str]:
+    """Words of the texts and characters of many scripts, mixed."""
+    source = random.Random(7)
+    words = [*ALPHABET, *(word for text in TEXT for word in text.split(" "))]
+    return ["".join(source.choices(words, k=source.randrange(1, 12))) for _ in range(count)]
+
+
+def written(path: Path, model: str, tokens: list[str], **more: Any) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model(model)
+    writer.add_token_list(tokens)
+    for name, value in more.items():
+        getattr(writer, f"add_{name}")(value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT * 4),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=420,
+        byte_fallback=True,
+        add_dummy_prefix=prefix,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        minloglevel=2,
+    )
+    truth = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    ids = range(truth.vocab_size())
+    types = [
+        2 if truth.is_unknown(i) else 3 if truth.is_control(i) else 6 if truth.is_byte(i) else 1
+        for i in ids
+    ]
+    path = written(
+        tmp_path / "model.gguf",
+        "llama",
+        [truth.id_to_piece(i) for i in ids],
+        token_scores=[truth.get_score(i) for i in ids],
+        token_types=types,
+        bos_token_id=1,
+        eos_token_id=2,
+        unk_token_id=0,
+        add_space_prefix=prefix,
+    )
+    tokenizer = Tokenizer.load(path)
+    assert tokenizer.byte_fallback
+    assert tokenizer.special_tokens == {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+    }
+    for text in [*strings(2000), " a", "a  b ", "ab\x00"]:
+        assert tokenizer.encode(text) == [1, *truth.encode(text)], text
+        assert tokenizer.decode(truth.encode(text)) == text
+    assert tokenizer.encode("<s>a") == [1, 1, *truth.encode("a")]
+    assert tokenizer.encode_plain("<s>a") == truth.encode("<s>a")
+
+
+PATTERNS: Final = {
+    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+}
+"""What llama.cpp's ``llama-vocab.cpp`` splits texts by."""
+
+
+@pytest.mark.parametrize("pre", PATTERNS)
+def test_byte_pairs(pre: str, tmp_path: Path) -> None:
+    truth = Library(models.BPE())
+    truth.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PATTERNS[pre]), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    truth.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    truth.train_from_iterator(TEXT * 4, trainer)
+    state = json.loads(truth.to_str())["model"]
+    tokens = [*sorted(state["vocab"], key=state["vocab"].__getitem__), "<|end|>", "<tool>"]
+    path = written(
+        tmp_path / "model.gguf",
+        "gpt2",
+        tokens,
+        tokenizer_pre=pre,
+        token_merges=[" ".join(merge) for merge in state["merges"]],
+        token_types=[1] * (len(tokens) - 2) + [3, 4],
+        eos_token_id=len(tokens) - 2,
+        bos_token_id=len(tokens) - 2,
+    )
+    tokenizer = Tokenizer.load(path)
+    begin = [len(tokens) - 2] if pre == "llama-bpe" else []
+    for text in strings(2000):
+        if pre == "qwen2":
+            text = unicodedata.normalize("NFC", text)
+        assert tokenizer.encode(text) == begin + truth.encode(text).ids, text
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode("<tool>") == [*begin, len(tokens) - 1]
+    assert tokenizer.special_ids == {len(tokens) - 2}
+
+
+def test_what_contradicts_itself_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    for said, tokens, more in (
+        ("tokens: token 'a' stands twice", ["a", "b", "a"], {}),
+        ("merges: merge 0, 'a c'", ["a", "b", "ab"], {"token_merges": ["a c"]}),
+        ("merges: merge 1, 'b a'", ["a", "b", "ab"], {"token_merges": ["a b", "b a"]}),
+        ("bos_token_id: is 9, there are 3", ["a", "b", "ab"], {"bos_token_id": 9}),
+        ("token_type: is not one number", ["a", "b"], {"token_types": [1]}),
+    ):
+        path.unlink(missing_ok=True)
+        written(path, "gpt2", tokens, **more)
+        with pytest.raises(CheckpointError, match=f"tokenizer.ggml.{said}"):
+            Tokenizer.load(path)

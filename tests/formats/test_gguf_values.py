@@ -1,0 +1,37 @@
+"""GGUF's blocks have the values that the gguf package finds in them, bit for bit."""
+
+import gguf
+import numpy as np
+import pytest
+from gguf.quants import dequantize as truth
+
+from galley.formats.gguf_blocks import BLOCK_KINDS, kind_of, weight_of
+from galley.formats.gguf_file import TYPES
+from galley.formats.weights import IntWeight
+from galley.quant.weights import dequantize
+
+
+def test_types_are_those_of_the_format() -> None:
+    for number, known in TYPES.items():
+        assert gguf.GGMLQuantizationType(number).name == known.name
+        assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(number)] == (
+            known.values,
+            known.bytes,
+        )
+
+
+@pytest.mark.parametrize("name", BLOCK_KINDS)
+def test_random_blocks(name: str) -> None:
+    number = gguf.GGMLQuantizationType[name]
+    known = TYPES[number]
+    rng = np.random.default_rng(number)
+    data = rng.integers(0, 256, (64, 512 // known.values * known.bytes), np.uint8)
+    with np.errstate(all="ignore"):
+        expected = truth(data, number).astype(np.float32)
+        weight = weight_of("w", known, (64, 512), data.reshape(-1))
+        assert isinstance(weight, IntWeight)
+        got = dequantize(weight)
+    assert weight.kind == kind_of(name, 512)
+    numbers = np.isfinite(expected)
+    assert numbers.mean() > 0.5
+    assert np.array_equal(got[numbers].view(np.uint32), expected[numbers].view(np.uint32))

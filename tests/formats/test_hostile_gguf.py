@@ -1,0 +1,209 @@
+"""Rows 31 to 35 of the list of hostile model files, for GGUF: a typed error that names file and field."""
+
+import struct
+from pathlib import Path
+from typing import Any, Final
+
+import gguf
+import numpy as np
+import pytest
+
+from galley.config import EngineSettings
+from galley.engine.load import read_model
+from galley.errors import ModelError
+from galley.text.template import ChatTemplate
+from galley.text.tokenizer import Tokenizer
+from tests.checkpoints import make_checkpoint
+from tests.conftest import CheckpointMaker
+from tests.formats.gguf_files import WIDE, split, write_gguf
+
+TEXT, ARRAY, U32 = 8, 9, 4
+
+
+@pytest.fixture
+def path(checkpoint: CheckpointMaker, tmp_path: Path) -> Path:
+    """A file of one's own, which can be read."""
+    made = write_gguf(tmp_path / "model.gguf", checkpoint("llama"))
+    read_all(made)
+    return made
+
+
+def read_all(path: Path) -> None:
+    """As a server does, and every tensor."""
+    model = read_model(EngineSettings(), path)
+    for name in model.weights:
+        model.weights[name]
+    Tokenizer.load(path).check_vocabulary(model.program.vocab_size, path)
+    ChatTemplate.load(path)
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        read_all(path)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert len(message) < 2000
+    assert path.name in message
+    return message
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def pair(key: bytes, kind: int, value: bytes) -> bytes:
+    return text(key) + struct.pack("<I", kind) + value
+
+
+def tensor(name: bytes, shape: tuple[int, ...], kind: int = 0, offset: int = 0) -> bytes:
+    dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+    return text(name) + dimensions + struct.pack("<IQ", kind, offset)
+
+
+def file(
+    *parts: bytes, version: int = 3, tensors: int = 0, pairs: int = 0, magic: bytes = b"GGUF"
+) -> bytes:
+    return magic + struct.pack("<IQQ", version, tensors, pairs) + b"".join(parts)
+
+
+ONE: Final = pair(b"a", U32, struct.pack("<I", 1))
+
+
+def aligned(value: int) -> bytes:
+    return pair(b"general.alignment", U32, struct.pack("<I", value))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "has 0 bytes"),
+        (b"GGUF", "has 4 bytes"),
+        (file(magic=b"GGML"), "begins with b'GGML'"),
+        *((file(version=v), f"version {v} is not read") for v in (0, 1, 4, 2**31)),
+        (file(version=3 << 24), "big-endian"),
+        (file(tensors=2**64 - 1), "tensor count"),
+        (file(pairs=2**64 - 1), "metadata count"),
+        (file(pairs=60_000), "metadata count is 60000"),
+        (file(b"\xff" * 8, b"x" * 99, pairs=1), "metadata 0: a text of 18446744073709551615"),
+        (file(ONE, ONE, pairs=2), "a: stands twice"),
+        (file(pair(b"a", TEXT, b"\xff" * 8), pairs=1), "a: a text of 18446744073709551615"),
+        (file(pair(b"a", 99, b""), pairs=1), "a: has value type 99"),
+        (
+            file(pair(b"a", ARRAY, struct.pack("<IQ", U32, 2**63)), pairs=1),
+            "a: has 9223372036854775808",
+        ),
+        (
+            file(pair(b"a", ARRAY, struct.pack("<IQ", U32, 2**20)), pairs=1),
+            "a: needs 4194304 bytes",
+        ),
+        (file(pair(b"a", ARRAY, struct.pack("<IQ", TEXT, 2**20)), pairs=1), "a: needs 8 bytes"),
+        (file(pair(b"a", ARRAY, struct.pack("<IQ", ARRAY, 1)), pairs=1), "array of value type 9"),
+        (file(pair(b"a", U32, b"\0"), pairs=1), "a: needs 4 bytes"),
+        *((file(aligned(v), pairs=1), "general.alignment") for v in (0, 3, 2**31)),
+        (file(tensor(b"w", (2**62, 2**62)), tensors=1), "w: bad shape"),
+        (file(tensor(b"w", (2**32, 2**32)), tensors=1), "w: bad shape"),
+        (file(tensor(b"w", (0, 4)), tensors=1), "w: bad shape"),
+        (file(tensor(b"w", (1,) * 5), tensors=1), "w: has 5 dimensions"),
+        (file(tensor(b"w", (4,), kind=4), tensors=1), "tensor w has type 4"),
+        (file(tensor(b"w", (31,), kind=8), tensors=1), "w: is 31 wide"),
+        (file(tensor(b"w", (4,), offset=7), tensors=1), "w: offset 7"),
+        (file(tensor(b"w", (4,), offset=2**63), tensors=1), "w: ends at byte"),
+        (file(tensor(b"w", (4,)), b"\0" * 10, tensors=1), "w: ends at byte"),
+        (file(tensor(b"w", (8,)), tensor(b"w", (8,)), b"\0" * 999, tensors=2), "w: stands twice"),
+        (
+            file(tensor(b"w", (16,)), tensor(b"x", (16,), offset=32), b"\0" * 999, tensors=2),
+            "within another",
+        ),
+        (file(ONE, pairs=1), "token_embd.weight: tensor is missing"),
+        (file(b"\xff" * 8, b"x" * 99, tensors=1), "tensor 0: a text of"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "file",
+)
+def test_row_33_headers_that_lie(content: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    assert said in refusal(path)
+
+
+def test_row_33_short_data(path: Path) -> None:
+    data = path.read_bytes()
+    for size in (len(data) - 1, len(data) // 2, len(data) // 4, 100, 30):
+        path.write_bytes(data[:size])
+        refusal(path)
+
+
+def edited(path: Path, checkpoint: Path, kind: str = "F32", **metadata: Any) -> Path:
+    named = {key.replace("__", "."): value for key, value in metadata.items()}
+    return write_gguf(path, checkpoint, kind, metadata=named)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ({"llama__embedding_length": 64}, "token_embd"),
+        ({"llama__embedding_length": "48"}, "hidden_size"),
+        ({"llama__block_count": 1}, "num_hidden_layers"),
+        ({"llama__block_count": 3}, "model.layers.2"),
+        ({"llama__block_count": 2**31}, "num_hidden_layers"),
+        ({"llama__attention__head_count": 5}, "heads"),
+        ({"llama__attention__head_count": 0}, "heads"),
+        ({"llama__rope__freq_base": -1.0}, "rope_theta"),
+        ({"tokenizer__ggml__eos_token_id": 400}, "eos_token_id"),
+        ({"tokenizer__ggml__tokens": "x"}, "tokenizer.ggml.tokens"),
+        ({"tokenizer__chat_template": 7}, "tokenizer.chat_template"),
+        ({"tokenizer__chat_template": "{% for"}, "chat_template"),
+        ({"general__sampling__temp": -1.0}, "temperature"),
+    ],
+)
+def test_row_34_metadata_and_tensors_that_disagree(
+    checkpoint: CheckpointMaker, tmp_path: Path, metadata: dict[str, Any], said: str
+) -> None:
+    made = edited(tmp_path / "model.gguf", checkpoint("llama"), **metadata)
+    with pytest.raises(ModelError, match=said.replace(".", r"\.")):
+        read_all(made)
+
+
+def test_row_34_scales_that_are_no_numbers(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model", **WIDE, num_hidden_layers=1)
+    path = write_gguf(tmp_path / "model.gguf", folder, "Q4_K")
+    read_all(path)
+    found = {tensor.name: tensor.data_offset for tensor in gguf.GGUFReader(path).tensors}
+    for at, what in ((0, "scale"), (2, "minimum")):
+        with path.open("r+b") as opened:
+            opened.seek(found["blk.0.ffn_up.weight"] + at)
+            whole = opened.read(2)
+            opened.seek(-2, 1)
+            opened.write(np.float16(np.inf).tobytes())
+        assert f"blk.0.ffn_up.weight: has a {what} that is infinite" in refusal(path)
+        with path.open("r+b") as opened:
+            opened.seek(found["blk.0.ffn_up.weight"] + at)
+            opened.write(whole)
+
+
+def test_row_34_a_missing_and_a_wrong_shard(path: Path, tmp_path: Path) -> None:
+    parts = split(path, tmp_path / "parts", 3)
+    read_all(parts[0])
+    second = parts[1].read_bytes()
+    parts[1].write_bytes(parts[2].read_bytes())
+    assert "split.no: says that it is 2 of 3, its name says 1 of 3" in refusal_of(parts[0])
+    parts[1].unlink()
+    assert "No such file" in refusal_of(parts[0])
+    parts[1].write_bytes(second)
+    read_all(parts[0])
+    many = parts[0].with_name("model-00001-of-99999.gguf")
+    many.write_bytes(second)
+    assert "counts 99999 files" in refusal_of(many)
+
+
+def refusal_of(path: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        read_all(path)
+    return str(caught.value)
+
+
+def test_row_35_a_link_out_of_the_folder(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    link = folder / "model.gguf"
+    link.symlink_to(path)
+    assert "symbolic link" in refusal(link)

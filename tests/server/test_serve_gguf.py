@@ -1,0 +1,48 @@
+"""A GGUF file behind the API: the answers go on when a damaged one takes its place."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.formats.gguf_files import write_gguf
+from tests.server.conftest import ADMIN_KEY, CONTEXT
+from tests.server.refusals import error_of
+from tests.server.serving import Server
+
+pytestmark = pytest.mark.xdist_group("server_gguf")
+
+
+@pytest.fixture(scope="module")
+def path(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "small.gguf", model)
+
+
+@pytest.fixture(scope="module")
+def server(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    flags = {"kv_cache_tokens": 2 * CONTEXT, "threads": 1, "admin_key": ADMIN_KEY}
+    with Server(path, log, **flags) as running:
+        yield running
+
+
+def test_a_file_is_served_by_its_name_and_survives_a_damaged_one(
+    server: Server, path: Path, model: Path, tmp_path: Path
+) -> None:
+    with server.openai() as client:
+        assert [found.id for found in client.models.list()] == ["small"]
+        chat = {"model": "small", "max_tokens": 12, "temperature": 0.0}
+        messages = [{"role": "user", "content": "the cat sat"}]
+        said = client.chat.completions.create(messages=messages, **chat)  # type: ignore[call-overload]
+        whole = path.read_bytes()
+        replacement = path.with_suffix(".new")
+        replacement.write_bytes(whole[: len(whole) // 2])
+        replacement.replace(path)
+        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+        with httpx.Client(base_url=server.url, headers=headers) as http:
+            answer = http.post("/admin/reload", json={"model": "small"})
+        assert "small.gguf: " in str(error_of(answer)["message"])
+        again = client.chat.completions.create(messages=messages, **chat)  # type: ignore[call-overload]
+    assert again.choices[0].message.content == said.choices[0].message.content
+    assert said.usage.prompt_tokens > 10
