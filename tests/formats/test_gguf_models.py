@@ -34,16 +34,20 @@ Folders = dict[str, Path]
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """Variant -> folder in Hugging Face's layout."""
-    made = {}
     # transformers takes no head width from a qwen3 file but the default.
-    for variant, changes in (("llama", {}), ("qwen2", {}), ("qwen3", {"head_dim": 128})):
-        folder = tmp_path_factory.mktemp(variant)
-        made[variant] = make_checkpoint(folder, variant, **{**WIDE, **changes})
-    return made
+    shapes = {"llama": WIDE, "qwen2": WIDE, "qwen3": {**WIDE, "head_dim": 128}}
+    return {
+        variant: make_checkpoint(tmp_path_factory.mktemp(variant), variant, **shape)
+        for variant, shape in shapes.items()
+    }
 
 
 def galleys_logits(path: Path) -> Floats:
-    floats = {"activations": "float32", "quantize": "float32", "kv_dtype": "float32"}
+    floats: dict[str, Any] = {
+        "activations": "float32",
+        "quantize": "float32",
+        "kv_dtype": "float32",
+    }
     model = read_model(EngineSettings(**floats), path)
     options = dataclasses.replace(model.options, weight_cache=None, threads=1)
     executor = CpuExecutor(model.program, model.weights, options)
@@ -99,7 +103,7 @@ def test_a_file_says_what_its_folder_says(folders: Folders, tmp_path: Path) -> N
     texts = []
     for model in (path, folder):
         with LLM(str(model), threads=1, kv_cache_tokens=256) as llm:
-            texts.append(llm.generate("the cat", greedy).text)
+            texts.append(llm.generate("the cat", greedy)[0].text)
     assert texts[0] == texts[1]
 
 

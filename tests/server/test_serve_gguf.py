@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -22,19 +23,18 @@ def path(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log"
-    flags = {"kv_cache_tokens": 2 * CONTEXT, "threads": 1, "admin_key": ADMIN_KEY}
-    with Server(path, log, **flags) as running:
+    with Server(path, log, kv_cache_tokens=2 * CONTEXT, threads=1, admin_key=ADMIN_KEY) as running:
         yield running
 
 
 def test_a_file_is_served_by_its_name_and_survives_a_damaged_one(
-    server: Server, path: Path, model: Path, tmp_path: Path
+    server: Server, path: Path
 ) -> None:
     with server.openai() as client:
         assert [found.id for found in client.models.list()] == ["small"]
-        chat = {"model": "small", "max_tokens": 12, "temperature": 0.0}
-        messages = [{"role": "user", "content": "the cat sat"}]
-        said = client.chat.completions.create(messages=messages, **chat)  # type: ignore[call-overload]
+        chat: dict[str, Any] = {"model": "small", "max_tokens": 12, "temperature": 0.0}
+        chat["messages"] = [{"role": "user", "content": "the cat sat"}]
+        said = client.chat.completions.create(**chat)
         whole = path.read_bytes()
         replacement = path.with_suffix(".new")
         replacement.write_bytes(whole[: len(whole) // 2])
@@ -43,6 +43,6 @@ def test_a_file_is_served_by_its_name_and_survives_a_damaged_one(
         with httpx.Client(base_url=server.url, headers=headers) as http:
             answer = http.post("/admin/reload", json={"model": "small"})
         assert "small.gguf: " in str(error_of(answer)["message"])
-        again = client.chat.completions.create(messages=messages, **chat)  # type: ignore[call-overload]
+        again = client.chat.completions.create(**chat)
     assert again.choices[0].message.content == said.choices[0].message.content
     assert said.usage.prompt_tokens > 10

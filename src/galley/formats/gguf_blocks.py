@@ -7,7 +7,7 @@ values are those that ggml computes, bit for bit. No value is rounded.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -98,21 +98,24 @@ def _planes(packed: Bytes, width: int, shifts: tuple[int, ...], mask: int) -> By
     """Runs of ``width`` bytes, each ``len(shifts)`` times after another, shifted right and masked."""
     runs = packed.reshape(len(packed), -1, 1, width)
     steps = np.array(shifts, np.uint8).reshape(1, 1, -1, 1)
-    return ((runs >> steps) & np.uint8(mask)).reshape(len(packed), -1)
+    made: Bytes = ((runs >> steps) & np.uint8(mask)).reshape(len(packed), -1)
+    return made
 
 
 def _nibbles(packed: Bytes, width: int = 16) -> Bytes:
     return _planes(packed, width, (0, 4), 15)
 
 
-def _signed(values: Bytes, zero: int) -> npt.NDArray[np.int8]:
-    return values.view(np.int8) - np.int8(zero)
+def _signed(values: npt.NDArray[Any], zero: int) -> npt.NDArray[np.int8]:
+    made: npt.NDArray[np.int8] = values.view(np.int8) - np.int8(zero)
+    return made
 
 
 def _fifth_bits(blocks: Bytes, at: int) -> Bytes:
     """[blocks, 32]: bit i of the four bytes at ``at``, as 0 or 16."""
     bits = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little")
-    return bits << np.uint8(4)
+    made: Bytes = bits << np.uint8(4)
+    return made
 
 
 def _q8_0(b: Bytes) -> Groups:
@@ -148,7 +151,8 @@ def _q3_k(b: Bytes) -> Groups:
     scales = _signed(low | (high << 4), 32).astype(np.float32)
     # q - 4 where the mask's bit is clear; stored with 8 for zero.
     bits = _planes(b[:, :32], 32, tuple(range(8)), 1)
-    q = _planes(b[:, 32:96], 32, (0, 2, 4, 6), 3) + (bits << 2) + np.uint8(4)
+    low_bits = _planes(b[:, 32:96], 32, (0, 2, 4, 6), 3)
+    q: Bytes = low_bits + (bits << np.uint8(2)) + np.uint8(4)
     return Groups(q, _half(b, 108) * scales)
 
 

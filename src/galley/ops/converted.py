@@ -24,8 +24,8 @@ def log_converted(program: Program, weights: Weights) -> None:
         kept = program.kinds[name]
         if kept != own:
             outputs, depth = weights.info(name).shape
-            sizes = integer_bytes(own, outputs, depth), packed_bytes(kept, outputs, depth)
-            converted.setdefault((str(own), str(kept)), []).append(sizes)
+            bytes_each = integer_bytes(own, outputs, depth), packed_bytes(kept, outputs, depth)
+            converted.setdefault((str(own), str(kept)), []).append(bytes_each)
     for (was, becomes), sizes in converted.items():
         before, after = (bytes_text(sum(column)) for column in zip(*sizes, strict=True))
         cost = "no value changes" if becomes == "float32" else "values are rounded"
