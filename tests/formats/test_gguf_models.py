@@ -1,6 +1,7 @@
 """GGUF checkpoints against transformers' own reading of the same files."""
 
 import dataclasses
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -102,7 +103,7 @@ def test_a_file_says_what_its_folder_says(folders: Folders, tmp_path: Path) -> N
     greedy = SamplingParams(max_tokens=8, temperature=0.0)
     texts = []
     for model in (path, folder):
-        with LLM(str(model), threads=1, kv_cache_tokens=256) as llm:
+        with closing(LLM(str(model), threads=1, kv_cache_tokens=256)) as llm:
             texts.append(llm.generate("the cat", greedy)[0].text)
     assert texts[0] == texts[1]
 

@@ -13,7 +13,7 @@ import click
 from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
 from galley.config import EngineSettings
 from galley.errors import RequestError
-from galley.formats.source import BUNDLED, BUNDLED_SPEECH, HUB_ID
+from galley.formats.source import BUNDLED, BUNDLED_SPEECH, HUB_GGUF, HUB_ID
 from galley.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -77,7 +77,9 @@ def _names_model(text: str) -> bool:
         return True
     path_like = text.startswith(("/", "./", "../", "~"))
     # os.path, because pathlib raises for what can be no path, and any prompt may come by here.
-    return path_like or HUB_ID.fullmatch(text) is not None or os.path.isdir(text)
+    at_hub = HUB_ID.fullmatch(text) or HUB_GGUF.fullmatch(text)
+    is_file = text.endswith(".gguf") and os.path.isfile(text)
+    return path_like or at_hub is not None or is_file or os.path.isdir(text)
 
 
 class Chat:

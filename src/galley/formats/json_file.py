@@ -99,9 +99,7 @@ def _check_link(path: Path) -> None:
     if not path.is_symlink():
         return
     folder, target = path.parent.resolve(), path.resolve()
-    homes = [folder]
-    if folder.parent.name == "snapshots":
-        homes.append(folder.parent.parent / "blobs")
+    homes = [folder, *(up.parent / "blobs" for up in folder.parents if up.name == "snapshots")]
     if not any(target.is_relative_to(home) for home in homes):
         raise CheckpointError(
             f"is a symbolic link to {target}, outside of the model's folder; put the file itself there",
