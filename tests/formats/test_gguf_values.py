@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize as truth
 
-from galley.formats.gguf_blocks import BLOCK_KINDS, kind_of, weight_of
+from galley.formats.gguf_blocks import BLOCK_KINDS, CHUNK_VALUES, kind_of, weight_of
 from galley.formats.gguf_file import TYPES
 from galley.formats.weights import IntWeight
 from galley.quant.weights import dequantize
@@ -25,10 +25,11 @@ def test_random_blocks(name: str) -> None:
     number = gguf.GGMLQuantizationType[name]
     known = TYPES[number]
     rng = np.random.default_rng(number)
-    data = rng.integers(0, 256, (64, 512 // known.values * known.bytes), np.uint8)
+    rows = CHUNK_VALUES // 512 + 7
+    data = rng.integers(0, 256, (rows, 512 // known.values * known.bytes), np.uint8)
     with np.errstate(all="ignore"):
         expected = truth(data, number).astype(np.float32)
-        weight = weight_of("w", known, (64, 512), data.reshape(-1))
+        weight = weight_of("w", known, (rows, 512), data.reshape(-1))
         assert isinstance(weight, IntWeight)
         got = dequantize(weight)
     assert weight.kind == kind_of(name, 512)

@@ -25,6 +25,9 @@ from galley.formats.weights import (
 Bytes = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int8] | npt.NDArray[np.uint8]
 
+CHUNK_VALUES: Final = 1 << 20
+"""Of a matrix that are unpacked at a time, so that temporaries stay small."""
+
 _IQ4: Final = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
 )
@@ -74,19 +77,21 @@ def weight_of(
     if type.name in DENSE_KINDS:
         return DenseWeight(name, cast(WeightType, type.name), shape, data.reshape(-1))
     block = BLOCK_KINDS[type.name]
-    with np.errstate(all="ignore"):  # scales that are no numbers are for the caller to find
-        q, scales, minima = block.unpack(data.reshape(-1, type.bytes))
     outputs, depth = shape
-    return IntWeight(
-        name,
-        block.bits,
-        q.reshape(outputs, depth),
-        block.group,
-        scales.reshape(outputs, -1),
-        None,
-        block.scale_type,
-        None if minima is None else minima.reshape(outputs, -1),
-    )
+    rows = data.reshape(outputs, -1)
+    q: Integers = np.empty(shape, np.int8) if block.bits == 8 else np.empty(shape, np.uint8)
+    scales = np.empty((outputs, depth // block.group), np.float32)
+    minima = np.empty_like(scales) if block.minima else None
+    step = max(1, CHUNK_VALUES // depth)
+    for first in range(0, outputs, step):
+        part = slice(first, first + step)
+        with np.errstate(all="ignore"):  # scales that are no numbers are for the caller to find
+            found = block.unpack(rows[part].reshape(-1, type.bytes))
+        q[part] = found.q.reshape(-1, depth)
+        scales[part] = found.scales.reshape(-1, scales.shape[1])
+        if minima is not None and found.minima is not None:
+            minima[part] = found.minima.reshape(-1, scales.shape[1])
+    return IntWeight(name, block.bits, q, block.group, scales, None, block.scale_type, minima)
 
 
 def _half(blocks: Bytes, at: int) -> Floats:

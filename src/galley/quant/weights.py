@@ -1,13 +1,15 @@
 """Values of typed weights as float32, and what rounding methods share."""
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from galley.errors import UnsupportedModel
 from galley.formats.weights import INT4_MIDDLE, DenseWeight, Floats, IntWeight
+
+_CHUNK_VALUES: Final = 1 << 20
 
 Quantize: TypeAlias = Callable[[DenseWeight], IntWeight]
 
@@ -38,14 +40,24 @@ def bf16_bits(values: Floats) -> npt.NDArray[np.uint16]:
 
 
 def dequantize(weight: IntWeight) -> Floats:
-    """[outputs, depth]: (q - zero) * scale, or q * scale + minimum."""
+    """[outputs, depth]: (q - zero) * scale, or q * scale + minimum. Row by row, so temporaries stay small."""
+    values = np.empty(weight.shape, np.float32)
+    step = max(1, _CHUNK_VALUES // max(1, weight.shape[1]))
+    for first in range(0, weight.shape[0], step):
+        rows = slice(first, first + step)
+        values[rows] = _values_of(weight, rows)
+    return values
+
+
+def _values_of(weight: IntWeight, rows: slice) -> Floats:
     depth = weight.shape[1]
 
     def spread(values: npt.NDArray[np.generic]) -> Floats:
-        return np.repeat(values.astype(np.float32), weight.group, axis=1)[:, :depth]
+        return np.repeat(values[rows].astype(np.float32), weight.group, axis=1)[:, :depth]
 
+    q = weight.q[rows].astype(np.float32)
     if weight.minima is not None:
-        return weight.q.astype(np.float32) * spread(weight.scales) + spread(weight.minima)
+        return q * spread(weight.scales) + spread(weight.minima)
     middle = 0 if weight.bits == 8 else INT4_MIDDLE
     zeros = middle if weight.zeros is None else spread(weight.zeros)
-    return (weight.q.astype(np.float32) - zeros) * spread(weight.scales)
+    return (q - zeros) * spread(weight.scales)
