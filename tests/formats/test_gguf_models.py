@@ -77,7 +77,7 @@ def test_logits_are_those_of_transformers(
 ) -> None:
     path = write_gguf(tmp_path / "model.gguf", folders[variant], type)
     got, expected = galleys_logits(path), transformers_logits(path)
-    assert relative(got, expected) <= 1e-5
+    assert relative(got, expected) <= 2e-5
     assert np.array_equal(got.argmax(axis=1), expected.argmax(axis=1))
 
 

@@ -140,11 +140,11 @@ def edited(path: Path, checkpoint: Path, kind: str = "F32", **metadata: Any) -> 
 @pytest.mark.parametrize(
     ("metadata", "said"),
     [
-        ({"llama__embedding_length": 64}, "token_embd"),
+        ({"llama__embedding_length": 64}, "embed_tokens"),
         ({"llama__embedding_length": "48"}, "hidden_size"),
         ({"llama__block_count": 1}, "num_hidden_layers"),
         ({"llama__block_count": 3}, "model.layers.2"),
-        ({"llama__block_count": 2**31}, "num_hidden_layers"),
+        ({"llama__block_count": 2**31 - 1}, "num_hidden_layers"),
         ({"llama__attention__head_count": 5}, "heads"),
         ({"llama__attention__head_count": 0}, "heads"),
         ({"llama__rope__freq_base": -1.0}, "rope_theta"),

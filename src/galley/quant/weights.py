@@ -40,7 +40,7 @@ def bf16_bits(values: Floats) -> npt.NDArray[np.uint16]:
 
 
 def dequantize(weight: IntWeight) -> Floats:
-    """[outputs, depth]: (q - zero) * scale, or q * scale + minimum. Row by row, so temporaries stay small."""
+    """[outputs, depth]: (q - zero) * scale, or q * scale + minimum; row by row, to keep memory small."""
     values = np.empty(weight.shape, np.float32)
     step = max(1, _CHUNK_VALUES // max(1, weight.shape[1]))
     for first in range(0, weight.shape[0], step):
