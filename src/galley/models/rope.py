@@ -65,7 +65,8 @@ def _scaled(
         factors = rope.numbers("factors")
         if len(factors) != len(inv_freq):
             raise rope.wrong("factors", f"{len(inv_freq)} numbers")
-        inv_freq = inv_freq / np.array(factors, np.float32)
+        divisors: Angles = np.array(factors, np.float32)
+        inv_freq = inv_freq / divisors
     elif kind == "llama3":
         inv_freq = _llama3(inv_freq, rope, config.count("max_position_embeddings", max_positions))
     elif kind == "yarn":
