@@ -16,15 +16,16 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
+import psutil
 from rich.progress import track
 
-from benchmarks.http_load import Answer, Client
+from benchmarks.http_load import Client
 from benchmarks.serving import Server, serving
 
 STREAMS = 32
 TOKENS = 256
-WARM_UP_SECONDS = 1.0
 
 BARE = """
 import sys
@@ -79,14 +80,20 @@ def collector() -> str:
     return f"http://127.0.0.1:{server.server_port}"
 
 
-async def tokens_per_second(server: Server, seconds: float) -> float:
-    """Of :data:`STREAMS` streams that begin again as they end."""
+class Pace(NamedTuple):
+    """Tokens of a second, and of a second of its processes' CPU time."""
+
+    by_clock: float
+    by_cpu: float
+
+
+async def pace(server: Server, answers: int) -> Pace:
+    """Of :data:`STREAMS` streams with so many answers one after another, each of :data:`TOKENS` tokens."""
     client = Client(server.url)
     drawn = random.Random(0)
-    answers: list[Answer] = []
 
     async def stream() -> None:
-        while True:
+        for _ in range(answers):
             prompt = [drawn.randrange(server.id_limit) for _ in range(16)]
             body = {
                 "model": server.model,
@@ -96,20 +103,22 @@ async def tokens_per_second(server: Server, seconds: float) -> float:
                 "logprobs": 0,
                 "stream": True,
             }
-            call = await client.begin("/v1/completions", body)
-            answers.append(call.answer)
-            await call.wait()
+            answer = await (await client.begin("/v1/completions", body)).wait()
+            assert answer.whole
 
-    streams = [asyncio.create_task(stream()) for _ in range(STREAMS)]
-    began = time.monotonic() + WARM_UP_SECONDS
-    await asyncio.sleep(WARM_UP_SECONDS + seconds)
-    ended = time.monotonic()
-    for task in streams:
-        task.cancel()
-    await asyncio.gather(*streams, return_exceptions=True)
+    cpu, began = cpu_seconds(server.pid), time.monotonic()
+    await asyncio.gather(*(stream() for _ in range(STREAMS)))
+    seconds, cpu = time.monotonic() - began, cpu_seconds(server.pid) - cpu
     client.close()
-    times = (at for answer in answers for at in answer.events)
-    return sum(began <= at <= ended for at in times) / (ended - began)
+    tokens = STREAMS * answers * TOKENS
+    return Pace(tokens / seconds, tokens / cpu)
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a server's processes so far."""
+    server = psutil.Process(pid)
+    times = [process.cpu_times() for process in (server, *server.children(recursive=True))]
+    return float(sum(used.user + used.system for used in times))
 
 
 def main() -> None:
@@ -117,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="galley-demo")
     parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--answers", type=int, default=4, help="of each stream in each run")
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -128,16 +137,19 @@ def main() -> None:
         )
         os.environ["PYTHONPATH"] = folder
         bare = stack.enter_context(serving(*arguments))
-        ratios = []
+        pairs = []
+        for server in (full, bare):
+            asyncio.run(pace(server, 1))
         for number in track(range(options.pairs), "pairs"):
             order = [full, bare] if number % 2 else [bare, full]
-            speeds = {s.url: asyncio.run(tokens_per_second(s, options.seconds)) for s in order}
-            ratios.append(speeds[full.url] / speeds[bare.url])
-        middle = statistics.median(ratios)
-        spread = statistics.quantiles(ratios, n=4)
+            paces = {server.url: asyncio.run(pace(server, options.answers)) for server in order}
+            pairs.append((paces[full.url], paces[bare.url]))
+    for what, index in (("second", 0), ("second of CPU time", 1)):
+        ratios = [with_all[index] / without[index] for with_all, without in pairs]
+        low, middle, high = statistics.quantiles(ratios, n=4)
         print(
-            f"with metrics, receipts and traces: {100 * middle:.2f} % of the tokens/s without, median of "
-            f"{len(ratios)} pairs (quartiles {100 * spread[0]:.2f} to {100 * spread[2]:.2f} %)"
+            f"with metrics, receipts and traces: {100 * middle:.2f} % of the tokens a {what} without, "
+            f"median of {len(ratios)} pairs (quartiles {100 * low:.2f} to {100 * high:.2f} %)"
         )
 
 

@@ -72,7 +72,7 @@ def write_checkpoint(folder: Path, config: dict[str, Any], *, seed: int = 0) -> 
     """config.json, tokenizer files and ``model.safetensors`` in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "generation_config.json").write_text('{"eos_token_id": 257}\n')
-    _write_tokenizer(folder)
+    _write_tokenizer(folder, config["vocab_size"])
     _write_weights(folder / "model.safetensors", dict(tensors(config)), seed)
     # Last: a folder that has it is complete.
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -120,13 +120,15 @@ def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], seed: int) ->
             file.write((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())
 
 
-def _write_tokenizer(folder: Path) -> None:
-    """One token for each byte, and two special ones."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({text: i for i, text in enumerate(alphabet)}, []))
+def _write_tokenizer(folder: Path, size: int) -> None:
+    """A token for each byte, two special ones, and for every other id a word that no text is split into."""
+    special = ["<|begin|>", "<|end|>"]
+    named = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *special]
+    words = [f"\u0120{np.base_repr(i, 36).lower()}" for i in range(len(named), size)]
+    tokenizer = Tokenizer(models.BPE({text: i for i, text in enumerate([*named, *words])}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|begin|>", "<|end|>"])
+    tokenizer.add_special_tokens(special)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
