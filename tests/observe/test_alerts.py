@@ -46,7 +46,7 @@ def load(server: Server, lanes: int, *, timeout: str = "60", **body: Any) -> Ite
                     "/v1/completions", json=BODY | body, headers={"x-request-timeout": timeout}
                 )
                 if answer.status_code in (429, 503):
-                    await asyncio.sleep(0.1)
+                    await asyncio.sleep(0.5)
 
     async def run() -> None:
         limits = httpx.Limits(max_connections=None)
@@ -128,7 +128,7 @@ def test_each_alert_fires_when_it_is_provoked(model: Path, tmp_path: Path) -> No
             with half_speed(engine):
                 fires(prometheus, "GalleyThroughput", "GalleyThroughputReduced")
         calm(prometheus)
-        with load(server, 100):
+        with load(server, 80):
             fires(prometheus, "GalleyLatency", "GalleyLatencyRaised", "GalleyRefusals")
         calm(prometheus)
         with load(server, 2, timeout="0.05", max_tokens=9000, min_tokens=9000):
