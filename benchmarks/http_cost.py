@@ -5,19 +5,21 @@
 
 Both decode the same prompts with as many threads, greedy, without a prefix cache; a figure is tokens a
 second once all sequences decode. The server is stopped (SIGSTOP) while the other is measured, so neither
-takes time or memory bandwidth of the other. ``--profile`` writes a py-spy profile of the server's and of
-the engine's process. For an idle machine.
+takes time or memory bandwidth of the other. ``--profile`` writes a profile of the server's and of the engine's
+process, by py-spy (``pip install py-spy``). For an idle machine.
 """
 
 import argparse
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import statistics
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Final
@@ -108,7 +110,10 @@ def children(pid: int) -> list[int]:
 def profiled(server: Server, count: int, folder: Path) -> None:
     """Samples every process of the server while ``count`` streams run."""
     folder.mkdir(parents=True, exist_ok=True)
-    record = f"py-spy record --threads --native --format raw --duration {PROFILE_SECONDS}".split()
+    program = shutil.which("py-spy") or str(Path(sys.executable).with_name("py-spy"))
+    record = (
+        f"{program} record --threads --native --format raw --duration {PROFILE_SECONDS}".split()
+    )
     spies = [
         subprocess.Popen(
             [*record, "--pid", str(pid), "--output", str(folder / f"{count}-streams-{pid}.txt")]
@@ -136,7 +141,6 @@ def main() -> None:
     batches = [int(part) for part in options.batch.split(",")]
     settings = EngineSettings(model=options.model, quantize=options.quantize, kv_cache_tokens=16384)
     flags = ("--quantize", options.quantize, "--no-prefix-cache", "--kv-cache-tokens", "16384")
-    ratios: dict[int, list[float]] = {count: [] for count in batches}
     speeds: dict[int, list[tuple[float, float]]] = {count: [] for count in batches}
     with serving(options.model, *flags) as server:
         with stopped(server.pid):
@@ -152,11 +156,19 @@ def main() -> None:
                 if number:  # the first round warms up
                     alone = (before + after) / 2
                     speeds[count].append((served, alone))
-                    ratios[count].append(served / alone)
+        report(options, speeds)
         if options.profile:
             for count in batches:
                 profiled(server, count, options.profile)
         httpx.get(f"{server.url}/health").raise_for_status()
+
+
+def report(
+    options: argparse.Namespace, speeds: Mapping[int, Sequence[tuple[float, float]]]
+) -> None:
+    """Print tokens a second, streams -> (through HTTP, in process) of each round; keep them if wanted."""
+    batches = list(speeds)
+    ratios = {count: [served / alone for served, alone in speeds[count]] for count in batches}
     table = Table("streams", "in process", "through HTTP", "ratio, median", "least", "most")
     for count in batches:
         served, alone = (statistics.median(side) for side in zip(*speeds[count], strict=True))
