@@ -5,8 +5,8 @@
 
 Both decode the same prompts with as many threads, greedy, without a prefix cache; a figure is tokens a
 second once all sequences decode. The server is stopped (SIGSTOP) while the other is measured, so neither
-takes time or memory bandwidth of the other. ``--profile`` writes a profile of the server's and of the engine's
-process, by py-spy (``pip install py-spy``). For an idle machine.
+takes time or memory bandwidth of the other. ``--profile`` writes a profile of the server's and of the
+engine's process, by py-spy (``pip install py-spy``). For an idle machine.
 """
 
 import argparse
