@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each open loop")
     parser.add_argument("--results", type=Path, help="put the figures into this file, too")
     options = parser.parse_args()
-    flags = ("--quantize", options.quantize, "--no-prefix-cache")
+    flags = ("--quantize", options.quantize, "--no-prefix-cache", "--speculation", "off")
     made = curves(options.model, options.seats, options.seconds, *flags)
     table = Table("policy", "load", "requests/s", "tokens/s", "TTFT P50", "latency P50", "P95")
     for curve in made:

@@ -141,8 +141,9 @@ def main() -> None:
     batches = [int(part) for part in options.batch.split(",")]
     settings = EngineSettings(model=options.model, quantize=options.quantize, kv_cache_tokens=16384)
     flags = ("--quantize", options.quantize, "--no-prefix-cache", "--kv-cache-tokens", "16384")
+    plain = (*flags, "--speculation", "off")
     speeds: dict[int, list[tuple[float, float]]] = {count: [] for count in batches}
-    with serving(options.model, *flags) as server:
+    with serving(options.model, *plain) as server:
         with stopped(server.pid):
             bench = EngineBench(settings)
         for number in track(range(options.rounds + 1), "rounds"):

@@ -13,6 +13,8 @@ def coerce(kind: object, value: object) -> object:
     """
     origin = typing.get_origin(kind)
     if origin is Literal:
+        if value is False and "off" in typing.get_args(kind):
+            return "off"  # as YAML 1.1 reads it
         if value not in typing.get_args(kind):
             raise ValueError(f"{value!r} is not one of {', '.join(typing.get_args(kind))}")
         return value

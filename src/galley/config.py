@@ -26,6 +26,10 @@ Quantize = Literal["auto", "float32", "bf16", "int8", "int4"]
 Activations = Literal["auto", "float32", "bfloat16", "int8"]
 KVType = Literal["auto", "float32", "bfloat16", "int8"]
 Batching = Literal["continuous", "dynamic", "static"]
+Speculation = Literal["auto", "off", "prompt", "recent"]
+
+_GUESSED_ROWS = 32
+"""A few running sequences may have so many rows together, guesses included."""
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 """Log format of the server and of its engine processes, which write to the same stream."""
@@ -131,6 +135,13 @@ class EngineSettings:
         "static, as dynamic, but max_running of them",
     )
     batching_delay: float = _setting(1.0, "Engine", "seconds that a static batch waits to be full")
+    speculation: Speculation = _setting(
+        "auto",
+        "Engine",
+        "where guesses of the next tokens come from, which are verified together when that is faster, and "
+        "change no text: prompt (prompt and output so far), recent (recent outputs of the same tenant), "
+        "auto (both), off",
+    )
 
     def __post_init__(self) -> None:
         _one_of(self)
@@ -154,6 +165,13 @@ class EngineSettings:
     def running_limit(self) -> int:
         """``max_running``, or its default."""
         return self.max_running or min(64, self.max_batch_tokens)
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows of a step from which tokens are drawn, guessed ones included, unless logprobs are wanted."""
+        if self.speculation == "off":
+            return self.running_limit
+        return max(self.running_limit, min(_GUESSED_ROWS, self.max_batch_tokens))
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             before any token was suppressed.
         alignment: report where the alignment heads look at each of the prompt's tokens, instead of going on
             after them: with ``max_tokens`` 0, on a speech model that names such heads.
+        speculation: "auto" lets the engine verify guesses of the next tokens, as its setting says;
+            "off" none. The text is the same.
         grammar: tokens that would leave it are not chosen, and the text ends with it at the latest.
         length_penalty: a finished hypothesis counts with its log-probability divided by its length to this
             power.
@@ -141,6 +143,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     num_beams: int = 1
     length_penalty: float = 1.0
     alignment: bool = False
+    speculation: Literal["auto", "off"] = "auto"
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
@@ -317,6 +320,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         engine_seconds: the request's share of the engine's time so far; see ``engine/step_meter.py``.
+        proposed, accepted: guessed tokens that were verified so far, and those of them that were right.
     """
 
     queued: float = 0.0
@@ -324,6 +328,8 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
     total: float = 0.0
     preemptions: int = 0
     engine_seconds: float = 0.0
+    proposed: int = 0
+    accepted: int = 0
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -355,6 +361,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         batch_sequences, batch_tokens: gauges: sequences of the latest step, and rows as the token budget
             counts them.
+        prompt_proposed_tokens, recent_proposed_tokens: counters: guesses that were verified, by proposer.
+        prompt_accepted_tokens, recent_accepted_tokens: counters: those of them that were right.
         busy_seconds: counter: time that was divided among requests; see ``engine/step_meter.py``.
         schedule_seconds, forward_seconds, sample_seconds, emit_seconds: counters: where the time of steps
             went. What ``forward_seconds`` counts includes ``sample_seconds``.
@@ -379,6 +387,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     busy_seconds: float = 0.0
     batch_sequences: int = 0
     batch_tokens: int = 0
+    prompt_proposed_tokens: int = 0
+    prompt_accepted_tokens: int = 0
+    recent_proposed_tokens: int = 0
+    recent_accepted_tokens: int = 0
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "priority_steps": st.integers(1, 10**4),
     "batching": st.sampled_from(["continuous", "dynamic", "static"]),
     "batching_delay": st.floats(0, 3600),
+    "speculation": st.sampled_from(["auto", "off", "prompt", "recent"]),
     "host": TEXT,
     "port": st.integers(0, 65535),
     "served_model_name": TEXT,

@@ -65,6 +65,7 @@ def test_a_named_file_must_exist(tmp_path: Path) -> None:
     [
         ("max-batch-tokens: 128", {"max_batch_tokens": 128}),
         ("prefix_cache: off", {"prefix_cache": False}),
+        ("speculation: off", {"speculation": "off"}),
         ("drain_seconds: 5", {"drain_seconds": 5.0}),
         ("threads:", {"threads": None}),
         ("api_key: [one, two]", {"api_key": ("one", "two")}),

@@ -21,6 +21,7 @@ from galley.engine.block_hashes import encoder_block_hashes
 from galley.engine.blocks import BlockPool
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import EncoderCache, EncoderFeatures
+from galley.engine.guessing import Guessing
 from galley.engine.kv import KVCache, check_blocks
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
@@ -28,6 +29,9 @@ from galley.engine.tasks.beam import BeamTask
 from galley.graph.program import KVGroup
 from galley.ops.executor import Batch
 from galley.ops.sampling import SamplingBatch, StepResult, sample
+from galley.speculation.prompt_lookup import PromptLookup
+from galley.speculation.recent_texts import RecentTexts
+from galley.speculation.row_costs import RowCosts
 from galley.types import (
     BLOCK_TOKENS,
     EngineRequest,
@@ -35,6 +39,7 @@ from galley.types import (
     SamplingParams,
     blocks_for,
 )
+from tests.engine.guesses import each
 
 BLOCKS = 12
 BUDGET = 24
@@ -54,6 +59,7 @@ class EngineMachine(RuleBasedStateMachine):
     blocks = BLOCKS
     speech = False
     guesses = False
+    speculates = False
     groups: tuple[KVGroup, ...] = (KVGroup(),)
 
     def __init__(self) -> None:
@@ -74,12 +80,16 @@ class EngineMachine(RuleBasedStateMachine):
         self.pool = BlockPool(blocks)
         self.kv = KVCache(self.pool, prefix_cache=prefix_cache, groups=self.groups)
         self.encoder_cache = EncoderCache(self.pool, sharing=prefix_cache, kept=kept)
+        self.guessing = Guessing()
+        if self.speculates:
+            costs = RowCosts({1: 1.0, 8: 1.2, 64: 9.0})
+            self.guessing = Guessing([PromptLookup(), RecentTexts(200)], costs)
         self.scheduler = Scheduler(
             self.kv,
             self.encoder_cache,
             max_batch_tokens=BUDGET,
             max_running=MAX_RUNNING,
-            proposer=self.propose if self.guesses else None,
+            guess=each(self.propose) if self.guesses else self.guessing.guess,
         )
 
     @rule(
@@ -130,6 +140,7 @@ class EngineMachine(RuleBasedStateMachine):
             request, order=self.steps + priority * PRIORITY_STEPS, arrival=0.0, features=features
         )
         self.live[request.id] = sequence
+        self.guessing.begin(sequence)
         self.scheduler.add(sequence)
         return request.id
 
@@ -183,9 +194,13 @@ class EngineMachine(RuleBasedStateMachine):
             self.read(work)
         result = self.result_of(plan, batch, sampling)
         known = {work.sequence.id: list(work.sequence.tokens) for work in plan}
-        for output in commit(plan, result, self.kv):
+        outputs = commit(plan, result, self.kv)
+        self.guessing.settle(plan, 1.0)
+        for output in outputs:
             if output.finish_reason:
-                self.scheduler.remove(self.live.pop(output.request_id))
+                sequence = self.live.pop(output.request_id)
+                self.guessing.end(sequence)
+                self.scheduler.remove(sequence)
         for work in plan:
             self.check_text(work.sequence, known[work.sequence.id])
         self.steps += 1
@@ -362,6 +377,12 @@ class GuessWindowMachine(GuessMachine):
 
     blocks = 3 * BLOCKS
     groups = (KVGroup(), KVGroup(window=20))
+
+
+class SpeculationMachine(EngineMachine):
+    """The same with the guesses of the real proposers, as many as the real rule wants."""
+
+    speculates = True
 
 
 def next_token(text: Tokens[int]) -> int:

@@ -14,6 +14,7 @@ from galley.engine.sequence import Sequence
 from galley.service.requests import expand
 from galley.types import BLOCK_TOKENS, Output, blocks_for
 from tests.conftest import CheckpointMaker
+from tests.engine.guesses import each
 
 PROMPTS = [list(range(5, 5 + n)) for n in (3, 17, 40)]
 PARAMS = SamplingParams(temperature=0.9, seed=4, max_tokens=40, ignore_eos=True)
@@ -70,7 +71,9 @@ def test_a_text_is_the_same_with_and_without_guesses(
     changes: dict[str, object], prefix_cache: bool, checkpoint: CheckpointMaker
 ) -> None:
     params = msgspec.structs.replace(PARAMS, **changes)
-    settings = EngineSettings(threads=1, kv_cache_tokens=512, prefix_cache=prefix_cache)
+    settings = EngineSettings(
+        threads=1, speculation="off", kv_cache_tokens=512, prefix_cache=prefix_cache
+    )
 
     def engine() -> Engine:
         return load_engine(settings, checkpoint("llama"))
@@ -85,21 +88,23 @@ def test_a_text_is_the_same_with_and_without_guesses(
         (lambda s: [*right(known, 2)(s), 7, 7], True),  # type: ignore[arg-type]
     ):
         guessing = engine()
-        guessing._scheduler.proposer = guess
+        guessing._scheduler.guess = each(guess)
         got, taken = run(guessing, params)
         assert joined(got) == expected
         assert taken < steps / 2 if fewer else taken == steps
 
 
 def test_guesses_beside_preemptions(checkpoint: CheckpointMaker) -> None:
-    settings = EngineSettings(threads=1, kv_cache_tokens=512)
+    settings = EngineSettings(threads=1, speculation="off", kv_cache_tokens=512)
     texts, _ = run(load_engine(settings, checkpoint("llama")), PARAMS)
     known = {name: text[0] for name, text in joined(texts).items()}
     tight = load_engine(
-        EngineSettings(threads=1, kv_cache_tokens=128, max_batch_tokens=24, max_running=3),
+        EngineSettings(
+            threads=1, speculation="off", kv_cache_tokens=128, max_batch_tokens=24, max_running=3
+        ),
         checkpoint("llama"),
     )
-    tight._scheduler.proposer = right(known, 6)  # type: ignore[arg-type]
+    tight._scheduler.guess = each(right(known, 6))  # type: ignore[arg-type]
     got, _ = run(tight, PARAMS)
     assert tight.stats.preemptions > 0
     assert joined(got) == joined(texts)
@@ -108,10 +113,12 @@ def test_guesses_beside_preemptions(checkpoint: CheckpointMaker) -> None:
 def test_nobody_is_preempted_for_a_guess(checkpoint: CheckpointMaker) -> None:
     """The cache holds the texts and not a block more."""
     blocks = sum(blocks_for(len(prompt) + 40) for prompt in PROMPTS)
-    settings = EngineSettings(threads=1, kv_cache_tokens=blocks * BLOCK_TOKENS, prefix_cache=False)
+    settings = EngineSettings(
+        threads=1, speculation="off", kv_cache_tokens=blocks * BLOCK_TOKENS, prefix_cache=False
+    )
     texts, steps = run(load_engine(settings, checkpoint("llama")), PARAMS)
     guessing = load_engine(settings, checkpoint("llama"))
-    guessing._scheduler.proposer = lambda s: [3] * 40
+    guessing._scheduler.guess = each(lambda s: [3] * 40)
     got, taken = run(guessing, PARAMS)
     assert guessing.stats.preemptions == 0
     assert joined(got) == joined(texts)
@@ -120,14 +127,16 @@ def test_nobody_is_preempted_for_a_guess(checkpoint: CheckpointMaker) -> None:
 
 def test_a_task_says_how_many_guesses_it_verifies(checkpoint: CheckpointMaker) -> None:
     """Beams take none; a text's last token needs no guess behind it."""
-    engine = load_engine(EngineSettings(threads=1, kv_cache_tokens=512), checkpoint("llama"))
+    engine = load_engine(
+        EngineSettings(threads=1, speculation="off", kv_cache_tokens=512), checkpoint("llama")
+    )
     asked: list[int] = []
 
     def propose(sequence: Sequence) -> list[int]:
         asked.append(sequence.generated)
         return [5] * 99
 
-    engine._scheduler.proposer = propose
+    engine._scheduler.guess = each(propose)
     greedy = msgspec.structs.replace(PARAMS, temperature=0.0, max_tokens=6)
     run(engine, msgspec.structs.replace(greedy, num_beams=3))
     assert asked == []

@@ -24,7 +24,10 @@ def tokens(engine: Engine, count: int) -> list[int]:
     params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
     [request] = expand(list(range(5, 90)), params, engine.info, request_id="r")
     engine.add(request)
-    return [token for _ in range(count) for output in engine.step() for token in output.tokens]
+    text: list[int] = []
+    while engine.has_work:
+        text += [token for output in engine.step() for token in output.tokens]
+    return text
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

@@ -20,6 +20,7 @@ from tests.engine.machine import (
     GuessSpeechMachine,
     GuessWindowMachine,
     SlidingMachine,
+    SpeculationMachine,
     SpeechMachine,
     StateMachine,
     WindowMachine,
@@ -41,6 +42,8 @@ TestGuessSpeechMachine = GuessSpeechMachine.TestCase
 TestGuessSpeechMachine.settings = settings(max_examples=60, stateful_step_count=40)
 TestGuessWindowMachine = GuessWindowMachine.TestCase
 TestGuessWindowMachine.settings = settings(max_examples=60, stateful_step_count=40)
+TestSpeculationMachine = SpeculationMachine.TestCase
+TestSpeculationMachine.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_beams_of_two_tenants_do_not_preempt_each_other_for_ever() -> None:

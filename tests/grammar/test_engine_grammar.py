@@ -20,6 +20,7 @@ from galley.text.tokenizer import Tokenizer
 from galley.types import EngineRequest, Grammar, Output
 from tests.checkpoints import make_checkpoint
 from tests.conftest import CheckpointMaker
+from tests.engine.guesses import each, eager
 from tests.grammar.schemas import COUNT, NAME, SCHEMAS, record
 from tests.text import trained
 
@@ -285,10 +286,22 @@ def test_guesses_change_nothing(
         known: list[int] = tokens[sequence.generated :][:3]
         return [*known, 64, 5] if wrong else known
 
-    engine._scheduler.proposer = propose
+    engine._scheduler.guess = each(propose)
     texts = run(engine, requests_of(engine, folder, MIXED))
     engine.close()
     assert texts == alone
+
+
+def test_speculation_changes_nothing(
+    alone: dict[str, tuple[object, ...]], checkpoint: CheckpointMaker
+) -> None:
+    """When the same was served before, too."""
+    folder = checkpoint("llama")
+    engine = eager(load_engine(EngineSettings(threads=1, kv_cache_tokens=4096), folder), "auto")
+    for _ in range(2):
+        assert run(engine, requests_of(engine, folder, MIXED)) == alone
+    assert engine.stats.recent_accepted_tokens > 0
+    engine.close()
 
 
 def test_a_text_goes_on_where_an_engine_died(

@@ -44,7 +44,8 @@ class Server:
         self._wait = wait
         self._open_files = open_files
         self._environ = os.environ | (environ or {})
-        settings = {"port": 0, **settings}
+        # A token a step, so that long answers take long however often a test has them.
+        settings = {"port": 0, "speculation": "off", **settings}
         flags = [part for name, value in settings.items() for part in _flag(name, value)]
         models = [str(model)] if isinstance(model, Path | str) else model
         self._command = [sys.executable, "-m", "galley", "serve", *models, *flags]

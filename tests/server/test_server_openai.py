@@ -43,6 +43,7 @@ EXTRA = {
     "ignore_eos",
     "priority",
     "cache_salt",
+    "speculation",
 }
 
 

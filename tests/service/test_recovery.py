@@ -60,7 +60,9 @@ def tokens_in(chunk: Any) -> int:
     )
 
 
-async def all_streams(server: Server, model: str, *, kill_after: list[int]) -> list[list[Any]]:
+async def all_streams(
+    server: Server, model: str, *, kill_after: list[int], speculation: str = "auto"
+) -> list[list[Any]]:
     """Runs the streams; kills the engine each time that many tokens have arrived in all."""
     seen = [0]
 
@@ -75,7 +77,8 @@ async def all_streams(server: Server, model: str, *, kill_after: list[int]) -> l
                 await asyncio.sleep(0.002)
 
     async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
-        tasks = [stream(client, {**body(i), "model": model}, seen) for i in range(STREAMS)]
+        asked = {"model": model, "speculation": speculation}
+        tasks = [stream(client, {**body(i), **asked}, seen) for i in range(STREAMS)]
         chunks, _ = await asyncio.gather(asyncio.gather(*tasks), killer())
         return list(chunks)
 
@@ -94,13 +97,19 @@ def text_of(chunks: list[Any]) -> tuple[str, list[Any], list[Any], Any]:
 
 
 def test_streams_survive_the_engine(folder: Path, tmp_path: Path) -> None:
-    with Server(folder, tmp_path / "log", threads=1, kv_cache_tokens=8192) as server:
+    """While it guesses what was served before, too; the texts are those without guesses."""
+    log = tmp_path / "log"
+    with Server(folder, log, threads=1, kv_cache_tokens=8192, speculation="auto") as server:
         model = folder.name
-        calm = asyncio.run(all_streams(server, model, kill_after=[]))
+        calm = asyncio.run(all_streams(server, model, kill_after=[], speculation="off"))
+        known = asyncio.run(all_streams(server, model, kill_after=[]))
+        assert [text_of(chunks) for chunks in known] == [text_of(chunks) for chunks in calm]
         total = STREAMS * TOKENS
         killed = asyncio.run(all_streams(server, model, kill_after=[total // 10, total // 3]))
         assert [text_of(chunks) for chunks in killed] == [text_of(chunks) for chunks in calm]
         until(lambda: server.metrics()["galley_engine_restarts_total"] == 2)
+        accepted = "galley_speculation_accepted_tokens_total{proposer=recent}"
+        assert server.metrics()[accepted] > 0
         assert len({text_of(chunks)[0] for chunks in calm}) == STREAMS
         until(lambda: server.metrics()["galley_kv_blocks{state=used}"] == 0)
 

@@ -64,11 +64,16 @@ class Reloaded(TypedDict):
 
 
 class ReceiptFields(TypedDict, total=False):
-    """What a request took: milliseconds, and with `price_per_hour` its cost in that currency."""
+    """What a request took: milliseconds, and with `price_per_hour` its cost in that currency.
+
+    Where tokens were guessed also how many guesses were verified, and how many of them were right.
+    """
 
     queue_ms: float
     prefill_ms: float
     decode_ms: float
+    proposed_tokens: int
+    accepted_tokens: int
     cost: float
 
 

@@ -79,6 +79,7 @@ _PASSED_ON: Final = (
     "max_tokens",
     "min_tokens",
     "ignore_eos",
+    "speculation",
 )
 """Fields whose names and meanings are those of :class:`SamplingParams`."""
 
@@ -182,6 +183,10 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
     cache_salt: Annotated[
         Annotated[str, Meta(min_length=1, max_length=1024)] | None,
         Meta(description="Cached prefixes are shared between equal salts only."),
+    ] = None
+    speculation: Annotated[
+        Literal["auto", "off"] | None,
+        Meta(description="Whether guesses of the next tokens are verified; the text is the same."),
     ] = None
     user: Annotated[str | None, Meta(description="Taken and not used.")] = None
     metadata: Annotated[

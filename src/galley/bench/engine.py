@@ -54,13 +54,14 @@ class EngineBench:
     """Runs one kind of work at a time on an engine, with greedy sampling and no end-of-sequence tokens."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Loads the model, with the prefix cache off so that equal prompts are computed each time.
+        """Loads the model, with prefix cache and speculation off, so that every token is computed alone.
 
         Raises:
             ModelError, SettingsError: the model or the settings cannot be used.
         """
         folder = resolve_model(settings.model, revision=settings.revision)
-        self._engine: Engine = load_engine(replace(settings, prefix_cache=False), folder)
+        plain = replace(settings, prefix_cache=False, speculation="off")
+        self._engine: Engine = load_engine(plain, folder)
         # A first start writes its packed weights now, which would be measured, too.
         background.finish()
 

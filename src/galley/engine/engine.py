@@ -10,6 +10,7 @@ import msgspec
 from galley.engine.assemble import assemble
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import MAX_FEATURE, EncoderCache, EncoderFeatures
+from galley.engine.guessing import Guessing
 from galley.engine.kv import KVCache, check_blocks
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
@@ -44,6 +45,7 @@ class Engine:
         *,
         priority_steps: int,
         meter: StepMeter | None = None,
+        guessing: Guessing | None = None,
         grammars: Grammars | None = None,
     ) -> None:
         self.info = info
@@ -54,6 +56,7 @@ class Engine:
         self._scheduler = scheduler
         self._priority_steps = priority_steps
         self._meter = meter or StepMeter()
+        self._guessing = guessing or Guessing()
         self._sequences: dict[str, Sequence] = {}
         self._grammars = grammars
         self._compiling: list[_Compiling] = []
@@ -105,6 +108,7 @@ class Engine:
         if not self._sequences:
             self._meter.awake()
         self._sequences[request.id] = sequence
+        self._guessing.begin(sequence)
         self._scheduler.add(sequence)
 
     def _features(self, request: EngineRequest) -> EncoderFeatures | None:
@@ -120,6 +124,7 @@ class Engine:
             self._compiling = [one for one in self._compiling if one.request.id != request_id]
             self._refused = [o for o in self._refused if o.request_id != request_id]
             if sequence := self._sequences.pop(request_id, None):
+                self._guessing.end(sequence)  # a stop string may have been found in it
                 self._scheduler.remove(sequence)
 
     def step(self) -> list[Output]:
@@ -154,6 +159,7 @@ class Engine:
             self._kv.pool.forget_all()
             raise
         outputs = commit(plan, result, self._kv)
+        self._guessing.settle(plan, meter.seconds)
         self._steps += 1
         outputs = self._emit(outputs)
         meter.end()
@@ -178,6 +184,7 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """As of now."""
+        prompt, recent = self._guessing.counts("prompt"), self._guessing.counts("recent")
         return EngineStats(
             running=len(self._scheduler.running),
             waiting=self._scheduler.waiting + len(self._compiling),
@@ -198,6 +205,10 @@ class Engine:
             busy_seconds=self._meter.busy_seconds,
             batch_sequences=self._meter.sequences,
             batch_tokens=self._meter.tokens,
+            prompt_proposed_tokens=prompt.proposed,
+            prompt_accepted_tokens=prompt.accepted,
+            recent_proposed_tokens=recent.proposed,
+            recent_accepted_tokens=recent.accepted,
         )
 
     def close(self) -> None:
@@ -235,9 +246,12 @@ class Engine:
                 total=now - sequence.arrival,
                 preemptions=sequence.preemptions,
                 engine_seconds=sequence.engine_seconds,
+                proposed=sequence.guesser.proposed if sequence.guesser else 0,
+                accepted=sequence.guesser.accepted if sequence.guesser else 0,
             )
             outputs[i] = msgspec.structs.replace(output, timing=timing)
             if output.finish_reason:
                 del self._sequences[sequence.id]
+                self._guessing.end(sequence)
                 self._scheduler.remove(sequence)
         return outputs

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from galley.audio import SpeechInfo
 from galley.config import EngineSettings
 from galley.engine.batching import BatchGatherer
 from galley.engine.blocks import BlockPool
 from galley.engine.encoder_cache import EncoderCache
 from galley.engine.engine import Engine
+from galley.engine.guessing import Guessing, proposers_of
 from galley.engine.kv import KVCache
-from galley.engine.memory import plan_memory
+from galley.engine.memory import KVSize, plan_memory
 from galley.engine.scheduler import Scheduler
 from galley.engine.step_meter import Pauses, StepMeter
+from galley.engine.warm_up import MEASURED_ROWS, measure_rows, warm_up
 from galley.errors import DamagedWeights, EngineFailed
 from galley.formats.gguf_file import is_gguf, split_files
 from galley.formats.reader import CheckpointReader, open_checkpoint
@@ -29,15 +29,12 @@ from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
 from galley.models.surplus import check_surplus
 from galley.ops.executor import (
-    Batch,
-    CrossContext,
-    EncoderBatch,
     Executor,
     ExecutorOptions,
     choose_executor,
 )
 from galley.ops.rows import check_isa
-from galley.ops.sampling import SamplingBatch
+from galley.speculation.row_costs import RowCosts
 from galley.types import ModelInfo, OnLedger, OnPhase
 
 
@@ -107,7 +104,8 @@ def _load(
     assert executor.kv_bytes_per_block() == kv.block_bytes
     clock.end("load")
     executor.allocate_kv(kv.blocks)
-    _warm_up(executor, program, speech)
+    warm_up(executor, program, speech)
+    guessing = _guessing(settings, executor, program, kv)
     clock.end("warm-up")
     phases["ready"] = sum(phases.values())
     info = ModelInfo(
@@ -141,6 +139,7 @@ def _load(
         max_running=settings.running_limit,
         priority_steps=settings.priority_steps,
         gatherer=_gatherer(settings),
+        guess=guessing.guess,
     )
     steps = settings.priority_steps
     meter = StepMeter(None if pauses is None else lambda: pauses.seconds)
@@ -153,8 +152,22 @@ def _load(
         info,
         priority_steps=steps,
         meter=meter,
+        guessing=guessing,
         grammars=grammars,
     )
+
+
+def _guessing(
+    settings: EngineSettings, executor: Executor, program: Program, kv: KVSize
+) -> Guessing:
+    """Nothing is guessed for speech, nor where a state has taken tokens in for good."""
+    proposers = proposers_of(settings)
+    most = min(settings.logit_rows, kv.max_model_len, kv.tokens)
+    stateful = any(group.state_blocks for group in program.kv_groups)
+    if not proposers or program.encoder is not None or stateful or most < MEASURED_ROWS[1]:
+        return Guessing()
+    measured = measure_rows(executor, len(program.kv_groups), most)
+    return Guessing(proposers, RowCosts(measured), settings.logit_rows)
 
 
 def _gatherer(settings: EngineSettings) -> BatchGatherer | None:
@@ -246,28 +259,3 @@ def _executor_options(
         disable_pass=settings.disable_pass,
         weight_cache=checkpoint if settings.weight_cache else None,
     )
-
-
-def _warm_up(executor: Executor, program: Program, speech: SpeechInfo | None) -> None:
-    """One token through everything, so that lazy initialisation does not fall on the first request.
-
-    It writes to block 0, and one row of an encoder output to block 1, which no request has yet.
-    """
-    zero = np.zeros(1, dtype=np.int64)
-    one = np.ones(1, dtype=np.int64)
-    starts = np.array([0, 1], dtype=np.int64)
-    cross, inputs = None, None
-    if speech is not None:
-        silence = np.zeros((1, speech.mels), dtype=np.float32)
-        inputs = EncoderBatch(features=silence, starts=starts, tables=(one,))
-        cross = CrossContext(tables=(one,), rows=one)
-    batch = Batch(
-        tokens=zero,
-        positions=zero,
-        starts=starts,
-        tables=(zero,) * len(program.kv_groups),
-        wanted=zero,
-        cross=cross,
-        encode=inputs,
-    )
-    executor.execute(batch, SamplingBatch())

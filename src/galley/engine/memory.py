@@ -110,7 +110,7 @@ def plan_memory(
     available = memory.free
     if available is None:
         available = min(available_memory(), address_space_left())
-    buffers = memory.buffers(settings.max_batch_tokens, settings.running_limit)
+    buffers = memory.buffers(settings.max_batch_tokens, settings.logit_rows)
     left = available - memory.weights - buffers - RESERVE_BYTES
     size = replace(size, blocks=_kv_blocks(settings, size, left))
     if size.blocks <= size.encoder_blocks:

@@ -11,7 +11,7 @@ whose turn it is and who holds less than its share of the seats or blocks gets t
 
 import heapq
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from typing import TypeAlias
 
@@ -23,9 +23,6 @@ from galley.engine.fair_share import FairShare
 from galley.engine.kv import Claim, KVCache
 from galley.engine.sequence import Sequence
 from galley.types import BLOCK_TOKENS
-
-Proposer: TypeAlias = Callable[[Sequence], Tokens[int]]
-"""Guesses the tokens that come next in a sequence which has caught up; empty if it has no idea."""
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
@@ -44,13 +41,20 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     guesses: Tokens[int] = ()
 
 
+Guess: TypeAlias = Callable[[list[Work], int], Iterable[tuple[int, Tokens[int]]]]
+"""Told a plan, and how many guesses fit in; makes (place in the plan, tokens that may come next there).
+
+A sequence is guessed only where its known tokens are completed, and no further than its task can verify.
+"""
+
+
 class Scheduler:
     """Owns the waiting and the running sequences.
 
     Attributes:
         running: sequences that hold blocks, in order.
         preemptions: so far.
-        proposer: guesses tokens for sequences that have caught up; None guesses nothing.
+        guess: guesses tokens for sequences that have caught up; None guesses nothing.
 
     Args:
         gatherer: holds newcomers back until a batch is over; None lets them join those that run.
@@ -64,7 +68,7 @@ class Scheduler:
         max_batch_tokens: int,
         max_running: int,
         priority_steps: int = 1,
-        proposer: Proposer | None = None,
+        guess: Guess | None = None,
         gatherer: BatchGatherer | None = None,
     ) -> None:
         assert max_running <= max_batch_tokens
@@ -73,7 +77,7 @@ class Scheduler:
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running
         self._capacity = kv.pool.total * BLOCK_TOKENS
-        self.proposer = proposer
+        self.guess = guess
         self._gatherer = gatherer
         # A step that only decodes computes up to max_running tokens.
         self._fair = FairShare(priority_steps * max_running)
@@ -141,8 +145,8 @@ class Scheduler:
         behind = [sequence for sequence in self.running if sequence.is_behind()]
         if behind or self._waiting:
             budget = self._prefill(plan, budget, behind, admits=self.preemptions == preempted)
-        if self.proposer is not None and budget:
-            self._guess(self.proposer, plan, budget)
+        if self.guess is not None and budget:
+            self._add_guesses(plan, self.guess(plan, budget))
         return plan
 
     def _advance(self, sequence: Sequence, plan: list[Work], budget: int) -> int:
@@ -157,21 +161,18 @@ class Scheduler:
         self._fair.charge(sequence, count)
         return budget - min(budget, count)
 
-    def _guess(self, proposer: Proposer, plan: list[Work], budget: int) -> None:
-        """Put guesses behind the sequences that catch up in this step.
+    def _add_guesses(self, plan: list[Work], guessed: Iterable[tuple[int, Tokens[int]]]) -> None:
+        """Put guesses behind sequences that catch up in this step.
 
         Guesses take the tokens and blocks that nobody else wants: nobody waits or is preempted for them.
         """
-        for i, work in enumerate(plan):
-            sequence = work.sequence
-            most = min(budget, sequence.task.guessable(sequence)) if work.completes else 0
-            guesses = proposer(sequence)[:most] if most > 0 else ()
+        for i, guesses in guessed:
+            work, sequence = plan[i], plan[i].sequence
             end = len(sequence.tokens) + len(guesses)
             if guesses and self._kv.takes_back and self._kv.grow(sequence.id, end):
                 count = work.count + len(guesses)
                 plan[i] = msgspec.structs.replace(work, count=count, guesses=guesses)
                 self._fair.charge(sequence, len(guesses))
-                budget -= len(guesses)
 
     def preempt_all(self) -> None:
         """After a step that failed: what its sequences were promised was never computed."""

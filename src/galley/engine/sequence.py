@@ -8,6 +8,7 @@ from galley.engine.block_hashes import salt_hash
 from galley.engine.encoder_cache import EncoderFeatures
 from galley.engine.tasks import Task, task_of
 from galley.grammar.matcher import GrammarMatcher
+from galley.speculation.speculator import Guesser
 from galley.types import EngineRequest
 
 
@@ -36,6 +37,7 @@ class Sequence:
         engine_seconds: its share of the engine's time so far.
         forks: set by a task whose hypotheses have been replaced: for each new one the place of the old
             one whose blocks it goes on from.
+        guesser: guesses its next tokens; None if nobody does.
     """
 
     request: EngineRequest
@@ -59,6 +61,7 @@ class Sequence:
     preemptions: int = 0
     engine_seconds: float = 0.0
     forks: list[int] | None = None
+    guesser: Guesser | None = None
 
     def __post_init__(self, grammar: GrammarMatcher | None) -> None:
         request = self.request

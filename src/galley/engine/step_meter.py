@@ -24,7 +24,7 @@ class StepMeter:
         busy_seconds: divided so far.
         schedule_seconds: of steps spent on planning and assembling.
         emit_seconds: of steps spent on results.
-        sequences, tokens: of the latest step; tokens are rows.
+        sequences, tokens, seconds: of the latest step; tokens are rows.
     """
 
     def __init__(self, paused: Callable[[], float] | None = None) -> None:
@@ -34,6 +34,7 @@ class StepMeter:
         self._since = self._mark = _clock()
         self.busy_seconds = self.schedule_seconds = self.emit_seconds = 0.0
         self.sequences = self.tokens = 0
+        self.seconds = 0.0
 
     def awake(self) -> None:
         """The first sequence after idleness has come."""
@@ -57,6 +58,7 @@ class StepMeter:
         if self._paused is not None:
             seconds -= self._paused() - self._waited
         self._since = now
+        self.seconds = seconds
         self.busy_seconds += seconds
         rows = [_rows(work) for work in plan]
         self.sequences, self.tokens = len(rows), sum(rows)

@@ -21,10 +21,13 @@ class Receipt:
     Attributes:
         price_per_hour: of the machine, in any currency; None: nobody has said.
         engine_seconds: share of the engine's time.
+        proposed, accepted: guessed tokens that were verified, and those of them that were right.
     """
 
     price_per_hour: float | None = None
     engine_seconds: float = 0.0
+    proposed: int = 0
+    accepted: int = 0
     _began: float = math.inf
     _started: float = math.inf
     _first_token: float = math.inf
@@ -33,6 +36,8 @@ class Receipt:
     def add(self, submitted: float, timing: Timing) -> None:
         """A sequence has ended. ``submitted``: when, on the monotonic clock, in seconds."""
         self.engine_seconds += timing.engine_seconds
+        self.proposed += timing.proposed
+        self.accepted += timing.accepted
         self._began = min(self._began, submitted)
         self._started = min(self._started, submitted + timing.queued)
         self._first_token = min(self._first_token, submitted + timing.first_token)
@@ -68,12 +73,14 @@ class Receipt:
         return list(zip(("queue", "prefill", "decode"), times[:-1], times[1:], strict=True))
 
     def fields(self) -> dict[str, float]:
-        """As answers and log records tell it: milliseconds, and ``cost`` if there is a price."""
-        told = {
+        """As answers and log records tell it: milliseconds; guesses and ``cost`` if there are any."""
+        told: dict[str, float] = {
             "queue_ms": round(1000 * self.queue_seconds, 3),
             "prefill_ms": round(1000 * self.prefill_seconds, 3),
             "decode_ms": round(1000 * self.decode_seconds, 3),
         }
+        if self.proposed:
+            told |= {"proposed_tokens": self.proposed, "accepted_tokens": self.accepted}
         cost = self.cost
         return told if cost is None else {**told, "cost": cost}
 

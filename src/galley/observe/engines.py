@@ -44,6 +44,10 @@ _TOTALS: Final = {
 }
 """Counter fields of EngineStats -> metric name (without ``_total``) and help."""
 
+_PROPOSERS: Final = ("prompt", "recent")
+_GUESS_FIELDS: Final = tuple(
+    f"{proposer}_{kind}_tokens" for proposer in _PROPOSERS for kind in ("proposed", "accepted")
+)
 _STEP_FIELDS: Final = ("schedule_seconds", "forward_seconds", "sample_seconds", "emit_seconds")
 
 
@@ -83,7 +87,7 @@ class EngineTotals:
         self.last = EngineStats()
         self.batch_sequences, self.batch_tokens = Tally(COUNTS), Tally(COUNTS)
         self._restarts = 0
-        self._before = dict.fromkeys((*_TOTALS, *_STEP_FIELDS), 0.0)
+        self._before = dict.fromkeys((*_TOTALS, *_GUESS_FIELDS, *_STEP_FIELDS), 0.0)
         """Of the engines before the present one."""
 
     def observe(self, stats: EngineStats) -> None:
@@ -137,11 +141,25 @@ class EngineCollector(Collector):
             for model, engine in self.models.items():
                 counter.add_metric([model], engine.total(field))
             yield counter
+        yield from self._guesses()
         yield from self._states()
         yield from self._blocks()
         yield from self._steps()
         yield from self._models()
         yield from self._costs()
+
+    def _guesses(self) -> Iterator[Metric]:
+        for kind, meaning in (
+            ("proposed", "Guessed tokens that were verified"),
+            ("accepted", "Guessed tokens that were right"),
+        ):
+            name = f"galley_speculation_{kind}_tokens"
+            counter = CounterMetricFamily(name, meaning, labels=["model", "proposer"])
+            for model, engine in self.models.items():
+                for proposer in _PROPOSERS:
+                    value = engine.total(f"{proposer}_{kind}_tokens")
+                    counter.add_metric([model, proposer], value)
+            yield counter
 
     def _states(self) -> Iterator[Metric]:
         restarts = CounterMetricFamily(

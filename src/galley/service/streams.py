@@ -57,6 +57,8 @@ class Unfinished:
                 total=now - self.submitted,
                 preemptions=output.timing.preemptions,
                 engine_seconds=output.timing.engine_seconds,
+                proposed=output.timing.proposed,
+                accepted=output.timing.accepted,
             )
             output = msgspec.structs.replace(output, cached_tokens=self.cached, timing=timing)
         self.unread.put(output)

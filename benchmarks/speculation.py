@@ -1,0 +1,354 @@
+"""Speculation: tokens a second against acceptance, and the acceptance that real tasks give.
+
+    python -m benchmarks.speculation [MODEL] [--quantize int4] [--sequences 1,2,4,8,16,32]
+        [--acceptance 0,0.5,0.7,0.9,1] [--tasks] [--results benchmarks/results/FILE]
+
+Acceptance is controlled: guesses come from what the same requests got without speculation, each right with
+the given probability. How many are verified is for the engine to decide, which knows neither. Tokens a
+second are those of a full batch: from the step in which the last sequence has its first token to that in
+which the first one ends. The prediction is arithmetic: of the best number of guesses a sequence, the tokens
+that so many guesses bring on average, divided by what a step of so many rows takes beside one without.
+
+With ``--tasks`` the bundled model's own: each proposer's acceptance and speed, texts held against those
+without. For an idle machine.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+from scripts.benchmarks_page import Figure
+
+from benchmarks.results_file import put
+from galley import LLM, SamplingParams
+from galley.config import EngineSettings, Speculation
+from galley.demo import heldout
+from galley.engine.engine import Engine
+from galley.engine.guessing import Guessing
+from galley.engine.load import load_engine
+from galley.engine.warm_up import measure_rows
+from galley.formats.source import resolve_model
+from galley.service.requests import expand
+from galley.speculation.proposer import Follower, Proposal
+from galley.speculation.row_costs import RowCosts
+from galley.speculation.speculator import MOST_GUESSES
+from galley.types import EngineRequest
+from recipes.assistant import glossary
+
+COMMAND: Final = "python -m benchmarks.speculation"
+PROMPT_TOKENS: Final = 32
+PROPOSERS: Final[tuple[Speculation, ...]] = ("prompt", "recent", "auto")
+MOST_ROWS: Final = 64
+
+
+class Oracle:
+    """Guesses what the requests got without speculation, each token right with the same probability."""
+
+    name = "oracle"
+
+    def __init__(self, texts: dict[tuple[int, ...], list[int]], rate: float) -> None:
+        """``texts``: prompt -> prompt and output."""
+        self._texts = texts
+        self._rate = rate
+        self._random = random.Random(1)
+
+    def follow(self, salt: bytes) -> Follower:
+        """The same for all."""
+        return self
+
+    def remember(self, salt: bytes, tokens: Sequence[int], prompt: int) -> None:
+        """All is known."""
+
+    def propose(self, tokens: Sequence[int], most: int) -> Proposal:
+        """See :meth:`galley.speculation.proposer.Follower.propose`."""
+        text = self._texts[tuple(tokens[:PROMPT_TOKENS])]
+        known = len(tokens)
+        guesses = [
+            token if self._random.random() < self._rate else token ^ 1
+            for token in text[known : known + most]
+        ]
+        return Proposal(guesses, 1)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Of a full batch."""
+
+    tokens_per_s: float
+    proposed: int
+    accepted: int
+
+
+def asked(engine: Engine, sequences: int, tokens: int) -> list[EngineRequest]:
+    """Greedy continuations of random prompts."""
+    rng = random.Random(0)
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    prompts = [
+        [rng.randrange(5, engine.info.vocab_size - 2) for _ in range(PROMPT_TOKENS)]
+        for _ in range(sequences)
+    ]
+    return [
+        expand(prompt, params, engine.info, request_id=f"r{i}")[0]
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def paced(
+    engine: Engine, requests: Sequence[EngineRequest], seconds: float
+) -> tuple[Pace, dict[str, list[int]]]:
+    """Run the requests while all of them decode, ``seconds`` at most; their texts as far as they came."""
+    texts: dict[str, list[int]] = {request.id: [] for request in requests}
+    for request in requests:
+        engine.add(request)
+    counted, began, ended = 0, 0.0, False
+    while not ended:
+        outputs = engine.step()
+        now = time.perf_counter()
+        full = all(texts.values())
+        if full and not began:
+            began = now
+        elif began:
+            counted += sum(len(output.tokens) for output in outputs)
+        for output in outputs:
+            texts[output.request_id] += output.tokens
+            ended |= output.finish_reason is not None
+        ended |= bool(began) and now - began > seconds
+    guessers = [s.guesser for s in engine._sequences.values() if s.guesser is not None]
+    engine.abort([request.id for request in requests])
+    proposed = sum(guesser.proposed for guesser in guessers)
+    accepted = sum(guesser.accepted for guesser in guessers)
+    return Pace(counted / (now - began), proposed, accepted), texts
+
+
+def predicted(costs: RowCosts, sequences: int, rate: float) -> float:
+    """The best that arithmetic says, as a ratio to no speculation."""
+
+    def gain(guesses: int) -> float:
+        tokens = sum(rate**i for i in range(guesses + 1))
+        return tokens * costs.seconds(sequences) / costs.seconds(sequences * (1 + guesses))
+
+    most = min(MOST_GUESSES, MOST_ROWS // sequences - 1)
+    return max(gain(guesses) for guesses in range(most + 1))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """So many sequences: the pace without speculation, and with it by acceptance."""
+
+    sequences: int
+    plain: float
+    by_rate: list[tuple[float, Pace, float]]
+
+
+def controlled(
+    settings: EngineSettings,
+    rates: Sequence[float],
+    sizes: Sequence[int],
+    tokens: int,
+    seconds: float,
+) -> list[Curve]:
+    """Tokens a second by acceptance and number of sequences, and what arithmetic says of each.
+
+    Raises:
+        AssertionError: a text differs from the one without speculation.
+    """
+    engine = load_engine(settings, resolve_model(settings.model))
+    groups = len(engine._kv.groups)
+    measured = measure_rows(engine._executor, groups, MOST_ROWS, seconds=5.0)
+    engine._kv.pool.forget_all()
+    costs = RowCosts(measured)
+    print("seconds by rows:", {rows: round(taken, 4) for rows, taken in sorted(measured.items())})
+    curves = []
+    for sequences in sizes:
+        requests = asked(engine, sequences, tokens)
+        _use(engine, Guessing())
+        _, texts = paced(engine, requests, 1e9)
+        known = {tuple(r.prompt): [*r.prompt, *texts[r.id]] for r in requests}
+        by_rate = []
+        plain = []
+        for rate in rates:
+            _use(engine, Guessing())
+            plain.append(paced(engine, requests, seconds)[0].tokens_per_s)
+            _use(engine, Guessing([Oracle(known, rate)], RowCosts(measured)))
+            pace, got = paced(engine, requests, seconds)
+            for name, text in got.items():
+                assert text[: len(texts[name])] == texts[name][: len(text)], name
+            by_rate.append((rate, pace, predicted(costs, sequences, rate)))
+        curves.append(Curve(sequences, sum(plain) / len(plain), by_rate))
+    return curves
+
+
+def _use(engine: Engine, guessing: Guessing) -> None:
+    engine._guessing = guessing
+    engine._scheduler.guess = guessing.guess
+
+
+def conversations(items: int) -> dict[str, list[list[Any]]]:
+    """Held-out ones of the bundled model's tasks; of the glossary questions as it was taught."""
+    held = heldout.read(2)
+    tasks: dict[str, list[list[Any]]] = {
+        task: [list(item.messages) for item in held if item.task == task][:items]
+        for task in ("ticket", "redact")
+    }
+    rng = random.Random(0)
+    tasks["glossary"] = [
+        [
+            {"role": "system", "content": "Answer from the glossary."},
+            {"role": "user", "content": glossary.question(rng)[0]},
+        ]
+        for _ in range(items)
+    ]
+    return tasks
+
+
+@dataclass(frozen=True)
+class Done:
+    """One task with one proposer, so many conversations at a time."""
+
+    task: str
+    at_once: int
+    proposer: str
+    tokens_per_s: float
+    tokens: int
+    proposed: int
+    accepted: int
+
+
+def tasks(settings: EngineSettings, at_once: int, items: int) -> list[Done]:
+    """Each task without speculation and with each proposer.
+
+    Raises:
+        AssertionError: a text differs from the one without speculation.
+    """
+    made: list[Done] = []
+    params = SamplingParams(temperature=0, max_tokens=200)
+    wanted = conversations(items)
+    known: dict[str, list[str]] = {}
+    for proposer in ("off", *PROPOSERS):
+        own: dict[str, Any] = {"quantize": settings.quantize, "threads": settings.threads}
+        with LLM(settings.model, speculation=proposer, kv_cache_tokens=16384, **own) as llm:
+            llm.chat(wanted["ticket"][0], params)
+            for task, all_of_it in wanted.items():
+                began = time.perf_counter()
+                choices = [
+                    output.choices[0]
+                    for i in range(0, len(all_of_it), at_once)
+                    for output in llm.chat(all_of_it[i : i + at_once], params)
+                ]
+                seconds = time.perf_counter() - began
+                texts = [choice.text for choice in choices]
+                assert known.setdefault(task, texts) == texts, (task, proposer)
+                tokens = sum(len(choice.token_ids) for choice in choices)
+                proposed = sum(choice.timing.proposed for choice in choices)
+                accepted = sum(choice.timing.accepted for choice in choices)
+                made.append(
+                    Done(task, at_once, proposer, tokens / seconds, tokens, proposed, accepted)
+                )
+    return made
+
+
+def figures_of_curves(name: str, curves: Sequence[Curve]) -> list[Figure]:
+    """Ratios to no speculation, one figure for each number of sequences."""
+    return [
+        Figure(
+            what=f"{name}: speculation, {curve.sequences} at once, by acceptance",
+            unit="times",
+            at=tuple(f"{rate:.0%}" for rate, _, _ in curve.by_rate),
+            measured=tuple(
+                round(pace.tokens_per_s / curve.plain, 2) for _, pace, _ in curve.by_rate
+            ),
+            date=date.today().isoformat(),
+            command=COMMAND,
+            target=(0.98,),
+            remark=f"to {curve.plain:.1f} tokens/s without; arithmetic says "
+            + ", ".join(f"{told:.2f}" for _, _, told in curve.by_rate),
+        )
+        for curve in curves
+    ]
+
+
+def figures_of_tasks(done: Sequence[Done]) -> list[Figure]:
+    """Ratios to no speculation, one figure for each task and number of conversations at a time."""
+    made = []
+    for plain in (d for d in done if d.proposer == "off"):
+        others = [
+            d
+            for d in done
+            if (d.task, d.at_once) == (plain.task, plain.at_once) and d.proposer != "off"
+        ]
+        shares = ", ".join(
+            f"{d.proposer} {d.accepted}/{d.proposed} accepted of {d.tokens} tokens" for d in others
+        )
+        made.append(
+            Figure(
+                what=f"bundled model: speculation, {plain.task}, {plain.at_once} at once",
+                unit="times",
+                at=tuple(d.proposer for d in others),
+                measured=tuple(round(d.tokens_per_s / plain.tokens_per_s, 2) for d in others),
+                date=date.today().isoformat(),
+                command=f"{COMMAND} --tasks",
+                target=(0.98,),
+                remark=f"to {plain.tokens_per_s:.0f} tokens/s without, prompts included; {shares}",
+            )
+        )
+    return made
+
+
+def main() -> None:
+    """Measure, print, and write the figures if wanted."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", default="galley-demo")
+    parser.add_argument("--name", default="bundled model", help="of the model in the results")
+    parser.add_argument("--quantize", default="auto")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--sequences", default="1,2,4,8,16,32")
+    parser.add_argument("--acceptance", default="0,0.5,0.7,0.9,1")
+    parser.add_argument("--tokens", type=int, default=128, help="of each output")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each run, at most")
+    parser.add_argument("--tasks", action="store_true", help="the bundled model's tasks instead")
+    parser.add_argument("--items", type=int, default=64, help="conversations of each task")
+    parser.add_argument("--results", type=Path, help="put the figures into this file, too")
+    options = parser.parse_args()
+    settings = EngineSettings(
+        model=options.model,
+        quantize=options.quantize,
+        threads=options.threads,
+        speculation="off",
+        prefix_cache=False,
+        kv_cache_tokens=64 * (PROMPT_TOKENS + options.tokens),
+    )
+    sizes = [int(part) for part in options.sequences.split(",")]
+    if options.tasks:
+        done = [one for size in sizes for one in tasks(settings, size, options.items)]
+        table = Table("task", "at once", "proposer", "tokens/s", "tokens", "proposed", "accepted")
+        for one in done:
+            told = (one.task, one.at_once, one.proposer, round(one.tokens_per_s, 1), one.tokens)
+            table.add_row(*map(str, told), str(one.proposed), str(one.accepted))
+        figures = figures_of_tasks(done)
+    else:
+        rates = [float(part) for part in options.acceptance.split(",")]
+        curves = controlled(settings, rates, sizes, options.tokens, options.seconds)
+        table = Table(
+            "sequences", "acceptance", "without", "with", "ratio", "arithmetic", "guesses"
+        )
+        for curve in curves:
+            for rate, pace, told_ratio in curve.by_rate:
+                ratio = pace.tokens_per_s / curve.plain
+                numbers = (curve.plain, pace.tokens_per_s, ratio, told_ratio)
+                row = [str(curve.sequences), f"{rate:.0%}", *(f"{n:.2f}" for n in numbers)]
+                table.add_row(*row, f"{pace.accepted}/{pace.proposed}")
+        figures = figures_of_curves(options.name, curves)
+    Console().print(table)
+    if options.results:
+        put(options.results, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Speculation in the engine: which sequences are guessed, and what became of the guesses."""
+
+from collections.abc import Iterable
+
+from galley.config import EngineSettings
+from galley.engine.scheduler import Work
+from galley.engine.sequence import Sequence
+from galley.speculation.prompt_lookup import PromptLookup
+from galley.speculation.proposer import Proposer
+from galley.speculation.recent_texts import RecentTexts
+from galley.speculation.row_costs import RowCosts
+from galley.speculation.speculator import Asked, Counts, Speculator
+
+
+def proposers_of(settings: EngineSettings) -> list[Proposer]:
+    """Those that the setting ``speculation`` names."""
+    both: list[Proposer] = [PromptLookup(), RecentTexts()]
+    return [proposer for proposer in both if settings.speculation in ("auto", proposer.name)]
+
+
+class Guessing:
+    """Brings sequences and the speculator, which knows tokens alone, together.
+
+    Args:
+        proposers: none for an engine that never guesses.
+        costs: of steps by rows; None for the same.
+        most: rows from which tokens are drawn in a step, for which there is memory.
+    """
+
+    def __init__(
+        self, proposers: Iterable[Proposer] = (), costs: RowCosts | None = None, most: int = 64
+    ) -> None:
+        self._most = most
+        made = list(proposers)
+        self._speculator = Speculator(made, costs) if made and costs is not None else None
+
+    def begin(self, sequence: Sequence) -> None:
+        """A sequence was added. Speech is not guessed: transcripts repeat neither prompt nor each other."""
+        params = sequence.request.sampling
+        if self._speculator is None or params.speculation == "off" or sequence.features:
+            return
+        if params.num_beams == 1 and not params.alignment:
+            sequence.guesser = self._speculator.follow(sequence.root)
+
+    def guess(self, plan: list[Work], budget: int) -> list[tuple[int, tuple[int, ...]]]:
+        """See :data:`galley.engine.scheduler.Guess`."""
+        speculator = self._speculator
+        if speculator is None:
+            return []
+        rows = sum(work.count * work.sequence.task.width for work in plan)
+        decoding = sum(work.completes for work in plan)
+        budget = min(budget, self._most - decoding)
+        if not decoding or budget <= 0 or (least := speculator.least(decoding, rows)) >= 1.0:
+            return []
+        places: list[int] = []
+        asked: list[Asked] = []
+        for i, work in enumerate(plan):
+            sequence = work.sequence
+            if work.completes and sequence.guesser is not None:
+                most = sequence.task.guessable(sequence)
+                if most > 0:
+                    places.append(i)
+                    asked.append(Asked(sequence.guesser, sequence.tokens, most))
+        guesses = speculator.guess(asked, decoding=decoding, rows=rows, budget=budget, least=least)
+        return [(i, tuple(own)) for i, own in zip(places, guesses, strict=True) if own]
+
+    def settle(self, plan: Iterable[Work], seconds: float) -> None:
+        """A step was committed; it took so long."""
+        if self._speculator is None:
+            return
+        for work in plan:
+            if work.guesses and work.sequence.guesser is not None:
+                self._speculator.settle(work.sequence.guesser, work.sequence.tokens)
+        self._speculator.observe(seconds)
+
+    def end(self, sequence: Sequence) -> None:
+        """A sequence has come to its end, or nobody wants more of it."""
+        if self._speculator is not None and sequence.guesser is not None:
+            prompt = len(sequence.request.prompt)
+            self._speculator.remember(sequence.root, sequence.tokens, prompt)
+
+    def counts(self, proposer: str) -> Counts:
+        """Of that proposer, so far."""
+        none = Counts()
+        return none if self._speculator is None else self._speculator.counts.get(proposer, none)

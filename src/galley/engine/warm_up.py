@@ -1,0 +1,86 @@
+"""First steps of an engine, before any request: lazy initialisation, and what steps of many rows take."""
+
+import time
+from typing import Final
+
+import numpy as np
+
+from galley.audio import SpeechInfo
+from galley.graph.program import Program
+from galley.ops.draws import sampling_record
+from galley.ops.executor import Batch, CrossContext, EncoderBatch, Executor
+from galley.ops.sampling import SamplingBatch
+from galley.types import BLOCK_TOKENS
+
+MEASURED_ROWS: Final = (1, 4, 8, 2, 16, 32, 64)
+"""In the order in which they are measured."""
+
+MEASURING_SECONDS: Final = 0.5
+"""What measuring may take, about."""
+
+_GREEDY: Final = sampling_record(seed=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+
+
+def warm_up(executor: Executor, program: Program, speech: SpeechInfo | None) -> None:
+    """One token through everything, so that lazy initialisation does not fall on the first request.
+
+    It writes to block 0, and one row of an encoder output to block 1, which no request has yet.
+    """
+    zero = np.zeros(1, dtype=np.int64)
+    one = np.ones(1, dtype=np.int64)
+    starts = np.array([0, 1], dtype=np.int64)
+    cross, inputs = None, None
+    if speech is not None:
+        silence = np.zeros((1, speech.mels), dtype=np.float32)
+        inputs = EncoderBatch(features=silence, starts=starts, tables=(one,))
+        cross = CrossContext(tables=(one,), rows=one)
+    batch = Batch(
+        tokens=zero,
+        positions=zero,
+        starts=starts,
+        tables=(zero,) * len(program.kv_groups),
+        wanted=zero,
+        cross=cross,
+        encode=inputs,
+    )
+    executor.execute(batch, SamplingBatch())
+
+
+def measure_rows(
+    executor: Executor, groups: int, most: int, *, seconds: float = MEASURING_SECONDS
+) -> dict[int, float]:
+    """Seconds of a step that computes so many rows and draws a token from each, up to ``most`` rows.
+
+    Each is the faster of two. The rows are one sequence's, in the first blocks, which no request has yet.
+
+    Args:
+        executor: warmed up.
+        groups: KV groups of the model; none may keep a state.
+        most: as far as blocks, context and token budget go.
+        seconds: no measurement but the first two begins later; the others are left out.
+    """
+    measured: dict[int, float] = {}
+    began = time.perf_counter()
+    for rows in MEASURED_ROWS:
+        if rows > most or (len(measured) > 1 and time.perf_counter() - began > seconds):
+            continue
+        measured[rows] = min(_seconds(executor, groups, rows) for _ in range(2))
+    return measured
+
+
+def _seconds(executor: Executor, groups: int, rows: int) -> float:
+    positions = np.arange(rows, dtype=np.int64)
+    blocks = np.arange(-(-rows // BLOCK_TOKENS), dtype=np.int64)
+    batch = Batch(
+        tokens=np.zeros(rows, dtype=np.int64),
+        positions=positions,
+        starts=np.array([0, rows], dtype=np.int64),
+        tables=(blocks,) * groups,
+        wanted=positions,
+    )
+    sampling = SamplingBatch()
+    for row in range(rows):
+        sampling.draw(row, row, _GREEDY)
+    began = time.perf_counter()
+    executor.execute(batch, sampling)
+    return time.perf_counter() - began

@@ -1,0 +1,70 @@
+"""Prompt lookup: what followed the sequence's last tokens where they came before.
+
+Source: A. Saxena, "Prompt Lookup Decoding" (2023); outputs count as well as prompts.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from galley.speculation.proposer import NO_PROPOSAL, Follower, Proposal, common_suffix
+
+LENGTHS: Final = (8, 4, 2)
+"""Of the n-grams that are looked up, the longest first."""
+
+KEPT_TOKENS: Final = 4096
+"""At least so many of a sequence's last tokens are in its index, and at most twice as many."""
+
+
+class PromptLookup:
+    """See :class:`galley.speculation.proposer.Proposer`."""
+
+    name = "prompt"
+
+    def follow(self, salt: bytes) -> Follower:
+        """An index of its own for each sequence."""
+        return _Follower()
+
+    def remember(self, salt: bytes, tokens: Sequence[int], prompt: int) -> None:
+        """Nothing outlives a sequence."""
+
+
+class _Follower:
+    """An index from each n-gram of the sequence to the latest place behind it.
+
+    Each token is entered once, when the one behind it is known; entries are hashes, so a match is held
+    against the tokens themselves.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}
+        self._first = self._end = 0
+        """The places from ``_first`` up to ``_end``, not included, are in the index."""
+
+    def propose(self, tokens: Sequence[int], most: int) -> Proposal:
+        """See :meth:`galley.speculation.proposer.Follower.propose`.
+
+        What would lie beyond the sequence's end begins again at the match: a text that repeats itself.
+        """
+        self._enter(tokens)
+        for length in LENGTHS:
+            place = self._places.get(hash(tuple(tokens[-length:])))
+            if place is None:
+                continue
+            match = common_suffix(tokens, place, tokens)
+            if match >= length:
+                period = len(tokens) - place
+                if most <= period:
+                    return Proposal(tokens[place : place + most], match)
+                return Proposal([tokens[place + i % period] for i in range(most)], match)
+        return NO_PROPOSAL
+
+    def _enter(self, tokens: Sequence[int]) -> None:
+        if len(tokens) - self._first > 2 * KEPT_TOKENS:
+            self._places.clear()
+            self._first = self._end = len(tokens) - KEPT_TOKENS
+        places = self._places
+        for place in range(max(self._end, 1), len(tokens)):
+            for length in LENGTHS:
+                if place >= length:
+                    places[hash(tuple(tokens[place - length : place]))] = place
+        self._end = len(tokens)

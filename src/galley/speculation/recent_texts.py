@@ -1,0 +1,97 @@
+"""Suffix lookup over recently served texts of the same tenant: what followed the last tokens there."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from galley.speculation.proposer import NO_PROPOSAL, Follower, Proposal, common_suffix
+
+LENGTHS: Final = (12, 4)
+"""Of the n-grams that are looked up, the longest first."""
+
+KEPT_TOKENS: Final = 1 << 15
+"""Of all texts together; some 350 bytes a token. The oldest texts are forgotten first."""
+
+
+class _Text(NamedTuple):
+    salt: bytes
+    tokens: Sequence[int]
+
+
+class RecentTexts:
+    """See :class:`galley.speculation.proposer.Proposer`.
+
+    A text is a request's output behind the end of its prompt. An index for each salt leads from a hash of
+    each n-gram to the latest place behind it, so tenants never meet. An engine has one model, so its
+    texts are of that model.
+    """
+
+    name = "recent"
+
+    def __init__(self, kept_tokens: int = KEPT_TOKENS) -> None:
+        self._most = kept_tokens
+        self._texts: deque[_Text] = deque()
+        self._places: dict[bytes, dict[int, tuple[_Text, int]]] = {}
+        self.tokens = 0
+        """Of all texts that are kept."""
+
+    def follow(self, salt: bytes) -> Follower:
+        """All that is kept of the salt, now and later."""
+        return _Follower(self, salt)
+
+    def remember(self, salt: bytes, tokens: Sequence[int], prompt: int) -> None:
+        """Keep what was generated, and as much of the prompt as leads to it."""
+        if len(tokens) == prompt:
+            return
+        begin = max(0, prompt - LENGTHS[0], len(tokens) - self._most)
+        text = _Text(salt, tokens[begin:])
+        self._texts.append(text)
+        self.tokens += len(text.tokens)
+        if entries := _entries(text.tokens):
+            places = self._places.setdefault(salt, {})
+            places.update((key, (text, place)) for key, place in entries)
+        while self.tokens > self._most:
+            self._forget(self._texts.popleft())
+
+    def find(self, salt: bytes, tokens: Sequence[int], most: int) -> Proposal:
+        """What followed the last of ``tokens`` most recently."""
+        places = self._places.get(salt)
+        if places is None:
+            return NO_PROPOSAL
+        for length in LENGTHS:
+            found = places.get(hash(tuple(tokens[-length:])))
+            if found is None:
+                continue
+            (_, source), place = found
+            match = common_suffix(source, place, tokens)
+            if match >= length:
+                return Proposal(source[place : place + most], match)
+        return NO_PROPOSAL
+
+    def _forget(self, text: _Text) -> None:
+        self.tokens -= len(text.tokens)
+        places = self._places.get(text.salt, {})
+        for key, _ in _entries(text.tokens):
+            if key in places and places[key][0] is text:
+                del places[key]
+        if not places:
+            self._places.pop(text.salt, None)
+
+
+class _Follower:
+    def __init__(self, texts: RecentTexts, salt: bytes) -> None:
+        self._texts = texts
+        self._salt = salt
+
+    def propose(self, tokens: Sequence[int], most: int) -> Proposal:
+        """See :meth:`galley.speculation.proposer.Follower.propose`."""
+        return self._texts.find(self._salt, tokens, most)
+
+
+def _entries(tokens: Sequence[int]) -> list[tuple[int, int]]:
+    """(hash of an n-gram, the place behind it), for all of the text but its end."""
+    return [
+        (hash(tuple(tokens[place - length : place])), place)
+        for length in LENGTHS
+        for place in range(length, len(tokens))
+    ]

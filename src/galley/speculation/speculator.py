@@ -1,0 +1,217 @@
+"""Which guesses a step verifies: those that make the most tokens a second of it.
+
+A step with S decoding sequences brings S tokens in T(S) seconds. A guess adds a row, and a token with the
+probability that it and those before it are right. Guesses are taken likeliest first, and as many of them
+as make the expected tokens, divided by the seconds that the step takes with them, most. Where rows cost
+as much as they bring, as in large batches, that is none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from galley.speculation.acceptance import (
+    MOST_PROBABILITY,
+    Acceptance,
+    SequenceAcceptance,
+    bucket_of,
+)
+from galley.speculation.proposer import NO_PROPOSAL, Follower, Proposal, Proposer
+from galley.speculation.row_costs import RowCosts
+
+MOST_GUESSES: Final = 16
+"""Of one sequence in one step."""
+
+_MARGIN: Final = 1.03
+"""Guesses must promise so many times the pace without them."""
+
+
+@dataclass(slots=True)
+class _Tries:
+    """One proposer's view of a sequence, and how it has done there."""
+
+    place: int
+    follower: Follower
+    acceptance: SequenceAcceptance
+
+
+@dataclass(slots=True)
+class Guesser:
+    """What the speculator knows of one sequence.
+
+    Attributes:
+        proposed, accepted: guesses that were verified, and those of them that were right.
+    """
+
+    tries: Sequence[_Tries]
+    proposed: int = 0
+    accepted: int = 0
+    _rest: int = 0
+    _fruitless: int = 0
+    _chosen: "tuple[_Tries, int, Sequence[int], int] | None" = None
+    """Whose guesses are being verified, their bucket, the guesses, and the sequence's length before."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Guesses of one proposer that were verified, and those of them that were right."""
+
+    proposed: int = 0
+    accepted: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Asked:
+    """A sequence that has caught up: at most ``most`` guesses may follow its ``tokens``."""
+
+    guesser: Guesser
+    tokens: Sequence[int]
+    most: int
+
+
+class Speculator:
+    """Of one engine.
+
+    Attributes:
+        counts: by proposer.
+    """
+
+    def __init__(self, proposers: Sequence[Proposer], costs: RowCosts) -> None:
+        self._proposers = proposers
+        self._acceptance = [Acceptance() for _ in proposers]
+        self._costs = costs
+        self._step: tuple[int, int] | None = None
+        self.counts = {proposer.name: Counts() for proposer in proposers}
+
+    def follow(self, salt: bytes) -> Guesser:
+        """A sequence begins; only sequences with the same ``salt`` may show in its guesses."""
+        return Guesser(
+            [
+                _Tries(place, proposer.follow(salt), acceptance.of_sequence())
+                for place, (proposer, acceptance) in enumerate(
+                    zip(self._proposers, self._acceptance, strict=True)
+                )
+            ]
+        )
+
+    def remember(self, salt: bytes, tokens: Sequence[int], prompt: int) -> None:
+        """A sequence has ended; the first ``prompt`` of its ``tokens`` were given."""
+        for proposer in self._proposers:
+            proposer.remember(salt, tokens, prompt)
+
+    def least(self, decoding: int, rows: int) -> float:
+        """No guess that is less likely can be worth its row; 1: none can.
+
+        Args: as of :meth:`guess`. Called for each step, first.
+        """
+        self._step = (decoding, 0) if rows == decoding else None
+        alone = self._costs.plain(decoding)
+        least, guesses = 1.0, 1
+        while guesses <= decoding * MOST_GUESSES:
+            ratio = _MARGIN * self._costs.guessed(decoding, rows, guesses) / alone
+            least = min(least, decoding * (ratio - 1) / guesses)
+            guesses *= 2
+        return least if least <= MOST_PROBABILITY else 1.0
+
+    def guess(
+        self, asked: Sequence[Asked], *, decoding: int, rows: int, budget: int, least: float
+    ) -> list[Sequence[int]]:
+        """The guesses of each sequence that is asked about; mostly none.
+
+        Args:
+            asked: those that may be guessed.
+            decoding: sequences that get a token in the step, at least 1.
+            rows: of the step so far; more than ``decoding`` if prompts are computed in it.
+            budget: the most guesses of all.
+            least: what :meth:`least` has said.
+        """
+        guesses: list[Sequence[int]] = [()] * len(asked)
+        chains: list[tuple[float, int]] = []  # (chance that all up to a guess are right, whose)
+        found: list[tuple[_Tries, Proposal]] = []
+        for i, one in enumerate(asked):
+            tries, proposal = self._longest(one, decoding)
+            found.append((tries, proposal))
+            p = tries.acceptance.probability(bucket_of(proposal.match))
+            value = 1.0
+            for _ in proposal.tokens if p >= least else ():
+                value *= p
+                chains.append((value, i))
+        chains.sort(reverse=True)
+        lengths = [0] * len(asked)
+        for _, i in chains[: self._worthwhile(chains[:budget], decoding, rows)]:
+            lengths[i] += 1
+        for i, (tries, proposal) in enumerate(found):
+            if proposal.tokens:
+                guesses[i] = self._choose(asked[i], tries, proposal, lengths[i], decoding)
+        if self._step is not None:
+            self._step = (decoding, sum(map(len, guesses)))
+        return guesses
+
+    def settle(self, guesser: Guesser, tokens: Sequence[int]) -> None:
+        """The guesses for a sequence were verified, and its ``tokens`` have grown by the right ones."""
+        assert guesser._chosen is not None
+        (tries, bucket, guesses, known), guesser._chosen = guesser._chosen, None
+        drawn = tokens[known : known + len(guesses)]
+        right = 0
+        while right < len(drawn) and drawn[right] == guesses[right]:
+            right += 1
+        # At the end of a text nothing stands beside the next guess.
+        tries.acceptance.learn(bucket, right, int(right < len(drawn)))
+        guesser.proposed += len(guesses)
+        guesser.accepted += right
+        counts = self.counts[self._proposers[tries.place].name]
+        counts.proposed += len(guesses)
+        counts.accepted += right
+        if right:
+            guesser._fruitless = guesser._rest = 0
+
+    def observe(self, seconds: float) -> None:
+        """The step for which guesses were asked took so long."""
+        step, self._step = self._step, None
+        if step is not None:
+            self._costs.observe(*step, seconds)
+
+    def _longest(self, one: Asked, decoding: int) -> tuple[_Tries, Proposal]:
+        """The proposal with the longest match, and whose it is."""
+        guesser = one.guesser
+        best, chosen = NO_PROPOSAL, guesser.tries[0]
+        if guesser._rest:
+            guesser._rest -= 1
+            return chosen, best
+        most = min(one.most, MOST_GUESSES)
+        for tries in guesser.tries:
+            proposal = tries.follower.propose(one.tokens, most)
+            if proposal.tokens and proposal.match > best.match:
+                best, chosen = proposal, tries
+        if not best.tokens:
+            self._rest(guesser, decoding)
+        return chosen, best
+
+    def _choose(
+        self, one: Asked, tries: _Tries, proposal: Proposal, length: int, decoding: int
+    ) -> Sequence[int]:
+        bucket = bucket_of(proposal.match)
+        if not length:
+            tries.acceptance.fade(bucket)
+            self._rest(one.guesser, decoding)
+            return ()
+        guesses = proposal.tokens[:length]
+        one.guesser._chosen = (tries, bucket, guesses, len(one.tokens))
+        return guesses
+
+    @staticmethod
+    def _rest(guesser: Guesser, decoding: int) -> None:
+        """Look again after some steps: lookups in vain would cost a large batch more than they save."""
+        guesser._fruitless += 1
+        guesser._rest = min(guesser._fruitless, decoding // 2)
+
+    def _worthwhile(self, chains: Sequence[tuple[float, int]], decoding: int, rows: int) -> int:
+        """How many of the guesses, likeliest first, make the most tokens a second."""
+        expected = float(decoding)
+        best, chosen = _MARGIN * decoding / self._costs.plain(decoding), 0
+        for count, (value, _) in enumerate(chains, start=1):
+            expected += value
+            pace = expected / self._costs.guessed(decoding, rows, count)
+            if pace > best:
+                best, chosen = pace, count
+        return chosen

@@ -1,0 +1,194 @@
+"""Speculation changes how many steps a text takes: no token, log-probability or end of it."""
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from galley import LLM, SamplingParams
+from galley.config import EngineSettings, Speculation
+from galley.engine import load
+from galley.engine.engine import Engine
+from galley.engine.load import load_engine
+from galley.engine.warm_up import MEASURED_ROWS
+from galley.service.requests import expand
+from galley.speculation.row_costs import RowCosts
+from galley.types import EngineRequest, Output
+from tests.conftest import CheckpointMaker
+from tests.engine.guesses import eager
+
+PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.1}
+WISHES = st.fixed_dictionaries(
+    {"max_tokens": st.integers(1, 48), "seed": st.integers(0, 3)},
+    optional={
+        "temperature": st.sampled_from([0.0, 0.9]),
+        "logprobs": st.integers(0, 2),
+        "scores": st.just(True),
+        "prompt_logprobs": st.just(1),
+        "num_beams": st.just(2),
+        "min_tokens": st.just(1),
+        "ignore_eos": st.booleans(),
+        "stop_token_ids": st.just((7, 11, 60)),
+        "top_p": st.just(0.8),
+        "penalties": st.booleans(),
+        # A text of few tokens repeats itself, and lookups find something.
+        "few": st.booleans(),
+        "speculation": st.sampled_from(["auto", "off"]),
+        "salt": st.sampled_from(["", "other"]),
+    },
+)
+PROMPTS = st.lists(st.integers(5, 9), min_size=1, max_size=40)
+
+
+def request(i: int, prompt: list[int], wish: dict[str, Any], engine: Engine) -> EngineRequest:
+    params = {name: value for name, value in wish.items() if name not in ("penalties", "few")}
+    salt = params.pop("salt", "")
+    if params.get("num_beams"):
+        params = {"num_beams": 2, "temperature": 0.0, "max_tokens": params["max_tokens"]}
+    else:
+        params |= PENALTIES if wish.get("penalties") else {}
+        params |= {"logit_bias": dict.fromkeys((7, 20, 30), 30.0)} if wish.get("few") else {}
+    sampling = SamplingParams(**{"temperature": 0.7, **params})
+    [made] = expand(prompt, sampling, engine.info, request_id=f"r{i}", cache_salt=salt)
+    return made
+
+
+def run(engine: Engine, requests: list[EngineRequest]) -> dict[str, list[Output]]:
+    texts: dict[str, list[Output]] = {}
+    for made in requests:
+        engine.add(made)
+    while engine.has_work:
+        for output in engine.step():
+            texts.setdefault(output.request_id, []).append(output)
+        engine.check_blocks()
+    assert engine.stats.kv_used_blocks == 0
+    return texts
+
+
+def seen(texts: dict[str, list[Output]]) -> dict[str, tuple[object, ...]]:
+    """All that callers see of each text, however many Outputs brought it."""
+    return {
+        name: (
+            [token for output in outputs for token in output.tokens],
+            [entry for output in outputs for entry in output.logprobs or ()],
+            [score for output in outputs for score in output.scores or ()],
+            outputs[0].prompt_logprobs,
+            outputs[-1].finish_reason,
+        )
+        for name, outputs in texts.items()
+    }
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    wished=st.lists(st.tuples(PROMPTS, WISHES), min_size=1, max_size=5),
+    chosen=st.sampled_from(["auto", "prompt", "recent"]),
+    budget=st.sampled_from([8, 24, 512]),
+    tokens=st.sampled_from([192, 1024]),
+    prefix_cache=st.booleans(),
+)
+def test_texts_are_those_without_speculation(
+    wished: list[tuple[list[int], dict[str, Any]]],
+    chosen: Speculation,
+    budget: int,
+    tokens: int,
+    prefix_cache: bool,
+    checkpoint: CheckpointMaker,
+) -> None:
+    """In chunks, preempted, with and without the prefix cache; each request a second time, too."""
+    plain = EngineSettings(threads=1, speculation="off", kv_cache_tokens=1024)
+    tight = EngineSettings(
+        threads=1,
+        speculation="off",
+        kv_cache_tokens=tokens,
+        max_batch_tokens=budget,
+        max_running=4,
+        prefix_cache=prefix_cache,
+    )
+    expecting = load_engine(plain, checkpoint("llama"))
+    made = [request(i, *wish, expecting) for i, wish in enumerate(wished)]
+    expected = seen(run(expecting, made))
+    engine = eager(load_engine(tight, checkpoint("llama")), chosen)
+    for _ in range(2):
+        assert seen(run(engine, made)) == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_what_was_served_before_takes_few_steps(
+    temperature: float, checkpoint: CheckpointMaker
+) -> None:
+    """Only to the same tenant, and only if the request lets it."""
+    off = EngineSettings(threads=1, speculation="off", kv_cache_tokens=512)
+    engine = eager(load_engine(off, checkpoint("llama")), "recent")
+    params = {"temperature": temperature, "seed": 4, "max_tokens": 60, "ignore_eos": True}
+    prompt = list(range(5, 25))
+
+    def steps(**wish: Any) -> int:
+        before = engine.stats.steps
+        [outputs] = run(engine, [request(0, prompt, params | wish, engine)]).values()
+        timing = outputs[-1].timing
+        assert timing is not None
+        assert timing.accepted <= timing.proposed
+        assert (timing.accepted > 30) == (engine.stats.steps - before < 30)
+        return engine.stats.steps - before
+
+    assert steps(salt="one", speculation="off") == steps(salt="one") == steps(salt="two") == 60
+    assert steps(salt="one") < 30
+    assert steps(salt="one", speculation="off") == 60
+    stats = engine.stats
+    assert stats.recent_proposed_tokens >= stats.recent_accepted_tokens > 30
+    assert stats.prompt_proposed_tokens == 0
+
+
+def test_guesses_that_cost_what_they_bring_are_not_made(checkpoint: CheckpointMaker) -> None:
+    off = EngineSettings(threads=1, speculation="off", kv_cache_tokens=512)
+    engine = eager(load_engine(off, checkpoint("llama")), "auto", {1: 1.0, 2: 2.0})
+    params = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True, "few": True}
+    for _ in range(2):
+        run(engine, [request(0, [5, 6, 7], params, engine)])
+    assert engine.stats.prompt_proposed_tokens == engine.stats.recent_proposed_tokens == 0
+
+
+@pytest.mark.parametrize("chosen", ["auto", "off"])
+def test_steps_are_measured_where_something_is_guessed(
+    chosen: Speculation, checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[int, float]] = []
+
+    def costs(measured: dict[int, float]) -> RowCosts:
+        made.append(measured)
+        return RowCosts(measured)
+
+    monkeypatch.setattr(load, "RowCosts", costs)
+    chose = EngineSettings(threads=1, kv_cache_tokens=512, speculation=chosen)
+    load_engine(chose, checkpoint("llama"))
+    load_engine(chose, checkpoint("whisper"))
+    assert [sorted(rows) for rows in made] == ([sorted(MEASURED_ROWS)] if chosen == "auto" else [])
+
+
+def test_stop_strings_cut_what_came_with_them(checkpoint: CheckpointMaker) -> None:
+    """Tokens that were drawn in the same step behind a stop string are neither told nor counted."""
+    with (
+        LLM(checkpoint("llama"), threads=1, kv_cache_tokens=512, speculation="off") as plain,
+        LLM(checkpoint("llama"), threads=1, kv_cache_tokens=512) as guessing,
+    ):
+        local = guessing._engine
+        assert isinstance(local, Engine)
+        eager(local, "auto")
+        params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, logprobs=1)
+        prompt = [5, 6, 7, 8]
+        text = plain.generate([prompt], params)[0].text
+        for cut in range(4, len(text) - 3, 3):
+            asked = SamplingParams(
+                temperature=0.0,
+                max_tokens=60,
+                ignore_eos=True,
+                logprobs=1,
+                stop=(text[cut : cut + 3],),
+            )
+            (one,), (other,) = (llm.generate([prompt], asked) for llm in (plain, guessing))
+            assert (one.text, one.finish_reason) == (other.text, other.finish_reason)
+            assert one.token_ids == other.token_ids
+            assert one.logprobs == other.logprobs
+        assert local.stats.prompt_accepted_tokens + local.stats.recent_accepted_tokens > 0

@@ -1,0 +1,168 @@
+"""How many guesses are worth their rows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from galley.speculation.proposer import Follower, Proposal
+from galley.speculation.row_costs import RowCosts
+from galley.speculation.speculator import MOST_GUESSES, Asked, Guesser, Speculator
+
+FLAT = {1: 1.0, 4: 1.0, 64: 16.0}
+"""Four rows cost what one costs; from there on each costs a quarter."""
+CHEAP = {1: 1.0, 64: 2.0}
+
+
+class Known:
+    """Guesses ``right`` tokens of a text that counts upwards, and then wrong ones."""
+
+    def __init__(self, name: str = "known", match: int = 8) -> None:
+        self.name = name
+        self.right = 99
+        self.match = match
+        self.asked = 0
+
+    def follow(self, salt: bytes) -> Follower:
+        return self
+
+    def propose(self, tokens: Sequence[int], most: int) -> Proposal:
+        self.asked += 1
+        known = len(tokens)
+        return Proposal([known + i if i < self.right else -1 for i in range(most)], self.match)
+
+    def remember(self, salt: bytes, tokens: Sequence[int], prompt: int) -> None:
+        pass
+
+
+class Decoding:
+    """Sequences that decode a text that counts upwards."""
+
+    def __init__(self, speculator: Speculator, sequences: int) -> None:
+        self.speculator = speculator
+        self.guessers: list[Guesser] = [speculator.follow(b"") for _ in range(sequences)]
+        self.texts = [[0] for _ in range(sequences)]
+
+    def step(self, **fields: Any) -> list[int]:
+        """How many guesses were verified for each."""
+        asked = [Asked(g, text, 99) for g, text in zip(self.guessers, self.texts, strict=True)]
+        told = {"decoding": len(asked), "rows": len(asked), **fields}
+        least = self.speculator.least(told["decoding"], told["rows"])
+        guesses: Sequence[Sequence[int]] = [()] * len(asked)
+        if least < 1.0:
+            guesses = self.speculator.guess(asked, **{"budget": 512, **told}, least=least)
+        for guesser, text, own in zip(self.guessers, self.texts, guesses, strict=True):
+            known = len(text)
+            right = [token for i, token in enumerate(own) if token == known + i]
+            text += [*right, known + len(right)]
+            if own:
+                self.speculator.settle(guesser, text)
+        self.speculator.observe(self.speculator._costs.seconds(len(asked) + sum(map(len, guesses))))
+        return [len(own) for own in guesses]
+
+
+def test_guesses_that_are_right_become_many_and_those_that_are_not_few() -> None:
+    known = Known()
+    one = Decoding(Speculator([known], RowCosts(CHEAP)), 1)
+    first = one.step()[0]
+    for _ in range(20):
+        last = one.step()[0]
+    assert 0 < first < last == MOST_GUESSES
+    known.right = 0
+    for _ in range(60):
+        last = one.step()[0]
+    assert last <= 2
+    known.right = 99
+    for _ in range(20):
+        last = one.step()[0]
+    assert last == MOST_GUESSES
+
+
+def test_a_large_batch_is_quiet_and_looks_nothing_up() -> None:
+    known = Known()
+    many = Decoding(Speculator([known], RowCosts(FLAT)), 48)
+    for _ in range(50):
+        assert sum(many.step()) == 0
+    assert known.asked == 0
+
+
+def test_between_the_two_only_likely_guesses_are_verified() -> None:
+    known = Known()
+    some = Decoding(Speculator([known], RowCosts({1: 1.0, 64: 4.0})), 8)
+    for _ in range(10):
+        before = sum(some.step())
+    assert before > 0
+    known.right = 0
+    for _ in range(40):
+        after = sum(some.step())
+    assert after == 0
+
+
+def test_one_sequence_that_repeats_itself_gets_the_rows() -> None:
+    right, wrong = Known(), Known()
+    wrong.right = 0
+    speculator = Speculator([right], RowCosts(CHEAP))
+    two = Decoding(speculator, 2)
+    two.guessers[1].tries[0].follower = wrong
+    for _ in range(30):
+        lengths = two.step()
+    assert lengths[0] > 4 * lengths[1]
+
+
+def test_the_longest_match_goes_first() -> None:
+    short, long = Known("short", match=2), Known("long", match=30)
+    one = Decoding(Speculator([short, long], RowCosts(FLAT)), 1)
+    for _ in range(5):
+        one.step()
+    counts = one.speculator.counts
+    assert counts["short"].proposed == 0
+    assert counts["long"].proposed == counts["long"].accepted > 0
+
+
+def test_a_prompt_in_the_same_step_makes_rows_cost_what_they_cost_there() -> None:
+    known = Known()
+    known.right = 2
+    one = Decoding(Speculator([known], RowCosts({1: 1.0, 8: 1.0, 9: 1.5, 64: 29.0})), 1)
+    for _ in range(50):
+        alone = one.step()[0]
+    assert alone == 7
+    assert one.step(rows=64)[0] < alone
+
+
+def test_the_budget_bounds_the_guesses() -> None:
+    one = Decoding(Speculator([Known()], RowCosts(FLAT)), 1)
+    assert one.step(budget=1) == [1]
+
+
+def test_steps_that_take_longer_than_measured_are_believed() -> None:
+    costs = RowCosts(CHEAP)
+    one = Decoding(Speculator([Known()], costs), 1)
+    cheap = one.speculator.least(1, 1)
+    for _ in range(200):
+        costs.observe(1, 0, 1.0)
+        costs.observe(1, 3, 3.0)
+    assert costs.factor(1) == pytest.approx(3.0, rel=0.15)
+    assert one.speculator.least(1, 1) > 3 * cheap
+    for _ in range(2000):  # without guesses it is tried again some time
+        costs.observe(1, 0, 1.0)
+    assert costs.factor(1) == pytest.approx(1.0, abs=0.01)
+    assert costs.factor(8) == 1.0
+
+
+def test_what_each_step_takes_beside_the_model_makes_guesses_cheaper() -> None:
+    costs = RowCosts({1: 1.0, 2: 2.0})
+    one = Decoding(Speculator([Known()], costs), 1)
+    assert one.speculator.least(1, 1) == 1.0
+    for _ in range(200):
+        costs.observe(1, 0, 5.0)
+    assert costs.plain(1) == pytest.approx(5.0, rel=0.01)
+    assert costs.guessed(1, 1, 2) == pytest.approx(7.0, rel=0.01)
+    assert one.speculator.least(1, 1) < 0.3
+    for _ in range(200):  # and a machine that is faster than it was
+        costs.observe(1, 0, 0.5)
+    assert costs.plain(1) == pytest.approx(0.5, rel=0.01)
+
+
+def test_costs_lie_on_lines_and_never_fall() -> None:
+    costs = RowCosts({1: 2.0, 4: 1.0, 8: 4.0})
+    assert [costs.seconds(rows) for rows in (1, 2, 4, 6, 8, 12)] == [2.0, 2.0, 2.0, 3.0, 4.0, 6.0]
