@@ -278,7 +278,7 @@ def test_guesses_change_nothing(
 ) -> None:
     """Right ones, and right ones followed by one that the grammar may not even allow."""
     folder = checkpoint("llama")
-    engine = load_engine(EngineSettings(threads=1, kv_cache_tokens=4096), folder)
+    engine = load_engine(EngineSettings(threads=1, kv_cache_tokens=4096, speculation="off"), folder)
 
     def propose(sequence: Any) -> list[int]:
         tokens = alone[sequence.id][0]
