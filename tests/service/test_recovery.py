@@ -1,6 +1,7 @@
 """Kill -9 at a real server: the engine under load, then the server itself."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -73,8 +74,9 @@ async def all_streams(
             (engine,) = server.children()
             engine.kill()
             # The next kill must meet the next engine.
-            while engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE:
-                await asyncio.sleep(0.002)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                while engine.status() != psutil.STATUS_ZOMBIE:
+                    await asyncio.sleep(0.002)
 
     async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
         asked = {"model": model, "speculation": speculation}
