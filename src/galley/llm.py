@@ -247,7 +247,7 @@ class LLM(Closable):
         Raises:
             RequestError: the template refuses the messages, or a parameter is wrong.
         """
-        ids = [self._encode_chat(conversation) for conversation in as_conversations(messages)]
+        ids = [self.encode_chat(conversation) for conversation in as_conversations(messages)]
         return self._run(ids, as_params(params, len(ids)), progress)
 
     def chat_stream(
@@ -259,7 +259,7 @@ class LLM(Closable):
             RequestError: the template refuses the messages, a parameter is wrong, or n is not 1.
             EngineError: in the midst of it, if the model breaks.
         """
-        return self._one(self._encode_chat(as_conversation(messages)), params)
+        return self._one(self.encode_chat(as_conversation(messages)), params)
 
     def score(
         self, prompts: Sequence[Prompt] | Prompt, *, progress: bool = False
@@ -278,15 +278,29 @@ class LLM(Closable):
         outputs = self._run(ids, [params] * len(ids), progress)
         return [[entry.logprob for entry in o.prompt_logprobs or []] for o in outputs]
 
+    def encode_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation as the checkpoint's chat template renders it.
+
+        Raises:
+            RequestError: there is no template, or it refuses the messages.
+        """
+        return self._template.encode(
+            self.tokenizer, messages, add_generation_prompt=add_generation_prompt
+        )
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the checkpoint has one; :meth:`chat` needs it."""
+        return self._template.exists
+
     def close(self) -> None:
         """Free the model. Further calls fail."""
         self._local.close()
 
     def _ids(self, prompt: str | list[int]) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-
-    def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        return self._template.encode(self.tokenizer, messages)
 
     @cached_property
     def _check_grammar(self) -> Callable[[Grammar], Grammar]:

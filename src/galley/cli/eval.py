@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from galley.cli.eval_own import answers, perplexity
+from galley.cli.eval_quality import quality
 from galley.cli.options import MODEL_HELP, Command, Flags, Group, start_logging, with_flags
 from galley.cli.report import check_folders, json_option, write_json
 from galley.cli.terminal import progress, table
@@ -32,6 +33,7 @@ def eval_group() -> None:
 
 eval_group.add_command(perplexity)
 eval_group.add_command(answers)
+eval_group.add_command(quality)
 
 
 @eval_group.command(cls=Command)

@@ -9,7 +9,7 @@ from galley.bench.serve.chart import Line, chart
 from galley.bench.serve.compare import beside
 from galley.bench.serve.results import Point, Quantiles, Report
 
-_STYLE: Final = """
+STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1d2330; --paper: #fff; --soft: #5c6473; --grid: #e3e6eb;
   --c0: #2563c9; --c1: #c2410c; --c2: #15803d; --c3: #9333ea; --c4: #b91c5c; --c5: #0e7490; --c6: #a16207;
   --c7: #475569 }
@@ -63,7 +63,7 @@ def page(reports: Sequence[_Named]) -> str:
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
         f"<h1>{escape(title)}</h1>{''.join(heads)}{''.join(charts)}</main></body></html>\n"
     )
 

@@ -1,0 +1,103 @@
+"""The logits of a model at every position of given texts, without the engine and its scheduling."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+import numpy as np
+
+from galley.config import EngineSettings
+from galley.engine.load import Model, read_model
+from galley.errors import RequestError, UnsupportedModel
+from galley.ops.executor import Batch, Executor, Ints, choose_executor, forward
+from galley.ops.sampling import Logits
+from galley.types import blocks_for
+
+Tokens = Sequence[int]
+
+_STEP_ROWS: Final = 256
+"""Rows of a step at most; their logits are in memory at once."""
+
+
+class TeacherForced:
+    """A loaded model that tells its logits for texts it is given, whatever it would have said itself.
+
+    Attributes:
+        vocab_size: columns of the logits.
+        max_positions: the longest text, in tokens.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        folder: Path,
+        *,
+        longest: int,
+        kinds: Mapping[str, str] | None = None,
+    ) -> None:
+        """Load the model.
+
+        Args:
+            settings: how weights and activations are kept, and on what the model runs.
+            folder: the checkpoint.
+            longest: tokens of the longest text.
+            kinds: tensor name -> kind of that matrix instead of ``settings.quantize``.
+
+        Raises:
+            ModelError, SettingsError: the checkpoint or the settings cannot be used.
+            UnsupportedModel: it is a speech model.
+        """
+        name, factory = choose_executor(settings.executor, settings.device)
+        model = read_model(settings, folder, name)
+        check_text_model(model)
+        options = model.options
+        if kinds is not None:
+            # Packed weights on disk belong to one kind for all matrices.
+            options = dataclasses.replace(options, kinds=kinds, weight_cache=None)
+        self._executor: Executor = factory(model.program, model.weights, options)
+        self._groups = len(model.program.kv_groups)
+        self._blocks = blocks_for(longest)
+        self._executor.allocate_kv(self._groups * self._blocks)
+        self.vocab_size = model.program.vocab_size
+        self.max_positions = longest
+
+    def logits(self, tokens: Tokens) -> Iterator[tuple[int, Logits]]:
+        """(position of the first row, logits [rows, vocab]), a piece at a time, for every token.
+
+        The array is valid until the next piece.
+
+        Raises:
+            RequestError: the text is longer than what the model was loaded for.
+        """
+        if len(tokens) > self.max_positions:
+            raise RequestError(f"{len(tokens)} tokens, {self.max_positions} at most")
+        ids = np.asarray(tokens, dtype=np.int64)
+        tables = tuple(
+            np.arange(group * self._blocks, (group + 1) * self._blocks, dtype=np.int64)
+            for group in range(self._groups)
+        )
+        for first in range(0, len(ids), _STEP_ROWS):
+            piece = ids[first : first + _STEP_ROWS]
+            rows = np.arange(len(piece), dtype=np.int64)
+            starts: Ints = np.array([0, len(piece)], dtype=np.int64)
+            batch = Batch(piece, first + rows, starts, tables, rows)
+            yield first, forward(self._executor, batch)
+
+    def close(self) -> None:
+        """Free weights and cache."""
+        del self._executor
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_text_model(model: Model) -> None:
+    """Raises UnsupportedModel if the model hears speech."""
+    if model.speech is not None:
+        raise UnsupportedModel(
+            "quality is measured for language models; for speech there is galley eval speech"
+        )

@@ -1,0 +1,118 @@
+"""How far one model's predictions are from another's, position by position."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from galley.ops.sampling import Logits
+
+Doubles = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a model loses beside its base, over all positions of the texts.
+
+    Attributes:
+        tokens: positions whose next token is known.
+        base_perplexity, perplexity: e to the mean negative log-probability of that token.
+        kl: mean of the Kullback-Leibler divergence KL(base || model) of the next token, in nats, over
+            the whole vocabulary.
+        kl_p99: of the positions, 99 % have at most this divergence.
+        kl_max: the worst position's.
+        top1: share of positions at which both think the same token the likeliest.
+    """
+
+    tokens: int
+    base_perplexity: float
+    perplexity: float
+    kl: float
+    kl_p99: float
+    kl_max: float
+    top1: float
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """Positions at which the base expects one token most.
+
+    Attributes:
+        token: its id.
+        positions: how many they are.
+        kl: mean divergence there, in nats.
+        top1: share of them at which the model expects it most, too.
+    """
+
+    token: int
+    positions: int
+    kl: float
+    top1: float
+
+
+class Divergence:
+    """Collects what two models predict at the same positions."""
+
+    def __init__(self) -> None:
+        self._kl: list[Doubles] = []
+        self._base_nats: list[Doubles] = []
+        self._nats: list[Doubles] = []
+        self._expected: list[Ids] = []
+        self._agrees: list[npt.NDArray[np.bool_]] = []
+
+    def add(self, base: Logits, model: Logits, following: Ids) -> None:
+        """Both models' logits [rows, vocab], and the tokens that follow: the last row may have none."""
+        p, q = log_softmax(base), log_softmax(model)
+        # A logit of -inf, which a masked token has, is no difference where both have it.
+        terms = np.exp(p) * np.subtract(p, q, out=np.zeros_like(p), where=~np.isneginf(p))
+        expected = base.argmax(axis=1)
+        self._kl.append(np.maximum(terms.sum(axis=1), 0.0))
+        self._expected.append(expected)
+        self._agrees.append(expected == model.argmax(axis=1))
+        rows = np.arange(len(following))
+        self._base_nats.append(-p[rows, following])
+        self._nats.append(-q[rows, following])
+
+    def loss(self) -> Loss:
+        """Over everything that was added, which must hold a token that follows another."""
+        kl = np.concatenate(self._kl)
+        return Loss(
+            tokens=sum(map(len, self._nats)),
+            base_perplexity=float(np.exp(np.concatenate(self._base_nats).mean())),
+            perplexity=float(np.exp(np.concatenate(self._nats).mean())),
+            kl=float(kl.mean()),
+            kl_p99=float(np.quantile(kl, 0.99)),
+            kl_max=float(kl.max()),
+            top1=float(np.concatenate(self._agrees).mean()),
+        )
+
+    def quantiles(self) -> tuple[float, ...]:
+        """The divergence in nats that 0, 1, ... 100 % of the positions have at most."""
+        found = np.quantile(np.concatenate(self._kl), np.linspace(0, 1, 101))
+        return tuple(map(float, found))
+
+    def by_token(self) -> list[TokenLoss]:
+        """By the token that the base expects, those that lose most in all first."""
+        kl, expected = np.concatenate(self._kl), np.concatenate(self._expected)
+        agrees = np.concatenate(self._agrees)
+        found = []
+        for token in np.unique(expected):
+            at = expected == token
+            mean, agreed = float(kl[at].mean()), float(agrees[at].mean())
+            found.append(TokenLoss(int(token), int(at.sum()), mean, agreed))
+        return sorted(found, key=lambda one: -one.kl * one.positions)
+
+
+def log_softmax(logits: Logits) -> Doubles:
+    """Log-probabilities of each row."""
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return shifted
+
+
+def agreement(expected: Ids, said: Ids) -> int:
+    """Tokens of a greedy text ``said`` before the first one that the model does not ``expect`` there."""
+    differs = np.flatnonzero(expected[: len(said)] != said)
+    return int(differs[0]) if len(differs) else len(said)

@@ -1,0 +1,159 @@
+"""``galley eval quality``: what a kind of weights costs, on the user's own data."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+import click
+
+from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
+from galley.cli.report import check_folders, json_option, write_json, write_text
+from galley.cli.terminal import progress, table
+from galley.config import EngineSettings, Quantize, Settings
+
+if TYPE_CHECKING:
+    from galley.llm import LLM
+    from galley.quality.compare import Comparison
+    from galley.quality.texts import Texts
+
+_KINDS: Final = get_args(Quantize)
+_KEPT_TOKENS: Final = 100
+"""Tokens of the vocabulary in the JSON, those that lose most."""
+
+
+@click.command(cls=Command)
+@with_flags(EngineSettings)
+@click.argument("model", required=False, help=MODEL_HELP)
+@click.option(
+    "--against", metavar="BASE", help="checkpoint that is the truth; default: MODEL itself"
+)
+@click.option(
+    "--against-quantize",
+    type=click.Choice(_KINDS),
+    default="auto",
+    show_default=True,
+    help="type of the base's weights; auto: as its checkpoint",
+)
+@click.option(
+    "--also",
+    type=click.Choice(_KINDS),
+    multiple=True,
+    help="measure MODEL as this kind, too; repeat for several",
+)
+@click.option(
+    "--data",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help='text, or JSON lines: {"text": ...}, {"messages": ...} or {"prompt": ..., "answer": ...}; '
+    "default: text that the base generates",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=2),
+    default=8192,
+    show_default=True,
+    help="of text to compare on",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(min=2),
+    default=512,
+    show_default=True,
+    help="tokens of a window at most",
+)
+@click.option(
+    "--match",
+    type=click.Choice(("exact", "contains")),
+    default="exact",
+    show_default=True,
+    help="an answer is right if it is the expected one, or has it in it",
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="of an answer"
+)
+@json_option
+@click.option(
+    "--html",
+    "html_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="also write a page with curves to FILE",
+)
+def quality(
+    flags: Flags, model: str | None, json_file: Path | None, html_file: Path | None, **wanted: Any
+) -> None:
+    """Measure what quantisation costs: a model beside its base, on the same tokens.
+
+    Perplexity, divergence of the next token's probabilities (KL, over the whole vocabulary), how often
+    both think the same token the likeliest, how long greedy answers agree, right answers, size and speed.
+    """
+    settings = flags.settings(model=model)
+    start_logging(settings)
+    check_folders(json=json_file, html=html_file)
+    comparison = _compare(settings, **wanted)
+    from galley.quality.page import page, rows
+
+    header, *body = rows(comparison)
+    print(table(header, body))
+    print(f"{comparison.measured[0].loss.tokens} tokens: {comparison.source}")
+    write_json(json_file, _as_json(comparison))
+    if html_file is not None:
+        write_text(html_file, page(comparison))
+
+
+def _compare(
+    settings: Settings,
+    *,
+    against: str | None,
+    against_quantize: Quantize,
+    also: tuple[Quantize, ...],
+    data: Path | None,
+    tokens: int,
+    context: int,
+    match: Any,
+    max_tokens: int,
+) -> "Comparison":
+    from galley.demo import MODEL_DIR
+    from galley.formats.source import resolve_model
+    from galley.quality.compare import compare
+    from galley.quality.texts import demo_questions, own_texts, read_texts
+
+    base = replace(
+        settings,
+        model=settings.model if against is None else against,
+        quantize=against_quantize,
+        activations="auto",
+    )
+    bundled = resolve_model(base.model, revision=base.revision) == MODEL_DIR
+
+    def texts_of(llm: "LLM") -> "Texts":
+        window = min(context, llm.info.max_request_tokens)
+        if data is not None:
+            return read_texts(llm, data, context=window, tokens=tokens)
+        own = own_texts(llm, context=window, tokens=tokens)
+        return replace(own, questions=demo_questions()) if bundled else own
+
+    models = [settings, *(replace(settings, quantize=kind) for kind in also)]
+    with progress("models", 1 + len(models)) as bar:
+        return compare(
+            base,
+            models,
+            texts_of,
+            match=match,
+            max_tokens=max_tokens,
+            on_work=lambda name: bar.update(1),
+        )
+
+
+def _as_json(comparison: "Comparison") -> dict[str, Any]:
+    def measured(one: Any) -> dict[str, Any]:
+        kept = one.tokens[:_KEPT_TOKENS]
+        told = [{**asdict(token), "text": comparison.spelled[token.token]} for token in kept]
+        return {**asdict(one), "tokens": told}
+
+    return {
+        "base": asdict(comparison.base),
+        "source": comparison.source,
+        "windows": comparison.windows,
+        "measured": [measured(one) for one in comparison.measured],
+    }

@@ -1,0 +1,253 @@
+"""A model beside its base: loss on the same tokens, answers to the same questions, size and speed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from galley.bench.engine import EngineBench
+from galley.bench.report import Step
+from galley.calibration.forward import TeacherForced
+from galley.calibration.measures import Divergence, Loss, TokenLoss, agreement
+from galley.config import EngineSettings
+from galley.errors import SettingsError
+from galley.formats.source import BUNDLED, resolve_model
+from galley.llm import LLM
+from galley.llm_evaluate import Match, ask
+from galley.quality.texts import Texts, Window
+from galley.types import ModelInfo, SamplingParams
+
+OnWork: TypeAlias = Callable[[str], None]
+
+_GREEDY_PROMPTS: Final = 16
+_PROMPT_TOKENS: Final = 32
+_GREEDY_TOKENS: Final = 64
+_SPEED_PROMPT: Final = 256
+_SPEED_TOKENS: Final = 24
+_REPEATS: Final = 3
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the models, by itself.
+
+    Attributes:
+        name: of the checkpoint.
+        quantize: what its dense matrices became.
+        activations: what the inputs of its linear layers become.
+        weight_bytes: in memory.
+        prefill_tokens_per_s: of a prompt, the best of some runs.
+        decode_tokens_per_s: of one sequence, the same.
+        right, asked: questions answered rightly, of how many; (0, 0) where none were asked.
+    """
+
+    name: str
+    quantize: str
+    activations: str
+    weight_bytes: int
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    right: int
+    asked: int
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of right answers, if any question was asked."""
+        return self.right / self.asked if self.asked else None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A model's loss beside the base.
+
+    Attributes:
+        side: the model by itself.
+        loss: over all positions of the texts.
+        tokens: the loss by the token that the base expects, worst first.
+        quantiles: of the divergence in nats: of 0, 1, ... 100 % of the positions.
+        greedy_tokens: mean number of tokens before the model departs from the base's greedy text.
+        greedy_length: mean length of these texts, which is the best that ``greedy_tokens`` can be.
+    """
+
+    side: Side
+    loss: Loss
+    tokens: tuple[TokenLoss, ...]
+    quantiles: tuple[float, ...]
+    greedy_tokens: float
+    greedy_length: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that ``galley eval quality`` says.
+
+    Attributes:
+        base: what the others are held against.
+        measured: the model, then the same checkpoint in other kinds.
+        source: where the texts come from.
+        windows: how many texts.
+        spelled: token -> its text, of the tokens that lose most.
+    """
+
+    base: Side
+    measured: tuple[Measured, ...]
+    source: str
+    windows: int
+    spelled: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyText:
+    """A prompt, and what the base says to it at temperature 0."""
+
+    prompt: Window
+    said: Window
+
+
+def compare(
+    base: EngineSettings,
+    models: Sequence[EngineSettings],
+    texts_of: Callable[[LLM], Texts],
+    *,
+    match: Match = "exact",
+    max_tokens: int = 256,
+    on_work: OnWork = lambda name: None,
+) -> Comparison:
+    """Measure models beside a base. Two models are in memory at a time.
+
+    Args:
+        base: the settings of what stands for the truth.
+        models: of those that are measured; their checkpoints have the base's vocabulary.
+        texts_of: makes the texts with the loaded base.
+        match: when an answer is right, see :func:`galley.llm_evaluate.is_right`.
+        max_tokens: of an answer.
+        on_work: told what begins.
+
+    Raises:
+        ModelError, SettingsError: a model cannot be used, or has another vocabulary than the base.
+        RequestError: the texts cannot be used.
+    """
+    on_work("the base")
+    with LLM.from_settings(base) as llm:
+        texts = texts_of(llm)
+        greedy = _greedy_texts(llm, texts)
+        told = _told(llm, base, texts, match, max_tokens)
+        vocabulary, spell = llm.info.vocab_size, llm.tokenizer.token_text
+    base_side = _side(base, *told)
+    measured = []
+    for model in models:
+        on_work(f"{model.model or BUNDLED} as {model.quantize}")
+        with LLM.from_settings(model) as llm:
+            if llm.info.vocab_size != vocabulary:
+                raise SettingsError(
+                    f"{model.model} has {llm.info.vocab_size} tokens, {base_side.name} "
+                    f"{vocabulary}: --against needs a checkpoint with the same vocabulary"
+                )
+            told = _told(llm, model, texts, match, max_tokens)
+        side = _side(model, *told)
+        measured.append(_measure(base, model, side, texts, greedy))
+    worst = {one.token for each in measured for one in each.tokens}
+    return Comparison(
+        base_side,
+        tuple(measured),
+        texts.source,
+        len(texts.windows),
+        {token: spell(token) for token in sorted(worst)},
+    )
+
+
+def _greedy_texts(llm: LLM, texts: Texts) -> list[GreedyText]:
+    places = [
+        window[begin : begin + _PROMPT_TOKENS]
+        for window in texts.windows
+        for begin in range(0, len(window), _PROMPT_TOKENS)
+    ]
+    prompts = places[:: -(-len(places) // _GREEDY_PROMPTS)]
+    room = llm.info.max_request_tokens - _PROMPT_TOKENS
+    params = SamplingParams(temperature=0.0, max_tokens=min(_GREEDY_TOKENS, room))
+    outputs = llm.generate([list(prompt) for prompt in prompts], params)
+    return [
+        GreedyText(prompt, tuple(output.token_ids))
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
+
+
+def _told(
+    llm: LLM, settings: EngineSettings, texts: Texts, match: Match, max_tokens: int
+) -> tuple[ModelInfo, int, int]:
+    """What the model says of itself, its right answers, and the questions."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    answered = ask(
+        llm,
+        texts.questions,
+        greedy,
+        match=match,
+        plain=not llm.has_chat_template,
+        together=settings.running_limit,
+        advance=lambda n: None,
+    )
+    return llm.info, sum(one.right for one in answered), len(answered)
+
+
+def _side(settings: EngineSettings, info: ModelInfo, right: int, asked: int) -> Side:
+    bench = EngineBench(settings)
+    prompt = [i % info.vocab_size for i in range(min(_SPEED_PROMPT, info.max_request_tokens // 2))]
+
+    def rate(run: Callable[[], Sequence[Step]]) -> float:
+        steps = [run() for _ in range(_REPEATS)]
+        return max(sum(s.rows for s in one) / sum(s.seconds for s in one) for one in steps)
+
+    prefill = rate(lambda: bench.prefill(prompt))
+    decode = rate(lambda: bench.decode([prompt[:8]], _SPEED_TOKENS))
+    assert info.ledger is not None
+    return Side(
+        settings.model or BUNDLED,
+        info.quantize,
+        info.activations,
+        info.ledger.weights,
+        prefill,
+        decode,
+        right,
+        asked,
+    )
+
+
+def _measure(
+    base: EngineSettings,
+    model: EngineSettings,
+    side: Side,
+    texts: Texts,
+    greedy: Sequence[GreedyText],
+) -> Measured:
+    longest = max(
+        *(len(window) for window in texts.windows),
+        *(len(one.prompt) + len(one.said) for one in greedy),
+    )
+    divergence = Divergence()
+    with _forced(base, longest) as truth, _forced(model, longest) as forced:
+        for window in texts.windows:
+            ids = np.array(window, dtype=np.int64)
+            for (first, p), (_, q) in zip(truth.logits(window), forced.logits(window), strict=True):
+                divergence.add(p, q, ids[first + 1 : first + 1 + len(p)])
+        same = [_agreement(forced, one) for one in greedy]
+    return Measured(
+        side,
+        divergence.loss(),
+        tuple(divergence.by_token()),
+        divergence.quantiles(),
+        float(np.mean(same)),
+        float(np.mean([len(one.said) for one in greedy])),
+    )
+
+
+def _forced(settings: EngineSettings, longest: int) -> TeacherForced:
+    folder = resolve_model(settings.model, revision=settings.revision)
+    return TeacherForced(settings, folder, longest=longest)
+
+
+def _agreement(forced: TeacherForced, text: GreedyText) -> int:
+    """Tokens of the base's greedy text before the first that the model would not have said."""
+    ids = (*text.prompt, *text.said)
+    expected = np.concatenate([logits.argmax(axis=1) for _, logits in forced.logits(ids)])
+    return agreement(expected[len(text.prompt) - 1 :], np.array(text.said, dtype=np.int64))

@@ -1,0 +1,137 @@
+"""A comparison as one HTML file that needs nothing else: no scripts, no network."""
+
+from collections.abc import Sequence
+from html import escape
+from itertools import accumulate
+from typing import Final
+
+from galley.bench.serve.chart import Line, chart
+from galley.bench.serve.page import STYLE
+from galley.quality.compare import Comparison, Measured
+
+_WORST: Final = 20
+"""Tokens in the table of what loses most."""
+
+_CURVE: Final = 200
+"""Tokens on the curve of the loss over the vocabulary."""
+
+
+def rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """The table that the terminal and the page show: a header, then a row for each figure."""
+    base, measured = comparison.base, comparison.measured
+    one = measured[0].loss
+
+    table = [
+        ("", f"base: {base.quantize}", *(m.side.quantize for m in measured)),
+        (
+            "perplexity",
+            f"{one.base_perplexity:.4g}",
+            *(f"{m.loss.perplexity:.4g}" for m in measured),
+        ),
+        ("mean KL, nats", "", *(f"{m.loss.kl:.2g}" for m in measured)),
+        ("99 % KL, nats", "", *(f"{m.loss.kl_p99:.2g}" for m in measured)),
+        ("same likeliest token", "", *(f"{m.loss.top1:.2%}" for m in measured)),
+        (
+            "greedy tokens in common",
+            f"{measured[0].greedy_length:.1f}",
+            *(f"{m.greedy_tokens:.1f}" for m in measured),
+        ),
+    ]
+    sides = [base, *(m.side for m in measured)]
+    if base.asked:
+        table.append(("right answers", *(f"{s.right} of {s.asked}" for s in sides)))
+    table.append(("weights, MB", *(f"{s.weight_bytes / 1e6:.4g}" for s in sides)))
+    table.append(("prefill, tokens/s", *(f"{s.prefill_tokens_per_s:.3g}" for s in sides)))
+    table.append(("decode, tokens/s", *(f"{s.decode_tokens_per_s:.3g}" for s in sides)))
+    return table
+
+
+def page(comparison: Comparison) -> str:
+    """The table, loss against bytes, its distribution over positions, and the tokens it hurts."""
+    base, first = comparison.base, comparison.measured[0]
+    title = f"galley eval quality: {first.side.name} beside {base.name}"
+    header, *body = rows(comparison)
+    heads = "".join(f"<th scope=col>{escape(cell)}</th>" for cell in header)
+    cells = "".join(
+        f"<tr><th scope=row>{escape(what)}</th>"
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        + "</tr>"
+        for what, *row in body
+    )
+    charts = "".join(
+        [_against_bytes(comparison), _distribution(comparison), _vocabulary(comparison)]
+    )
+    return (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
+        f"<h1>{escape(title)}</h1><p>{first.loss.tokens} tokens in {comparison.windows} windows: "
+        f"{escape(comparison.source)}.</p>"
+        f"<div class=scroll><table><thead><tr>{heads}</tr></thead><tbody>{cells}</tbody></table></div>"
+        f'<h2>Curves</h2><div class="charts">{charts}</div>'
+        f"<h2>Where in the vocabulary it hurts {escape(first.side.quantize)}</h2>{_worst(comparison)}"
+        "</main></body></html>\n"
+    )
+
+
+def _against_bytes(comparison: Comparison) -> str:
+    """Loss against bytes; the base is the point without loss."""
+    points = sorted(
+        [
+            (comparison.base.weight_bytes, 0.0, f"base: {comparison.base.quantize}"),
+            *((m.side.weight_bytes, m.loss.kl, m.side.quantize) for m in comparison.measured),
+        ]
+    )
+    line = Line(
+        "mean KL",
+        [size / 1e6 for size, _, _ in points],
+        [kl for _, kl, _ in points],
+        dots=True,
+        labels=[name for _, _, name in points],
+    )
+    return chart("Loss against bytes", "weights, MB", "mean KL, nats", [line])
+
+
+def _distribution(comparison: Comparison) -> str:
+    lines = [
+        Line(m.side.quantize, m.quantiles[:100], list(range(100)), colour)
+        for colour, m in enumerate(comparison.measured)
+    ]
+    return chart("Divergence of positions", "KL, nats, at most", "% of positions", lines)
+
+
+def _vocabulary(comparison: Comparison) -> str:
+    """How much of the loss falls on how many tokens."""
+    lines = []
+    for colour, measured in enumerate(comparison.measured):
+        shares = _shares(measured)
+        if shares:
+            lines.append(Line(measured.side.quantize, list(range(len(shares))), shares, colour))
+    return chart(
+        "Loss over the vocabulary", "tokens that lose most, counted", "% of all loss", lines
+    )
+
+
+def _shares(measured: Measured) -> list[float]:
+    """Per cent of the loss that the first 0, 1, 2, ... of the tokens that lose most have."""
+    losses = [one.kl * one.positions for one in measured.tokens]
+    total = sum(losses)
+    parts = accumulate(losses[:_CURVE], initial=0.0)
+    return [100 * part / total for part in parts] if total else []
+
+
+def _worst(comparison: Comparison) -> str:
+    first = comparison.measured[0]
+    total = sum(one.kl * one.positions for one in first.tokens) or 1.0
+    told: Sequence[str] = [
+        f"<tr><td><code>{escape(comparison.spelled[one.token])}</code></td><td>{one.positions}</td>"
+        f"<td>{one.kl:.2g}</td><td>{one.top1:.1%}</td>"
+        f"<td>{one.kl * one.positions / total:.1%}</td></tr>"
+        for one in first.tokens[:_WORST]
+    ]
+    return (
+        "<p>Positions by the token that the base thinks the likeliest there.</p>"
+        "<div class=scroll><table><thead><tr><th>token</th><th>positions</th><th>mean KL, nats</th>"
+        "<th>same likeliest token</th><th>share of the loss</th></tr></thead>"
+        f"<tbody>{''.join(told)}</tbody></table></div>"
+    )

@@ -1,0 +1,153 @@
+"""The texts on which models are compared or calibrated: a file's, or the model's own."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from galley.demo import heldout
+from galley.errors import RequestError
+from galley.llm import LLM
+from galley.llm_evaluate import Question, read_questions
+from galley.types import SamplingParams
+
+Window = tuple[int, ...]
+
+_SHORTEST: Final = 2
+"""Tokens of a text that says anything: one that follows another."""
+
+_LINES: Final = (".jsonl", ".ndjson")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Token ids, and where they come from.
+
+    Attributes:
+        windows: each begins as a text of its own.
+        source: for people: a file, or that the model generated them.
+        questions: of a file that has answers, too.
+    """
+
+    windows: tuple[Window, ...]
+    source: str
+    questions: tuple[Question, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Of all windows."""
+        return sum(map(len, self.windows))
+
+
+def read_texts(llm: LLM, path: Path, *, context: int, tokens: int) -> Texts:
+    """The beginning of a file, up to so many tokens.
+
+    A file that ends in .jsonl has a text on each line: ``{"text": ...}``, a chat log ``{"messages": ...}``,
+    or a question with its answer, ``{"prompt": ..., "answer": ...}``. Any other is one text in UTF-8.
+
+    Args:
+        llm: whose tokenizer and chat template make tokens of it.
+        path: the file.
+        context: tokens of a window at most.
+        tokens: in all.
+
+    Raises:
+        RequestError: the file cannot be read, or has too little text.
+    """
+    questions: tuple[Question, ...] = ()
+    try:
+        if path.suffix in _LINES:
+            encoded = list(_lines(llm, path))
+            questions = _questions(path)
+        else:
+            encoded = [llm.tokenizer.encode(path.read_text(encoding="utf-8"))]
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{path} cannot be read: {error}") from error
+    windows = tuple(_cut(encoded, context, tokens))
+    if not windows:
+        raise RequestError(f"{path} has no text of at least {_SHORTEST} tokens")
+    return Texts(windows, str(path), questions)
+
+
+def own_texts(llm: LLM, *, context: int, tokens: int, seed: int = 0) -> Texts:
+    """What the model says when nobody asks it anything: sampled at temperature 1, from its first token on.
+
+    Models predict their own text better than people's, so a loss is easier to see on a file of real use.
+    """
+    length = min(context, llm.info.max_request_tokens) - 1
+    count = max(1, -(-tokens // length))
+    start = _first_tokens(llm)
+    params = [
+        SamplingParams(
+            temperature=1.0, top_p=1.0, top_k=0, seed=seed + i, max_tokens=length, ignore_eos=True
+        )
+        for i in range(count)
+    ]
+    outputs = llm.generate([start] * count, params)
+    windows = tuple((*start, *output.token_ids)[:context] for output in outputs)
+    return Texts(windows, "text that the base generated (temperature 1)")
+
+
+def demo_questions() -> tuple[Question, ...]:
+    """The held-out sets of the bundled model, with their only right answers."""
+    return tuple(
+        Question([dict(message) for message in item.messages], (item.answer,))
+        for number in heldout.SETS
+        for item in heldout.read(number)
+    )
+
+
+def _first_tokens(llm: LLM) -> list[int]:
+    """What the tokenizer puts before a text; an end-of-sequence token where it puts nothing."""
+    return llm.tokenizer.encode("") or list(llm.info.eos_token_ids[:1]) or [0]
+
+
+def _lines(llm: LLM, path: Path) -> Iterator[list[int]]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            read: Any = json.loads(line)
+        except ValueError as error:
+            raise RequestError(f"{path}, line {number}: {error}") from error
+        if not isinstance(read, dict):
+            raise RequestError(f"{path}, line {number}: expected an object")
+        yield _encoded(llm, read, f"{path}, line {number}")
+
+
+def _encoded(llm: LLM, line: dict[str, Any], where: str) -> list[int]:
+    if isinstance(line.get("text"), str):
+        return llm.tokenizer.encode(line["text"])
+    answer = line.get("answer")
+    first = answer[0] if isinstance(answer, list) and answer else answer
+    said = first if isinstance(first, str) else ""
+    prompt, messages = line.get("prompt"), line.get("messages")
+    if isinstance(prompt, str) and not llm.has_chat_template:
+        return llm.tokenizer.encode(f"{prompt}{said}")
+    if isinstance(prompt, str):
+        messages = [{"role": "user", "content": prompt}]
+    if not isinstance(messages, list):
+        raise RequestError(f"{where}: needs text, messages, or prompt and answer")
+    if said:
+        messages = [*messages, {"role": "assistant", "content": said}]
+    return llm.encode_chat(messages, add_generation_prompt=False)
+
+
+def _questions(path: Path) -> tuple[Question, ...]:
+    """Of a file all of whose lines have an answer."""
+    with path.open(encoding="utf-8") as lines:
+        if all("answer" in json.loads(line) for line in lines if line.strip()):
+            return tuple(read_questions(path))
+    return ()
+
+
+def _cut(encoded: Sequence[Sequence[int]], context: int, tokens: int) -> Iterator[Window]:
+    left = tokens
+    for ids in encoded:
+        for begin in range(0, len(ids), context):
+            window = tuple(ids[begin : begin + min(context, left)])
+            if len(window) < _SHORTEST:
+                break
+            left -= len(window)
+            yield window

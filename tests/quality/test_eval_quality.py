@@ -1,0 +1,86 @@
+"""galley eval quality on checkpoints whose loss is known: none, some, and that of another model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from galley import LLM, RequestError
+from galley.quality.texts import own_texts, read_texts
+from tests.checkpoints import make_checkpoint
+from tests.cli.command import galley
+from tests.conftest import CheckpointMaker
+
+TEXT = "the cat sat on the mat, and the dog sat on the cat. " * 40
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint: CheckpointMaker) -> Path:
+    return checkpoint("llama")
+
+
+def test_the_table_the_file_and_the_page_say_what_was_measured(
+    folder: Path, tmp_path: Path
+) -> None:
+    data, figures, page = tmp_path / "own.jsonl", tmp_path / "q.json", tmp_path / "q.html"
+    lines = [{"prompt": f"the cat {i}", "answer": "no such answer"} for i in range(12)]
+    data.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    arguments = ("--tokens", 256, "--context", 64, "--max-tokens", 8, "--data", data)
+    outputs = ("--json", figures, "--html", page)
+    done = galley(
+        *("eval", "quality", folder, "--quantize", "int4", "--also", "int8", "--also", "float32"),
+        *("--against-quantize", "float32", *arguments, *outputs),
+    )
+    assert done.returncode == 0, done.stderr
+    read = json.loads(figures.read_text())
+    losses = [one["loss"] for one in read["measured"]]
+    assert losses[0]["kl"] > 4 * losses[1]["kl"] > 0
+    assert losses[2]["kl"] == 0
+    assert losses[2]["top1"] == 1
+    assert losses[2]["perplexity"] == losses[2]["base_perplexity"] == losses[0]["base_perplexity"]
+    same = read["measured"][2]
+    assert same["greedy_tokens"] == same["greedy_length"] > read["measured"][0]["greedy_tokens"]
+    sizes = [one["side"]["weight_bytes"] for one in read["measured"]]
+    assert sizes[0] < sizes[1] < sizes[2] == read["base"]["weight_bytes"]
+    assert read["base"]["asked"] == 12
+    assert read["source"] == str(data)
+    header, _, *rows = done.stdout.splitlines()
+    assert header.split() == ["base:", "float32", "int4", "int8", "float32"]
+    assert any(row.startswith("right answers") and "0 of 12" in row for row in rows)
+    written = page.read_text(encoding="utf-8")
+    assert f"{losses[0]['kl']:.2g}" in written
+    assert written.count("<figure>") == 3
+    assert "<script" not in written
+    assert "http" not in written.replace("http-equiv", "")
+
+
+def test_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = make_checkpoint(tmp_path / "other", "llama", vocab_size=330)
+    done = galley("eval", "quality", other, "--against", folder, "--tokens", 64)
+    assert done.returncode == 2
+    assert "330 tokens" in done.stderr
+    assert "same vocabulary" in done.stderr
+
+
+def test_texts_of_files(folder: Path, tmp_path: Path) -> None:
+    plain, lines, wrong = tmp_path / "a.txt", tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    plain.write_text(TEXT, encoding="utf-8")
+    lines.write_text('{"text": "the cat sat"}\n\n{"text": "a dog sat on the mat"}\n')
+    wrong.write_text('{"text": "fine"}\n{"texts": "not"}\n')
+    with LLM(folder, threads=1) as llm:
+        read = read_texts(llm, plain, context=50, tokens=120)
+        assert [len(window) for window in read.windows] == [50, 50, 20]
+        ids = [token for window in read.windows for token in window]
+        assert ids == llm.tokenizer.encode(TEXT)[:120]
+        several = read_texts(llm, lines, context=50, tokens=1000)
+        assert several.windows == tuple(
+            tuple(llm.tokenizer.encode(text)) for text in ("the cat sat", "a dog sat on the mat")
+        )
+        with pytest.raises(RequestError, match="line 2"):
+            read_texts(llm, wrong, context=50, tokens=100)
+        with pytest.raises(RequestError, match="cannot be read"):
+            read_texts(llm, tmp_path / "nothing.txt", context=50, tokens=100)
+        own = own_texts(llm, context=32, tokens=100)
+        assert [len(window) for window in own.windows] == [32] * 4
+        assert len(set(own.windows)) == 4
+        assert own == own_texts(llm, context=32, tokens=100)
