@@ -32,6 +32,19 @@ pytestmark = [
 ]
 
 MEMORY = 3 * 2**30
+TOLD = (
+    "up",
+    "scrape_duration_seconds",
+    "galley:refusals:ratio_rate5m",
+    "galley:time_to_first_token_seconds:p99_5m",
+    "quantile_over_time(0.5, galley:time_to_first_token_seconds:p99_5m[40s] offset 8s)",
+    "galley:request_duration_seconds:p99_5m",
+    "quantile_over_time(0.5, galley:request_duration_seconds:p99_5m[40s] offset 8s)",
+    "galley:saturated_tokens:rate5m",
+    "ALERTS_FOR_STATE",
+)
+"""Told of a run in which an alert does not fire."""
+
 BODY = {"prompt": "the cat sat", "max_tokens": 200, "min_tokens": 200}
 
 
@@ -94,7 +107,8 @@ def fires(prometheus: Prometheus, *names: str) -> None:
     try:
         until(lambda: set(names) <= prometheus.firing(), 60)
     except AssertionError:
-        pytest.fail(f"{set(names) - prometheus.firing()} should fire, and do not")
+        known = {name: [sample["value"][1] for sample in prometheus.query(name)] for name in TOLD}
+        pytest.fail(f"{set(names) - prometheus.firing()} should fire, and do not: {known}")
 
 
 def calm(prometheus: Prometheus) -> None:
