@@ -15,6 +15,7 @@ without. For an idle machine.
 
 import argparse
 import random
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from galley.engine.load import load_engine
 from galley.engine.warm_up import measure_rows
 from galley.formats.source import resolve_model
 from galley.service.requests import expand
-from galley.speculation.proposer import Follower, Proposal
+from galley.speculation.proposer import Follower, Forced, Proposal
 from galley.speculation.row_costs import RowCosts
 from galley.speculation.speculator import MOST_GUESSES
 from galley.types import EngineRequest
@@ -44,6 +45,8 @@ from recipes.assistant import glossary
 
 COMMAND: Final = "python -m benchmarks.speculation"
 PROMPT_TOKENS: Final = 32
+TURN: Final = 6
+"""Steps with speculation, and as many without."""
 PROPOSERS: Final[tuple[Speculation, ...]] = ("prompt", "recent", "auto")
 MOST_ROWS: Final = 64
 
@@ -59,7 +62,7 @@ class Oracle:
         self._rate = rate
         self._random = random.Random(1)
 
-    def follow(self, salt: bytes) -> Follower:
+    def follow(self, salt: bytes, forced: Forced | None) -> Follower:
         """The same for all."""
         return self
 
@@ -77,15 +80,6 @@ class Oracle:
         return Proposal(guesses, 1)
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Of a full batch."""
-
-    tokens_per_s: float
-    proposed: int
-    accepted: int
-
-
 def asked(engine: Engine, sequences: int, tokens: int) -> list[EngineRequest]:
     """Greedy continuations of random prompts."""
     rng = random.Random(0)
@@ -101,30 +95,35 @@ def asked(engine: Engine, sequences: int, tokens: int) -> list[EngineRequest]:
 
 
 def paced(
-    engine: Engine, requests: Sequence[EngineRequest], seconds: float
-) -> tuple[Pace, dict[str, list[int]]]:
-    """Run the requests while all of them decode, ``seconds`` at most; their texts as far as they came."""
+    engine: Engine, requests: Sequence[EngineRequest], seconds: float, ways: Sequence[Guessing]
+) -> tuple[list[float], dict[str, list[int]]]:
+    """Run the requests while all of them decode, ``seconds`` at most: tokens/s of each way, and texts.
+
+    The ways of guessing take turns of a few steps, so that what else the machine does hits them alike.
+    """
     texts: dict[str, list[int]] = {request.id: [] for request in requests}
+    counted, took = [0] * len(ways), [0.0] * len(ways)
+    _use(engine, ways[-1])
     for request in requests:
         engine.add(request)
-    counted, began, ended = 0, 0.0, False
+    while not all(texts.values()):
+        for output in engine.step():
+            texts[output.request_id] += output.tokens
+    steps, ended = 0, False
     while not ended:
+        way = steps // TURN % len(ways)
+        _use(engine, ways[way])
+        began = time.perf_counter()
         outputs = engine.step()
-        now = time.perf_counter()
-        full = all(texts.values())
-        if full and not began:
-            began = now
-        elif began:
-            counted += sum(len(output.tokens) for output in outputs)
+        took[way] += time.perf_counter() - began
+        counted[way] += sum(len(output.tokens) for output in outputs)
         for output in outputs:
             texts[output.request_id] += output.tokens
             ended |= output.finish_reason is not None
-        ended |= bool(began) and now - began > seconds
-    guessers = [s.guesser for s in engine._sequences.values() if s.guesser is not None]
+        steps += 1
+        ended |= sum(took) > seconds
     engine.abort([request.id for request in requests])
-    proposed = sum(guesser.proposed for guesser in guessers)
-    accepted = sum(guesser.accepted for guesser in guessers)
-    return Pace(counted / (now - began), proposed, accepted), texts
+    return [tokens / time_taken for tokens, time_taken in zip(counted, took, strict=True)], texts
 
 
 def predicted(costs: RowCosts, sequences: int, rate: float) -> float:
@@ -139,12 +138,21 @@ def predicted(costs: RowCosts, sequences: int, rate: float) -> float:
 
 
 @dataclass(frozen=True)
+class Point:
+    """At one acceptance: tokens/s without speculation, the ratio with it, and what arithmetic says."""
+
+    rate: float
+    plain: float
+    ratio: float
+    told: float
+
+
+@dataclass(frozen=True)
 class Curve:
-    """So many sequences: the pace without speculation, and with it by acceptance."""
+    """So many sequences, by acceptance."""
 
     sequences: int
-    plain: float
-    by_rate: list[tuple[float, Pace, float]]
+    points: list[Point]
 
 
 def controlled(
@@ -154,7 +162,7 @@ def controlled(
     tokens: int,
     seconds: float,
 ) -> list[Curve]:
-    """Tokens a second by acceptance and number of sequences, and what arithmetic says of each.
+    """Tokens a second by acceptance and number of sequences, with and without speculation by turns.
 
     Raises:
         AssertionError: a text differs from the one without speculation.
@@ -168,20 +176,17 @@ def controlled(
     curves = []
     for sequences in sizes:
         requests = asked(engine, sequences, tokens)
-        _use(engine, Guessing())
-        _, texts = paced(engine, requests, 1e9)
+        _, texts = paced(engine, requests, 1e9, [Guessing()])
         known = {tuple(r.prompt): [*r.prompt, *texts[r.id]] for r in requests}
-        by_rate = []
-        plain = []
+        points = []
         for rate in rates:
-            _use(engine, Guessing())
-            plain.append(paced(engine, requests, seconds)[0].tokens_per_s)
-            _use(engine, Guessing([Oracle(known, rate)], RowCosts(measured)))
-            pace, got = paced(engine, requests, seconds)
+            oracle = Guessing([Oracle(known, rate)], RowCosts(measured))
+            (plain, guessing), got = paced(engine, requests, seconds, [Guessing(), oracle])
             for name, text in got.items():
                 assert text[: len(texts[name])] == texts[name][: len(text)], name
-            by_rate.append((rate, pace, predicted(costs, sequences, rate)))
-        curves.append(Curve(sequences, sum(plain) / len(plain), by_rate))
+            told = predicted(costs, sequences, rate)
+            points.append(Point(rate, plain, guessing / plain, told))
+        curves.append(Curve(sequences, points))
     return curves
 
 
@@ -260,15 +265,13 @@ def figures_of_curves(name: str, curves: Sequence[Curve]) -> list[Figure]:
         Figure(
             what=f"{name}: speculation, {curve.sequences} at once, by acceptance",
             unit="times",
-            at=tuple(f"{rate:.0%}" for rate, _, _ in curve.by_rate),
-            measured=tuple(
-                round(pace.tokens_per_s / curve.plain, 2) for _, pace, _ in curve.by_rate
-            ),
+            at=tuple(f"{point.rate:.0%}" for point in curve.points),
+            measured=tuple(round(point.ratio, 2) for point in curve.points),
             date=date.today().isoformat(),
             command=COMMAND,
             target=(0.98,),
-            remark=f"to {curve.plain:.1f} tokens/s without; arithmetic says "
-            + ", ".join(f"{told:.2f}" for _, _, told in curve.by_rate),
+            remark=f"to {statistics.median(point.plain for point in curve.points):.1f} tokens/s without; "
+            "arithmetic says " + ", ".join(f"{point.told:.2f}" for point in curve.points),
         )
         for curve in curves
     ]
@@ -310,8 +313,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--sequences", default="1,2,4,8,16,32")
     parser.add_argument("--acceptance", default="0,0.5,0.7,0.9,1")
-    parser.add_argument("--tokens", type=int, default=128, help="of each output")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each run, at most")
+    parser.add_argument("--tokens", type=int, default=256, help="of each output")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each run, at most")
     parser.add_argument("--tasks", action="store_true", help="the bundled model's tasks instead")
     parser.add_argument("--items", type=int, default=64, help="conversations of each task")
     parser.add_argument("--results", type=Path, help="put the figures into this file, too")
@@ -335,15 +338,13 @@ def main() -> None:
     else:
         rates = [float(part) for part in options.acceptance.split(",")]
         curves = controlled(settings, rates, sizes, options.tokens, options.seconds)
-        table = Table(
-            "sequences", "acceptance", "without", "with", "ratio", "arithmetic", "guesses"
-        )
+        table = Table("sequences", "acceptance", "without", "ratio", "arithmetic")
         for curve in curves:
-            for rate, pace, told_ratio in curve.by_rate:
-                ratio = pace.tokens_per_s / curve.plain
-                numbers = (curve.plain, pace.tokens_per_s, ratio, told_ratio)
-                row = [str(curve.sequences), f"{rate:.0%}", *(f"{n:.2f}" for n in numbers)]
-                table.add_row(*row, f"{pace.accepted}/{pace.proposed}")
+            for point in curve.points:
+                numbers = (point.plain, point.ratio, point.told)
+                table.add_row(
+                    str(curve.sequences), f"{point.rate:.0%}", *(f"{n:.2f}" for n in numbers)
+                )
         figures = figures_of_curves(options.name, curves)
     Console().print(table)
     if options.results:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from galley.config import EngineSettings
-from galley.engine.load import read_model
+from galley.engine.read_model import read_model
 from galley.errors import GalleyError
 from galley.formats.reader import open_checkpoint
 from galley.text.template import ChatTemplate

@@ -26,7 +26,7 @@ Quantize = Literal["auto", "float32", "bf16", "int8", "int4"]
 Activations = Literal["auto", "float32", "bfloat16", "int8"]
 KVType = Literal["auto", "float32", "bfloat16", "int8"]
 Batching = Literal["continuous", "dynamic", "static"]
-Speculation = Literal["auto", "off", "prompt", "recent"]
+Speculation = Literal["auto", "off", "prompt", "recent", "grammar", "draft"]
 
 _GUESSED_ROWS = 32
 """A few running sequences may have so many rows together, guesses included."""
@@ -140,7 +140,13 @@ class EngineSettings:
         "Engine",
         "where guesses of the next tokens come from, which are verified together when that is faster, and "
         "change no text: prompt (prompt and output so far), recent (recent outputs of the same tenant), "
-        "auto (both), off",
+        "grammar (what it leaves no choice about), draft (the draft model), auto (all of these), off",
+    )
+    draft_model: str | None = _setting(
+        None,
+        "Engine",
+        "smaller model with the same vocabulary that guesses next tokens; named as a model is, and run "
+        "with the same settings",
     )
 
     def __post_init__(self) -> None:
@@ -154,6 +160,13 @@ class EngineSettings:
         if not 0.0 < self.kv_memory_fraction <= 0.95:
             raise SettingsError(
                 f"kv_memory_fraction must be in (0, 0.95], got {self.kv_memory_fraction}"
+            )
+        if self.draft_model is None and self.speculation == "draft":
+            raise SettingsError("speculation is draft, but no draft_model is given")
+        if self.draft_model is not None and self.speculation not in ("auto", "draft"):
+            raise SettingsError(
+                f"draft_model is {self.draft_model!r}, but speculation is {self.speculation!r}, which does "
+                "not use it: set speculation to auto or draft, or leave draft_model out"
             )
         if self.running_limit > self.max_batch_tokens:
             raise SettingsError(

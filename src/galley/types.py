@@ -361,11 +361,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         batch_sequences, batch_tokens: gauges: sequences of the latest step, and rows as the token budget
             counts them.
-        prompt_proposed_tokens, recent_proposed_tokens: counters: guesses that were verified, by proposer.
-        prompt_accepted_tokens, recent_accepted_tokens: counters: those of them that were right.
+        prompt_proposed_tokens and so on: counters: guesses that were verified, by proposer.
+        prompt_accepted_tokens and so on: counters: those of them that were right.
         busy_seconds: counter: time that was divided among requests; see ``engine/step_meter.py``.
         schedule_seconds, forward_seconds, sample_seconds, emit_seconds: counters: where the time of steps
-            went. What ``forward_seconds`` counts includes ``sample_seconds``.
+            went. What ``forward_seconds`` counts includes ``sample_seconds``, and steps of a draft model.
     """
 
     running: int = 0
@@ -391,6 +391,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_accepted_tokens: int = 0
     recent_proposed_tokens: int = 0
     recent_accepted_tokens: int = 0
+    grammar_proposed_tokens: int = 0
+    grammar_accepted_tokens: int = 0
+    draft_proposed_tokens: int = 0
+    draft_accepted_tokens: int = 0
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):

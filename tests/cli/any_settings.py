@@ -31,7 +31,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "priority_steps": st.integers(1, 10**4),
     "batching": st.sampled_from(["continuous", "dynamic", "static"]),
     "batching_delay": st.floats(0, 3600),
-    "speculation": st.sampled_from(["auto", "off", "prompt", "recent"]),
+    "speculation": st.sampled_from(["auto", "off", "prompt", "recent", "grammar", "draft"]),
+    "draft_model": st.none() | TEXT,
     "host": TEXT,
     "port": st.integers(0, 65535),
     "served_model_name": TEXT,
@@ -79,4 +80,14 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "price_per_hour": st.none() | st.floats(0, 1e6),
     "otlp_endpoint": st.sampled_from(["", "http://localhost:4318", "https://otel.example.com/x"]),
 }
-SOME_SETTINGS = st.fixed_dictionaries({}, optional=VALUES)
+
+
+def _agrees(settings: dict[str, Any]) -> bool:
+    """Whether a draft model is there if, and only if, guesses may come from one."""
+    speculation = settings.get("speculation", "auto")
+    if settings.get("draft_model") is None:
+        return bool(speculation != "draft")
+    return speculation in ("auto", "draft")
+
+
+SOME_SETTINGS = st.fixed_dictionaries({}, optional=VALUES).filter(_agrees)

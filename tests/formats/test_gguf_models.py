@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from galley import LLM, SamplingParams
 from galley.config import EngineSettings
-from galley.engine.load import read_model
+from galley.engine.read_model import read_model
 from galley.errors import ModelNotFound, UnsupportedModel
 from galley.formats.gguf_file import TYPES
 from galley.formats.reader import open_checkpoint

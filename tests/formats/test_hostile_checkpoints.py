@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from galley.config import EngineSettings
-from galley.engine.load import read_model
+from galley.engine.read_model import read_model
 from galley.errors import ModelError
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from galley.config import EngineSettings
-from galley.engine.load import read_model
+from galley.engine.read_model import read_model
 from galley.errors import ModelError
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer

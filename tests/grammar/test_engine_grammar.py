@@ -301,7 +301,38 @@ def test_speculation_changes_nothing(
     for _ in range(2):
         assert run(engine, requests_of(engine, folder, MIXED)) == alone
     assert engine.stats.recent_accepted_tokens > 0
+    assert engine.stats.grammar_accepted_tokens > 0
     engine.close()
+
+
+def test_forced_tokens_take_no_steps_of_their_own(checkpoint: CheckpointMaker) -> None:
+    """Nearly all of this text is the schema's; what is not forced takes a step for each token."""
+    folder = checkpoint("llama")
+    schema = {
+        "type": "object",
+        "properties": {
+            name: {"const": name}
+            for name in ("department", "priority_of_the_ticket", "customer_identification")
+        },
+        "required": ["department", "priority_of_the_ticket", "customer_identification"],
+        "additionalProperties": False,
+    }
+    asked = constrained("json_schema", json.dumps(schema), temperature=0.0, max_tokens=400)
+    steps: dict[str, int] = {}
+    texts = []
+    for chosen in ("off", "grammar"):
+        engine = load_engine(
+            EngineSettings(threads=1, kv_cache_tokens=4096, speculation="off"), folder
+        )
+        if chosen == "grammar":
+            eager(engine, "grammar")
+        texts.append(run(engine, requests_of(engine, folder, [asked])))
+        steps[chosen] = engine.stats.steps
+        accepted = engine.stats.grammar_accepted_tokens
+        engine.close()
+    assert texts[0] == texts[1]
+    assert accepted > steps["off"] / 2
+    assert steps["grammar"] < steps["off"] / 3
 
 
 def test_a_text_goes_on_where_an_engine_died(

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from galley.config import DType, EngineSettings, ExecutorName, Quantize
-from galley.engine.load import read_model
+from galley.engine.read_model import read_model
 from galley.graph.program import Op
 from galley.ops.executor import (
     EncoderBatch,

@@ -34,7 +34,7 @@ def by_hand(tokens: list[int], most: int) -> tuple[list[int], int]:
 @given(tokens=TEXTS, cuts=st.sets(st.integers(1, 60)), most=st.integers(1, 12))
 def test_prompt_lookup_finds_what_followed(tokens: list[int], cuts: set[int], most: int) -> None:
     """However the sequence grew."""
-    follower = PromptLookup().follow(SALT)
+    follower = PromptLookup().follow(SALT, None)
     for end in sorted(cuts | {len(tokens)}):
         known = tokens[:end]
         proposal = follower.propose(known, most)
@@ -43,7 +43,7 @@ def test_prompt_lookup_finds_what_followed(tokens: list[int], cuts: set[int], mo
 
 def test_prompt_lookup_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_lookup, "KEPT_TOKENS", 16)
-    follower = PromptLookup().follow(SALT)
+    follower = PromptLookup().follow(SALT, None)
     tokens: list[int] = []
     for i in range(500):
         tokens.append(i)
@@ -67,8 +67,8 @@ def test_recent_texts_stay_within_their_bound_and_tenant(
     for tokens, _ in texts:
         for salt, offset in ((SALT, 0), (OTHER, 10)):
             of_other = [token + 10 - offset for token in tokens]
-            assert recent.follow(salt).propose(of_other, 4).tokens == ()
-            proposal = recent.follow(salt).propose([token + offset for token in tokens], 4)
+            assert recent.follow(salt, None).propose(of_other, 4).tokens == ()
+            proposal = recent.follow(salt, None).propose([token + offset for token in tokens], 4)
             assert all(offset <= token <= offset + 3 for token in proposal.tokens)
     for _ in range(2):
         recent.remember(b"last", list(range(100, 150)), 0)
@@ -79,7 +79,7 @@ def test_recent_texts_find_the_longest_match_of_the_latest() -> None:
     recent = RecentTexts()
     recent.remember(SALT, [*range(20), 50, 51], 5)
     recent.remember(SALT, [*range(16, 20), 60, 61], 0)
-    follower = recent.follow(SALT)
+    follower = recent.follow(SALT, None)
     assert follower.propose(list(range(20)), 4) == ([50, 51], 20)
     assert follower.propose(list(range(15, 20)), 1) == ([60], 4)
     assert follower.propose([17, 18, 19], 4).tokens == ()
@@ -88,4 +88,4 @@ def test_recent_texts_find_the_longest_match_of_the_latest() -> None:
 def test_an_answer_is_found_from_the_end_of_its_prompt() -> None:
     recent = RecentTexts()
     recent.remember(SALT, [*range(30), 70, 71, 72], 30)
-    assert recent.follow(SALT).propose(list(range(30)), 8).tokens == [70, 71, 72]
+    assert recent.follow(SALT, None).propose(list(range(30)), 8).tokens == [70, 71, 72]

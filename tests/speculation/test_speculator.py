@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from galley.speculation.proposer import Follower, Proposal
+from galley.speculation.proposer import Follower, Forced, Proposal
 from galley.speculation.row_costs import RowCosts
 from galley.speculation.speculator import MOST_GUESSES, Asked, Guesser, Speculator
 
@@ -23,7 +23,7 @@ class Known:
         self.match = match
         self.asked = 0
 
-    def follow(self, salt: bytes) -> Follower:
+    def follow(self, salt: bytes, forced: Forced | None) -> Follower:
         return self
 
     def propose(self, tokens: Sequence[int], most: int) -> Proposal:
@@ -40,7 +40,7 @@ class Decoding:
 
     def __init__(self, speculator: Speculator, sequences: int) -> None:
         self.speculator = speculator
-        self.guessers: list[Guesser] = [speculator.follow(b"") for _ in range(sequences)]
+        self.guessers: list[Guesser] = [speculator.follow(b"", None) for _ in range(sequences)]
         self.texts = [[0] for _ in range(sequences)]
 
     def step(self, **fields: Any) -> list[int]:

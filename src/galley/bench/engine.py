@@ -60,7 +60,7 @@ class EngineBench:
             ModelError, SettingsError: the model or the settings cannot be used.
         """
         folder = resolve_model(settings.model, revision=settings.revision)
-        plain = replace(settings, prefix_cache=False, speculation="off")
+        plain = replace(settings, prefix_cache=False, speculation="off", draft_model=None)
         self._engine: Engine = load_engine(plain, folder)
         # A first start writes its packed weights now, which would be measured, too.
         background.finish()

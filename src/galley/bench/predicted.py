@@ -21,7 +21,7 @@ from galley.bench.machine import read_rate
 from galley.bench.report import Machine as Peaks
 from galley.bench.report import Step
 from galley.config import EngineSettings, KVType, Quantize
-from galley.engine.load import read_model
+from galley.engine.read_model import read_model
 from galley.formats.source import resolve_model
 from galley.machine import available_cores, bytes_text
 from galley.ops.cpu import SCRATCH_BYTES

@@ -45,7 +45,7 @@ def graph(
     """
     settings = flags.settings(model=model)
     check_folders(html=html, svg=svg)
-    from galley.engine.load import read_model
+    from galley.engine.read_model import read_model
     from galley.formats.source import resolve_model
     from galley.ops.executor import executor_factory
 

@@ -185,6 +185,8 @@ class Engine:
     def stats(self) -> EngineStats:
         """As of now."""
         prompt, recent = self._guessing.counts("prompt"), self._guessing.counts("recent")
+        grammar = self._guessing.counts("grammar")
+        draft, drafted = self._guessing.counts("draft"), self._guessing.draft_seconds
         return EngineStats(
             running=len(self._scheduler.running),
             waiting=self._scheduler.waiting + len(self._compiling),
@@ -198,9 +200,9 @@ class Engine:
             prefix_query_tokens=self._kv.queried_tokens,
             prefix_hit_tokens=self._kv.hit_tokens,
             preemptions=self._scheduler.preemptions,
-            forward_seconds=self._executor.forward_seconds - self._warm_up[0],
+            forward_seconds=self._executor.forward_seconds - self._warm_up[0] + drafted,
             sample_seconds=self._executor.sample_seconds - self._warm_up[1],
-            schedule_seconds=self._meter.schedule_seconds,
+            schedule_seconds=self._meter.schedule_seconds - drafted,
             emit_seconds=self._meter.emit_seconds,
             busy_seconds=self._meter.busy_seconds,
             batch_sequences=self._meter.sequences,
@@ -209,6 +211,10 @@ class Engine:
             prompt_accepted_tokens=prompt.accepted,
             recent_proposed_tokens=recent.proposed,
             recent_accepted_tokens=recent.accepted,
+            grammar_proposed_tokens=grammar.proposed,
+            grammar_accepted_tokens=grammar.accepted,
+            draft_proposed_tokens=draft.proposed,
+            draft_accepted_tokens=draft.accepted,
         )
 
     def close(self) -> None:

@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 
 from galley.config import EngineSettings
+from galley.engine.draft_model import DraftModel
 from galley.engine.scheduler import Work
 from galley.engine.sequence import Sequence
+from galley.speculation.forced_tokens import ForcedTokens
 from galley.speculation.prompt_lookup import PromptLookup
 from galley.speculation.proposer import Proposer
 from galley.speculation.recent_texts import RecentTexts
@@ -13,9 +15,9 @@ from galley.speculation.speculator import Asked, Counts, Speculator
 
 
 def proposers_of(settings: EngineSettings) -> list[Proposer]:
-    """Those that the setting ``speculation`` names."""
-    both: list[Proposer] = [PromptLookup(), RecentTexts()]
-    return [proposer for proposer in both if settings.speculation in ("auto", proposer.name)]
+    """Those that the setting ``speculation`` names, the draft model aside."""
+    known: list[Proposer] = [ForcedTokens(), PromptLookup(), RecentTexts()]
+    return [proposer for proposer in known if settings.speculation in ("auto", proposer.name)]
 
 
 class Guessing:
@@ -25,14 +27,23 @@ class Guessing:
         proposers: none for an engine that never guesses.
         costs: of steps by rows; None for the same.
         most: rows from which tokens are drawn in a step, for which there is memory.
+        draft_model: guesses, too, if there is one.
     """
 
     def __init__(
-        self, proposers: Iterable[Proposer] = (), costs: RowCosts | None = None, most: int = 64
+        self,
+        proposers: Iterable[Proposer] = (),
+        costs: RowCosts | None = None,
+        most: int = 64,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self._most = most
+        self._draft_model = draft_model
+        self._drafted = 0.0
+        self._speculator: Speculator | None = None
         made = list(proposers)
-        self._speculator = Speculator(made, costs) if made and costs is not None else None
+        if costs is not None and (made or draft_model is not None):
+            self._speculator = Speculator(made, costs, draft_model)
 
     def begin(self, sequence: Sequence) -> None:
         """A sequence was added. Speech is not guessed: transcripts repeat neither prompt nor each other."""
@@ -40,7 +51,9 @@ class Guessing:
         if self._speculator is None or params.speculation == "off" or sequence.features:
             return
         if params.num_beams == 1 and not params.alignment:
-            sequence.guesser = self._speculator.follow(sequence.root)
+            grammar = sequence.task.grammar
+            forced = None if grammar is None else grammar.forced
+            sequence.guesser = self._speculator.follow(sequence.root, forced)
 
     def guess(self, plan: list[Work], budget: int) -> list[tuple[int, tuple[int, ...]]]:
         """See :data:`galley.engine.scheduler.Guess`."""
@@ -60,7 +73,7 @@ class Guessing:
                 most = sequence.task.guessable(sequence)
                 if most > 0:
                     places.append(i)
-                    asked.append(Asked(sequence.guesser, sequence.tokens, most))
+                    asked.append(Asked(sequence.guesser, sequence.tokens, most, sequence))
         guesses = speculator.guess(asked, decoding=decoding, rows=rows, budget=budget, least=least)
         return [(i, tuple(own)) for i, own in zip(places, guesses, strict=True) if own]
 
@@ -71,13 +84,21 @@ class Guessing:
         for work in plan:
             if work.guesses and work.sequence.guesser is not None:
                 self._speculator.settle(work.sequence.guesser, work.sequence.tokens)
-        self._speculator.observe(seconds)
+        drafted, self._drafted = self._drafted, self.draft_seconds
+        self._speculator.observe(seconds - (self._drafted - drafted))
 
     def end(self, sequence: Sequence) -> None:
         """A sequence has come to its end, or nobody wants more of it."""
         if self._speculator is not None and sequence.guesser is not None:
             prompt = len(sequence.request.prompt)
             self._speculator.remember(sequence.root, sequence.tokens, prompt)
+        if self._draft_model is not None:
+            self._draft_model.forget(sequence)
+
+    @property
+    def draft_seconds(self) -> float:
+        """Spent on the steps of the draft model so far."""
+        return 0.0 if self._draft_model is None else self._draft_model.seconds
 
     def counts(self, proposer: str) -> Counts:
         """Of that proposer, so far."""

@@ -4,32 +4,29 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
-from galley.audio import SpeechInfo
 from galley.config import EngineSettings
 from galley.engine.batching import BatchGatherer
 from galley.engine.blocks import BlockPool
+from galley.engine.draft_model import DraftModel
 from galley.engine.encoder_cache import EncoderCache
 from galley.engine.engine import Engine
 from galley.engine.guessing import Guessing, proposers_of
 from galley.engine.kv import KVCache
+from galley.engine.load_draft import load_draft, read_draft
 from galley.engine.memory import KVSize, plan_memory
+from galley.engine.read_model import read_model
 from galley.engine.scheduler import Scheduler
 from galley.engine.step_meter import Pauses, StepMeter
 from galley.engine.warm_up import MEASURED_ROWS, measure_rows, warm_up
 from galley.errors import DamagedWeights, EngineFailed
 from galley.formats.gguf_file import is_gguf, split_files
-from galley.formats.reader import CheckpointReader, open_checkpoint
-from galley.formats.weights import DENSE_KINDS, Weights
 from galley.grammar.matcher import Grammars
 from galley.graph.program import Program
-from galley.machine import address_space_left, available_cores, available_memory
-from galley.models.registry import build_program
-from galley.models.speech import read_speech, with_aligner
-from galley.models.surplus import check_surplus
+from galley.machine import address_space_left, available_memory
 from galley.ops.executor import (
     Executor,
+    ExecutorMemory,
     ExecutorOptions,
     choose_executor,
 )
@@ -88,12 +85,18 @@ def _load(
     clock.end("import")
     checkpoint, program, weights, options, speech = read_model(settings, folder, executor_name)
     name, family = settings.model or folder.name, str(checkpoint.config["model_type"])
+    draft = read_draft(settings, program, folder, executor_name, factory)
+
+    def memory_of(options: ExecutorOptions) -> ExecutorMemory:
+        memory = factory.memory(program, weights, options)
+        return memory if draft is None else draft.beside(memory)
+
     kv, ledger = plan_memory(
         settings,
         program,
         options,
         executor_name,
-        lambda options: factory.memory(program, weights, options),
+        memory_of,
         name=name,
         family=family,
     )
@@ -101,11 +104,24 @@ def _load(
         on_ledger(ledger)
     pauses = None if pause is None else Pauses(pause)
     executor = factory(program, weights, dataclasses.replace(options, pause=pauses))
-    assert executor.kv_bytes_per_block() == kv.block_bytes
+    mine = 0 if draft is None else draft.memory.kv_block
+    assert executor.kv_bytes_per_block() + mine == kv.block_bytes
     clock.end("load")
     executor.allocate_kv(kv.blocks)
+    pool = BlockPool(kv.blocks)
+    cache = KVCache(pool, prefix_cache=settings.prefix_cache, groups=kv.groups)
+    draft_model: DraftModel | None = None
+    if draft is not None:
+        draft_model = load_draft(
+            draft,
+            factory,
+            cache,
+            vocab_size=program.vocab_size,
+            max_rows=settings.max_batch_tokens,
+            pause=pauses,
+        )
     warm_up(executor, program, speech)
-    guessing = _guessing(settings, executor, program, kv)
+    guessing = _guessing(settings, executor, program, kv, draft_model)
     clock.end("warm-up")
     phases["ready"] = sum(phases.values())
     info = ModelInfo(
@@ -129,8 +145,6 @@ def _load(
         ledger=ledger,
         grammars=speech is None,
     )
-    pool = BlockPool(kv.blocks)
-    cache = KVCache(pool, prefix_cache=settings.prefix_cache, groups=kv.groups)
     encoder_cache = EncoderCache(pool, sharing=settings.prefix_cache)
     scheduler = Scheduler(
         cache,
@@ -158,16 +172,21 @@ def _load(
 
 
 def _guessing(
-    settings: EngineSettings, executor: Executor, program: Program, kv: KVSize
+    settings: EngineSettings,
+    executor: Executor,
+    program: Program,
+    kv: KVSize,
+    draft_model: DraftModel | None,
 ) -> Guessing:
     """Nothing is guessed for speech, nor where a state has taken tokens in for good."""
     proposers = proposers_of(settings)
     most = min(settings.logit_rows, kv.max_model_len, kv.tokens)
     stateful = any(group.state_blocks for group in program.kv_groups)
-    if not proposers or program.encoder is not None or stateful or most < MEASURED_ROWS[1]:
+    nobody = not proposers and draft_model is None
+    if nobody or program.encoder is not None or stateful or most < MEASURED_ROWS[1]:
         return Guessing()
     measured = measure_rows(executor, len(program.kv_groups), most)
-    return Guessing(proposers, RowCosts(measured), settings.logit_rows)
+    return Guessing(proposers, RowCosts(measured), settings.logit_rows, draft_model)
 
 
 def _gatherer(settings: EngineSettings) -> BatchGatherer | None:
@@ -175,38 +194,6 @@ def _gatherer(settings: EngineSettings) -> BatchGatherer | None:
         return None
     delay = settings.batching_delay if settings.batching == "static" else 0.0
     return BatchGatherer(settings.running_limit, delay)
-
-
-class Model(NamedTuple):
-    """All that an executor is made of. ``weights`` are views of the checkpoint's files.
-
-    ``speech`` is None for a text model.
-    """
-
-    checkpoint: CheckpointReader
-    program: Program
-    weights: Weights
-    options: ExecutorOptions
-    speech: SpeechInfo | None
-
-
-def read_model(settings: EngineSettings, folder: Path, executor: str = "cpu") -> Model:
-    """Trace the model in ``folder`` and map its weights, for the executor of that name.
-
-    Raises:
-        ModelError: the checkpoint cannot be used.
-    """
-    checkpoint = open_checkpoint(folder)
-    tensors = checkpoint.weights()
-    program = build_program(checkpoint.config, tensors)
-    checkpoint.check_token_ids(program.vocab_size)
-    speech = read_speech(checkpoint.config, checkpoint.generation, program)
-    if speech is not None:
-        program = with_aligner(program, checkpoint.config, speech)
-    weights = program.take_weights(tensors, folder=str(folder))
-    check_surplus(program, tensors, checkpoint.config, folder=str(folder))
-    options = _executor_options(settings, executor, checkpoint, weights, hears=speech is not None)
-    return Model(checkpoint, program, weights, options, speech)
 
 
 class _Phases:
@@ -221,41 +208,3 @@ class _Phases:
         self._last = now
         if self._on_phase:
             self._on_phase(name, self._phases[name])
-
-
-def _executor_options(
-    settings: EngineSettings,
-    executor: str,
-    checkpoint: CheckpointReader,
-    weights: Weights,
-    *,
-    hears: bool,
-) -> ExecutorOptions:
-    """What is left to choose follows the checkpoint: dtype its matrices, quantize and kv_dtype dtype.
-
-    Where nothing asks for float32 and the weights are rounded, so are keys and values. Those of audio are
-    integers beside integers: each token of a transcript reads them from end to end.
-    """
-    dtype: str = settings.dtype
-    if dtype == "auto":
-        infos = [weights.info(name) for name in weights]
-        dense = {info.kind for info in infos if len(info.shape) == 2 and info.kind.is_dense}
-        dtype = "bfloat16" if dense == {DENSE_KINDS["BF16"]} else "float32"
-    quantize: str = settings.quantize
-    if quantize == "auto":
-        quantize = "bf16" if dtype == "bfloat16" else "float32"
-    kv_dtype: str = settings.kv_dtype
-    if kv_dtype == "auto":
-        exact = "float32" in (settings.dtype, settings.activations, quantize)
-        rounded = "int8" if hears and quantize in ("int8", "int4") else "bfloat16"
-        kv_dtype = rounded if executor == "cpu" and not exact else dtype
-    return ExecutorOptions(
-        dtype=dtype,
-        quantize=quantize,
-        kv_dtype=kv_dtype,
-        device=settings.device,
-        threads=settings.threads or available_cores(),
-        activations=settings.activations,
-        disable_pass=settings.disable_pass,
-        weight_cache=checkpoint if settings.weight_cache else None,
-    )

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from galley.engine.load import Model
+from galley.engine.read_model import Model
 from galley.errors import SettingsError
 from galley.graph.passes import PASSES, enabled_passes
 from galley.graph.program import Program

@@ -7,18 +7,16 @@ import numpy as np
 
 from galley.audio import SpeechInfo
 from galley.graph.program import Program
-from galley.ops.draws import sampling_record
+from galley.ops.draws import GREEDY
 from galley.ops.executor import Batch, CrossContext, EncoderBatch, Executor
 from galley.ops.sampling import SamplingBatch
 from galley.types import BLOCK_TOKENS
 
-MEASURED_ROWS: Final = (1, 4, 8, 2, 16, 32, 64)
+MEASURED_ROWS: Final = (1, 4, 8, 2, 6, 16, 32, 64)
 """In the order in which they are measured."""
 
 MEASURING_SECONDS: Final = 0.5
 """What measuring may take, about."""
-
-_GREEDY: Final = sampling_record(seed=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 def warm_up(executor: Executor, program: Program, speech: SpeechInfo | None) -> None:
@@ -51,20 +49,24 @@ def measure_rows(
 ) -> dict[int, float]:
     """Seconds of a step that computes so many rows and draws a token from each, up to ``most`` rows.
 
-    Each is the faster of two. The rows are one sequence's, in the first blocks, which no request has yet.
+    Each is the faster of two, measured one after the other, because the first steps of a process are slow.
+    The rows are one sequence's, in the first blocks, which no request has yet.
 
     Args:
         executor: warmed up.
         groups: KV groups of the model; none may keep a state.
         most: as far as blocks, context and token budget go.
-        seconds: no measurement but the first two begins later; the others are left out.
+        seconds: no measurement begins later, but for the first two numbers of rows; what has none is left
+            out.
     """
     measured: dict[int, float] = {}
     began = time.perf_counter()
-    for rows in MEASURED_ROWS:
-        if rows > most or (len(measured) > 1 and time.perf_counter() - began > seconds):
+    for rows in (*MEASURED_ROWS, *MEASURED_ROWS):
+        needed = rows in MEASURED_ROWS[:2]
+        if rows > most or (not needed and time.perf_counter() - began > seconds):
             continue
-        measured[rows] = min(_seconds(executor, groups, rows) for _ in range(2))
+        took = _seconds(executor, groups, rows)
+        measured[rows] = min(measured.get(rows, took), took)
     return measured
 
 
@@ -80,7 +82,7 @@ def _seconds(executor: Executor, groups: int, rows: int) -> float:
     )
     sampling = SamplingBatch()
     for row in range(rows):
-        sampling.draw(row, row, _GREEDY)
+        sampling.draw(row, row, GREEDY)
     began = time.perf_counter()
     executor.execute(batch, sampling)
     return time.perf_counter() - began

@@ -51,6 +51,12 @@ class GrammarMatcher:
         """The token became part of the output; False if the grammar does not allow it, or is in error."""
         return self._matcher.consume_token(token)
 
+    def forced(self) -> list[int]:
+        """Tokens for the bytes that must come next; other tokens may begin with the same bytes."""
+        if self._matcher.is_error() or self.ended:
+            return []
+        return self._matcher.compute_ff_tokens()
+
     def empty_masks(self, count: int) -> list[Forbidden]:
         """For :meth:`fill`, which may fill them later."""
         return [np.empty(self._vocab_size, dtype=np.bool_) for _ in range(count)]

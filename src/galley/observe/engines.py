@@ -44,7 +44,7 @@ _TOTALS: Final = {
 }
 """Counter fields of EngineStats -> metric name (without ``_total``) and help."""
 
-_PROPOSERS: Final = ("prompt", "recent")
+_PROPOSERS: Final = ("prompt", "recent", "grammar", "draft")
 _GUESS_FIELDS: Final = tuple(
     f"{proposer}_{kind}_tokens" for proposer in _PROPOSERS for kind in ("proposed", "accepted")
 )

@@ -31,7 +31,8 @@ SAMPLING_RECORD: Final = np.dtype(
 ``top_k`` candidates are kept, 0 keeps all; candidates whose logit is more than ``-reach`` below the
 greatest are dropped (min_p); ``top_p`` is the nucleus mass that is kept."""
 
-_GREEDY: Final = bytes(SAMPLING_RECORD.itemsize)
+GREEDY: Final = bytes(SAMPLING_RECORD.itemsize)
+"""The record of whoever takes the greatest logit."""
 _STEEPEST: Final = 1e30
 """Bound of ``scale``, so that it times 0 is 0."""
 
@@ -69,7 +70,7 @@ def sampling_record(
 ) -> bytes:
     """The record of a request's parameters; see :class:`galley.types.SamplingParams` for their meaning."""
     if not temperature:
-        return _GREEDY
+        return GREEDY
     scale = np.float32(min(1 / (math.log(2) * temperature), _STEEPEST))
     reach = temperature * math.log(min_p) if min_p else -math.inf
     record = (seed & (2**64 - 1), scale, max(top_k, 0), reach, top_p)

@@ -6,7 +6,7 @@ Source: A. Saxena, "Prompt Lookup Decoding" (2023); outputs count as well as pro
 from collections.abc import Sequence
 from typing import Final
 
-from galley.speculation.proposer import NO_PROPOSAL, Follower, Proposal, common_suffix
+from galley.speculation.proposer import NO_PROPOSAL, Follower, Forced, Proposal, common_suffix
 
 LENGTHS: Final = (8, 4, 2)
 """Of the n-grams that are looked up, the longest first."""
@@ -20,7 +20,7 @@ class PromptLookup:
 
     name = "prompt"
 
-    def follow(self, salt: bytes) -> Follower:
+    def follow(self, salt: bytes, forced: Forced | None) -> Follower:
         """An index of its own for each sequence."""
         return _Follower()
 

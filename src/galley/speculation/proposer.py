@@ -1,7 +1,7 @@
 """What a proposer is: where guesses come from."""
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 
 class Proposal(NamedTuple):
@@ -17,6 +17,10 @@ class Proposal(NamedTuple):
 
 
 NO_PROPOSAL: Final = Proposal((), 0)
+
+
+Forced: TypeAlias = Callable[[], Sequence[int]]
+"""The tokens for what a sequence's grammar leaves no choice about next; mostly none."""
 
 
 class Follower(Protocol):
@@ -38,8 +42,11 @@ class Proposer(Protocol):
 
     name: str
 
-    def follow(self, salt: bytes) -> Follower:
-        """A sequence begins; only what has the same ``salt`` may show in its guesses."""
+    def follow(self, salt: bytes, forced: Forced | None) -> Follower:
+        """A sequence begins; only what has the same ``salt`` may show in its guesses.
+
+        ``forced`` is of its grammar, if it has one.
+        """
 
     def remember(self, salt: bytes, tokens: Sequence[int], prompt: int) -> None:
         """A sequence has ended; the first ``prompt`` of its ``tokens`` were given."""

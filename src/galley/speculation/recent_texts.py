@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from galley.speculation.proposer import NO_PROPOSAL, Follower, Proposal, common_suffix
+from galley.speculation.proposer import NO_PROPOSAL, Follower, Forced, Proposal, common_suffix
 
 LENGTHS: Final = (12, 4)
 """Of the n-grams that are looked up, the longest first."""
@@ -35,7 +35,7 @@ class RecentTexts:
         self.tokens = 0
         """Of all texts that are kept."""
 
-    def follow(self, salt: bytes) -> Follower:
+    def follow(self, salt: bytes, forced: Forced | None) -> Follower:
         """All that is kept of the salt, now and later."""
         return _Follower(self, salt)
 

@@ -4,11 +4,14 @@ A step with S decoding sequences brings S tokens in T(S) seconds. A guess adds a
 probability that it and those before it are right. Guesses are taken likeliest first, and as many of them
 as make the expected tokens, divided by the seconds that the step takes with them, most. Where rows cost
 as much as they bring, as in large batches, that is none.
+
+Looking guesses up costs next to nothing. A drafter's steps cost time, so how many guesses it makes is
+decided before: for the sequences for which it is likelier to be right than what was looked up.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from galley.speculation.acceptance import (
     MOST_PROBABILITY,
@@ -16,11 +19,16 @@ from galley.speculation.acceptance import (
     SequenceAcceptance,
     bucket_of,
 )
-from galley.speculation.proposer import NO_PROPOSAL, Follower, Proposal, Proposer
+from galley.speculation.drafter import Candidate, Drafter, Wanted, draft_length
+from galley.speculation.proposer import NO_PROPOSAL, Follower, Forced, Proposal, Proposer
 from galley.speculation.row_costs import RowCosts
 
 MOST_GUESSES: Final = 16
 """Of one sequence in one step."""
+
+_DRAFT_MATCH: Final = 1
+_DRAFT_BUCKET: Final = bucket_of(_DRAFT_MATCH)
+"""A model needs no match."""
 
 _MARGIN: Final = 1.03
 """Guesses must promise so many times the pace without them."""
@@ -67,6 +75,25 @@ class Asked:
     guesser: Guesser
     tokens: Sequence[int]
     most: int
+    sequence: Any = None
+    """As the drafter knows it."""
+
+
+class _Draft:
+    """Stands for the drafter among the proposers; it is asked for all sequences of a step at once."""
+
+    name = "draft"
+
+    def follow(self, salt: bytes, forced: Forced | None) -> Follower:
+        """The same for all."""
+        return self
+
+    def propose(self, tokens: Sequence[int], most: int) -> Proposal:
+        """Nothing."""
+        return NO_PROPOSAL
+
+    def remember(self, salt: bytes, tokens: Sequence[int], prompt: int) -> None:
+        """Nothing."""
 
 
 class Speculator:
@@ -76,18 +103,25 @@ class Speculator:
         counts: by proposer.
     """
 
-    def __init__(self, proposers: Sequence[Proposer], costs: RowCosts) -> None:
+    def __init__(
+        self, proposers: Sequence[Proposer], costs: RowCosts, drafter: Drafter[Any] | None = None
+    ) -> None:
+        self._drafter = drafter
+        proposers = [*proposers, *([_Draft()] if drafter is not None else [])]
         self._proposers = proposers
         self._acceptance = [Acceptance() for _ in proposers]
         self._costs = costs
         self._step: tuple[int, int] | None = None
         self.counts = {proposer.name: Counts() for proposer in proposers}
 
-    def follow(self, salt: bytes) -> Guesser:
-        """A sequence begins; only sequences with the same ``salt`` may show in its guesses."""
+    def follow(self, salt: bytes, forced: Forced | None = None) -> Guesser:
+        """A sequence begins; only sequences with the same ``salt`` may show in its guesses.
+
+        ``forced`` is of its grammar, if it has one.
+        """
         return Guesser(
             [
-                _Tries(place, proposer.follow(salt), acceptance.of_sequence())
+                _Tries(place, proposer.follow(salt, forced), acceptance.of_sequence())
                 for place, (proposer, acceptance) in enumerate(
                     zip(self._proposers, self._acceptance, strict=True)
                 )
@@ -127,10 +161,10 @@ class Speculator:
         """
         guesses: list[Sequence[int]] = [()] * len(asked)
         chains: list[tuple[float, int]] = []  # (chance that all up to a guess are right, whose)
-        found: list[tuple[_Tries, Proposal]] = []
-        for i, one in enumerate(asked):
-            tries, proposal = self._longest(one, decoding)
-            found.append((tries, proposal))
+        found = [self._longest(one, decoding) for one in asked]
+        if self._drafter is not None:
+            self._draft(self._drafter, asked, found, decoding, rows, budget, least)
+        for i, (tries, proposal) in enumerate(found):
             p = tries.acceptance.probability(bucket_of(proposal.match))
             value = 1.0
             for _ in proposal.tokens if p >= least else ():
@@ -186,6 +220,49 @@ class Speculator:
         if not best.tokens:
             self._rest(guesser, decoding)
         return chosen, best
+
+    def _draft(
+        self,
+        drafter: Drafter[Any],
+        asked: Sequence[Asked],
+        found: list[tuple[_Tries, Proposal]],
+        decoding: int,
+        rows: int,
+        budget: int,
+        least: float,
+    ) -> None:
+        """Put the drafter's guesses in the place of those that are less likely, if that is worth it."""
+        chosen: dict[int, Candidate] = {}
+        for i, (one, (tries, proposal)) in enumerate(zip(asked, found, strict=True)):
+            p = one.guesser.tries[-1].acceptance.probability(_DRAFT_BUCKET)
+            rival = (
+                tries.acceptance.probability(bucket_of(proposal.match)) if proposal.tokens else 0.0
+            )
+            if p > rival and (backlog := drafter.backlog(one.sequence)):
+                chosen[i] = Candidate(p, one.most, backlog)
+        unlikely = [i for i, one in chosen.items() if one.probability < least]
+        likely = {i: one for i, one in chosen.items() if one.probability >= least}
+        length = 0
+        if likely:
+            most = min(MOST_GUESSES, budget // len(likely))
+            length, pace = draft_length(
+                list(likely.values()),
+                drafter.costs,
+                self._costs,
+                decoding=decoding,
+                rows=rows,
+                most=most,
+            )
+            if pace <= _MARGIN * decoding / self._costs.plain(decoding):
+                length = 0
+        for i in [*unlikely, *(likely if not length else ())]:
+            asked[i].guesser.tries[-1].acceptance.fade(_DRAFT_BUCKET)
+        if not length:
+            return
+        wanted = [Wanted(asked[i].sequence, min(length, asked[i].most)) for i in likely]
+        for i, tokens in zip(likely, drafter.draft(wanted), strict=True):
+            if tokens:
+                found[i] = (asked[i].guesser.tries[-1], Proposal(tokens, _DRAFT_MATCH))
 
     def _choose(
         self, one: Asked, tries: _Tries, proposal: Proposal, length: int, decoding: int

@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, Literal
 
+from galley.grammar.matcher import GrammarMatcher
+from galley.ops.draws import GREEDY
 from galley.ops.sampling import SamplingBatch, StepResult
 from galley.types import Output
 
@@ -47,6 +49,16 @@ class Task(ABC):
     def guessable(self, sequence: "Sequence") -> int:
         """How many guessed tokens the task can verify in one step, behind the last known token."""
         return 0
+
+    @property
+    def sampling_record(self) -> bytes:
+        """How its tokens are drawn (see :func:`galley.ops.draws.sampling_record`)."""
+        return GREEDY
+
+    @property
+    def grammar(self) -> GrammarMatcher | None:
+        """Where its output stands in the request's grammar, if there is one."""
+        return None
 
     def last_tokens(self, sequence: "Sequence") -> list[int]:
         """For each hypothesis the token whose row is computed next."""

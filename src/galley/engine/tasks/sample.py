@@ -61,6 +61,16 @@ class SampleTask(Task):
         """All tokens that may still come but one: the last draw needs no row behind its own."""
         return self._room(sequence) - 1
 
+    @property
+    def sampling_record(self) -> bytes:
+        """As the request wishes."""
+        return self._record
+
+    @property
+    def grammar(self) -> GrammarMatcher | None:
+        """Behind the tokens that were accepted."""
+        return self._grammar
+
     def _room(self, sequence: "Sequence") -> int:
         """How many tokens may still come."""
         return self._most - len(sequence.tokens)

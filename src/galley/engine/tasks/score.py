@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from galley.engine.tasks.base import Task
+from galley.grammar.matcher import GrammarMatcher
 from galley.ops.sampling import RowLogprob, SamplingBatch, StepResult
 from galley.types import EngineRequest, Output, TokenLogprob
 
@@ -79,6 +80,16 @@ class ScoreTask(Task):
     def guessable(self, sequence: "Sequence") -> int:
         """As many as the other task."""
         return self._then.guessable(sequence)
+
+    @property
+    def sampling_record(self) -> bytes:
+        """As the request wishes."""
+        return self._then.sampling_record
+
+    @property
+    def grammar(self) -> GrammarMatcher | None:
+        """Of the text that follows."""
+        return self._then.grammar
 
     def last_tokens(self, sequence: "Sequence") -> list[int]:
         """The other task's."""

@@ -1,0 +1,185 @@
+"""A draft model in the engine: a smaller model of the same vocabulary that guesses for a batch at once.
+
+Source: Y. Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023).
+"""
+
+import time
+from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field
+from typing import Final
+
+from galley.engine.kv import KVCache
+from galley.engine.sequence import Sequence
+from galley.ops.draws import NO_TOKEN
+from galley.ops.executor import Batch, Executor
+from galley.ops.sampling import SamplingBatch
+from galley.speculation.drafter import Wanted
+from galley.speculation.row_costs import RowCosts
+
+_clock: Final = time.perf_counter
+
+
+@dataclass(slots=True, eq=False)
+class _Progress:
+    """How far the draft model has come with a sequence.
+
+    Attributes:
+        table: the blocks in which its keys and values are; if the sequence has others now, they are lost.
+        computed: leading tokens of the sequence whose keys and values are there.
+        guessed: tokens whose keys and values follow; of use as far as the sequence has got them.
+    """
+
+    table: "array[int]"
+    computed: int = 0
+    guessed: list[int] = field(default_factory=list)
+
+
+class DraftModel:
+    """See :class:`galley.speculation.drafter.Drafter`.
+
+    Its keys and values lie in the same blocks as those of the model that it guesses for, by the same
+    tables, so nothing else is to be kept, counted or taken back. Tokens are drawn with the request's own
+    noise: where both models are equally sure, they draw the same.
+
+    Args:
+        executor: of the draft model, whose KV cache has as many blocks.
+        costs: of its steps by rows.
+        kv: block tables.
+        group: the KV group that keeps all tokens.
+        vocab_size: of the model that is guessed for; other tokens are no guesses.
+        max_len: the draft model's context.
+        max_rows: of one of its steps.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        costs: RowCosts,
+        kv: KVCache,
+        *,
+        group: int,
+        vocab_size: int,
+        max_len: int,
+        max_rows: int,
+    ) -> None:
+        self.costs = costs
+        self.seconds = 0.0
+        self._executor = executor
+        self._kv = kv
+        self._group = group
+        self._vocab_size = vocab_size
+        self._max_len = max_len
+        self._max_rows = max_rows
+        self._progress: dict[str, _Progress] = {}
+
+    def forget(self, sequence: Sequence) -> None:
+        """It has come to its end."""
+        self._progress.pop(sequence.id, None)
+
+    def backlog(self, sequence: Sequence) -> int:
+        """See :class:`galley.speculation.drafter.Drafter`."""
+        if len(sequence.tokens) >= self._max_len:
+            return 0
+        return len(sequence.tokens) - self._progress_of(sequence).computed
+
+    def draft(self, wanted: Tokens[Wanted[Sequence]]) -> list[Tokens[int]]:
+        """See :class:`galley.speculation.drafter.Drafter`."""
+        began = _clock()
+        guesses: list[list[int]] = [[] for _ in wanted]
+        ready = self._catch_up(wanted, guesses)
+        for length in range(1, max((one.length for one in wanted), default=0)):
+            going = [i for i in ready if len(guesses[i]) == length < self._most(wanted[i])]
+            if not going:
+                break
+            self._step([(wanted[i].sequence, guesses[i][-1:]) for i in going], going, guesses)
+        for i in ready:
+            known = wanted[i].sequence.tokens
+            progress = self._progress[wanted[i].sequence.id]
+            progress.computed, progress.guessed = len(known), guesses[i][:-1]
+        self.seconds += _clock() - began
+        return list(guesses)
+
+    def _most(self, one: Wanted[Sequence]) -> int:
+        return min(one.length, self._max_len - len(one.sequence.tokens))
+
+    def _catch_up(self, wanted: Tokens[Wanted[Sequence]], guesses: list[list[int]]) -> list[int]:
+        """Compute what is known and draw the first guesses; the places of those that have one.
+
+        What does not fit one step of the draft model is computed in the steps that follow.
+        """
+        ready: list[int] = []
+        partly: list[tuple[Sequence, list[int]]] = []
+        whole: list[tuple[Sequence, list[int]]] = []
+        left = self._max_rows
+        for i, one in enumerate(wanted):
+            sequence, progress = one.sequence, self._progress_of(one.sequence)
+            end = len(sequence.tokens)
+            if not left or not self._kv.grow(sequence.id, end + self._most(one) - 1):
+                continue
+            behind = sequence.tokens[progress.computed : progress.computed + left]
+            left -= len(behind)
+            if progress.computed + len(behind) == end:
+                whole.append((sequence, behind))
+                ready.append(i)
+            else:
+                partly.append((sequence, behind))
+        self._step([*whole, *partly], ready, guesses)
+        for sequence, behind in partly:
+            self._progress[sequence.id].computed += len(behind)
+        return [i for i in ready if guesses[i]]
+
+    def _step(
+        self,
+        rows: Iterable[tuple[Sequence, Tokens[int]]],
+        drawn: Tokens[int],
+        guesses: list[list[int]],
+    ) -> None:
+        """Compute tokens behind what is computed, and guesses for the first ``len(drawn)`` sequences."""
+        tokens, positions = array("q"), array("q")
+        starts, wanted = array("q", [0]), array("q")
+        tables: list[array[int]] = []
+        sampling = SamplingBatch()
+        for place, (sequence, added) in enumerate(rows):
+            progress = self._progress[sequence.id]
+            if place < len(drawn):
+                known = guesses[drawn[place]]
+                begin = (
+                    len(sequence.tokens) + len(known) - len(added) if known else progress.computed
+                )
+                wanted.append(len(tokens) + len(added) - 1)
+                sampling.draw(place, begin + len(added), sequence.task.sampling_record)
+            else:
+                begin = progress.computed
+            tokens.extend(added)
+            positions.extend(range(begin, begin + len(added)))
+            starts.append(len(tokens))
+            tables.append(progress.table)
+        if not tables:
+            return
+        began = _clock()
+        batch = Batch(
+            tokens=tokens, positions=positions, starts=starts, tables=tuple(tables), wanted=wanted
+        )
+        result = self._executor.execute(batch, sampling)
+        if len(tokens) == len(tables):
+            self.costs.observe(len(tokens), 0, _clock() - began)
+        for place, token in zip(drawn, result.tokens, strict=True):
+            if token != NO_TOKEN and token < self._vocab_size:
+                guesses[place].append(token)
+
+    def _progress_of(self, sequence: Sequence) -> _Progress:
+        """As it is now that the sequence has got more tokens, or other blocks."""
+        table = sequence.tables[self._group]
+        progress = self._progress.get(sequence.id)
+        if progress is None or progress.table is not table:
+            progress = self._progress[sequence.id] = _Progress(table)
+        computed = progress.computed
+        for token in progress.guessed:
+            # The last token is computed again, for its logits.
+            if computed >= len(sequence.tokens) - 1 or sequence.tokens[computed] != token:
+                break
+            computed += 1
+        progress.computed, progress.guessed = computed, []
+        return progress

@@ -1,0 +1,85 @@
+"""From a checkpoint to a traced program and mapped weights: all that an executor is made of."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from galley.audio import SpeechInfo
+from galley.config import EngineSettings
+from galley.formats.reader import CheckpointReader, open_checkpoint
+from galley.formats.weights import DENSE_KINDS, Weights
+from galley.graph.program import Program
+from galley.machine import available_cores
+from galley.models.registry import build_program
+from galley.models.speech import read_speech, with_aligner
+from galley.models.surplus import check_surplus
+from galley.ops.executor import ExecutorOptions
+
+
+class Model(NamedTuple):
+    """All that an executor is made of. ``weights`` are views of the checkpoint's files.
+
+    ``speech`` is None for a text model.
+    """
+
+    checkpoint: CheckpointReader
+    program: Program
+    weights: Weights
+    options: ExecutorOptions
+    speech: SpeechInfo | None
+
+
+def read_model(settings: EngineSettings, folder: Path, executor: str = "cpu") -> Model:
+    """Trace the model in ``folder`` and map its weights, for the executor of that name.
+
+    Raises:
+        ModelError: the checkpoint cannot be used.
+    """
+    checkpoint = open_checkpoint(folder)
+    tensors = checkpoint.weights()
+    program = build_program(checkpoint.config, tensors)
+    checkpoint.check_token_ids(program.vocab_size)
+    speech = read_speech(checkpoint.config, checkpoint.generation, program)
+    if speech is not None:
+        program = with_aligner(program, checkpoint.config, speech)
+    weights = program.take_weights(tensors, folder=str(folder))
+    check_surplus(program, tensors, checkpoint.config, folder=str(folder))
+    options = _executor_options(settings, executor, checkpoint, weights, hears=speech is not None)
+    return Model(checkpoint, program, weights, options, speech)
+
+
+def _executor_options(
+    settings: EngineSettings,
+    executor: str,
+    checkpoint: CheckpointReader,
+    weights: Weights,
+    *,
+    hears: bool,
+) -> ExecutorOptions:
+    """What is left to choose follows the checkpoint: dtype its matrices, quantize and kv_dtype dtype.
+
+    Where nothing asks for float32 and the weights are rounded, so are keys and values. Those of audio are
+    integers beside integers: each token of a transcript reads them from end to end.
+    """
+    dtype: str = settings.dtype
+    if dtype == "auto":
+        infos = [weights.info(name) for name in weights]
+        dense = {info.kind for info in infos if len(info.shape) == 2 and info.kind.is_dense}
+        dtype = "bfloat16" if dense == {DENSE_KINDS["BF16"]} else "float32"
+    quantize: str = settings.quantize
+    if quantize == "auto":
+        quantize = "bf16" if dtype == "bfloat16" else "float32"
+    kv_dtype: str = settings.kv_dtype
+    if kv_dtype == "auto":
+        exact = "float32" in (settings.dtype, settings.activations, quantize)
+        rounded = "int8" if hears and quantize in ("int8", "int4") else "bfloat16"
+        kv_dtype = rounded if executor == "cpu" and not exact else dtype
+    return ExecutorOptions(
+        dtype=dtype,
+        quantize=quantize,
+        kv_dtype=kv_dtype,
+        device=settings.device,
+        threads=settings.threads or available_cores(),
+        activations=settings.activations,
+        disable_pass=settings.disable_pass,
+        weight_cache=checkpoint if settings.weight_cache else None,
+    )
