@@ -25,6 +25,20 @@ ExecutorName = Literal["auto", "cpu", "reference"]
 Quantize = Literal["auto", "float32", "bf16", "int8", "int4"]
 Activations = Literal["auto", "float32", "bfloat16", "int8"]
 KVType = Literal["auto", "float32", "bfloat16", "int8"]
+ToolParser = Literal[
+    "auto",
+    "off",
+    "harmony",
+    "deepseek",
+    "mistral",
+    "qwen_xml",
+    "phi",
+    "granite",
+    "hermes",
+    "pythonic",
+    "llama",
+]
+ReasoningParser = Literal["auto", "off", "think", "mistral", "granite"]
 Batching = Literal["continuous", "dynamic", "static"]
 Speculation = Literal["auto", "off", "prompt", "recent", "grammar", "draft"]
 
@@ -107,6 +121,14 @@ class EngineSettings:
     )
     disable_pass: tuple[str, ...] = _setting(
         (), "Model", "graph pass to skip; repeat for several (see galley graph)"
+    )
+    tool_parser: ToolParser = _setting(
+        "auto", "Model", "how the model writes calls of tools; auto: as its chat template does"
+    )
+    reasoning_parser: ReasoningParser = _setting(
+        "auto",
+        "Model",
+        "how the model marks its thinking; auto: as its chat template does; off: it is part of the text",
     )
     max_model_len: int | None = _setting(
         None, "Engine", "context limit in tokens; default: the model's own"

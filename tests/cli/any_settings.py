@@ -29,6 +29,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "max_running": st.integers(1, 64),
     "prefix_cache": st.booleans(),
     "priority_steps": st.integers(1, 10**4),
+    "tool_parser": st.sampled_from(["auto", "off", "hermes", "qwen_xml"]),
+    "reasoning_parser": st.sampled_from(["auto", "off", "think"]),
     "batching": st.sampled_from(["continuous", "dynamic", "static"]),
     "batching_delay": st.floats(0, 3600),
     "speculation": st.sampled_from(["auto", "off", "prompt", "recent", "grammar", "draft"]),

@@ -73,7 +73,7 @@ def test_ids_equal_those_of_transformers(
 ) -> None:
     tokenizer, template, truth = case
     messages = system + HISTORY[:count]
-    options = {"add_generation_prompt": add_generation_prompt}
+    options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
     try:
         ids = expected(truth, messages, **options)
     except Exception as error:

@@ -7,6 +7,7 @@ from typing import Final, Self
 
 from galley.api.encoded import encoded
 from galley.api.responses import (
+    CalledFunction,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -14,6 +15,7 @@ from galley.api.responses import (
     ChatDelta,
     ChatLogprob,
     ChatLogprobs,
+    ChatMessage,
     TopLogprob,
     usage,
 )
@@ -21,10 +23,12 @@ from galley.api.schemas import ChatRequest
 from galley.errors import RequestError
 from galley.gateway.call import Call, opened
 from galley.gateway.caller import Caller
+from galley.gateway.chat import converse
 from galley.gateway.generation import Finish, Generation, Piece, check_count
-from galley.gateway.served import Backend, ServedModel
+from galley.gateway.served import ServedModel
 from galley.text.stream import TokenText, describe
 from galley.text.tokenizer import Tokenizer
+from galley.tools.events import Arguments, CallStart, Event, Reasoning, Text, whole
 from galley.types import TokenLogprob
 
 ENDPOINT: Final = "/v1/chat/completions"
@@ -53,17 +57,16 @@ class ChatAnswer:
         """
         with _named_as_given(asked), opened(Call(served, ENDPOINT, caller)) as call:
             params = asked.sampling()
+            conversation = asked.conversation()
             check_count(served, 1, params.n, "messages")
             call.check_early(asked.priority or 0)
-            params = await call.backend.text.check_grammar(params, asked.constrained_by)
-            prompt = await _prompt(call.backend, asked)
-            generation = Generation.submit(
+            generation = await converse(
                 call,
+                conversation,
                 params,
-                [prompt],
                 priority=asked.priority or 0,
                 cache_salt=asked.cache_salt,
-                prompt_param="messages",
+                constrained_by=asked.constrained_by,
             )
         return cls(call, asked, generation)
 
@@ -107,11 +110,14 @@ class ChatAnswer:
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
                 entries = _entries(self._tokenizer, piece)
-                if piece.delta.text or entries:
-                    logprobs: ChatLogprobs | None = None
-                    if asked.logprobs:
-                        logprobs = {"content": entries, "refusal": None}
-                    yield chunk(_choice(piece.choice, {"content": piece.delta.text}, logprobs))
+                logprobs: ChatLogprobs | None = None
+                if asked.logprobs:
+                    logprobs = {"content": entries, "refusal": None}
+                deltas = list(filter(None, map(_delta, piece.events)))
+                # Log-probabilities come with what their tokens add, or by themselves.
+                for delta in deltas or ([{"content": ""}] if entries else ()):
+                    yield chunk(_choice(piece.choice, delta, logprobs))
+                    logprobs = {"content": [], "refusal": None} if asked.logprobs else None
                 if piece.finish is not None:
                     yield chunk(_choice(piece.choice, {}, finish=piece.finish))
         if asked.include_usage:
@@ -119,32 +125,72 @@ class ChatAnswer:
             yield {**chunk(), "usage": usage(generation.usage(), generation.receipt)}
 
 
-async def _prompt(backend: Backend, asked: ChatRequest) -> list[int]:
-    messages = [message.plain() for message in asked.messages]
-    return await backend.text.chat(messages, context=backend.engine.info.max_request_tokens)
-
-
 class _Whole:
     """A choice that grows piece by piece; log-probabilities, of which there may be millions, as JSON."""
 
     def __init__(self, index: int) -> None:
         self._index = index
-        self._texts: list[str] = []
+        self._events: list[Event] = []
         self._entries: list[ChatLogprob] = []
         self._finish: Finish = "stop"
 
     def add(self, piece: Piece, entries: Sequence[ChatLogprob]) -> None:
-        self._texts.append(piece.delta.text)
+        self._events += piece.events
         self._entries += [encoded(entry) for entry in entries]
         self._finish = piece.finish or self._finish
 
     def built(self, *, logprobs: bool) -> ChatChoice:
+        answer = whole(self._events)
+        message: ChatMessage = {
+            "role": "assistant",
+            "content": None if answer.calls and not answer.text else answer.text,
+            "refusal": None,
+        }
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in answer.calls
+            ]
+        if answer.warnings:
+            message["warning"] = "; ".join(answer.warnings)
         return {
             "index": self._index,
-            "message": {"role": "assistant", "content": "".join(self._texts), "refusal": None},
+            "message": message,
             "logprobs": {"content": self._entries, "refusal": None} if logprobs else None,
             "finish_reason": self._finish,
         }
+
+
+def _delta(event: Event) -> ChatDelta | None:
+    """What a chunk tells of an event; None if it tells nothing."""
+    match event:
+        case Text(warning=None):
+            return {"content": event.text}
+        case Text(warning=str(warning)):
+            return {"content": event.text, "warning": warning}
+        case Reasoning():
+            return {"reasoning_content": event.text}
+        case CallStart():
+            function: CalledFunction = {"name": event.name, "arguments": ""}
+            return {
+                "tool_calls": [
+                    {
+                        "index": event.index,
+                        "id": event.id,
+                        "type": "function",
+                        "function": function,
+                    }
+                ]
+            }
+        case Arguments():
+            return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+    return None
 
 
 def _choice(

@@ -1,6 +1,6 @@
 """What the API answers, field by field: plain dictionaries, typed, and the source of the OpenAPI page."""
 
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from galley.gateway.generation import Finish
 from galley.gateway.generation import Usage as TokenCounts
@@ -77,13 +77,23 @@ class ReceiptFields(TypedDict, total=False):
     cost: float
 
 
+class CompletionTokensDetails(TypedDict):
+    """What the generated tokens were."""
+
+    reasoning_tokens: int
+
+
 class Usage(ReceiptFields):
-    """Tokens of one request, all choices together; the receipt is there when it is complete."""
+    """Tokens of one request, all choices together; the receipt is there when it is complete.
+
+    The details of completion tokens are told where answers are searched for calls or thinking.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
 
 
 class AudioUsage(ReceiptFields):
@@ -101,6 +111,8 @@ def usage(counts: TokenCounts, receipt: Receipt | None = None) -> Usage:
         "total_tokens": counts.prompt + counts.generated,
         "prompt_tokens_details": {"cached_tokens": counts.cached},
     }
+    if counts.reasoning is not None:
+        tokens["completion_tokens_details"] = {"reasoning_tokens": counts.reasoning}
     return tokens if receipt is None else {**tokens, **_told(receipt)}
 
 
@@ -134,12 +146,42 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
+class CalledFunction(TypedDict, total=False):
+    """A function that is called; ``arguments`` is the text of a JSON object, in a stream a piece of it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallDetails(TypedDict):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ToolCallDelta(TypedDict):
+    """What a chunk adds to the call ``index``; id, type and name come with the first."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: CalledFunction
+
+
 class ChatMessage(TypedDict):
-    """The answer."""
+    """The answer. Without text beside calls ``content`` is null.
+
+    ``reasoning_content`` is the model's thinking; ``warning`` says why calls in the text were not read.
+    """
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallDetails]]
+    warning: NotRequired[str]
 
 
 class ChatChoice(TypedDict):
@@ -167,6 +209,9 @@ class ChatDelta(TypedDict, total=False):
 
     role: Literal["assistant"]
     content: str
+    reasoning_content: str
+    tool_calls: list[ToolCallDelta]
+    warning: str
 
 
 class ChatChunkChoice(TypedDict):

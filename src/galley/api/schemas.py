@@ -6,16 +6,17 @@ number. Ranges are checked by :class:`galley.types.SamplingParams`, the one plac
 Fields of OpenAI's API that are taken and change nothing, because nothing here could depend on them:
 ``user``, ``metadata``, ``store`` (only ``false``: nothing is stored), ``service_tier`` (only ``auto``
 and ``default``: there is one), and, in assistant messages sent back as they were received, ``null`` for
-what this server never fills (``refusal``, ``tool_calls``, ``function_call``, ``audio``, ``annotations``).
+what this server never fills (``refusal``, ``function_call``, ``audio``, ``annotations``).
 """
 
 import dataclasses
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
-import msgspec
 from msgspec import Meta
 
+from galley.api.messages import Choice, Messages, Tools, conversation_of
+from galley.api.messages import Strict as Strict
 from galley.api.structured_output import (
     ChoiceField,
     GrammarField,
@@ -26,6 +27,7 @@ from galley.api.structured_output import (
     constraint_of,
 )
 from galley.errors import RequestError
+from galley.tools.conversation import Conversation
 from galley.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
 # Bounds far beyond use, which keep the work that a hostile body can ask for small.
 MAX_PROMPTS: Final = 2048
 MAX_PROMPT_IDS: Final = 2**20
-MAX_MESSAGES: Final = 4096
-MAX_PARTS: Final = 256
 MAX_METADATA: Final = 64
 
 Granularity = Literal["segment", "word"]
@@ -86,47 +86,6 @@ _PASSED_ON: Final = (
 _TOKEN_KEY: Final = re.compile(r"[0-9]{1,10}")
 
 
-class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """No conversions, no unknown fields."""
-
-
-class TextPart(Strict, frozen=True, kw_only=True):
-    """One part of a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(Strict, frozen=True, kw_only=True):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Meta(min_length=1, max_length=MAX_PARTS)]
-    name: Annotated[str | None, Meta(description="Given to the chat template.")] = None
-    refusal: None = None
-    tool_calls: None = None
-    function_call: None = None
-    audio: None = None
-    annotations: None = None
-
-    def plain(self) -> dict[str, Any]:
-        """The message as chat templates know it: role and text.
-
-        They do not know ``developer``, OpenAI's newer name of ``system``.
-        """
-        text = (
-            self.content
-            if isinstance(self.content, str)
-            else "".join(part.text for part in self.content)
-        )
-        role = "system" if self.role == "developer" else self.role
-        message = {"role": role, "content": text}
-        return message if self.name is None else {**message, "name": self.name}
-
-
-Messages: TypeAlias = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
-
-
 class StreamOptions(Strict, frozen=True, kw_only=True):
     """Options of a streamed answer."""
 
@@ -169,6 +128,9 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
         None
     )
     n: Annotated[int | None, Meta(description="Choices for each prompt.")] = None
+    best_of: Annotated[
+        Literal[1] | None, Meta(description="Taken and not used: `n` choices are made.")
+    ] = None
     max_tokens: Annotated[int | None, Meta(description="Default: the rest of the context.")] = None
     min_tokens: Annotated[int | None, Meta(description="Nothing ends the text before.")] = None
     stop: Annotated[str | Texts | None, Meta(description="Not part of the text they end.")] = None
@@ -252,6 +214,37 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         Meta(description="Only with `logprobs`."),
     ] = None
     response_format: ResponseFormat | None = None
+    tools: Annotated[Tools | None, Meta(description="Functions that the model may call.")] = None
+    tool_choice: Annotated[
+        Choice | None,
+        Meta(description="Whether it calls any, must, or must call one. Default: auto."),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Meta(description="Whether several calls may come. Default: true.")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None,
+        Meta(description="Variables of the model's chat template, such as `enable_thinking`."),
+    ] = None
+    reasoning_effort: Annotated[
+        Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None,
+        Meta(description="How much to think, where the chat template has it; `none`: not at all."),
+    ] = None
+
+    def conversation(self) -> Conversation:
+        """What is to be answered, and how.
+
+        Raises:
+            RequestError: fields contradict each other, or a call's arguments are no JSON object.
+        """
+        return conversation_of(
+            self.messages,
+            self.tools,
+            self.tool_choice,
+            parallel=self.parallel_tool_calls is not False,
+            variables=self.chat_template_kwargs or {},
+            effort=self.reasoning_effort,
+        )
 
     def sampling(self) -> SamplingParams:
         """How to generate.
@@ -406,6 +399,9 @@ class TranscriptionRequest(TranslationRequest, frozen=True, kw_only=True):
     """``POST /v1/audio/transcriptions``, beside the ``file``."""
 
     language: str | None = None
+    chunking_strategy: Annotated[
+        Literal["auto"], Meta(description="Taken and not used: recordings are cut at pauses.")
+    ] = "auto"
     timestamp_granularities: tuple[Granularity, ...] = ()
 
     def options(self) -> "TranscribeOptions":

@@ -1,9 +1,11 @@
 """Text from a prompt, or several: sequences that are submitted, read and cancelled together."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, Self
 
 from galley.errors import DeadlineExceeded, Draining, EngineError, RequestError, SlowReader
@@ -13,28 +15,38 @@ from galley.gateway.receipt import Receipt
 from galley.gateway.served import ServedModel
 from galley.service.requests import expand
 from galley.text.stream import Delta, TextStream
+from galley.tools.events import Event, Text
+from galley.tools.parser import Parser
 from galley.types import SamplingParams, TokenLogprob
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 
 
 class Usage(NamedTuple):
-    """Tokens of one request, all choices together; ``cached`` are those of ``prompt`` not computed anew."""
+    """Tokens of one request, all choices together; ``cached`` are those of ``prompt`` not computed anew.
+
+    ``reasoning`` are those of ``generated`` that were thinking; None if nobody looked for it.
+    """
 
     prompt: int
     cached: int
     generated: int
+    reasoning: int | None = None
 
 
 @dataclass(frozen=True)
 class Piece:
     """What one choice gained.
 
-    ``prompt_logprobs`` come once, with the first piece of a prompt's first choice.
+    Attributes:
+        events: its text, thinking and calls. ``delta.text`` is what the model wrote, with the markers.
+        finish: "tool_calls" is a "stop" behind complete calls.
+        prompt_logprobs: come once, with the first piece of a prompt's first choice.
     """
 
     choice: int
     delta: Delta
+    events: list[Event]
     finish: Finish | None
     prompt_logprobs: list[TokenLogprob] | None = None
 
@@ -64,6 +76,7 @@ class Generation:
         priority: int,
         cache_salt: str | None,
         prompt_param: str,
+        parser: Callable[[], Parser | None] | None = None,
     ) -> Self:
         """Hand all sequences to the engine, or none.
 
@@ -71,13 +84,14 @@ class Generation:
             prompts: token ids.
             priority, cache_salt: as the request has them.
             prompt_param: the field to name if a prompt is at fault.
+            parser: makes what takes a choice's text apart; without one all of it is text.
 
         Raises:
             RequestError: the request cannot be honoured by this model.
             Unavailable: the queue is full, the tenant has no tokens left, or the engine is not ready.
             EngineFailed: the engine will not come back.
         """
-        info, tokenizer = call.info, call.backend.tokenizer
+        info = call.info
         call.caller.trace.sampling = params
         requests = [
             request
@@ -96,9 +110,7 @@ class Generation:
         lengths = [len(prompt) for prompt in prompts]
         reserve = sum(lengths) + len(requests) * (params.max_tokens or 0)
         choices = [
-            _Choice(
-                index, call, stream, TextStream.for_request(tokenizer, params, info.eos_token_ids)
-            )
+            _choice(index, call, stream, params, parser)
             for index, stream in enumerate(call.submit_all(requests, reserve=reserve))
         ]
         call.prompts_taken(sum(lengths))
@@ -127,6 +139,9 @@ class Generation:
             prompt=sum(self._prompt_lengths),
             cached=sum(choice.cached_tokens for choice in self._choices[::n]),
             generated=sum(len(choice.text.token_ids) for choice in self._choices),
+            reasoning=None
+            if self._choices[0].parser is None
+            else sum(choice.reasoning_tokens for choice in self._choices),
         )
 
     @property
@@ -171,9 +186,13 @@ def check_count(served: ServedModel, prompts: int, n: int, prompt_param: str) ->
 class _Choice:
     """One sequence: the engine's Outputs on one side, text on the other."""
 
-    def __init__(self, index: int, call: Call, stream: CallStream, text: TextStream) -> None:
+    def __init__(
+        self, index: int, call: Call, stream: CallStream, text: TextStream, parser: Parser | None
+    ) -> None:
         self.text = text
+        self.parser = parser
         self.cached_tokens = 0
+        self._offsets: list[int] = []  # of each token's text, if there is a parser
         self._index = index
         self._call = call
         self._stream = stream
@@ -196,16 +215,16 @@ class _Choice:
                         )
                     raise EngineError(output.error or "The engine gave the request up")
                 delta = self.text.feed(output)
-                finish: Finish | None = None
-                if delta.finish_reason is not None:
-                    finish = "length" if delta.finish_reason == "length" else "stop"
-                    if (
-                        output.finish_reason is None
-                    ):  # a stop string, of which the engine knows nothing
+                events = self._events(delta)
+                finish = self._finish(delta)
+                if finish is not None:
+                    # A stop string or a last call, of which the engine knows nothing.
+                    if output.finish_reason is None:
                         self._stream.cancel()
                     self._open = False
-                    self._call.sequence_ended(self._stream, finish)
-                yield Piece(self._index, delta, finish, output.prompt_logprobs)
+                    self.text.finish_reason = "length" if finish == "length" else "stop"
+                    self._call.sequence_ended(self._stream, self.text.finish_reason)
+                yield Piece(self._index, delta, events, finish, output.prompt_logprobs)
                 if finish is not None:
                     return
         except (DeadlineExceeded, SlowReader) as error:
@@ -213,12 +232,49 @@ class _Choice:
             self._call.sequence_lost("deadline" if isinstance(error, DeadlineExceeded) else "error")
             raise
 
+    def _events(self, delta: Delta) -> list[Event]:
+        if self.parser is None:
+            return [Text(delta.text)] if delta.text else []
+        self._offsets += delta.text_offsets
+        events = self.parser.feed(delta.text)
+        return events if delta.finish_reason is None else events + self.parser.finish()
+
+    def _finish(self, delta: Delta) -> Finish | None:
+        if self.parser is not None and self.parser.finished:
+            return "tool_calls"
+        if delta.finish_reason is None:
+            return None
+        if delta.finish_reason == "length":
+            return "length"
+        return "tool_calls" if self.parser is not None and self.parser.calls else "stop"
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of the tokens so far are thinking, its markers included."""
+        spans = self.parser.reasoning_spans if self.parser is not None else ()
+        at = partial(bisect_left, self._offsets)
+        return sum(at(end) - at(begin) for begin, end in spans)
+
     def close(self) -> None:
         """Abort in the engine what still runs. Idempotent."""
         if self._open:
             self._open = False
             self._stream.cancel()
             self._call.sequence_lost("cancelled")
+
+
+def _choice(
+    index: int,
+    call: Call,
+    stream: CallStream,
+    params: SamplingParams,
+    new_parser: Callable[[], Parser | None] | None,
+) -> _Choice:
+    backend = call.backend
+    parser = None if new_parser is None else new_parser()
+    shown = backend.format.shown_tokens(backend.tokenizer, parser) if parser else frozenset()
+    text = TextStream.for_request(backend.tokenizer, params, call.info.eos_token_ids, shown=shown)
+    return _Choice(index, call, stream, text, parser)
 
 
 async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:

@@ -27,6 +27,7 @@ from galley.service.watchdog import Watchdog
 from galley.speech import require_installed
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
+from galley.tools.formats import ChatFormat, chat_format
 from galley.types import EngineStats, Ledger, ModelInfo, OnLedger, OnPhase, Task
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Backend:
     """What answers requests, once it is there.
 
     Attributes:
+        format: how the model is told of tools, and writes calls and thinking.
         created: Unix time at which the model became ready.
         files: what the model was loaded from, see :func:`fingerprint`.
         calls: that are open; the engine ends after them when the model has been reloaded.
@@ -52,6 +54,7 @@ class Backend:
     engine: EngineClient
     tokenizer: Tokenizer
     text: TextPool
+    format: ChatFormat
     created: int
     files: str
     calls: "WeakSet[Any]" = field(default_factory=WeakSet)
@@ -188,12 +191,18 @@ class ServedModel:
                 tokenizer,
                 unchanged=lambda: _has_fingerprint(folder, files),
             )
+            form = await asyncio.to_thread(
+                chat_format,
+                template,
+                tool_parser=self.settings.tool_parser,
+                reasoning_parser=self.settings.reasoning_parser,
+            )
             if template.exists:
                 await text.warm()
         except BaseException:
             await engine.close()
             raise
-        return Backend(engine, tokenizer, text, created=int(time.time()), files=files)
+        return Backend(engine, tokenizer, text, form, created=int(time.time()), files=files)
 
     async def close(self) -> None:
         """End the model's processes, and those of files that were served before. Idempotent."""

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ExceptionHandler, Receive, Scope, Send
 
 from galley.api.errors import ApiError, envelope, to_api_error
-from galley.api.schemas import Strict
+from galley.api.messages import Strict
 from galley.errors import GalleyError
 
 CLIENT_GONE: Final = 499

@@ -20,6 +20,8 @@ class EncodeChat(msgspec.Struct, tag="chat", frozen=True):
     """Token ids of a conversation, as :meth:`ChatTemplate.encode` makes them."""
 
     messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    variables: dict[str, Any]
     add_generation_prompt: bool
     context: int | None
 

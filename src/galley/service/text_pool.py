@@ -7,7 +7,7 @@ import logging
 import signal
 import subprocess
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -102,6 +102,8 @@ class TextPool:
         self,
         messages: list[dict[str, Any]],
         *,
+        tools: Sequence[dict[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         context: int | None = None,
     ) -> list[int]:
@@ -111,7 +113,10 @@ class TextPool:
             RequestError: the template refuses the messages, or takes too long or too much memory.
             QueueFull: too much text work waits already.
         """
-        answer = await self._work(EncodeChat(messages, add_generation_prompt, context), "messages")
+        job = EncodeChat(
+            messages, list(tools), dict(variables or {}), add_generation_prompt, context
+        )
+        answer = await self._work(job, "messages")
         assert isinstance(answer, Ids)
         return answer.ids[0]
 

@@ -80,6 +80,8 @@ class TextSide:
             ids = self._template.encode(
                 self._tokenizer,
                 job.messages,
+                tools=job.tools,
+                variables=job.variables,
                 add_generation_prompt=job.add_generation_prompt,
                 context=job.context,
             )

@@ -2,6 +2,7 @@
 
 import codecs
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from galley.text.tokenizer import Tokenizer
@@ -11,7 +12,7 @@ class Detokenizer(Protocol):
     """Turns one sequence's tokens into text, in linear time.
 
     The texts that :meth:`feed` and :meth:`finish` return, joined, equal ``tokenizer.decode`` of all tokens
-    with special tokens skipped, however the tokens were divided among calls.
+    with special tokens skipped (but for those to be shown), however the tokens were divided among calls.
     """
 
     def feed(self, tokens: Iterable[int]) -> str:
@@ -21,26 +22,33 @@ class Detokenizer(Protocol):
         """The remaining text; an incomplete character becomes U+FFFD. No calls may follow."""
 
 
-def detokenizer(tokenizer: Tokenizer, *, at_start: bool = True) -> Detokenizer:
+def detokenizer(
+    tokenizer: Tokenizer, *, at_start: bool = True, shown: AbstractSet[int] = frozenset()
+) -> Detokenizer:
     """A new detokenizer of the kind that suits the tokenizer.
 
     Args:
         tokenizer: the model's.
         at_start: whether a space before the first word is no part of the text, where the tokenizer's
             decoder says so (SentencePiece); else the text is the tokens' own, from the first byte on.
+        shown: special tokens that are not skipped.
     """
-    return _Utf8(tokenizer) if tokenizer.byte_level else _Pieces(tokenizer, at_start)
+    skipped = tokenizer.special_ids - shown
+    return (
+        _Utf8(tokenizer, skipped) if tokenizer.byte_level else _Pieces(tokenizer, skipped, at_start)
+    )
 
 
 class _Utf8:
     """Byte-level vocabularies: a token is bytes, and the text is their UTF-8."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, skipped: AbstractSet[int]) -> None:
         self._tokenizer = tokenizer
+        self._skipped = skipped
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, tokens: Iterable[int]) -> str:
-        skipped = self._tokenizer.special_ids
+        skipped = self._skipped
         token_bytes = self._tokenizer.token_bytes
         return self._decoder.decode(b"".join(token_bytes(t) for t in tokens if t not in skipped))
 
@@ -55,8 +63,9 @@ class _Pieces:
     a run is held back until a token that is text ends it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, at_start: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, skipped: AbstractSet[int], at_start: bool) -> None:
         self._tokenizer = tokenizer
+        self._skipped = skipped
         self._run: list[str] = []
         self._head: list[str] = []  # all pieces so far, while they have no text
         self._started = not at_start
@@ -65,7 +74,7 @@ class _Pieces:
         text = []
         for token in tokens:
             piece = self._tokenizer.piece(token)
-            if piece is None or token in self._tokenizer.special_ids:
+            if piece is None or token in self._skipped:
                 continue
             if self._tokenizer.is_byte(piece):
                 self._run.append(piece)

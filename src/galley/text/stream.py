@@ -50,13 +50,14 @@ class TextStream:
         min_tokens: int = 0,
         hidden: AbstractSet[int] = frozenset(),
         at_start: bool = True,
+        shown: AbstractSet[int] = frozenset(),
     ) -> None:
         """Args:
             tokenizer: None for a model without a tokenizer, whose text is empty.
             stop: strings that end the text and are not part of it.
             min_tokens: the text of so many first tokens is not searched for ``stop``.
             hidden: end-of-sequence and stop tokens, whose text is left out where they end the sequence.
-            at_start: see :func:`galley.text.detokenizer.detokenizer`.
+            at_start, shown: see :func:`galley.text.detokenizer.detokenizer`.
 
         Raises:
             RequestError: ``stop`` without a tokenizer.
@@ -68,7 +69,7 @@ class TextStream:
         self.finish_reason: FinishReason | None = None
         self._detokenizer: Detokenizer | None = None
         if tokenizer is not None:
-            self._detokenizer = detokenizer(tokenizer, at_start=at_start)
+            self._detokenizer = detokenizer(tokenizer, at_start=at_start, shown=shown)
         self._scanner = StopScanner(stop)
         self._min_tokens = min_tokens
         self._hidden = hidden
@@ -77,9 +78,16 @@ class TextStream:
 
     @classmethod
     def for_request(
-        cls, tokenizer: Tokenizer | None, params: SamplingParams, eos_token_ids: Iterable[int]
+        cls,
+        tokenizer: Tokenizer | None,
+        params: SamplingParams,
+        eos_token_ids: Iterable[int],
+        *,
+        shown: AbstractSet[int] = frozenset(),
     ) -> Self:
         """A stream for one choice of a request; ``eos_token_ids`` are the model's.
+
+        ``shown`` are special tokens whose text is part of the text.
 
         Raises:
             RequestError: stop strings without a tokenizer.
@@ -92,6 +100,7 @@ class TextStream:
             hidden=frozenset((*ends, *params.stop_token_ids)),
             # A grammar knows of each byte.
             at_start=params.grammar is None,
+            shown=shown,
         )
 
     @property

@@ -1,29 +1,27 @@
 """Chat templates: messages to a prompt, in a sandbox; message text never becomes control tokens."""
 
-import json
 import re
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, Self
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.lexer import Token, TokenStream
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import meta, nodes
 
 from galley.errors import CheckpointError, RequestError
 from galley.formats.gguf_file import is_gguf
 from galley.formats.json_file import read_file, read_json
 from galley.text.gguf_tokenizer import read_metadata
+from galley.text.sandbox import CountSteps, Sandbox
+from galley.text.template_calls import adapted, probe_conversation, wrote_a_dict
 from galley.text.tokenizer import CONFIG_FILE, AddedToken, Tokenizer, certainly_longer
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 GGUF_TEMPLATE: Final = "tokenizer.chat_template"
+
+_TOOL_USE: Final = "tool_use"
+"""Name of the template for conversations with tools, where a checkpoint names its templates."""
 
 MAX_PROMPT_CHARS: Final = 32 * 1024 * 1024
 """Limit of a rendered prompt; no model's context is as long."""
@@ -38,22 +36,19 @@ _MOST_REASON: Final = 1000
 class ChatTemplate:
     """A checkpoint's chat template. Safe to share between threads."""
 
-    def __init__(self, source: str | None, *, file: str) -> None:
+    def __init__(self, source: str | None, *, file: str, tool_source: str | None = None) -> None:
         """Args:
             source: Jinja source; None if the checkpoint has no template.
             file: where the source was read from, for errors.
+            tool_source: of the template for conversations with tools, if that is another.
 
         Raises:
             CheckpointError: the source does not compile.
         """
-        self._source = source or ""
-        self._template: jinja2.Template | None = None
-        if source is not None:
-            try:
-                self._template = _Sandbox().from_string(source)
-            # Jinja leaves some mistakes to Python's compiler, and numbers to int().
-            except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
-                raise CheckpointError(str(error), file=file, field="chat_template") from error
+        self._template = _compiled(source, file)
+        self._with_tools = self._template if tool_source is None else _compiled(tool_source, file)
+        self.source = "\n".join(filter(None, (source, tool_source)))
+        self._wants_text: bool | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -77,30 +72,47 @@ class ChatTemplate:
                 raise CheckpointError(f"cannot be read: {error}", file=str(path)) from error
         path = folder / CONFIG_FILE
         config = read_json(path) if path.exists() else {}
-        return cls(_default_template(config, str(path)), file=str(path))
+        named = _named_templates(config, str(path))
+        return cls(named.get("default"), file=str(path), tool_source=named.get(_TOOL_USE))
 
     @property
     def exists(self) -> bool:
         """Whether the checkpoint has a template."""
         return self._template is not None
 
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names of the variables that the template reads, or looks whether they are given."""
+        tree = Sandbox().parse(self.source)
+        tested = {
+            test.node.name
+            for test in tree.find_all(nodes.Test)
+            if test.name == "defined" and isinstance(test.node, nodes.Name)
+        }
+        return frozenset(meta.find_undeclared_variables(tree) | tested) - {CountSteps.NAME}
+
     def encode(
         self,
         tokenizer: Tokenizer,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         context: int | None = None,
     ) -> list[int]:
         """Token ids of the conversation as the template renders it.
 
-        Only special tokens that the template itself writes become special ids; the same text in a message
-        is encoded as plain text. Messages without such text give the same ids as transformers'
-        ``apply_chat_template``. A template that splits and rejoins message text is trusted not to build a
-        special token of it.
+        Only special tokens that the template itself writes become special ids; the same text in a message,
+        tool or variable is encoded as plain text. Messages without such text give the same ids as
+        transformers' ``apply_chat_template``. A template that splits and rejoins message text is trusted
+        not to build a special token of it.
 
         Args:
-            messages: ``role``, ``content`` and whatever else the template reads; plain JSON values.
+            messages: ``role``, ``content`` and whatever else the template reads; plain JSON values. The
+                ``arguments`` of ``tool_calls`` are dictionaries.
+            tools: functions as OpenAI's API describes them, ``{"type": "function", "function": ...}``.
+            variables: further variables of the template, such as ``enable_thinking``.
             add_generation_prompt: end with the beginning of the assistant's answer.
             context: the model's context in tokens; prompts that are certainly longer are refused early.
 
@@ -112,39 +124,66 @@ class ChatTemplate:
             raise RequestError("messages must not be empty", param="messages")
         # Keys without a value are removed: a template would print them as "None".
         chat = [{k: v for k, v in message.items() if v is not None} for message in messages]
+        if any("tool_calls" in message for message in chat):
+            chat = adapted(chat, self.source, as_text=self._arguments_as_text(tokenizer))
+        rest: dict[str, Any] = {"tools": list(tools) or None, "variables": dict(variables or {})}
         special = _control_pattern(tokenizer.added_tokens, "")
-        control = _control_pattern(tokenizer.added_tokens, self._source)
+        control = _control_pattern(tokenizer.added_tokens, self.source)
         # Past answers may hold tokens such as </think>, which the model wrote and templates search for.
         patterns = [special if m.get("role") == "assistant" else control for m in chat]
-        if not any(_contains(p, message) for p, message in zip(patterns, chat, strict=True)):
-            prompt = self._render(tokenizer, chat, add_generation_prompt)
+        parts = [*zip(patterns, chat, strict=True), (control, rest)]
+        if not any(_contains(pattern, part) for pattern, part in parts):
+            prompt = self._render(tokenizer, chat, add_generation_prompt, **rest)
             _check_length(tokenizer, prompt, context)
             return tokenizer.encode(prompt, add_special_tokens=False)
-        start, end = _unused_chars(chat)
-        marked = [
-            _map_strings(message, partial(p.sub, rf"{start}\g<0>{end}"))
-            for p, message in zip(patterns, chat, strict=True)
+        start, end = _unused_chars([chat, rest])
+        *marked, rest = [
+            _map_strings(part, partial(pattern.sub, rf"{start}\g<0>{end}"))
+            for pattern, part in parts
         ]
-        prompt = self._render(tokenizer, marked, add_generation_prompt)
+        prompt = self._render(tokenizer, marked, add_generation_prompt, **rest)
         _check_length(tokenizer, re.sub(f"[{start}{end}]", "", prompt), context)
         # A template that cuts texts may drop one mark of a pair: the other is removed, and still splits.
         pieces = re.split(f"{start}({control.pattern}){end}|[{start}{end}]", prompt)
         return _encode_pieces(tokenizer, pieces[0::2], pieces[1::2], context)
 
-    def _render(self, tokenizer: Tokenizer, chat: Any, add_generation_prompt: bool) -> str:
-        if self._template is None:
+    def _arguments_as_text(self, tokenizer: Tokenizer) -> bool:
+        """Whether the template wants the arguments of calls as JSON's text; found out by trying."""
+        if self._wants_text is None:
+            try:
+                prompt = self._render(tokenizer, probe_conversation(), False)
+            except RequestError:
+                self._wants_text = True
+            else:
+                self._wants_text = wrote_a_dict(prompt)
+        return self._wants_text
+
+    def _render(
+        self,
+        tokenizer: Tokenizer,
+        chat: Any,
+        add_generation_prompt: bool,
+        tools: Any = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        template = self._with_tools if tools else self._template
+        if template is None:
             raise RequestError(
                 "this model has no chat template; ask for a completion of a prompt instead, or put a "
                 f"{TEMPLATE_FILE} into the model's folder",
                 param="messages",
             )
         try:
-            return self._bounded(
-                **tokenizer.special_tokens,
-                messages=chat,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
+            return _bounded(
+                template,
+                {
+                    "documents": None,
+                    **(variables or {}),
+                    **tokenizer.special_tokens,
+                    "messages": chat,
+                    "tools": tools,
+                    "add_generation_prompt": add_generation_prompt,
+                },
             )
         except (RequestError, MemoryError):
             raise
@@ -154,129 +193,58 @@ class ChatTemplate:
                 f"the model's chat template refuses these messages: {reason}", param="messages"
             ) from error
 
-    def _bounded(self, **variables: Any) -> str:
-        assert self._template is not None
-        parts: list[str] = []
-        chars = 0
-        steps = iter(range(MAX_STEPS))
 
-        def step() -> str:
-            if next(steps, None) is None:
-                raise RequestError(
-                    f"the chat template takes more than {MAX_STEPS} steps", param="messages"
-                )
-            return ""
-
-        variables[_CountSteps.NAME] = step
-        for part in self._template.generate(**variables):
-            chars += len(part)
-            if chars > MAX_PROMPT_CHARS:
-                raise RequestError(
-                    f"the prompt is longer than {MAX_PROMPT_CHARS} characters", param="messages"
-                )
-            parts.append(part)
-        return "".join(parts)
+def _compiled(source: str | None, file: str) -> jinja2.Template | None:
+    if source is None:
+        return None
+    try:
+        return Sandbox().from_string(source)
+    # Jinja leaves some mistakes to Python's compiler, and numbers to int().
+    except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
+        raise CheckpointError(str(error), file=file, field="chat_template") from error
 
 
-class _GenerationBlock(Extension):
-    """``{% generation %}`` marks the assistant's words for training; only its body is rendered."""
+def _bounded(template: jinja2.Template, variables: dict[str, Any]) -> str:
+    """The rendered prompt. Raises RequestError if it takes too many steps, or is too long."""
+    parts: list[str] = []
+    chars = 0
+    steps = iter(range(MAX_STEPS))
 
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+    def step() -> str:
+        if next(steps, None) is None:
+            raise RequestError(
+                f"the chat template takes more than {MAX_STEPS} steps", param="messages"
+            )
+        return ""
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _CountSteps(Extension):
-    """Inserts a call of the variable ``NAME``, whose name templates cannot guess, into loops and macros."""
-
-    NAME: Final = f"step_{secrets.token_hex(8)}"
-
-    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
-        opened: str | None = None  # the block whose opening tag is being read
-        previous = ""
-        for token in stream:
-            yield token
-            if previous == "block_begin":
-                opened = token.value
-                if opened == "autoescape":  # the compiler would compute its argument
-                    raise jinja2.TemplateSyntaxError("autoescape is not supported", token.lineno)
-            elif token.type == "block_end" and opened in ("for", "macro", "call"):
-                for kind, value in (
-                    ("variable_begin", "{{"),
-                    ("name", self.NAME),
-                    ("lparen", "("),
-                    ("rparen", ")"),
-                    ("variable_end", "}}"),
-                ):
-                    yield Token(token.lineno, kind, value)
-            previous = token.type
+    for part in template.generate(**variables, **{CountSteps.NAME: step}):
+        chars += len(part)
+        if chars > MAX_PROMPT_CHARS:
+            raise RequestError(
+                f"the prompt is longer than {MAX_PROMPT_CHARS} characters", param="messages"
+            )
+        parts.append(part)
+    return "".join(parts)
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """The Jinja environment of transformers, for which chat templates are written."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            # Nothing is computed at compile time: {{ 'a' * 10 ** 10 }} must compile within bounds.
-            optimized=False,
-            finalize=_as_it_is,
-            extensions=[loopcontrols, _GenerationBlock, _CountSteps],
-        )
-        self.filters["tojson"] = _to_json
-        self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = _strftime_now
-
-
-@jinja2.pass_eval_context
-def _as_it_is(context: nodes.EvalContext, value: Any) -> Any:
-    """A ``finalize`` that asks for the context is never called by the compiler."""
-    return value
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """The ``tojson`` filter of transformers; unlike Jinja's own it does not escape HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _default_template(config: Mapping[str, Any], file: str) -> str | None:
-    """The template in ``tokenizer_config.json``, which is text, a list of named templates, or missing."""
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+def _named_templates(config: Mapping[str, Any], file: str) -> dict[str, str]:
+    """The templates in ``tokenizer_config.json``, which are text, a list of named ones, or missing."""
+    templates = config.get("chat_template")
+    if templates is None:
+        return {}
+    named: dict[Any, Any] = {"default": templates}
+    if isinstance(templates, list):
+        named = {t.get("name"): t.get("template") for t in templates if isinstance(t, dict)}
         if "default" not in named:
             raise CheckpointError(
                 f"none of the templates is named default: {', '.join(map(str, named))}",
                 file=file,
                 field="chat_template",
             )
-        template = named["default"]
-    if template is not None and not isinstance(template, str):
+    found = {name: named[name] for name in ("default", _TOOL_USE) if named.get(name) is not None}
+    if not all(isinstance(template, str) for template in found.values()):
         raise CheckpointError("expected text", file=file, field="chat_template")
-    return template
+    return found
 
 
 @lru_cache(maxsize=16)
@@ -294,7 +262,8 @@ def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for item in value.values():
+        for key, item in value.items():
+            yield str(key)
             yield from _strings(item)
     elif isinstance(value, list | tuple):
         for item in value:
@@ -309,7 +278,7 @@ def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: _map_strings(item, change) for key, item in value.items()}
+        return {change(str(key)): _map_strings(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_map_strings(item, change) for item in value]
     return value

@@ -62,14 +62,15 @@ def one(content: Any) -> dict[str, Any]:
     ],
     chat=[
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
-        ({"tools": []}, "tools"),
+        ({"tools": {}}, "tools"),
         ({"functions": []}, "functions"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": "x", "cold": 1}]}, "messages[0].cold"),
         (one([{"type": "image_url"}]), "messages[0].content[0]"),
         (
             {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
-            "messages[0].tool",
+            "messages[0].tool_calls[0].id",
         ),
     ],
     plain=[({"suffix": ""}, "suffix")],

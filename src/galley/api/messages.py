@@ -1,0 +1,221 @@
+"""Messages and tools of chat requests, field by field, and what they are to the models."""
+
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from galley.errors import RequestError
+from galley.tools.conversation import TOOL_NAME, Conversation, Tool
+
+# Bounds far beyond use, which keep the work that a hostile body can ask for small.
+MAX_MESSAGES: Final = 4096
+MAX_PARTS: Final = 256
+MAX_CALLS: Final = 128
+MAX_TOOLS: Final = 512
+MAX_TOOL_BYTES: Final = 64 * 1024
+"""Of the JSON of one tool."""
+
+_NAME: Final = f"^{TOOL_NAME.pattern}$"
+
+
+class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """No conversions, no unknown fields."""
+
+
+class TextPart(Strict, frozen=True, kw_only=True):
+    """One part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Strict, frozen=True, kw_only=True):
+    """``function`` of a call in an assistant's message."""
+
+    name: Annotated[str, Meta(pattern=_NAME)]
+    arguments: Annotated[str, Meta(description="A JSON object, as text.")]
+
+    def plain(self) -> dict[str, Any]:
+        """The function as chat templates know it. Raises RequestError, which names ``arguments``."""
+        try:
+            arguments = msgspec.json.decode(self.arguments or "{}")
+        except msgspec.DecodeError as error:
+            raise RequestError(f"arguments: not JSON: {error}", param="arguments") from None
+        except RecursionError:
+            raise RequestError("arguments: nested too deep", param="arguments") from None
+        if not isinstance(arguments, dict):
+            raise RequestError("arguments: not the text of a JSON object", param="arguments")
+        return {"name": self.name, "arguments": arguments}
+
+
+class ToolCall(Strict, frozen=True, kw_only=True):
+    """A call in an assistant's message, as an answer had it."""
+
+    id: Annotated[str, Meta(max_length=256)]
+    function: FunctionCall
+    type: Literal["function"] = "function"
+    index: Annotated[int | None, Meta(description="Taken and not used.")] = None
+
+    def plain(self) -> dict[str, Any]:
+        """The call as chat templates know it."""
+        return {"type": "function", "id": self.id, "function": self.function.plain()}
+
+
+class Message(Strict, frozen=True, kw_only=True):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Meta(min_length=1, max_length=MAX_PARTS)] | None = None
+    name: Annotated[str | None, Meta(description="Given to the chat template.")] = None
+    tool_calls: Annotated[
+        Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None,
+        Meta(description="Of an assistant."),
+    ] = None
+    tool_call_id: Annotated[
+        Annotated[str, Meta(max_length=256)] | None,
+        Meta(description="Of the call that a message of the role `tool` answers."),
+    ] = None
+    reasoning_content: Annotated[
+        str | None, Meta(description="An assistant's thinking; given to the chat template.")
+    ] = None
+    refusal: None = None
+    function_call: None = None
+    audio: None = None
+    annotations: None = None
+
+    def __post_init__(self) -> None:
+        of_assistant = self.role == "assistant"
+        for field in ("tool_calls", "reasoning_content"):
+            if getattr(self, field) and not of_assistant:
+                raise RequestError(f"{field}: only an assistant's message has it", param=field)
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise RequestError(
+                "tool_call_id goes with the role tool, and that role needs it", param="tool_call_id"
+            )
+        if self.content is None and not self.tool_calls:
+            raise RequestError("content: only a message with tool_calls has none", param="content")
+
+    @property
+    def text(self) -> str | None:
+        """The content as one text."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+    def plain(self) -> dict[str, Any]:
+        """The message as :class:`galley.tools.conversation.Conversation` has it.
+
+        Chat templates do not know ``developer``, OpenAI's newer name of ``system``.
+
+        Raises:
+            RequestError: a call's arguments are no JSON object.
+        """
+        message: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self.text,
+        }
+        for field in ("name", "tool_call_id", "reasoning_content"):
+            if getattr(self, field) is not None:
+                message[field] = getattr(self, field)
+        if self.tool_calls:
+            message["tool_calls"] = []
+            for index, call in enumerate(self.tool_calls):
+                try:
+                    message["tool_calls"].append(call.plain())
+                except RequestError as error:
+                    raise _under(f"tool_calls[{index}].function", error) from None
+        return message
+
+
+Messages: TypeAlias = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class FunctionTool(Strict, frozen=True, kw_only=True):
+    """``function`` of a tool."""
+
+    name: Annotated[str, Meta(pattern=_NAME)]
+    description: str | None = None
+    parameters: Annotated[
+        dict[str, Any] | None, Meta(description="JSON schema of the arguments. Default: none.")
+    ] = None
+    strict: Annotated[bool | None, Meta(description="Whether calls must satisfy `parameters`.")] = (
+        None
+    )
+
+
+class ToolField(Strict, frozen=True, kw_only=True):
+    """One of ``tools``."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+    def __post_init__(self) -> None:
+        size = len(msgspec.json.encode(self))
+        if size > MAX_TOOL_BYTES:
+            raise RequestError(
+                f"function: its JSON has {size} bytes, at most {MAX_TOOL_BYTES}", param="function"
+            )
+
+
+class NamedFunction(Strict, frozen=True, kw_only=True):
+    """The tool that a ``tool_choice`` names."""
+
+    name: str
+
+
+class NamedTool(Strict, frozen=True, kw_only=True):
+    """A ``tool_choice`` that names a tool."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+Tools: TypeAlias = Annotated[list[ToolField], Meta(max_length=MAX_TOOLS)]
+Choice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
+
+
+def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """The messages as :class:`galley.tools.conversation.Conversation` has them.
+
+    Raises:
+        RequestError: a call's arguments are no JSON object; ``param`` says which.
+    """
+    plain = []
+    for index, message in enumerate(messages):
+        try:
+            plain.append(message.plain())
+        except RequestError as error:
+            raise _under(f"messages[{index}]", error) from None
+    return plain
+
+
+def conversation_of(
+    messages: list[Message], tools: list[ToolField] | None, choice: Choice | None, **fields: Any
+) -> Conversation:
+    """The conversation that a request describes.
+
+    Raises:
+        RequestError: fields contradict each other, or a call's arguments are no JSON object.
+    """
+    named = choice.function.name if isinstance(choice, NamedTool) else None
+    return Conversation(
+        messages=plain_messages(messages),
+        tools=tuple(
+            Tool(
+                name=tool.function.name,
+                description=tool.function.description,
+                parameters=tool.function.parameters,
+                strict=bool(tool.function.strict),
+                field=f"tools[{index}].function.parameters",
+            )
+            for index, tool in enumerate(tools or ())
+        ),
+        choice=choice if isinstance(choice, str) else "auto",
+        named=named,
+        **fields,
+    )
+
+
+def _under(path: str, error: RequestError) -> RequestError:
+    return RequestError(f"{path}.{error}", param=f"{path}.{error.param}", code=error.code)

@@ -1,0 +1,42 @@
+# ruff: noqa: RUF001, RUF002 - the tokens are spelled with these characters
+"""DeepSeek V3, R1 and V3.1: each call between special tokens of their own.
+
+V3 and R1 write ``function<｜tool▁sep｜>name``, a line's end and the arguments between ```` ```json ```` and
+```` ``` ````; V3.1 writes ``name<｜tool▁sep｜>`` and the arguments.
+"""
+
+from galley.tools.parser import Parser, Steps
+
+ALL_BEGIN, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+FENCE, FENCE_END = "```json", "```"
+
+
+class DeepSeekParser(Parser):
+    """Text, then calls."""
+
+    MARKERS = (ALL_BEGIN, ALL_END, BEGIN, SEPARATOR, END)
+
+    def _answer(self) -> Steps[None]:
+        while (marker := (yield from self._text_until(BEGIN, ALL_BEGIN, ALL_END))) is not None:
+            if marker == BEGIN:
+                yield from self._attempt(self._call())
+            else:
+                yield from self._skip_space()
+            self._raw.clear()
+
+    def _call(self) -> Steps[None]:
+        name, _ = yield from self._until(SEPARATOR)
+        fenced = (yield from self._skip_space()) != "{"
+        if fenced:
+            name, _ = yield from self._until("\n")
+            yield from self._skip_space()
+            yield from self._expect(FENCE)
+        self._start(name.strip())
+        yield from self._arguments()
+        yield from self._end()
+        if fenced:
+            yield from self._skip_space()
+            yield from self._expect(FENCE_END)
+        yield from self._skip_space()
+        yield from self._expect(END)

@@ -1,0 +1,131 @@
+"""Which format a model writes: found in its chat template, or named by a setting."""
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from galley.config import ReasoningParser, ToolParser
+from galley.text.template import ChatTemplate
+from galley.text.tokenizer import Tokenizer
+from galley.tools import deepseek, granite, hermes, llama, mistral, phi, pythonic, qwen_xml
+from galley.tools.conversation import Tool
+from galley.tools.harmony import HarmonyParser
+from galley.tools.parser import Parser, ThinkingMarkers
+
+HARMONY: Final = "harmony"
+
+
+class Format(NamedTuple):
+    """One format of calls.
+
+    Attributes:
+        parser: takes answers apart.
+        signs: a chat template that has one of these writes the format, if it has all of its parts.
+    """
+
+    parser: type[Parser]
+    signs: tuple[tuple[str, ...], ...]
+
+
+FORMATS: Final[dict[str, Format]] = {
+    HARMONY: Format(HarmonyParser, (("<|channel|>", "<|message|>"),)),
+    "deepseek": Format(deepseek.DeepSeekParser, ((deepseek.BEGIN,),)),
+    "mistral": Format(mistral.MistralParser, ((mistral.BEGIN,),)),
+    "qwen_xml": Format(qwen_xml.QwenXmlParser, ((qwen_xml.FUNCTION,),)),
+    "phi": Format(phi.PhiParser, ((phi.END,), ("<|tool|>", "<|/tool|>"))),
+    "granite": Format(granite.GraniteParser, ((granite.BEGIN,),)),
+    "hermes": Format(hermes.HermesParser, ((hermes.BEGIN,),)),
+    "pythonic": Format(pythonic.PythonicParser, ((pythonic.BEGIN,), ("func_name1(",))),
+    "llama": Format(llama.LlamaParser, ((llama.TAG,), ('"parameters"', "<|start_header_id|>"))),
+}
+"""Name to format. The first one whose signs a template has is the model's."""
+
+THINKING: Final[dict[str, ThinkingMarkers]] = {
+    "think": ThinkingMarkers("<think>", "</think>"),
+    "mistral": ThinkingMarkers("[THINK]", "[/THINK]"),
+    "granite": ThinkingMarkers("Here is my thought process:", "Here is my response:"),
+}
+"""Name to the markers around thinking; harmony's messages mark theirs themselves."""
+
+
+class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """How one model is told of tools and how it writes calls and thinking.
+
+    Attributes:
+        calls: a name of :data:`FORMATS`; None: it is not known how the model writes calls.
+        thinking: a name of :data:`THINKING`; None: the model does not think, or nobody wants it apart.
+        variables: that its chat template reads.
+        writes_tools: the template can tell the model of tools.
+    """
+
+    calls: str | None = None
+    thinking: str | None = None
+    variables: frozenset[str] = frozenset()
+    writes_tools: bool = False
+
+    def shown_tokens(self, tokenizer: Tokenizer, parser: Parser) -> frozenset[int]:
+        """Special tokens whose text ``parser`` wants to see; that of others is left out of texts."""
+        markers = {*parser.MARKERS, *(THINKING[self.thinking] if self.thinking else ())}
+        return frozenset(t.id for t in tokenizer.added_tokens if t.special and t.text in markers)
+
+    def parser(
+        self, tools: Iterable[Tool], *, parallel: bool = True, in_thinking: bool = False
+    ) -> Parser | None:
+        """A parser for one answer, or None if there is nothing to find in it.
+
+        Args:
+            tools: that the model was told of.
+            parallel: several calls may come.
+            in_thinking: the prompt ends within the thinking.
+        """
+        tools = tuple(tools)
+        options: dict[str, Any] = {"parallel": parallel, "in_thinking": in_thinking}
+        if self.calls == HARMONY:
+            return HarmonyParser(tools, **options)
+        options["thinking"] = THINKING[self.thinking] if self.thinking else None
+        if tools and self.calls is not None:
+            return FORMATS[self.calls].parser(tools, **options)
+        return Parser(tools, **options) if self.thinking else None
+
+
+def chat_format(
+    template: ChatTemplate,
+    *,
+    tool_parser: ToolParser = "auto",
+    reasoning_parser: ReasoningParser = "auto",
+) -> ChatFormat:
+    """The format of a model with this chat template.
+
+    Args:
+        template: the model's.
+        tool_parser: a name of :data:`FORMATS`, "auto" or "off".
+        reasoning_parser: a name of :data:`THINKING`, "auto" or "off".
+    """
+    return ChatFormat(
+        calls=_chosen(tool_parser, _calls_of(template.source)),
+        thinking=_chosen(reasoning_parser, _thinking_of(template.source)),
+        variables=template.variables,
+        writes_tools="tools" in template.variables,
+    )
+
+
+def _chosen(value: str, found: str | None) -> str | None:
+    if value == "off":
+        return None
+    return found if value == "auto" else value
+
+
+def _calls_of(source: str) -> str | None:
+    return next(
+        (
+            name
+            for name, known in FORMATS.items()
+            if any(all(part in source for part in sign) for sign in known.signs)
+        ),
+        None,
+    )
+
+
+def _thinking_of(source: str) -> str | None:
+    return next((name for name, markers in THINKING.items() if markers.end in source), None)

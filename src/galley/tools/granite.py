@@ -1,0 +1,20 @@
+"""Granite 3: ``<|tool_call|>[{"name": ..., "arguments": {...}}]``."""
+
+from galley.tools.parser import Parser, Steps
+
+BEGIN, ALSO = "<|tool_call|>", "<tool_call>"
+
+
+class GraniteParser(Parser):
+    """Text, then a list of calls. Version 3.1 and later may write the marker of Hermes."""
+
+    MARKERS = (BEGIN, ALSO)
+
+    def _answer(self) -> Steps[None]:
+        while (yield from self._text_until(BEGIN, ALSO)) is not None:
+            yield from self._attempt(self._call())
+
+    def _call(self) -> Steps[None]:
+        yield from self._json_calls()
+        yield from self._skip_space()
+        yield from self._expect("</tool_call>")

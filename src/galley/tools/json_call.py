@@ -1,0 +1,149 @@
+"""A call written as a JSON object with a name and arguments, read as it comes."""
+
+import json
+from collections.abc import Collection
+from typing import Final
+
+from galley.tools.conversation import TOOL_NAME
+from galley.tools.json_text import JsonText
+
+_NAMES: Final = ("name", "function_name")
+_ARGUMENTS: Final = ("arguments", "parameters")
+_OTHERS: Final = ("id", "type", "function")
+_LONGEST_KEY: Final = 256
+
+
+class NotACall(Exception):
+    """What was read as a call is none; the reason is for people."""
+
+
+class JsonCall:
+    """The object's name, and the text of its arguments.
+
+    Attributes:
+        name: None until it has come.
+        complete: the object has ended.
+        read: how many characters of the text last taken are part of the object, if it is none after all.
+    """
+
+    def __init__(self, known: Collection[str] | None = None) -> None:
+        """``known``: any other name, and any other key, means that this is no call; None: all are taken."""
+        self.name: str | None = None
+        self.read = 0
+        self._known = known
+        self._json = JsonText()
+        self._key: list[str] = []  # of the entry at hand, in JSON's spelling
+        self._in_key = False
+        self._wanted = ""  # "name", "arguments" or nothing
+        self._value: list[str] = []
+        self._is_text = False  # the arguments are JSON in a JSON string
+        self._has_arguments = False
+        self._pieces: list[str] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether the object has ended."""
+        return self._json.complete
+
+    def take(self, text: str, start: int) -> int:
+        """Take characters from ``start`` on; returns where the object, or the text, ends.
+
+        Raises:
+            NotACall: it is no JSON object with a name and arguments.
+        """
+        for at in range(start, len(text)):
+            self.read = at - start
+            self._take(text[at])
+            if self._json.complete:
+                self._check()
+                return at + 1
+        return len(text)
+
+    def taken(self) -> str:
+        """The text of the arguments that has come since the last call."""
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        return text
+
+    def _take(self, char: str) -> None:
+        before, depth = self._json.state, self._json.depth
+        if not self._json.take(char) or (not self._json.open and not self._json.complete):
+            raise NotACall("a call is no JSON object")
+        after = self._json.state
+        if depth > 1:
+            self._in_value(char, ended=after == "after" and self._json.depth == 1)
+        elif before == "value" and depth == 1:
+            if after != "value":  # no white space
+                self._begin_value(char)
+        elif before in ("string", "escape", "literal", "number") and not self._in_key:
+            inside = before != "number" or after == "number"
+            if inside:
+                self._in_value(char, ended=after == "after")
+            else:
+                self._end_value()
+        elif before in ("in key", "escape"):
+            if after == "colon":
+                self._end_key()
+            else:
+                self._key.append(char)
+                if len(self._key) > _LONGEST_KEY:
+                    raise NotACall("a call has a key that is too long")
+        if after == "in key" and before in ("key", "next key"):
+            self._key.clear()
+            self._in_key = True
+
+    def _end_key(self) -> None:
+        self._in_key = False
+        key = json.loads(f'"{"".join(self._key)}"')
+        self._wanted = "name" if key in _NAMES else "arguments" if key in _ARGUMENTS else ""
+        if self._known is not None and not self._wanted and key not in _OTHERS:
+            raise NotACall("not a call")
+
+    def _begin_value(self, char: str) -> None:
+        self._value = []
+        if self._wanted == "arguments":
+            if self._has_arguments:
+                raise NotACall("a call has arguments twice")
+            self._has_arguments = True
+            if char not in '{"n':
+                raise NotACall("the arguments are no JSON object")
+            self._is_text = char != "{"
+        elif self._wanted == "name" and (char != '"' or self.name is not None):
+            raise NotACall("a call's name is no text, or is there twice")
+        self._in_value(char, ended=False)
+
+    def _in_value(self, char: str, *, ended: bool) -> None:
+        if self._wanted == "arguments" and not self._is_text:
+            self._pieces.append(char)
+        elif self._wanted:
+            self._value.append(char)
+        if ended:
+            self._end_value()
+
+    def _end_value(self) -> None:
+        if self._wanted == "name":
+            name = json.loads("".join(self._value))
+            if not TOOL_NAME.fullmatch(name):
+                raise NotACall(f"{name[:64]!r} can be no tool's name")
+            if self._known is not None and name not in self._known:
+                raise NotACall(f"{name[:64]!r} is none of the tools")
+            self.name = name
+        elif self._wanted == "arguments" and self._is_text:
+            self._pieces.append(_unpacked(json.loads("".join(self._value))))
+
+    def _check(self) -> None:
+        if self.name is None:
+            raise NotACall("a call has no name")
+        if not self._has_arguments:
+            self._pieces.append("{}")
+
+
+def _unpacked(value: str | None) -> str:
+    """The JSON object that is the text ``value``, or an empty one for nothing."""
+    if not value or not value.strip():
+        return "{}"
+    text = value.strip()
+    inner = JsonText()
+    if text[0] != "{" or not all(map(inner.take, text)) or not inner.complete:
+        raise NotACall("the arguments are no JSON object")
+    return text

@@ -1,0 +1,32 @@
+"""Llama 3: ``{"name": ..., "parameters": {...}}``, by itself or behind ``<|python_tag|>``."""
+
+from galley.tools.parser import Parser, Steps
+
+TAG = "<|python_tag|>"
+
+
+class LlamaParser(Parser):
+    """Calls at the beginning of the answer, divided by ``;`` or line ends, or all text.
+
+    Without the tag only an object that names one of the tools is a call: a model may well answer in JSON.
+    """
+
+    MARKERS = (TAG,)
+
+    def _answer(self) -> Steps[None]:
+        if (yield from self._skip_space()) == "{":
+            yield from self._attempt(self._calls_in_a_row(known=True), quiet=True)
+        else:
+            self._say("".join(self._raw))
+            self._raw.clear()
+        while (yield from self._text_until(TAG)) is not None:
+            yield from self._attempt(self._calls_in_a_row(known=False))
+
+    def _calls_in_a_row(self, *, known: bool) -> Steps[None]:
+        while True:
+            yield from self._skip_space()
+            yield from self._json_call(known=known)
+            yield from self._skip_space()
+            yield from self._expect(";", ",")
+            if (yield from self._skip_space()) != "{":
+                return

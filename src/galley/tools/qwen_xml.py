@@ -1,0 +1,125 @@
+"""Qwen3-Coder: parameters between tags, a call being
+
+<tool_call>
+<function=NAME>
+<parameter=KEY>
+VALUE
+</parameter>
+</function>
+</tool_call>
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from galley.tools.json_call import NotACall
+from galley.tools.json_text import JsonText
+from galley.tools.parser import Parser, Steps
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+
+_VALUE_ENDS: Final = (PARAMETER_END, PARAMETER, FUNCTION_END)
+"""Models forget the first of these now and then."""
+
+_LONGEST_VALUE: Final = 2**20
+_OTHER_TYPES: Final = frozenset(
+    ("anyOf", "oneOf", "allOf", "$ref", "const", "properties", "items", "prefixItems")
+)
+"""Keywords of schemas that may allow other values than text."""
+
+_CONSTANTS: Final = {"True": "true", "False": "false", "None": "null"}
+
+
+class QwenXmlParser(Parser):
+    """Text and calls. Text of a parameter streams; values of other types come as a whole."""
+
+    MARKERS = (BEGIN, END)
+
+    def _answer(self) -> Steps[None]:
+        while (marker := (yield from self._text_until(BEGIN, FUNCTION))) is not None:
+            yield from self._attempt(self._call(opened=marker == FUNCTION))
+
+    def _call(self, *, opened: bool) -> Steps[None]:
+        if not opened:
+            yield from self._skip_space()
+            if (yield from self._expect(FUNCTION)) is None:
+                raise NotACall(f"a call begins, but {FUNCTION!r} does not follow")
+        name, _ = yield from self._until(">")
+        name = name.strip()
+        self._start(name)
+        properties = self._schemas.get(name, {}).get("properties", {})
+        keys: set[str] = set()
+        while (yield from self._next_parameter()):
+            key = (yield from self._until(">"))[0].strip()
+            if key in keys:
+                raise NotACall(f"a call has the parameter {key[:64]!r} twice")
+            self._argue(("{" if not keys else ", ") + _json(key) + ": ")
+            keys.add(key)
+            yield from self._value(properties.get(key) if isinstance(properties, dict) else None)
+        self._argue("}" if keys else "{}")
+        yield from self._end()
+        yield from self._skip_space()
+        yield from self._expect(END)
+
+    def _next_parameter(self) -> Steps[bool]:
+        yield from self._skip_space()
+        found = yield from self._expect(PARAMETER, FUNCTION_END)
+        if found is None:
+            raise NotACall(
+                f"a call has neither {PARAMETER!r} nor {FUNCTION_END!r} where one is due"
+            )
+        return found == PARAMETER
+
+    def _value(self, schema: Any) -> Steps[None]:
+        yield from self._expect("\n")
+        if _is_text(schema):
+            self._argue('"')
+            yield from self._stream_text()
+            self._argue('"')
+            return
+        value, end = yield from self._until(*_VALUE_ENDS, most=_LONGEST_VALUE)
+        self._argue(_typed(value.strip()))
+        if end != PARAMETER_END:
+            self._unread(len(end))
+
+    def _stream_text(self) -> Steps[None]:
+        """The text of a value up to its end, without a line's end before that."""
+        ends = tuple(newline + end for end in _VALUE_ENDS for newline in ("\n", ""))
+        while True:
+            piece, end = self._piece(ends)
+            self._argue(_json(self._read(len(piece)))[1:-1])
+            if end is not None:
+                self._read(len(end))
+                if not end.endswith(PARAMETER_END):
+                    self._unread(len(end.lstrip()))
+                return
+            if not (yield from self._more()):
+                raise NotACall("the answer ends within a call")
+
+
+def _is_text(schema: Any) -> bool:
+    """Whether a value is text, of which nothing but the schema tells."""
+    if not isinstance(schema, Mapping):
+        return True
+    if "type" in schema:
+        return schema["type"] in ("string", ["string"])
+    if isinstance(schema.get("enum"), list):
+        return all(isinstance(value, str) for value in schema["enum"])
+    return not _OTHER_TYPES.intersection(schema)
+
+
+def _typed(text: str) -> str:
+    """The value as JSON: what is written, if that is JSON, else as text."""
+    text = _CONSTANTS.get(text, text)
+    value = JsonText()
+    # The space ends a number.
+    if text and all(map(value.take, text + " ")) and value.complete:
+        return text
+    return _json(text)
+
+
+def _json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

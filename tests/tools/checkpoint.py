@@ -1,0 +1,40 @@
+"""A random model whose chat template knows tools and thinking, as Qwen's does."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.checkpoints import make_checkpoint
+
+TEMPLATE = """\
+{%- if tools %}<|start|>system
+You may call: {% for tool in tools %}{{ tool | tojson }}
+{% endfor %}Write <tool_call>
+{"name": ..., "arguments": ...}
+</tool_call><|end|>
+{% endif %}
+{%- for message in messages %}
+{{- '<|start|>' + message.role + '\\n' }}
+{%- if message.content %}{{ message.content }}{% endif %}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}
+{{- '<|end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|start|>assistant\\n' }}
+{%- if enable_thinking is defined and enable_thinking %}{{- '<think>\\n' }}{% endif %}
+{%- if enable_thinking is defined and enable_thinking is false %}
+{{- '<think>\\n\\n</think>\\n\\n' }}
+{%- endif %}
+{%- endif %}
+"""
+
+
+def make_calling(folder: Path, template: str = TEMPLATE, **changes: Any) -> Path:
+    """Write a random Llama with this chat template."""
+    folder.mkdir(exist_ok=True)
+    make_checkpoint(folder, **changes)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
