@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from galley.coerce import coerce
 from galley.errors import SettingsError
+from galley.quality_gate import QualityGate
 
 T = TypeVar("T")
 
@@ -116,6 +117,12 @@ class EngineSettings:
     weight_cache: bool = _setting(
         True, "Model", "keep packed weights on disk for the next start (executor cpu)"
     )
+    quality_gate: str = _setting(
+        "",
+        "Model",
+        "refuse a quantised model that loses more than this beside the checkpoint's own weights: "
+        "kl=0.02,top1=0.97 (kl, kl99: mean and 99 % KL divergence in nats; top1: same likeliest token)",
+    )
     threads: int | None = _setting(
         None, "Model", "compute threads; default: the cores this process may use"
     )
@@ -173,6 +180,7 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         _one_of(self)
+        QualityGate.parse(self.quality_gate)
         if not (math.isfinite(self.batching_delay) and self.batching_delay >= 0):
             raise SettingsError(f"batching_delay must be at least 0, got {self.batching_delay}")
         _positive(self, "max_batch_tokens", "max_running", "priority_steps")

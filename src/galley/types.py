@@ -466,6 +466,25 @@ OnLedger: TypeAlias = Callable[[Ledger], None]
 """Told what a model will take of the memory, before its weights are loaded."""
 
 
+class WeightReceipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What a served model's weights are, and what making them so cost.
+
+    Attributes:
+        kind: of the matrices, such as "int4 (group 128, BF16 scales)"; several with their shares.
+        method: how they were made: "none", "rtn", or what the checkpoint says, such as "gptq".
+        calibration: digest of the data that the method saw; empty if it saw none.
+        kl, kl99: mean and 99 % KL divergence from unquantised weights, in nats; None: not measured.
+        top1: share of positions at which both think the same token the likeliest.
+    """
+
+    kind: str
+    method: str
+    calibration: str = ""
+    kl: float | None = None
+    kl99: float | None = None
+    top1: float | None = None
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a ready engine says of itself.
 
@@ -474,6 +493,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         speech: what a model that transcribes says of its audio; None for all others.
         ledger: of the memory; None from an engine that keeps none.
         grammars: whether texts can be made to follow one (``SamplingParams.grammar``).
+        weights: their kinds and what these cost; None from an engine that does not tell.
     """
 
     name: str
@@ -495,6 +515,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     speech: SpeechInfo | None = None
     ledger: Ledger | None = None
     grammars: bool = False
+    weights: WeightReceipt | None = None
 
     @property
     def max_request_tokens(self) -> int:

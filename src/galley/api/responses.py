@@ -5,7 +5,7 @@ from typing import Literal, NotRequired, TypedDict
 from galley.gateway.generation import Finish
 from galley.gateway.generation import Usage as TokenCounts
 from galley.gateway.receipt import Receipt
-from galley.types import Task
+from galley.types import Task, WeightReceipt
 
 
 class ErrorDetail(TypedDict):
@@ -274,6 +274,7 @@ class ModelCard(TypedDict):
     owned_by: str
     max_model_len: int
     tasks: list[Task]
+    weights: WeightReceipt | None
 
 
 class ModelList(TypedDict):

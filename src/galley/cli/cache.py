@@ -37,10 +37,11 @@ def _parse_size(context: click.Context, parameter: click.Parameter, text: str | 
 
 @cache_group.command("list")
 def list_files() -> None:
-    """List the packed weights on disk, last used first."""
+    """List the packed weights and measured results on disk, last used first."""
     folder, files = _files()
     if not files:
         click.echo(f"{folder} holds no packed weights")
+        _list_results()
         return
     rows = []
     for file in files:
@@ -50,6 +51,16 @@ def list_files() -> None:
         rows.append((model, kind, _size(file.size), _age(time.time() - file.used)))
     click.echo(table(("model", "quantisation", "size", "last used"), rows, left=(0, 1, 3)))
     click.echo(f"{_size(sum(file.size for file in files))} in {folder}")
+    _list_results()
+
+
+def _list_results() -> None:
+    from galley.calibration import store
+
+    results = store.stored()
+    if results:
+        rows = [(r.what, _size(r.size), _age(time.time() - r.used)) for r in results]
+        click.echo(table(("result", "size", "last used"), rows, left=(0, 2)))
 
 
 @cache_group.command()
@@ -73,7 +84,7 @@ def prune(everything: bool, older_than: float | None, max_size: int | None) -> N
     or gone. A running engine keeps what it has mapped.
     """
     folder, files = _files()
-    freed = 0
+    freed, left = 0, sum(file.size for file in files)
     for file, reason in _unwanted(files, everything, older_than, max_size):
         try:
             file.path.unlink(missing_ok=True)
@@ -84,10 +95,17 @@ def prune(everything: bool, older_than: float | None, max_size: int | None) -> N
         kind = f" {file.header.kind}" if file.header else ""
         click.echo(f"removed {name}{kind} ({_size(file.size)}): {reason}")
         freed += file.size
+        left -= file.size
+    from galley.calibration import store
     from galley.ops.packed_files import tidy
 
     tidy(folder)  # what led to them
-    left = sum(file.size for file in files) - freed
+    for result in store.stored():
+        days = (time.time() - result.used) / _DAY
+        if everything or (older_than is not None and days > older_than):
+            result.path.unlink(missing_ok=True)
+            click.echo(f"removed {result.what} ({_size(result.size)})")
+            freed += result.size
     click.echo(f"freed {_size(freed)}; {_size(left)} left in {folder}")
 
 

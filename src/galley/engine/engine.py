@@ -67,6 +67,11 @@ class Engine:
         self._refused: list[Output] = []  # of requests that never became sequences
 
     @property
+    def executor(self) -> Executor:
+        """What runs the model; for measuring it before there are requests."""
+        return self._executor
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._sequences or self._refused or self._compiling)

@@ -19,6 +19,7 @@ from galley.engine.read_model import read_model
 from galley.engine.scheduler import Scheduler
 from galley.engine.step_meter import Pauses, StepMeter
 from galley.engine.warm_up import MEASURED_ROWS, measure_rows, warm_up
+from galley.engine.weight_receipt import held_kinds, weight_receipt
 from galley.errors import DamagedWeights, EngineFailed
 from galley.formats.gguf_file import is_gguf, split_files
 from galley.grammar.matcher import Grammars
@@ -144,6 +145,9 @@ def _load(
         speech=speech,
         ledger=ledger,
         grammars=speech is None,
+        weights=weight_receipt(
+            checkpoint, program, held_kinds(executor_name, program, weights, options)
+        ),
     )
     encoder_cache = EncoderCache(pool, sharing=settings.prefix_cache)
     scheduler = Scheduler(

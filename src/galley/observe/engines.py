@@ -238,7 +238,12 @@ class EngineCollector(Collector):
 
 def _described(info: ModelInfo) -> dict[str, str]:
     fields = ("family", "executor", "dtype", "quantize", "activations", "kv_dtype")
-    return {**{name: str(getattr(info, name)) for name in fields}, "tasks": ",".join(info.tasks)}
+    told = {**{name: str(getattr(info, name)) for name in fields}, "tasks": ",".join(info.tasks)}
+    if info.weights is not None:
+        told |= {"weights": info.weights.kind, "method": info.weights.method}
+        told["calibration"] = info.weights.calibration
+        told["kl"] = "" if info.weights.kl is None else f"{info.weights.kl:.3g}"
+    return told
 
 
 def _gauge(name: str, meaning: str, *labels: str) -> GaugeMetricFamily:

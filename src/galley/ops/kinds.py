@@ -83,13 +83,13 @@ def plan_activations(kinds: Kinds, quantize: str, wanted: str, isa: str) -> Mapp
 
 
 def main_activations(program: Program, activations: Mapping[str, str]) -> str:
-    """What most products of the program's linear layers are taken with."""
+    """What most products of the program's linear layers are taken with; float32 if it has none."""
     products: Counter[str] = Counter()
     for op in program.ops:
         if op.signature.multiplies:
             size = sum(math.prod(program.shapes[name]) for name in op.weights["weight"])
             products[activations[program.kind_of(op).name]] += size
-    return products.most_common(1)[0][0]
+    return products.most_common(1)[0][0] if products else "float32"
 
 
 def choose_activations(quantize: str, wanted: str, isa: str) -> str:

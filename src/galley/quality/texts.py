@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from galley.calibration.gate import first_token
 from galley.demo import heldout
 from galley.errors import RequestError
+from galley.formats.reader import open_checkpoint
 from galley.llm import LLM
 from galley.llm_evaluate import Question, read_questions
 from galley.types import SamplingParams
@@ -99,8 +101,8 @@ def demo_questions() -> tuple[Question, ...]:
 
 
 def _first_tokens(llm: LLM) -> list[int]:
-    """What the tokenizer puts before a text; an end-of-sequence token where it puts nothing."""
-    return llm.tokenizer.encode("") or list(llm.info.eos_token_ids[:1]) or [0]
+    """What the tokenizer puts before a text, or the model's first token where it puts nothing."""
+    return llm.tokenizer.encode("") or [first_token(open_checkpoint(Path(llm.info.path)))]
 
 
 def _lines(llm: LLM, path: Path) -> Iterator[list[int]]:

@@ -39,4 +39,5 @@ def _card(served: ServedModel) -> ModelCard:
         "owned_by": "galley",
         "max_model_len": backend.engine.info.max_request_tokens,
         "tasks": list(backend.engine.info.tasks),
+        "weights": backend.engine.info.weights,
     }

@@ -18,7 +18,7 @@ from galley.types import EngineRequest, EngineStats, ModelInfo, OnLedger, OnPhas
 ENTRY_POINTS: Final = "galley.engines"
 """The entry-point group in which installed packages name their loaders."""
 
-ENGINES: Final[Mapping[str, str]] = {NATIVE_ENGINE: "galley.engine.load:load_engine"}
+ENGINES: Final[Mapping[str, str]] = {NATIVE_ENGINE: "galley.calibration.gate:load_engine"}
 """Name -> ``module:function`` of Galley's own loaders."""
 
 

@@ -1,0 +1,249 @@
+"""The quality gate: what a served model loses beside its checkpoint's own weights, before it is served."""
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from galley.calibration import store
+from galley.calibration.layerwise import LOGIT_ROWS, Layerwise, text_batch, text_steps
+from galley.calibration.measures import Divergence, Loss
+from galley.config import EngineSettings
+from galley.engine import load
+from galley.engine.engine import Engine
+from galley.engine.read_model import Model, read_model
+from galley.errors import UnsupportedModel
+from galley.formats.reader import CheckpointReader
+from galley.ops.executor import Batch, Executor, ExecutorOptions, choose_executor, forward
+from galley.ops.sampling import Logits
+from galley.quality_gate import QualityGate
+from galley.types import BLOCK_TOKENS, ModelInfo, OnLedger, OnPhase, WeightReceipt, blocks_for
+
+log: Final = logging.getLogger("galley.quality")
+
+_TEXTS: Final = 6
+_TOKENS: Final = 64
+"""Of each text."""
+
+_DEARER: Final = ("int8",)
+"""What is tried for a model that fails, before the checkpoint's own kind."""
+
+
+def load_engine(
+    settings: EngineSettings,
+    folder: Path,
+    on_phase: OnPhase | None = None,
+    pause: Callable[[], None] | None = None,
+    on_ledger: OnLedger | None = None,
+) -> Engine:
+    """Galley's own engine: see :func:`galley.engine.load.load_engine`; behind the setting ``quality_gate``.
+
+    Raises:
+        UnsupportedModel: the model loses more than the gate allows; the message has the figures and the
+            cheapest kind that would pass.
+    """
+    engine = load.load_engine(settings, folder, on_phase, pause, on_ledger)
+    gate = QualityGate.parse(settings.quality_gate)
+    if gate.limits:
+        engine.info = msgspec.structs.replace(
+            engine.info, weights=_checked(gate, engine, settings, folder)
+        )
+    return engine
+
+
+def _checked(
+    gate: QualityGate, engine: Engine, settings: EngineSettings, folder: Path
+) -> WeightReceipt:
+    receipt = engine.info.weights
+    assert receipt is not None
+    if receipt.kl is not None and receipt.kl99 is not None and receipt.top1 is not None:
+        figures = {"kl": receipt.kl, "kl99": receipt.kl99, "top1": receipt.top1}
+        if misses := gate.misses(figures):
+            raise _refused(engine.info, gate, misses, "another checkpoint of the model")
+        return receipt
+    check = _Check(engine, settings, folder)
+    loss = check.loss()
+    figures = figures_of(loss)
+    if misses := gate.misses(figures):
+        raise _refused(engine.info, gate, misses, check.cheapest(gate))
+    log.info(
+        "%s as %s passes the quality gate %s: KL %.3g, 99 %% %.3g, top-1 %.2f%%, of %d positions",
+        *(
+            engine.info.name,
+            receipt.kind,
+            gate,
+            loss.kl,
+            loss.kl_p99,
+            100 * loss.top1,
+            _TEXTS * _TOKENS,
+        ),
+    )
+    return msgspec.structs.replace(receipt, **figures)
+
+
+def figures_of(loss: Loss) -> dict[str, float]:
+    """By the names of the gate's limits."""
+    return {"kl": loss.kl, "kl99": loss.kl_p99, "top1": loss.top1}
+
+
+def _refused(
+    info: ModelInfo, gate: QualityGate, misses: Sequence[str], remedy: str
+) -> UnsupportedModel:
+    assert info.weights is not None
+    return UnsupportedModel(
+        f"{info.name} as {info.weights.kind} does not pass the quality gate {gate}: "
+        f"{'; '.join(misses)}. The cheapest that passes: {remedy}"
+    )
+
+
+class _Check:
+    """Measures a loaded engine beside its checkpoint, on text that the loaded model makes at temperature 1.
+
+    The checkpoint's own weights are run layer by layer, so they need little memory.
+    """
+
+    def __init__(self, engine: Engine, settings: EngineSettings, folder: Path) -> None:
+        """Raises UnsupportedModel if the checkpoint has no weights of more bits to compare with."""
+        self._engine = engine
+        self._settings = settings
+        self._executor = engine.executor
+        _, self._factory = choose_executor(settings.executor, settings.device)
+        self._model: Model = read_model(settings, folder, engine.info.executor)
+        program, weights = self._model.program, self._model.weights
+        if engine.info.speech is not None:
+            raise UnsupportedModel("quality_gate is for language models, and this one hears speech")
+        if not all(weights.info(name).kind.is_dense for name in program.matrices):
+            raise UnsupportedModel(
+                f"{engine.info.name} is quantised in its checkpoint, which holds nothing to compare "
+                "with: leave quality_gate out, and measure it by galley eval quality --against"
+            )
+        self._windows: list[list[int]] = []
+
+    def loss(self) -> Loss:
+        """Of the loaded model; as it was measured before, if nothing that matters has changed."""
+        name = self._digest()
+        found = store.get(name, Loss) if self._settings.weight_cache else None
+        if found is not None:
+            return found
+        loss = self._compare(self._pieces())
+        if self._settings.weight_cache:
+            store.put(name, f"quality gate of {self._engine.info.name}", loss)
+        return loss
+
+    def _digest(self) -> str:
+        info = self._engine.info
+        assert info.weights is not None
+        assert info.ledger is not None
+        known = (
+            *(self._model.checkpoint.state(), info.weights.kind, info.activations, info.kv_dtype),
+            *(info.ledger.isa, str(self._settings.disable_pass), str((_TEXTS, _TOKENS))),
+        )
+        return hashlib.sha256("\0".join(known).encode()).hexdigest()[:32]
+
+    def cheapest(self, gate: QualityGate) -> str:
+        """What would pass, of the kinds that keep more than the one that does not."""
+        served = self._model.options.quantize
+        for kind in _DEARER:
+            if kind != served:
+                options = dataclasses.replace(
+                    self._model.options, quantize=kind, activations="auto"
+                )
+                other = self._layerwise(options, kind)
+                if not gate.misses(figures_of(self._compare(other.logits()))):
+                    return f"quantize {kind}"
+        return "quantize auto, the checkpoint's own type"
+
+    def _compare(self, pieces: Iterator[tuple[int, Logits]]) -> Loss:
+        base = self._base().logits()
+        ids = np.concatenate(self._texts())
+        divergence = Divergence()
+        for (first, p), (_, q) in zip(base, pieces, strict=True):
+            divergence.add(p, q, ids[first + 1 : first + 1 + len(p)])
+        return divergence.loss()
+
+    def _base(self) -> Layerwise:
+        options = self._model.options
+        exact = "bf16" if options.dtype == "bfloat16" else "float32"
+        return self._layerwise(dataclasses.replace(options, quantize=exact, activations="auto"))
+
+    def _layerwise(self, options: ExecutorOptions, quantize: str | None = None) -> Layerwise:
+        layers = Layerwise(
+            self._model.program,
+            self._model.weights,
+            self._texts(),
+            self._factory,
+            options,
+            quantize=quantize,
+        )
+        for buffer in layers.kept:
+            layers.advance(buffer)
+        return layers
+
+    def _pieces(self) -> Iterator[tuple[int, Logits]]:
+        """The loaded model's logits of the texts, in the steps of :meth:`Layerwise.logits`."""
+        texts = self._texts()
+        ids = np.concatenate([np.asarray(text, dtype=np.int64) for text in texts])
+        groups = len(self._model.program.kv_groups)
+        for first, lengths in text_steps([len(text) for text in texts], LOGIT_ROWS):
+            batch = text_batch(ids[first : first + sum(lengths)], lengths, groups)
+            yield first, forward(self._executor, batch)
+
+    def _texts(self) -> list[list[int]]:
+        """Sampled from the loaded model, together; made once."""
+        if not self._windows:
+            length = min(_TOKENS, self._engine.info.max_request_tokens // 2)
+            room = (
+                self._engine.info.kv_cache_tokens
+                // BLOCK_TOKENS
+                // len(self._model.program.kv_groups)
+            )
+            count = max(1, min(_TEXTS, room // blocks_for(length), self._settings.running_limit))
+            first = first_token(self._model.checkpoint)
+            self._windows = sampled(
+                self._executor, len(self._model.program.kv_groups), first, count, length
+            )
+        return self._windows
+
+
+def first_token(checkpoint: CheckpointReader) -> int:
+    """What texts begin with: the BOS token, for a model without one the token that ends a text."""
+    bos = checkpoint.config.get("bos_token_id")
+    return bos if isinstance(bos, int) else (*checkpoint.eos_token_ids, 0)[0]
+
+
+def sampled(
+    executor: Executor, groups: int, first: int, count: int, length: int, seed: int = 0
+) -> list[list[int]]:
+    """Texts that a model makes at temperature 1, all of one length.
+
+    Args:
+        executor: with ``groups`` KV groups and room for the texts.
+        groups: of the executor.
+        first: the token that each begins with.
+        count: how many.
+        length: tokens of each.
+        seed: of the draws (Gumbel's trick, arXiv:1611.00712).
+    """
+    random = np.random.default_rng(seed)
+    blocks = blocks_for(length)
+    tables = tuple(
+        np.arange(blocks, dtype=np.int64) + blocks * (s + group * count)
+        for group in range(groups)
+        for s in range(count)
+    )
+    rows = np.arange(count, dtype=np.int64)
+    starts = np.arange(count + 1, dtype=np.int64)
+    texts = [[first] for _ in range(count)]
+    for position in range(length - 1):
+        tokens = np.array([text[-1] for text in texts], dtype=np.int64)
+        positions = np.full(count, position, dtype=np.int64)
+        logits = forward(executor, Batch(tokens, positions, starts, tables, rows))
+        drawn = (logits + random.gumbel(size=logits.shape)).argmax(axis=1)
+        for text, token in zip(texts, drawn, strict=True):
+            text.append(int(token))
+    return texts

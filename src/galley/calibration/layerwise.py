@@ -1,0 +1,261 @@
+"""A model run a slice at a time over all texts at once: only a slice's weights are in memory.
+
+A buffer that linear layers read, or that several ops read, is *kept*: its rows for all tokens are an array.
+A slice is a program of its own from kept buffers to the next one. It reads kept buffers with the op
+``embed``: their rows are its table, and the tokens of its batch are row numbers.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from galley.formats.weights import DENSE_KINDS, DenseWeight, Floats, LoadedWeights, Weight, Weights
+from galley.graph.program import Op, Program
+from galley.ops.executor import Batch, ExecutorFactory, ExecutorOptions, Ints, forward
+from galley.ops.sampling import Logits
+from galley.types import blocks_for
+
+_STEP_ROWS: Final = 2048
+"""Rows of a step, but at least one whole text."""
+
+_TABLE: Final = "buffer "
+"""Begins the name of a kept buffer's table."""
+
+LOGIT_ROWS: Final = 128
+"""Rows of a step whose logits are wanted: a row has the whole vocabulary."""
+
+
+class Layerwise:
+    """Runs a program over texts. Slices are run in order; later ones see weights that were replaced.
+
+    Attributes:
+        program: of the model, as traced.
+        kept: the buffers that are kept, in the order in which they are computed; the logits are not one.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Weights,
+        windows: Sequence[Sequence[int]],
+        factory: ExecutorFactory,
+        options: ExecutorOptions,
+        *,
+        quantize: str | None = None,
+    ) -> None:
+        """Nothing is computed yet.
+
+        Args:
+            program: of a text model.
+            weights: its tensors.
+            windows: token ids; each begins a text.
+            factory: of the executor that runs slices.
+            options: how, but for kinds.
+            quantize: what dense matrices become; None: exactly what they are.
+        """
+        self.program = program
+        self._weights = weights
+        self._factory = factory
+        self._quantize = quantize
+        self._options = dataclasses.replace(options, weight_cache=None, pause=None)
+        self._ids: Ints = np.concatenate([np.asarray(w, dtype=np.int64) for w in windows])
+        self._lengths = [len(window) for window in windows]
+        self._replaced: dict[str, Weight] = {}
+        self._values: dict[int, Floats] = {}
+        self._writer = {b: i for i, op in enumerate(program.ops) for b in op.outputs}
+        self.kept = tuple(_kept(program))
+        self._sources = {b: self._slice(b)[1] for b in (*self.kept, self._logits)}
+
+    @property
+    def _logits(self) -> int:
+        return self.program.ops[-1].output
+
+    @property
+    def tokens(self) -> int:
+        """Rows of every kept buffer."""
+        return len(self._ids)
+
+    def linears(self, buffer: int) -> list[Op]:
+        """The linear layers that read a buffer."""
+        return [self.program.ops[i] for i in self.program.readers()[buffer] if self._is_linear(i)]
+
+    def _is_linear(self, i: int) -> bool:
+        return self.program.ops[i].name == "linear"
+
+    def replace(self, weight: Weight) -> None:
+        """From now on slices have this tensor instead of the checkpoint's of its name."""
+        self._replaced[weight.name] = weight
+
+    def advance(self, buffer: int) -> Floats:
+        """Compute the next kept buffer [tokens, width]; the ones before it must have been computed.
+
+        Arrays that no later slice reads are freed.
+        """
+        rows = np.concatenate(list(self._run(buffer, text_steps(self._lengths, _STEP_ROWS))))
+        self._values[buffer] = rows
+        self._free(self.kept.index(buffer) + 1)
+        return rows
+
+    def skip_to(self, done: int, values: Mapping[int, Floats]) -> None:
+        """Go on behind the first ``done`` kept buffers, with the arrays that were kept of them."""
+        self._values = dict(values)
+        self._free(done)
+
+    @property
+    def values(self) -> Mapping[int, Floats]:
+        """The arrays that later slices read."""
+        return self._values
+
+    def logits(self) -> Iterator[tuple[int, Logits]]:
+        """(first row, logits [rows, vocab]) a piece at a time, when all buffers have been computed.
+
+        The array is valid until the next piece.
+        """
+        first = 0
+        for logits in self._run(self._logits, text_steps(self._lengths, LOGIT_ROWS)):
+            yield first, logits
+            first += len(logits)
+
+    def _free(self, done: int) -> None:
+        later = (*self.kept[done:], self._logits)
+        needed = {source for buffer in later for source in self._sources[buffer]}
+        self._values = {b: rows for b, rows in self._values.items() if b in needed}
+
+    def _slice(self, target: int) -> tuple[list[Op], list[int]]:
+        """The ops that make ``target`` of kept buffers, and these buffers."""
+        ops: list[int] = []
+        sources: set[int] = set()
+        todo = [target]
+        while todo:
+            i = self._writer[todo.pop()]
+            if i in ops:
+                continue
+            ops.append(i)
+            for b in self.program.ops[i].inputs:
+                if b in self.kept:
+                    sources.add(b)
+                else:
+                    todo.append(b)
+        return [self.program.ops[i] for i in sorted(ops)], sorted(sources)
+
+    def _run(self, target: int, steps: list[tuple[int, list[int]]]) -> Iterator[Floats]:
+        """The rows of ``target``, a step at a time."""
+        ops, sources = self._slice(target)
+        program, tensors = self._sliced(ops, sources, target)
+        options = dataclasses.replace(
+            self._options,
+            kinds=self._kinds(program, tensors),
+            activations=self._activations(tensors),
+        )
+        executor = self._factory(program, LoadedWeights(tensors), options)
+        blocks = max(sum(map(blocks_for, lengths)) for _, lengths in steps)
+        executor.allocate_kv(blocks * len(program.kv_groups))
+        tokens = np.arange(self.tokens, dtype=np.int64) if sources else self._ids
+        groups = len(program.kv_groups)
+        for first, lengths in steps:
+            rows = tokens[first : first + sum(lengths)]
+            yield forward(executor, text_batch(rows, lengths, groups)).copy()
+
+    def _activations(self, tensors: Mapping[str, Weight]) -> str:
+        """Integers' own choice would round the rows to integers, too, which is not the weights' loss."""
+        if self._quantize is not None or all(isinstance(w, DenseWeight) for w in tensors.values()):
+            return self._options.activations
+        return self._options.dtype
+
+    def _kinds(self, program: Program, tensors: Mapping[str, Weight]) -> dict[str, str]:
+        """What dense matrices of a slice are kept as: exactly what they are, if nothing else was said."""
+        kinds = {}
+        for name in program.matrices:
+            weight = tensors[name]
+            if isinstance(weight, DenseWeight):
+                exact = "bf16" if weight.kind == DENSE_KINDS["BF16"] else "float32"
+                table = name.startswith(_TABLE)
+                kinds[name] = exact if table or self._quantize is None else self._quantize
+        return kinds
+
+    def _sliced(
+        self, ops: list[Op], sources: list[int], target: int
+    ) -> tuple[Program, dict[str, Weight]]:
+        widths = self.program.widths()
+        tables = {b: f"{_TABLE}{b}" for b in sources}
+        shapes: dict[str, tuple[int, ...]] = {
+            name: (self.tokens, widths[b]) for b, name in tables.items()
+        }
+        tensors: dict[str, Weight] = {}
+        for b, name in tables.items():
+            rows = np.ascontiguousarray(self._values[b])
+            tensors[name] = DenseWeight(name, "F32", shapes[name], _raw(rows))
+        layers: dict[int, int] = {}
+        moved = []
+        for op in ops:
+            if "layer" in op.attrs:
+                layer = layers.setdefault(op.attrs["layer"], len(layers))
+                op = dataclasses.replace(op, attrs={**op.attrs, "layer": layer})
+            moved.append(op)
+            for names in op.weights.values():
+                for name in names:
+                    tensors[name] = self._replaced.get(name) or self._weights[name]
+                    shapes[name] = self.program.shapes[name]
+        reads = [
+            Op("embed", (), (b,), (widths[b],), {"weight": (name,)}, {})
+            for b, name in tables.items()
+        ]
+        end = self.program.new_buffer()
+        out = Op("select_rows", (target,), (end,), (widths[target],), {}, {})
+        empty = dataclasses.replace(
+            self.program,
+            # A batch has a table for each text, even if nothing attends.
+            kv=tuple(self.program.kv[layer] for layer in layers) or self.program.kv[:1],
+            shapes=shapes,
+            vocab_size=widths[target],
+            kinds={},
+        )
+        return empty.with_ops([*reads, *moved, out]), tensors
+
+
+def text_steps(lengths: Sequence[int], most: int) -> list[tuple[int, list[int]]]:
+    """(first row, lengths of texts) of steps of whole texts, ``most`` rows at most, or one text."""
+    steps: list[tuple[int, list[int]]] = []
+    taken: list[int] = []
+    first = 0
+    for length in lengths:
+        if taken and sum(taken) + length > most:
+            steps.append((first, taken))
+            first += sum(taken)
+            taken = []
+        taken.append(length)
+    return [*steps, (first, taken)]
+
+
+def _kept(program: Program) -> Iterator[int]:
+    readers = program.readers()
+    for op in program.ops[:-1]:
+        for b in op.outputs:
+            linear = any(program.ops[i].name == "linear" for i in readers[b])
+            if linear or len(readers[b]) > 1 or not op.inputs:
+                yield b
+
+
+def text_batch(tokens: Ints, lengths: Sequence[int], groups: int) -> Batch:
+    """Whole texts of these lengths, all rows wanted; their KV blocks are the first of the pool.
+
+    Args:
+        tokens: of all texts, one after another.
+        lengths: of each.
+        groups: KV groups of the executor.
+    """
+    starts = np.cumsum([0, *lengths], dtype=np.int64)
+    positions = np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])
+    ends = np.cumsum([0, *map(blocks_for, lengths)])
+    tables = tuple(
+        np.arange(ends[s], ends[s + 1], dtype=np.int64) + group * ends[-1]
+        for group in range(groups)
+        for s in range(len(lengths))
+    )
+    return Batch(tokens, positions, starts, tables, np.arange(len(tokens), dtype=np.int64))
+
+
+def _raw(values: Floats) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+    return values.reshape(-1).view(np.uint8)

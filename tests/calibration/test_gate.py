@@ -1,0 +1,118 @@
+"""The quality gate: an honest model passes, one made worse does not start, and says what would."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from galley import SettingsError, UnsupportedModel
+from galley.calibration import gate
+from galley.calibration.gate import load_engine
+from galley.calibration.layerwise import Layerwise
+from galley.config import EngineSettings
+from galley.quality_gate import QualityGate
+from tests.cli.command import galley
+from tests.conftest import CheckpointMaker
+from tests.server.serving import Server
+
+pytestmark = pytest.mark.xdist_group("quality_gate")
+
+FIGURES = {"kl": 0.01, "kl99": 0.2, "top1": 0.95}
+
+
+def settings(quality_gate: str, **changes: object) -> EngineSettings:
+    return EngineSettings(
+        threads=1,
+        kv_cache_tokens=1024,
+        quality_gate=quality_gate,
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def test_limits_are_read_and_kept() -> None:
+    read = QualityGate.parse(" kl=0.02, top1=0.97,kl99=0.1")
+    assert read.misses({**FIGURES, "top1": 0.98, "kl99": 0.1}) == []
+    first, second = read.misses(FIGURES)
+    assert first == "top1 is 0.95, same likeliest token at least 0.97"
+    assert second.startswith("kl99 is 0.2")
+    assert QualityGate.parse(str(read)) == read
+    assert QualityGate.parse("").misses(FIGURES) == []
+    assert QualityGate.parse("kl=0.1").misses({**FIGURES, "kl": float("nan")})
+
+
+@pytest.mark.parametrize("text", ["kl", "kl=-1", "kl=nan", "top1=97", "loss=1", "kl=1,kl=2"])
+def test_wrong_limits_name_themselves(text: str) -> None:
+    with pytest.raises(SettingsError, match="quality_gate"):
+        settings(text)
+
+
+def test_a_model_that_loses_too_much_is_refused_with_what_would_pass(
+    checkpoint: CheckpointMaker,
+) -> None:
+    folder = checkpoint("llama")
+    with pytest.raises(UnsupportedModel) as refused:
+        load_engine(settings("kl=0.02,top1=0.9", quantize="int4"), folder)
+    said = str(refused.value)
+    assert "as int4" in said
+    assert "mean KL divergence at most 0.02" in said
+    assert "quantize int8" in said
+    with pytest.raises(UnsupportedModel, match="the checkpoint's own type"):
+        load_engine(settings("kl=0.0000001", quantize="int4"), folder)
+
+
+def test_an_honest_model_passes_and_is_measured_once(
+    checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoint("llama-mha-tied")
+    first = load_engine(settings("kl=0.02", quantize="int8"), folder).info.weights
+    assert first is not None
+    assert first.method == "rtn"
+    assert first.kind.startswith("int8")
+    assert first.kl is not None
+    assert 0 < first.kl < 0.02
+    same = load_engine(settings("kl=0.02", dtype="float32"), folder).info.weights
+    assert same is not None
+    assert same.kl == 0.0
+    assert same.top1 == 1.0
+
+    def not_again(*arguments: object, **more: object) -> Layerwise:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(gate, "Layerwise", not_again)
+    assert load_engine(settings("kl=0.03", quantize="int8"), folder).info.weights == first
+    with pytest.raises(AssertionError, match="measured again"):
+        load_engine(settings("kl=0.03", quantize="int8", weight_cache=False), folder)
+
+
+def test_results_are_listed_and_removed(checkpoint: CheckpointMaker) -> None:
+    load_engine(settings("kl=0.02", quantize="int8"), checkpoint("llama"))
+    listed = galley("cache", "list").stdout
+    assert "quality gate of" in listed
+    galley("cache", "prune", "--all")
+    assert "quality gate of" not in galley("cache", "list").stdout
+
+
+def test_a_speech_model_is_refused(checkpoint: CheckpointMaker) -> None:
+    with pytest.raises(UnsupportedModel, match="hears speech"):
+        load_engine(settings("kl=1"), checkpoint("whisper"))
+
+
+def test_the_server_says_what_it_serves(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
+    folder = checkpoint("llama-mha-tied")
+    log = tmp_path / "log"
+    with Server(
+        folder, log, kv_cache_tokens=1024, quantize="int8", quality_gate="kl=0.02"
+    ) as server:
+        [card] = httpx.get(f"{server.url}/v1/models").json()["data"]
+        weights = card["weights"]
+        assert weights["method"] == "rtn"
+        assert weights["kind"] == "int8 (whole rows, F32 scales)"
+        assert 0 < weights["kl"] < 0.02
+        assert 0.5 < weights["top1"] <= 1
+        [line] = [
+            line
+            for line in httpx.get(f"{server.url}/metrics").text.splitlines()
+            if line.startswith("galley_model_info{")
+        ]
+        assert f'kl="{weights["kl"]:.3g}"' in line
+        assert 'method="rtn"' in line
