@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from galley import UnsupportedModel
 from galley.calibration.forward import TeacherForced
-from galley.calibration.measures import Divergence, agreement
+from galley.calibration.measures import Divergence, agreement, following
 from galley.config import EngineSettings
 from tests.checkpoints import random_ids
 from tests.conftest import CheckpointMaker
@@ -19,19 +19,20 @@ def test_divergence_is_scipys() -> None:
     base = random.normal(size=(40, 50)).astype(np.float32) * 3
     model = (base + random.normal(size=base.shape) * 0.3).astype(np.float32)
     base[:, 7] = model[:, 7] = -np.inf  # masked in both
-    following = random.integers(8, 50, size=39)
+    after = following([random.integers(8, 50, size=n).tolist() for n in (25, 15)])
     collected = Divergence()
-    collected.add(base[:25], model[:25], following[:25])
-    collected.add(base[25:], model[25:], following[25:])
+    collected.add(base[:25], model[:25], after[:25])
+    collected.add(base[25:], model[25:], after[25:])
+    assert list(np.flatnonzero(after < 0)) == [24, 39]
     p, q = softmax(base.astype(float), axis=1), softmax(model.astype(float), axis=1)
     kl = rel_entr(p, q).sum(axis=1)
     loss = collected.loss()
-    assert loss.tokens == 39
+    assert loss.tokens == 38
     assert loss.kl == pytest.approx(kl.mean(), rel=1e-9)
     assert loss.kl_p99 == pytest.approx(np.quantile(kl, 0.99), rel=1e-9)
     assert loss.top1 == (p.argmax(1) == q.argmax(1)).mean() < 1
     assert loss.perplexity == pytest.approx(
-        np.exp(-np.log(q[np.arange(39), following]).mean()), rel=1e-9
+        np.exp(-np.log(q[after >= 0, after[after >= 0]]).mean()), rel=1e-9
     )
     by_token = collected.by_token()
     assert sum(one.positions for one in by_token) == 40

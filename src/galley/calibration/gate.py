@@ -12,7 +12,7 @@ import numpy as np
 
 from galley.calibration import store
 from galley.calibration.layerwise import LOGIT_ROWS, Layerwise, text_batch, text_steps
-from galley.calibration.measures import Divergence, Loss
+from galley.calibration.measures import Divergence, Loss, following
 from galley.config import EngineSettings
 from galley.engine import load
 from galley.engine.engine import Engine
@@ -160,10 +160,10 @@ class _Check:
 
     def _compare(self, pieces: Iterator[tuple[int, Logits]]) -> Loss:
         base = self._base().logits()
-        ids = np.concatenate(self._texts())
+        after = following(self._texts())
         divergence = Divergence()
         for (first, p), (_, q) in zip(base, pieces, strict=True):
-            divergence.add(p, q, ids[first + 1 : first + 1 + len(p)])
+            divergence.add(p, q, after[first : first + len(p)])
         return divergence.loss()
 
     def _base(self) -> Layerwise:

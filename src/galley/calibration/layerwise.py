@@ -5,9 +5,10 @@ A slice is a program of its own from kept buffers to the next one. It reads kept
 ``embed``: their rows are its table, and the tokens of its batch are row numbers.
 """
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
@@ -64,6 +65,7 @@ class Layerwise:
         self._lengths = [len(window) for window in windows]
         self._replaced: dict[str, Weight] = {}
         self._values: dict[int, Floats] = {}
+        self._done = 0
         self._writer = {b: i for i, op in enumerate(program.ops) for b in op.outputs}
         self.kept = tuple(_kept(program))
         self._sources = {b: self._slice(b)[1] for b in (*self.kept, self._logits)}
@@ -89,19 +91,28 @@ class Layerwise:
         self._replaced[weight.name] = weight
 
     def advance(self, buffer: int) -> Floats:
-        """Compute the next kept buffer [tokens, width]; the ones before it must have been computed.
+        """Compute kept buffers up to this one, which is returned: [tokens, width].
 
         Arrays that no later slice reads are freed.
         """
-        rows = np.concatenate(list(self._run(buffer, text_steps(self._lengths, _STEP_ROWS))))
-        self._values[buffer] = rows
-        self._free(self.kept.index(buffer) + 1)
-        return rows
+        for each in self.kept[self._done : self.kept.index(buffer) + 1]:
+            rows = np.concatenate(list(self._run(each, text_steps(self._lengths, _STEP_ROWS))))
+            self._values[each] = rows
+            self._done += 1
+            self._free()
+        return self._values[buffer]
 
-    def skip_to(self, done: int, values: Mapping[int, Floats]) -> None:
-        """Go on behind the first ``done`` kept buffers, with the arrays that were kept of them."""
+    def fork(self) -> Self:
+        """Another run that goes on from here by itself: what it replaces is not replaced in this one."""
+        other = copy.copy(self)
+        other._replaced = dict(self._replaced)
+        other._values = dict(self._values)
+        return other
+
+    def skip_past(self, buffer: int, values: Mapping[int, Floats]) -> None:
+        """Go on behind a kept buffer, with what ``values`` was when that had been computed."""
+        self._done = self.kept.index(buffer) + 1
         self._values = dict(values)
-        self._free(done)
 
     @property
     def values(self) -> Mapping[int, Floats]:
@@ -118,8 +129,8 @@ class Layerwise:
             yield first, logits
             first += len(logits)
 
-    def _free(self, done: int) -> None:
-        later = (*self.kept[done:], self._logits)
+    def _free(self) -> None:
+        later = (*self.kept[self._done :], self._logits)
         needed = {source for buffer in later for source in self._sources[buffer]}
         self._values = {b: rows for b, rows in self._values.items() if b in needed}
 

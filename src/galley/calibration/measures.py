@@ -1,5 +1,6 @@
 """How far one model's predictions are from another's, position by position."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,7 +63,7 @@ class Divergence:
         self._agrees: list[npt.NDArray[np.bool_]] = []
 
     def add(self, base: Logits, model: Logits, following: Ids) -> None:
-        """Both models' logits [rows, vocab], and the tokens that follow: the last row may have none."""
+        """Take both models' logits [rows, vocab], and the token that follows each row; -1: none does."""
         p, q = log_softmax(base), log_softmax(model)
         # A logit of -inf, which a masked token has, is no difference where both have it.
         terms = np.exp(p) * np.subtract(p, q, out=np.zeros_like(p), where=~np.isneginf(p))
@@ -70,9 +71,9 @@ class Divergence:
         self._kl.append(np.maximum(terms.sum(axis=1), 0.0))
         self._expected.append(expected)
         self._agrees.append(expected == model.argmax(axis=1))
-        rows = np.arange(len(following))
-        self._base_nats.append(-p[rows, following])
-        self._nats.append(-q[rows, following])
+        rows = np.flatnonzero(following >= 0)
+        self._base_nats.append(-p[rows, following[rows]])
+        self._nats.append(-q[rows, following[rows]])
 
     def loss(self) -> Loss:
         """Over everything that was added, which must hold a token that follows another."""
@@ -102,6 +103,11 @@ class Divergence:
             mean, agreed = float(kl[at].mean()), float(agrees[at].mean())
             found.append(TokenLoss(int(token), int(at.sum()), mean, agreed))
         return sorted(found, key=lambda one: -one.kl * one.positions)
+
+
+def following(windows: Sequence[Sequence[int]]) -> Ids:
+    """The token that follows each of all texts' tokens, one text after another; -1 at their ends."""
+    return np.concatenate([np.array([*window[1:], -1], dtype=np.int64) for window in windows])
 
 
 def log_softmax(logits: Logits) -> Doubles:

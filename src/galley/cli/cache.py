@@ -26,7 +26,8 @@ def cache_group() -> None:
     """List and remove the packed weights kept on disk for fast starts."""
 
 
-def _parse_size(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+def parse_size(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    """Bytes of ``500MB`` or ``2GB``; the callback of an option. Raises BadParameter."""
     if text is None:
         return None
     match = _SIZE.fullmatch(text.strip())
@@ -74,7 +75,7 @@ def _list_results() -> None:
 @click.option(
     "--max-size",
     metavar="SIZE",
-    callback=_parse_size,
+    callback=parse_size,
     help="keep at most so much (500MB, 2GB), the most recently used first",
 )
 def prune(everything: bool, older_than: float | None, max_size: int | None) -> None:

@@ -16,6 +16,7 @@ from galley.cli.graph import graph
 from galley.cli.keygen import keygen
 from galley.cli.options import Group
 from galley.cli.plan import plan
+from galley.cli.quantize import quantize
 from galley.cli.run import run
 from galley.cli.serve import serve
 from galley.cli.transcribe import transcribe
@@ -47,6 +48,7 @@ for command in (
     graph,
     eval_group,
     bench_group,
+    quantize,
     cache_group,
     keygen,
 ):

@@ -9,7 +9,7 @@ import numpy as np
 from galley.bench.engine import EngineBench
 from galley.bench.report import Step
 from galley.calibration.forward import TeacherForced
-from galley.calibration.measures import Divergence, Loss, TokenLoss, agreement
+from galley.calibration.measures import Divergence, Loss, TokenLoss, agreement, following
 from galley.config import EngineSettings
 from galley.errors import SettingsError
 from galley.formats.source import BUNDLED, resolve_model
@@ -227,9 +227,9 @@ def _measure(
     divergence = Divergence()
     with _forced(base, longest) as truth, _forced(model, longest) as forced:
         for window in texts.windows:
-            ids = np.array(window, dtype=np.int64)
+            after = following([window])
             for (first, p), (_, q) in zip(truth.logits(window), forced.logits(window), strict=True):
-                divergence.add(p, q, ids[first + 1 : first + 1 + len(p)])
+                divergence.add(p, q, after[first : first + len(p)])
         same = [_agreement(forced, one) for one in greedy]
     return Measured(
         side,

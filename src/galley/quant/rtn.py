@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from galley.formats.weights import INT4_MIDDLE, DenseWeight, Floats, IntWeight, WeightKind
-from galley.quant.weights import bf16_bits, not_finite, to_float32
+from galley.quant.weights import as_bf16, not_finite, to_float32
 
 GROUPS: Final = (128, 64, 32)
 """Columns that may share an int4 scale, widest first."""
@@ -77,7 +77,7 @@ def rounded_kind(quantize: str, depth: int) -> WeightKind:
 def _symmetric(grouped: Floats) -> tuple[Floats, Floats]:
     at = np.abs(grouped).argmax(axis=2)[:, :, None]
     extreme = np.take_along_axis(grouped, at, axis=2)[:, :, 0]
-    scale = _as_bf16(extreme / np.float32(-8))
+    scale = as_bf16(extreme / np.float32(-8))
     return scale, np.full_like(scale, INT4_MIDDLE)
 
 
@@ -85,7 +85,7 @@ def _asymmetric(grouped: Floats) -> tuple[Floats, Floats]:
     low = np.minimum(grouped.min(axis=2), 0)
     # abs: of nothing but zeros, which zero the maximum returns is numpy's choice.
     span: Floats = np.abs(np.maximum(grouped.max(axis=2), 0) - low).astype(np.float32)
-    scale = _as_bf16(span / np.float32(15))
+    scale = as_bf16(span / np.float32(15))
     return scale, np.clip(np.rint(-low * _inverse(scale)), 0, 15)
 
 
@@ -93,10 +93,6 @@ def _finite(weight: DenseWeight, values: Floats) -> Floats:
     if not np.isfinite(values).all():
         raise not_finite(weight)
     return values
-
-
-def _as_bf16(scale: Floats) -> Floats:
-    return (bf16_bits(scale).astype(np.uint32) << 16).view(np.float32)
 
 
 def _inverse(scale: Floats) -> Floats:

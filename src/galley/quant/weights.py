@@ -39,6 +39,11 @@ def bf16_bits(values: Floats) -> npt.NDArray[np.uint16]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
+def as_bf16(values: Floats) -> Floats:
+    """The nearest bfloat16 of each value, as float32. ``values`` are finite."""
+    return (bf16_bits(values).astype(np.uint32) << 16).view(np.float32)
+
+
 def dequantize(weight: IntWeight) -> Floats:
     """[outputs, depth]: (q - zero) * scale, or q * scale + minimum; row by row, to keep memory small."""
     values = np.empty(weight.shape, np.float32)

@@ -1,0 +1,132 @@
+"""Writes compressed-tensors checkpoints, format "pack-quantized", which vLLM and transformers read.
+
+https://github.com/vllm-project/compressed-tensors. A matrix of integers is several tensors:
+``weight_packed`` (int32 words, the first column in the lowest bits, offset so that no integer is negative),
+``weight_scale``, ``weight_shape``, and with zero points ``weight_zero_point``, packed along the outputs.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from galley.formats.weights import DenseWeight, IntWeight
+from galley.quant.grid import Scheme
+from galley.quant.weights import bf16_bits
+
+INDEX_FILE: Final = "model.safetensors.index.json"
+_SUFFIX: Final = ".weight"
+_WORD: Final = 4
+
+
+class Raw(NamedTuple):
+    """A tensor as safetensors keeps it.
+
+    Attributes:
+        dtype: safetensors' name of the element type.
+        shape: row-major.
+        data: the bytes.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8]
+
+
+def tensors_of(weight: IntWeight | DenseWeight) -> dict[str, Raw]:
+    """The tensors of a file that stand for a weight, by name."""
+    if isinstance(weight, DenseWeight):
+        return {weight.name: Raw(weight.dtype, weight.shape, weight.data)}
+    module = module_of(weight.name)
+    offset = np.uint8(0x80 if weight.bits == 8 else 0)
+    unsigned: npt.NDArray[np.uint8] = np.bitwise_xor(_bytes(weight.q), offset)
+    found = {
+        f"{module}.weight_packed": _words(unsigned.reshape(weight.shape), weight.bits),
+        f"{module}.weight_scale": Raw(
+            "BF16", weight.scales.shape, _bytes(bf16_bits(weight.scales))
+        ),
+        f"{module}.weight_shape": Raw("I64", (2,), _bytes(np.array(weight.shape, np.int64))),
+    }
+    if weight.zeros is not None:
+        across = _words(weight.zeros.T, weight.bits)
+        words = across.data.view(np.int32).reshape(across.shape).T
+        found[f"{module}.weight_zero_point"] = Raw("I32", words.shape, _bytes(words))
+    return found
+
+
+def module_of(name: str) -> str:
+    """The module whose weight is called so."""
+    return name.removesuffix(_SUFFIX)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Raw]) -> None:
+    """A safetensors file, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, raw in tensors.items():
+        begin, end = end, end + raw.data.nbytes
+        header[name] = {"dtype": raw.dtype, "shape": raw.shape, "data_offsets": (begin, end)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for raw in tensors.values():
+            file.write(raw.data.tobytes() if raw.data.ndim != 1 else raw.data.data)
+    partial.rename(path)
+
+
+def quantization_config(schemes: Mapping[str, Scheme], ignored: Sequence[str]) -> dict[str, Any]:
+    """``quantization_config`` of ``config.json``.
+
+    Args:
+        schemes: tensor -> how it was quantised, whole rows where groups do not divide them.
+        ignored: linear layers that were not.
+    """
+    by_scheme: dict[Scheme, list[str]] = {}
+    for name, scheme in schemes.items():
+        by_scheme.setdefault(scheme, []).append(module_of(name))
+    groups = {}
+    for number, (scheme, modules) in enumerate(by_scheme.items()):
+        targets = ["Linear"] if len(by_scheme) == 1 else modules
+        groups[f"group_{number}"] = {
+            "targets": targets,
+            "weights": {
+                "num_bits": scheme.bits,
+                "type": "int",
+                "symmetric": scheme.symmetric,
+                "strategy": "group" if scheme.group else "channel",
+                "group_size": scheme.group or None,
+                "dynamic": False,
+            },
+            "input_activations": None,
+            "output_activations": None,
+            "format": "pack-quantized",
+        }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": [module_of(name) for name in ignored],
+        "kv_cache_scheme": None,
+    }
+
+
+def _words(unsigned: npt.NDArray[np.uint8], bits: int) -> Raw:
+    """[rows, columns] of integers of so many bits as int32 words along the columns."""
+    per_word = 8 * _WORD // bits
+    padded = np.pad(unsigned, ((0, 0), (0, -unsigned.shape[1] % per_word)))
+    packed = padded if bits == 8 else padded[:, 0::2] | padded[:, 1::2] << 4
+    return Raw("I32", (len(packed), packed.shape[1] // _WORD), _bytes(packed))
+
+
+def _bytes(values: "np.ndarray[Any, Any]") -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)

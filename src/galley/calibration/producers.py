@@ -1,0 +1,36 @@
+"""What makes the inputs of linear layers, where it can be scaled instead of them."""
+
+from dataclasses import dataclass
+
+from galley.graph.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """Tensors whose columns or rows are the columns of a buffer.
+
+    Attributes:
+        rows: a matrix whose outputs they are, or None.
+        vectors: vectors of their width: the weight of a norm, or the bias of the matrix.
+    """
+
+    rows: str | None
+    vectors: tuple[str, ...]
+
+
+def producer_of(program: Program, buffer: int) -> Producer | None:
+    """Of a buffer that only linear layers read; None where nothing can be scaled."""
+    readers = [program.ops[i] for i in program.readers()[buffer]]
+    if any(op.name != "linear" for op in readers):
+        return None
+    writers = {b: op for op in program.ops for b in op.outputs}
+    op = writers[buffer]
+    if op.name == "rms_norm" and op.attrs["head_dim"] == op.width:
+        return Producer(None, op.weights["weight"])
+    if op.name == "silu_mul":
+        # silu(a) * b is linear in b.
+        source = op.inputs[1]
+        made = writers[source]
+        if made.name == "linear" and len(program.readers()[source]) == 1:
+            return Producer(made.tensor("weight"), made.weights.get("bias", ()))
+    return None

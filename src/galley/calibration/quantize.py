@@ -1,0 +1,345 @@
+"""Quantises a checkpoint layer by layer: resumable, with no more than a layer in memory at once."""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+from galley.calibration.compressed import (
+    INDEX_FILE,
+    Raw,
+    quantization_config,
+    tensors_of,
+    write_tensors,
+)
+from galley.calibration.layerwise import Layerwise
+from galley.calibration.measures import Divergence, Loss, following
+from galley.calibration.rounding import Rounding, rounding_of
+from galley.engine.read_model import Model
+from galley.engine.weight_receipt import QUANTIZED_KEY
+from galley.errors import SettingsError, UnsupportedModel
+from galley.formats.weights import DenseWeight, IntWeight
+from galley.graph.program import Program
+from galley.ops.executor import ExecutorFactory
+from galley.quant.grid import Scheme
+
+Method = Literal["rtn", "mse", "gptq", "awq"]
+METHODS: Final[tuple[Method, ...]] = ("rtn", "mse", "gptq", "awq")
+CALIBRATED: Final = ("gptq", "awq")
+"""Methods that look at what reaches the layers."""
+
+OnLayer: TypeAlias = Callable[[str], None]
+
+_STATE_FOLDER: Final = ".galley-quantize"
+_WEIGHTS: Final = (".safetensors", ".safetensors.index.json", ".bin", ".pth", ".gguf")
+HELD_OUT: Final = 8
+"""One text in so many is kept out of the calibration, and measured on."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The linear layers of one block.
+
+    Attributes:
+        name: such as ``model.layers.3``.
+        buffers: the kept buffers that they read, in order.
+        end: the first kept buffer behind them.
+    """
+
+    name: str
+    buffers: tuple[int, ...]
+    end: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a checkpoint becomes.
+
+    Attributes:
+        method: how integers are found.
+        schemes: tensor -> how it is quantised; all others stay as they are.
+        act_order: see :func:`galley.quant.gptq.factor_of`.
+    """
+
+    method: Method
+    schemes: Mapping[str, Scheme]
+    act_order: bool = True
+
+    def told(self) -> str:
+        """All of it, the same for equal plans."""
+        schemes = sorted((name, dataclasses.astuple(s)) for name, s in self.schemes.items())
+        return json.dumps([self.method, self.act_order, schemes])
+
+
+def linear_weights(program: Program) -> list[str]:
+    """The weights that linear layers read and nothing else: no embedding, no head that is tied to one."""
+    embedded = {op.tensor("weight") for op in program.ops if op.name == "embed"}
+    head = program.ops[-1].weights.get("weight", ())
+    names = [name for op in program.ops if op.name == "linear" for name in op.weights["weight"]]
+    return [name for name in names if name not in embedded and name not in head]
+
+
+def block_of(name: str) -> str:
+    """``model.layers.3`` of ``model.layers.3.mlp.down_proj.weight``; the name where nothing is numbered."""
+    parts = name.split(".")
+    number = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
+    return ".".join(parts[: number + 1])
+
+
+def calibration_windows(
+    windows: Sequence[Sequence[int]], tokens: int | None = None
+) -> list[list[int]]:
+    """Those that are not held out, to begin with up to so many tokens; all if there is only one."""
+    found = [list(w) for i, w in enumerate(windows) if i % HELD_OUT] or [list(w) for w in windows]
+    if tokens is None:
+        return found
+    ends = np.cumsum([len(window) for window in found])
+    return found[: max(1, int(np.searchsorted(ends, tokens, side="right")))]
+
+
+class Quantizer:
+    """Makes one checkpoint of another. What is done is kept in the new folder, and not done again.
+
+    Attributes:
+        layers: that there are.
+        done: how many of them have been written.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        factory: ExecutorFactory,
+        out: Path,
+        plan: Plan,
+        windows: Sequence[Sequence[int]],
+    ) -> None:
+        """Look at what has been done.
+
+        Args:
+            model: of a text model with dense weights, whose executor options say how its layers run.
+            factory: of that executor.
+            out: the new folder.
+            plan: what it becomes.
+            windows: token ids of texts, at least two; one in eight is measured on and not calibrated with.
+
+        Raises:
+            SettingsError: the folder holds something else.
+            UnsupportedModel: the model hears speech, or is quantised.
+        """
+        self._model, self._out, self._plan = model, out, plan
+        _check(model)
+        self._held_out = [list(w) for w in windows[::HELD_OUT]]
+        self._windows = calibration_windows(windows)
+
+        def layerwise(texts: Sequence[Sequence[int]]) -> Layerwise:
+            return Layerwise(model.program, model.weights, texts, factory, model.options)
+
+        self._runs = {"base": layerwise(self._held_out), "measured": layerwise(self._held_out)}
+        if plan.method in CALIBRATED:
+            self._runs["calibration"] = layerwise(self._windows)
+        self.layers = tuple(self._find_layers())
+        self.digest = self._digest()
+        self.done = self._resume()
+
+    @property
+    def calibration(self) -> str:
+        """Digest of the data that the method saw; empty if it saw none."""
+        if self._plan.method not in CALIBRATED:
+            return ""
+        return hashlib.sha256(json.dumps(self._windows).encode()).hexdigest()[:16]
+
+    def run(self, on_layer: OnLayer = lambda name: None) -> Loss:
+        """Write the checkpoint, and what it loses on the texts that were held out.
+
+        Args:
+            on_layer: told each layer that has been written.
+
+        Raises:
+            UnsupportedModel: a matrix holds values that are infinite or NaN.
+            OSError: the folder cannot be written to.
+        """
+        rounding = rounding_of(
+            self._plan.method, self._model, self._plan.schemes, act_order=self._plan.act_order
+        )
+        for layer in self.layers[self.done :]:
+            weights = self._quantised(rounding, layer)
+            for weight in weights:
+                self._runs["measured"].replace(weight)
+                if rounding.sequential and "calibration" in self._runs:
+                    self._runs["calibration"].replace(weight)
+            raw: dict[str, Raw] = {}
+            for weight in weights:
+                raw |= tensors_of(weight)
+            write_tensors(self._out / self._shard(self.done), raw)
+            for run in self._runs.values():
+                run.advance(layer.end)
+            self.done += 1
+            self._keep()
+            on_layer(layer.name)
+        loss = self._loss()
+        self._finish(loss)
+        return loss
+
+    def _quantised(self, rounding: Rounding, layer: Layer) -> list[IntWeight | DenseWeight]:
+        run = self._runs.get("calibration")
+        if run is None:
+            names = [n for b in layer.buffers for n in self._names(b)]
+            return [rounding.alone(name) for name in names]
+        for buffer in layer.buffers:
+            rows = run.advance(buffer)
+            for weight in rounding.see(buffer, self._names(buffer), rows.T @ rows):
+                run.replace(weight)
+        return rounding.end_layer()
+
+    def _names(self, buffer: int) -> list[str]:
+        run = self._runs["base"]
+        names = [name for op in run.linears(buffer) for name in op.weights["weight"]]
+        return [name for name in names if name in self._plan.schemes]
+
+    def _find_layers(self) -> Iterator[Layer]:
+        found: dict[str, list[int]] = {}
+        for buffer in self._runs["base"].kept:
+            names = self._names(buffer)
+            if names:
+                found.setdefault(block_of(names[0]), []).append(buffer)
+        kept = self._runs["base"].kept
+        for name, buffers in found.items():
+            yield Layer(name, tuple(buffers), kept[kept.index(buffers[-1]) + 1])
+
+    def _shard(self, number: int) -> str:
+        return f"model-{number + 1:05}-of-{len(self.layers) + 1:05}.safetensors"
+
+    def _digest(self) -> str:
+        known = (self._model.checkpoint.state(), self._plan.told(), json.dumps(self._windows))
+        return hashlib.sha256("\0".join(known).encode()).hexdigest()
+
+    @property
+    def _state(self) -> Path:
+        return self._out / _STATE_FOLDER
+
+    def _resume(self) -> int:
+        """Layers that are done. The folder must be new, empty, or begun by an equal run."""
+        state = self._state / "state.json"
+        if state.exists():
+            read = json.loads(state.read_text())
+            if read["digest"] != self.digest:
+                raise SettingsError(
+                    f"{self._out} was begun from other weights, data or options: remove it, or write "
+                    "to another folder"
+                )
+            done = int(read["done"])
+            for name, run in self._runs.items():
+                with np.load(self._state / f"{name}-{done}.npz") as arrays:
+                    values = {int(key): arrays[key] for key in arrays.files}
+                run.skip_past(self.layers[done - 1].end, values)
+            return done
+        if self._out.exists() and any(self._out.iterdir()):
+            raise SettingsError(f"{self._out} is not empty: write to a new folder")
+        self._out.mkdir(parents=True, exist_ok=True)
+        return 0
+
+    def _keep(self) -> None:
+        """Remember where the next layer begins; what was remembered of the layer before goes."""
+        self._state.mkdir(exist_ok=True)
+        for name, run in self._runs.items():
+            arrays: dict[str, Any] = {str(b): rows for b, rows in run.values.items()}
+            np.savez(self._state / f"{name}-{self.done}.npz", **arrays)
+        partial = self._state / "state.json.partial"
+        partial.write_text(json.dumps({"digest": self.digest, "done": self.done}))
+        partial.rename(self._state / "state.json")
+        for name in self._runs:
+            (self._state / f"{name}-{self.done - 1}.npz").unlink(missing_ok=True)
+
+    def _loss(self) -> Loss:
+        base, measured = self._runs["base"], self._runs["measured"]
+        for run in (base, measured):
+            run.advance(run.kept[-1])
+        after = following(self._held_out)
+        divergence = Divergence()
+        for (first, p), (_, q) in zip(base.logits(), measured.logits(), strict=True):
+            divergence.add(p, q, after[first : first + len(p)])
+        return divergence.loss()
+
+    def _finish(self, loss: Loss) -> None:
+        """The tensors that stay as they are, the index, ``config.json``, and all other files."""
+        folder = self._model.checkpoint.folder
+        written = {
+            name.removesuffix("_packed"): shard
+            for shard in map(self._shard, range(len(self.layers)))
+            for name in _names_in(self._out / shard)
+        }
+        rest: dict[str, Raw] = {}
+        tensors = self._model.checkpoint.weights()
+        for name in tensors:
+            weight = tensors[name]
+            if name not in written and isinstance(weight, DenseWeight):
+                rest |= tensors_of(weight)
+        last = self._shard(len(self.layers))
+        write_tensors(self._out / last, rest)
+        self._write_index()
+        config = dict(self._model.checkpoint.config)
+        linears = [op for op in self._model.program.ops if op.name == "linear"]
+        everything = [name for op in linears for name in op.weights["weight"]]
+        schemes = self._plan.schemes
+        shapes = self._model.program.shapes
+        kept = {name: s.fitting(shapes[name][1]) for name, s in schemes.items()}
+        config["quantization_config"] = quantization_config(
+            kept, [_head(name) for name in everything if name not in schemes]
+        )
+        config[QUANTIZED_KEY] = {
+            "method": self._plan.method,
+            "calibration": self.calibration,
+            "kl": loss.kl,
+            "kl99": loss.kl_p99,
+            "top1": loss.top1,
+        }
+        _copy_others(folder, self._out)
+        (self._out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        shutil.rmtree(self._state)
+
+    def _write_index(self) -> None:
+        shards = [self._shard(number) for number in range(len(self.layers) + 1)]
+        places = {name: shard for shard in shards for name in _names_in(self._out / shard)}
+        size = sum((self._out / shard).stat().st_size for shard in shards)
+        index = {"metadata": {"total_size": size}, "weight_map": places}
+        (self._out / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _head(name: str) -> str:
+    """A head that is tied to the embedding is a linear layer of its own in transformers."""
+    return "lm_head.weight" if "embed" in name else name
+
+
+def _names_in(path: Path) -> list[str]:
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return [name for name in header if name != "__metadata__"]
+
+
+def _copy_others(source: Path, out: Path) -> None:
+    """Tokenizer, template, generation defaults: every file that holds no weights."""
+    for path in source.iterdir():
+        if path.is_file() and not path.name.endswith(_WEIGHTS) and path.name != "config.json":
+            shutil.copyfile(path, out / path.name)
+
+
+def _check(model: Model) -> None:
+    if model.speech is not None:
+        raise UnsupportedModel("galley quantize is for language models, and this one hears speech")
+    weights = model.weights
+    for name in model.program.matrices:
+        if not weights.info(name).kind.is_dense:
+            raise UnsupportedModel(
+                f"tensor {name} is {weights.info(name).kind} in the checkpoint: quantise the original, "
+                "whose weights are bf16, f16 or f32"
+            )
+    if not model.checkpoint.folder.is_dir():
+        raise UnsupportedModel(
+            f"{model.checkpoint.folder}: galley quantize reads folders in Hugging Face's layout"
+        )

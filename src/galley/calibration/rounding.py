@@ -1,0 +1,198 @@
+"""From a layer's weights and what reaches them to integers: one class a method."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from galley.calibration.producers import Producer, producer_of
+from galley.engine.read_model import Model
+from galley.formats.weights import DenseWeight, Floats, IntWeight
+from galley.quant.awq import clipped, input_scales
+from galley.quant.gptq import factor_of, gptq
+from galley.quant.grid import Grid, Scheme, check_finite, groups_of, integer_weight, nearest, steps
+from galley.quant.weights import bf16_bits, to_float32
+
+
+class Rounding(Protocol):
+    """Quantises the linear layers of one block after another."""
+
+    @property
+    def sequential(self) -> bool:
+        """Whether later layers are calibrated with what the earlier ones have become."""
+        ...
+
+    def alone(self, name: str) -> IntWeight:
+        """A matrix without calibration."""
+        ...
+
+    def see(self, buffer: int, names: Sequence[str], hessian: Floats) -> list[IntWeight]:
+        """The inputs of some matrices, as the sum of x x'; those that are integers now."""
+        ...
+
+    def end_layer(self) -> list[IntWeight | DenseWeight]:
+        """All tensors of the layer that have changed."""
+        ...
+
+
+def rounding_of(
+    method: str, model: Model, schemes: Mapping[str, Scheme], *, act_order: bool
+) -> Rounding:
+    """The method of that name."""
+    if method == "gptq":
+        return _Gptq(model, schemes, act_order)
+    if method == "awq":
+        return _Awq(model, schemes)
+    return _Nearest(model, schemes, clip=method == "mse")
+
+
+class _Nearest:
+    sequential = True
+
+    def __init__(self, model: Model, schemes: Mapping[str, Scheme], *, clip: bool) -> None:
+        self._model, self._schemes, self._clip = model, schemes, clip
+
+    def alone(self, name: str) -> IntWeight:
+        return nearest(name, _matrix(self._model, name), self._schemes[name], clip=self._clip)
+
+    def see(self, buffer: int, names: Sequence[str], hessian: Floats) -> list[IntWeight]:
+        return [self.alone(name) for name in names]
+
+    def end_layer(self) -> list[IntWeight | DenseWeight]:
+        return []
+
+
+class _Gptq:
+    sequential = True
+
+    def __init__(self, model: Model, schemes: Mapping[str, Scheme], act_order: bool) -> None:
+        self._model, self._schemes, self._act_order = model, schemes, act_order
+        self._layer: list[IntWeight | DenseWeight] = []
+
+    def alone(self, name: str) -> IntWeight:
+        return nearest(name, _matrix(self._model, name), self._schemes[name], clip=True)
+
+    def see(self, buffer: int, names: Sequence[str], hessian: Floats) -> list[IntWeight]:
+        if not names:
+            return []
+        factor, order = factor_of(hessian, act_order=self._act_order)
+        found: list[IntWeight] = []
+        for scheme in dict.fromkeys(self._schemes[name] for name in names):
+            alike = [name for name in names if self._schemes[name] == scheme]
+            found += _gptq(self._model, alike, factor, order, scheme)
+        self._layer += found
+        return found
+
+    def end_layer(self) -> list[IntWeight | DenseWeight]:
+        done, self._layer = self._layer, []
+        return done
+
+
+def _gptq(
+    model: Model,
+    names: Sequence[str],
+    factor: Floats,
+    order: npt.NDArray[np.int64],
+    scheme: Scheme,
+) -> Iterator[IntWeight]:
+    """Matrices that read the same inputs, all at once."""
+    matrices = [_matrix(model, name) for name in names]
+    integers, grid = gptq(np.concatenate(matrices), factor, order, scheme)
+    first = 0
+    for name, matrix in zip(names, matrices, strict=True):
+        rows = slice(first, first + len(matrix))
+        first += len(matrix)
+        part = Grid(grid.scales[rows], grid.zeros[rows])
+        yield integer_weight(name, integers[rows], part, scheme)
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    buffer: int
+    names: Sequence[str]
+    hessian: Floats
+
+
+class _Awq:
+    """Scales are found with what the layers were before, so all of a layer is done at its end."""
+
+    sequential = False
+
+    def __init__(self, model: Model, schemes: Mapping[str, Scheme]) -> None:
+        self._model, self._schemes = model, schemes
+        self._inputs: list[_Inputs] = []
+
+    def alone(self, name: str) -> IntWeight:
+        return nearest(name, _matrix(self._model, name), self._schemes[name])
+
+    def see(self, buffer: int, names: Sequence[str], hessian: Floats) -> list[IntWeight]:
+        self._inputs.append(_Inputs(buffer, names, hessian))
+        return []
+
+    def end_layer(self) -> list[IntWeight | DenseWeight]:
+        inputs, self._inputs = self._inputs, []
+        matrices = {n: _matrix(self._model, n) for one in inputs for n in one.names}
+        vectors: dict[str, DenseWeight] = {}
+        hessians: dict[str, Floats] = {}
+        for one in inputs:
+            producer = producer_of(self._model.program, one.buffer)
+            scales = np.ones(len(one.hessian), np.float32)
+            if one.names and producer is not None and self._foldable(producer, matrices):
+                group = [matrices[name] for name in one.names]
+                scales = input_scales(group, one.hessian, self._schemes[one.names[0]])
+                scales = self._fold(producer, scales, matrices, vectors)
+            for name in one.names:
+                matrices[name] = matrices[name] * scales
+                hessians[name] = one.hessian / np.outer(scales, scales)
+        return [*vectors.values(), *(self._round(n, m, hessians[n]) for n, m in matrices.items())]
+
+    def _foldable(self, producer: Producer, matrices: Mapping[str, Floats]) -> bool:
+        return producer.rows is None or producer.rows in matrices
+
+    def _fold(
+        self,
+        producer: Producer,
+        scales: Floats,
+        matrices: dict[str, Floats],
+        vectors: dict[str, DenseWeight],
+    ) -> Floats:
+        """Divide what makes the inputs; the scales that this comes to, exactly."""
+        if producer.rows is not None:
+            matrices[producer.rows] = matrices[producer.rows] / scales[:, None]
+        for name in producer.vectors:
+            weight = self._model.weights[name]
+            assert isinstance(weight, DenseWeight)
+            before = to_float32(weight).reshape(-1)
+            after = _as_type(weight, before / scales)
+            vectors[name] = after
+            if producer.rows is None:
+                now = to_float32(after).reshape(-1)
+                usable = (now != 0) & (before != 0)
+                scales = np.where(usable, before / np.where(usable, now, 1), 1).astype(np.float32)
+        return scales
+
+    def _round(self, name: str, matrix: Floats, hessian: Floats) -> IntWeight:
+        scheme = self._schemes[name]
+        grid = clipped(matrix, hessian, scheme)
+        integers = steps(groups_of(matrix, scheme), grid, scheme)
+        return integer_weight(name, integers.reshape(matrix.shape), grid, scheme)
+
+
+def _matrix(model: Model, name: str) -> Floats:
+    weight = model.weights[name]
+    assert isinstance(weight, DenseWeight)
+    values = to_float32(weight)
+    check_finite(name, values)
+    return values
+
+
+def _as_type(weight: DenseWeight, values: Floats) -> DenseWeight:
+    """Other values in the type of the tensor."""
+    if weight.dtype == "BF16":
+        raw = bf16_bits(values).view(np.uint8)
+    else:
+        kind = np.float16 if weight.dtype == "F16" else np.float32
+        raw = values.astype(kind).view(np.uint8)
+    return DenseWeight(weight.name, weight.dtype, weight.shape, raw)

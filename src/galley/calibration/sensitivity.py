@@ -1,0 +1,221 @@
+"""How much each part of a model loses by itself when it is quantised, and what to give each part."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from galley.calibration import store
+from galley.calibration.layerwise import Layerwise
+from galley.calibration.measures import Divergence, following
+from galley.engine.read_model import Model
+from galley.errors import SettingsError
+from galley.formats.weights import DENSE_KINDS, WEIGHT_TYPES, DenseWeight, WeightKind
+from galley.ops.executor import ExecutorFactory
+from galley.ops.sampling import Logits
+from galley.quant.grid import Scheme, nearest
+from galley.quant.weights import to_float32
+
+OnPart: TypeAlias = Callable[[str], None]
+
+_SCALE_BYTES: Final = 2
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a part may become.
+
+    Attributes:
+        scheme: how it is quantised; None: it stays as it is.
+        bytes: of its tensors in the file.
+        kl: mean divergence of the whole model in nats when only this part is so.
+    """
+
+    scheme: Scheme | None
+    bytes: int
+    kl: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """Linear layers that read the same inputs; they share a kind, for kernels compute them as one.
+
+    Attributes:
+        names: of their weights.
+        choices: the smallest first; the last loses nothing.
+    """
+
+    names: tuple[str, ...]
+    choices: tuple[Choice, ...]
+
+
+def parts_of(
+    model: Model,
+    factory: ExecutorFactory,
+    windows: Sequence[Sequence[int]],
+    names: Sequence[str],
+    schemes: Sequence[Scheme],
+    on_part: OnPart = lambda name: None,
+) -> list[Part]:
+    """Quantise one part at a time to the nearest step with searched clips, and measure the whole model.
+
+    Results are kept on disk.
+
+    Args:
+        model: with dense weights.
+        factory: of the executor that runs it.
+        windows: texts to measure on.
+        names: weights of linear layers that may be quantised.
+        schemes: what they may become.
+        on_part: told each part that has been measured.
+    """
+    told = [model.checkpoint.state(), windows, sorted(names), [astuple(s) for s in schemes]]
+    digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
+    kept = store.get(digest, list[Part])
+    if kept is None:
+        kept = list(_measured(model, factory, windows, names, schemes, on_part))
+        store.put(digest, f"sensitivity of {model.checkpoint.folder}", kept)
+    return kept
+
+
+def _measured(
+    model: Model,
+    factory: ExecutorFactory,
+    windows: Sequence[Sequence[int]],
+    names: Sequence[str],
+    schemes: Sequence[Scheme],
+    on_part: OnPart,
+) -> list[Part]:
+    whole = Layerwise(model.program, model.weights, windows, factory, model.options)
+    run = whole.fork()
+    whole.advance(whole.kept[-1])
+    base = [logits.copy() for _, logits in whole.logits()]
+    after = following(windows)
+    parts = []
+    for buffer in run.kept:
+        run.advance(buffer)
+        linears = [name for op in run.linears(buffer) for name in op.weights["weight"]]
+        chosen = tuple(name for name in linears if name in names)
+        if chosen:
+            choices = [
+                Choice(s, _bytes(model, chosen, s), _loss(model, run, base, after, chosen, s))
+                for s in schemes
+            ]
+            choices.append(Choice(None, _bytes(model, chosen, None), 0.0))
+            parts.append(Part(chosen, tuple(sorted(choices, key=lambda c: c.bytes))))
+            on_part(chosen[0])
+    return parts
+
+
+def _loss(
+    model: Model,
+    run: Layerwise,
+    base: Sequence[Logits],
+    after: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]",
+    names: Sequence[str],
+    scheme: Scheme,
+) -> float:
+    changed = run.fork()
+    for name in names:
+        weight = model.weights[name]
+        assert isinstance(weight, DenseWeight)
+        changed.replace(nearest(name, to_float32(weight), scheme, clip=True))
+    changed.advance(changed.kept[-1])
+    divergence = Divergence()
+    for p, (first, q) in zip(base, changed.logits(), strict=True):
+        divergence.add(p, q, after[first : first + len(p)])
+    return divergence.loss().kl
+
+
+def _bytes(model: Model, names: Sequence[str], scheme: Scheme | None) -> int:
+    total = 0
+    for name in names:
+        (outputs, depth), kind = model.weights.info(name)
+        if scheme is None:
+            total += outputs * depth * _dense_bytes(kind)
+        else:
+            groups = depth // scheme.columns(depth)
+            scale = _SCALE_BYTES + (0 if scheme.symmetric else scheme.bits / 8)
+            total += math.ceil(outputs * (depth * scheme.bits / 8 + groups * scale))
+    return total
+
+
+def _dense_bytes(kind: WeightKind) -> int:
+    return next(size for name, size in WEIGHT_TYPES.items() if DENSE_KINDS[name] == kind)
+
+
+def bytes_of_others(model: Model, names: Sequence[str]) -> int:
+    """Of all tensors of the checkpoint but these, which stay as they are."""
+    tensors = model.checkpoint.weights()
+    chosen = set(names)
+    total = 0
+    for name in tensors:
+        weight = tensors[name]
+        if name not in chosen and isinstance(weight, DenseWeight):
+            total += weight.data.nbytes
+    return total
+
+
+def assign(
+    parts: Sequence[Part], *, most_bytes: int | None = None, most_kl: float | None = None
+) -> list[Choice]:
+    """The choice for each part: within the bytes the least loss, or within the loss the fewest bytes.
+
+    Losses are taken to add up. From the smallest choices on, that step is taken again and again which
+    spares most loss for its bytes.
+
+    Args:
+        parts: what there is to choose.
+        most_bytes: that the parts may take in all.
+        most_kl: that they may lose in all, in nats.
+
+    Raises:
+        SettingsError: the smallest choices take more bytes.
+    """
+    taken = [0] * len(parts)
+
+    def now(i: int) -> Choice:
+        return parts[i].choices[taken[i]]
+
+    def size() -> int:
+        return sum(now(i).bytes for i in range(len(parts)))
+
+    if most_bytes is not None and size() > most_bytes:
+        raise SettingsError(
+            f"the smallest that the layers can be is {size() / 1e6:.4g} MB, "
+            f"and {most_bytes / 1e6:.4g} MB are left for them"
+        )
+    while most_kl is None or sum(now(i).kl for i in range(len(parts))) > most_kl:
+        room = math.inf if most_bytes is None else most_bytes - size()
+        step = _best_step(parts, taken, room)
+        if step is None:
+            break
+        taken[step[0]] = step[1]
+    return [now(i) for i in range(len(parts))]
+
+
+def _best_step(parts: Sequence[Part], taken: Sequence[int], room: float) -> tuple[int, int] | None:
+    best, most = None, 0.0
+    for i, part in enumerate(parts):
+        old = part.choices[taken[i]]
+        for j in range(taken[i] + 1, len(part.choices)):
+            new = part.choices[j]
+            more = new.bytes - old.bytes
+            gain = (old.kl - new.kl) / max(1, more)
+            if more <= room and gain > most:
+                best, most = (i, j), gain
+    return best
+
+
+def schemes_of(parts: Sequence[Part], choices: Sequence[Choice]) -> Mapping[str, Scheme]:
+    """Tensor -> how it is quantised, of those that are."""
+    return {
+        name: choice.scheme
+        for part, choice in zip(parts, choices, strict=True)
+        if choice.scheme is not None
+        for name in part.names
+    }

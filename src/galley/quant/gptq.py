@@ -1,0 +1,81 @@
+"""GPTQ: columns are rounded one after another, and those to come make up for each error.
+
+"GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", arXiv:2210.17323, with
+the order of its authors' later code: columns with the largest inputs first ("act-order"), while the grid of
+each group is that of its original columns ("static groups"), so files need no ``g_idx``.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from galley.formats.weights import Floats
+from galley.quant.grid import Grid, Scheme, groups_of, inverse, search
+
+_BLOCK: Final = 128
+"""Columns whose errors are spread among themselves before they are spread over all others."""
+
+_DAMPING: Final = 0.01
+"""Part of the mean of the Hessian's diagonal that is added to it."""
+
+_DOUBLE: Final = 4096
+"""Columns up to which the factor is computed in float64; beyond it would take minutes."""
+
+
+def gptq(
+    matrix: Floats, factor: Floats, order: npt.NDArray[np.int64], scheme: Scheme
+) -> tuple[Floats, Grid]:
+    """The integers [outputs, depth] of a matrix for inputs of a known :func:`factor_of`, and their grid.
+
+    Args:
+        matrix: [outputs, depth]; outputs do not depend on each other.
+        factor: of the inverse Hessian, with columns in ``order``.
+        order: in which columns are rounded.
+        scheme: how.
+    """
+    grid = search(groups_of(matrix, scheme), scheme)
+    columns = scheme.columns(matrix.shape[1])
+    low, high = scheme.levels
+    # A column is a row here, so that it lies together.
+    left = np.ascontiguousarray(matrix.T[order])
+    found = np.empty_like(left)
+    group = order // columns
+    scales, zeros = grid.scales.T, grid.zeros.T
+    inverses = np.ascontiguousarray(inverse(grid.scales).T)
+    for first in range(0, len(left), _BLOCK):
+        end = min(first + _BLOCK, len(left))
+        errors = np.empty((end - first, left.shape[1]), np.float32)
+        for i in range(first, end):
+            g = group[i]
+            q = np.rint(left[i] * inverses[g]) + zeros[g]
+            np.clip(q, low, high, out=q)
+            found[i] = q
+            error = (left[i] - (q - zeros[g]) * scales[g]) / factor[i, i]
+            errors[i - first] = error
+            left[i + 1 : end] -= factor[i, i + 1 : end, None] * error
+        left[end:] -= factor[first:end, end:].T @ errors
+    integers = np.empty_like(found)
+    integers[order] = found
+    return np.ascontiguousarray(integers.T), grid
+
+
+def factor_of(hessian: Floats, *, act_order: bool = True) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """The upper factor U of the damped inverse Hessian, U'U = inv(H), and the order of its columns.
+
+    Args:
+        hessian: [depth, depth], the sum of x x' over inputs x.
+        act_order: columns with the largest inputs first; else as they are.
+
+    An input that is always 0 gets the mean of the diagonal: what it is multiplied with does not matter.
+    """
+    kind: type[np.float64 | np.float32] = np.float64 if len(hessian) <= _DOUBLE else np.float32
+    diagonal = hessian.diagonal().astype(np.float64)
+    order = np.argsort(-diagonal, kind="stable") if act_order else np.arange(len(diagonal))
+    mean = diagonal.mean() or 1.0
+    damped: npt.NDArray[np.float64 | np.float32] = hessian[np.ix_(order, order)].astype(kind)
+    at = np.arange(len(damped))
+    damped[at, at] += np.where(diagonal[order] == 0, mean, _DAMPING * mean).astype(kind)
+    # With rows and columns reversed, the Cholesky factor becomes an upper one: H = R R', inv(H) = U'U.
+    upper = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
+    return np.triu(np.linalg.inv(upper)).astype(np.float32), order

@@ -1,0 +1,160 @@
+"""The integers that a matrix may become: steps of one scale for each output and group of columns."""
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from galley.errors import UnsupportedModel
+from galley.formats.weights import INT4_MIDDLE, Floats, IntWeight
+from galley.quant.weights import as_bf16
+
+Bits = Literal[4, 8]
+
+_RATIOS: Final = (1.0, 0.975, 0.95, 0.925, 0.9, 0.875, 0.85, 0.825, 0.8, 0.75, 0.7, 0.65)
+"""Parts of a group's range that the clip search tries; 1.0 clips nothing."""
+
+_CHUNK_VALUES: Final = 1 << 20
+_SMALLEST: Final = 1e-30
+"""A scale below stands for zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How a matrix is made integers.
+
+    Attributes:
+        bits: 4 or 8.
+        group: columns that share a scale; 0: all of a row.
+        symmetric: zero is the middle of the range; else each group has a zero point (4 bits only).
+    """
+
+    bits: Bits
+    group: int = 0
+    symmetric: bool = True
+
+    def columns(self, depth: int) -> int:
+        """Of a group in rows of ``depth``: whole rows where groups would not divide them."""
+        return self.group if self.group and depth % self.group == 0 else depth
+
+    def fitting(self, depth: int) -> "Scheme":
+        """Itself, or with whole rows where groups would not divide rows of ``depth``."""
+        return self if self.columns(depth) == self.group else replace(self, group=0)
+
+    @property
+    def levels(self) -> tuple[int, int]:
+        """The least and the greatest integer."""
+        return (0, 15) if self.bits == 4 else (-127, 127)
+
+    @property
+    def middle(self) -> int:
+        """The integer that stands for zero, where there are no zero points."""
+        return INT4_MIDDLE if self.bits == 4 else 0
+
+
+class Grid(NamedTuple):
+    """Scales and zero points of a matrix [outputs, depth]: both [outputs, groups]."""
+
+    scales: Floats
+    zeros: Floats
+
+
+def fit(grouped: Floats, scheme: Scheme, ratio: float = 1.0) -> Grid:
+    """The grid that covers ``ratio`` of each group's range; ``grouped`` is [outputs, groups, columns].
+
+    A symmetric scale of 4 bits has the sign that puts the value of largest magnitude on -8, where the range
+    has one step more.
+    """
+    if not scheme.symmetric:
+        low = np.minimum(grouped.min(axis=2), 0) * ratio
+        high = np.maximum(grouped.max(axis=2), 0) * ratio
+        scales = as_bf16(((high - low) / 15).astype(np.float32))
+        return Grid(scales, np.clip(np.rint(-low * inverse(scales)), 0, 15).astype(np.float32))
+    if scheme.bits == 8:
+        scales = as_bf16(np.abs(grouped).max(axis=2) * np.float32(ratio / 127))
+    else:
+        at = np.abs(grouped).argmax(axis=2)[:, :, None]
+        extreme = np.take_along_axis(grouped, at, axis=2)[:, :, 0]
+        scales = as_bf16(extreme * np.float32(-ratio / INT4_MIDDLE))
+    return Grid(scales, np.full_like(scales, scheme.middle))
+
+
+def search(grouped: Floats, scheme: Scheme, importance: Floats | None = None) -> Grid:
+    """Of the grids that clip more or less of each group, the one with the least squared error.
+
+    Args:
+        grouped: [outputs, groups, columns].
+        scheme: how.
+        importance: [groups, columns] weights of the errors; None: all alike.
+    """
+    best = fit(grouped, scheme)
+    least = np.full(best.scales.shape, np.inf, dtype=np.float32)
+    for ratio in _RATIOS:
+        tried = fit(grouped, scheme, ratio)
+        error = np.square(values(steps(grouped, tried, scheme), tried) - grouped)
+        total = (error if importance is None else error * importance).sum(axis=2)
+        better = total < least
+        least = np.where(better, total, least)
+        best = Grid(*(np.where(better, new, old) for new, old in zip(tried, best, strict=True)))
+    return best
+
+
+def steps(grouped: Floats, grid: Grid, scheme: Scheme) -> Floats:
+    """The nearest integers, as floats; ``grouped`` is [outputs, groups, columns]."""
+    low, high = scheme.levels
+    found = np.rint(grouped * inverse(grid.scales)[:, :, None]) + grid.zeros[:, :, None]
+    clipped: Floats = np.clip(found, low, high)
+    return clipped
+
+
+def values(integers: Floats, grid: Grid) -> Floats:
+    """What integers [outputs, groups, columns] stand for."""
+    return (integers - grid.zeros[:, :, None]) * grid.scales[:, :, None]
+
+
+def groups_of(matrix: Floats, scheme: Scheme) -> Floats:
+    """[outputs, depth] as [outputs, groups, columns]."""
+    columns = scheme.columns(matrix.shape[1])
+    return matrix.reshape(len(matrix), -1, columns)
+
+
+def integer_weight(name: str, integers: Floats, grid: Grid, scheme: Scheme) -> IntWeight:
+    """Integers [outputs, depth] with their grid as a typed weight, scales in bfloat16."""
+    q = integers.astype(np.uint8) if scheme.bits == 4 else integers.astype(np.int8)
+    zeros = None if scheme.symmetric else grid.zeros.astype(np.uint8)
+    columns = scheme.columns(integers.shape[1])
+    return IntWeight(name, scheme.bits, q, columns, grid.scales, zeros, "BF16")
+
+
+def nearest(name: str, matrix: Floats, scheme: Scheme, *, clip: bool = False) -> IntWeight:
+    """Each value becomes the nearest step: "rtn", or with ``clip`` the searched grid of "mse".
+
+    Args:
+        name: of the tensor.
+        matrix: [outputs, depth].
+        scheme: how.
+        clip: search the part of each group's range that gives the least squared error.
+    """
+    integers = np.empty(matrix.shape, np.float32)
+    grids = []
+    rows = max(1, _CHUNK_VALUES // matrix.shape[1])
+    for first in range(0, len(matrix), rows):
+        grouped = groups_of(matrix[first : first + rows], scheme)
+        grid = search(grouped, scheme) if clip else fit(grouped, scheme)
+        found = steps(grouped, grid, scheme)
+        integers[first : first + rows] = found.reshape(len(grouped), -1)
+        grids.append(grid)
+    whole = Grid(*(np.concatenate(parts) for parts in zip(*grids, strict=True)))
+    return integer_weight(name, integers, whole, scheme)
+
+
+def check_finite(name: str, matrix: Floats) -> None:
+    """Raises UnsupportedModel if a value is infinite or NaN."""
+    if not np.isfinite(matrix).all():
+        raise UnsupportedModel(f"tensor {name} holds values that are infinite or NaN")
+
+
+def inverse(scales: Floats) -> Floats:
+    """1 / scale, and 0 where the scale is too small to divide by."""
+    usable = np.abs(scales) > _SMALLEST
+    return np.where(usable, 1 / np.where(usable, scales, 1), 0).astype(np.float32)

@@ -1,0 +1,160 @@
+"""galley quantize: what it writes, against compressed-tensors and transformers; interruptions; refusals."""
+
+import filecmp
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from galley import SettingsError, UnsupportedModel
+from galley.calibration.compressed import tensors_of, write_tensors
+from galley.calibration.measures import Divergence, Loss, following
+from galley.calibration.quantize import METHODS, Method, Plan, Quantizer, linear_weights
+from galley.config import EngineSettings
+from galley.engine.read_model import Model, read_model
+from galley.ops.executor import choose_executor
+from galley.quant.grid import Scheme, nearest
+from galley.quant.weights import dequantize
+from tests.checkpoints import random_ids
+from tests.cli.command import galley
+from tests.conftest import CheckpointMaker
+
+WINDOWS = [random_ids(seed, 48) for seed in range(17)]
+HELD_OUT = WINDOWS[::8]
+SMALL = Scheme(4, 16)
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint: CheckpointMaker) -> Path:
+    return checkpoint("llama-mha-tied")
+
+
+def model_of(folder: Path) -> Model:
+    settings = EngineSettings(dtype="float32", kv_dtype="float32", threads=1)
+    return read_model(settings, folder)
+
+
+def quantizer(folder: Path, out: Path, method: Method = "rtn", scheme: Scheme = SMALL) -> Quantizer:
+    model = model_of(folder)
+    plan = Plan(method, dict.fromkeys(linear_weights(model.program), scheme))
+    return Quantizer(model, choose_executor("auto", "cpu")[1], out, plan, WINDOWS)
+
+
+def loss_in_transformers(folder: Path, out: Path) -> Loss:
+    base, made = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (folder, out)
+    )
+    divergence = Divergence()
+    for window in HELD_OUT:
+        with torch.inference_mode():
+            p, q = (m(torch.tensor([window])).logits[0].numpy() for m in (base, made))
+        divergence.add(p, q, following([window]))
+    return divergence.loss()
+
+
+@pytest.mark.parametrize("outputs", [16, 21])
+@pytest.mark.parametrize(
+    "scheme",
+    [Scheme(4, 32), Scheme(4, 16, symmetric=False), Scheme(4), Scheme(8), Scheme(8, 32)],
+    ids=str,
+)
+def test_compressed_tensors_reads_the_same_values(
+    tmp_path: Path, scheme: Scheme, outputs: int
+) -> None:
+    values = np.random.default_rng(0).standard_normal((outputs, 96)).astype(np.float32)
+    weight = nearest("a.weight", values, scheme)
+    write_tensors(tmp_path / "a.safetensors", tensors_of(weight))
+    read = {name[2:]: t for name, t in load_file(tmp_path / "a.safetensors").items()}
+    arguments = QuantizationArgs(
+        num_bits=scheme.bits,
+        symmetric=scheme.symmetric,
+        strategy="group" if scheme.group else "channel",
+        group_size=scheme.group or None,
+    )
+    read["weight_scale"] = read["weight_scale"].float()
+    whole = QuantizationScheme(targets=["Linear"], weights=arguments)
+    found = PackedQuantizationCompressor.decompress(read, whole)["weight"]
+    assert np.array_equal(found.numpy(), dequantize(weight))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_transformers_loads_it_and_finds_the_same_loss(
+    folder: Path, tmp_path: Path, method: Method
+) -> None:
+    told = quantizer(folder, tmp_path / "out", method).run()
+    found = loss_in_transformers(folder, tmp_path / "out")
+    assert found.kl == pytest.approx(told.kl, rel=0.02)
+    assert found.perplexity == pytest.approx(told.perplexity, rel=0.005)
+    receipt = json.loads((tmp_path / "out" / "config.json").read_text())["galley_quantize"]
+    assert receipt["method"] == method
+    assert receipt["kl"] == told.kl
+    assert bool(receipt["calibration"]) == (method in ("gptq", "awq"))
+
+
+@pytest.mark.parametrize(
+    ("variant", "scheme"),
+    [
+        ("llama-head-dim-bias", Scheme(8)),
+        ("qwen3", Scheme(4, 32)),  # wider than what divides the rows
+    ],
+)
+def test_other_shapes_and_kinds(
+    checkpoint: CheckpointMaker, tmp_path: Path, variant: str, scheme: Scheme
+) -> None:
+    told = quantizer(checkpoint(variant), tmp_path / "out", "gptq", scheme).run()
+    found = loss_in_transformers(checkpoint(variant), tmp_path / "out")
+    assert found.kl == pytest.approx(told.kl, rel=0.02, abs=1e-6)
+
+
+def test_an_interrupted_run_goes_on_and_writes_the_same(folder: Path, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    quantizer(folder, whole, "gptq").run()
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(name: str) -> None:
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        quantizer(folder, broken, "gptq").run(interrupt)
+    again = quantizer(folder, broken, "gptq")
+    assert (again.done, len(again.layers)) == (1, 2)
+    with pytest.raises(SettingsError, match="begun from other"):
+        quantizer(folder, broken, "awq")
+    again.run()
+    names = sorted(path.name for path in whole.iterdir())
+    assert names == sorted(path.name for path in broken.iterdir())
+    assert filecmp.cmpfiles(whole, broken, names, shallow=False)[0] == names
+    with pytest.raises(SettingsError, match="not empty"):
+        quantizer(folder, broken, "gptq")
+
+
+def test_what_cannot_be_quantised_is_refused(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="hears speech"):
+        quantizer(checkpoint("whisper"), tmp_path / "out")
+    done = galley("quantize", checkpoint("llama"), tmp_path / "out", "--bits", 8, "--zero-points")
+    assert done.returncode == 2
+    assert "--zero-points" in done.stderr
+
+
+def test_the_command(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ("--group", 16, "--tokens", 600, "--context", 48, "--ignore", "down_proj")
+    done = galley("quantize", folder, out, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "held out: text that the base generated" in done.stdout
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert "model.layers.0.mlp.down_proj" in config["ignore"]
+    assert config["config_groups"]["group_0"]["weights"]["group_size"] == 16
+    assert (out / "tokenizer.json").exists()
+    assert "calibration text of" in galley("cache", "list").stdout
+    again = galley("quantize", folder, out, *arguments)
+    assert again.returncode == 2
+    assert "not empty" in again.stderr

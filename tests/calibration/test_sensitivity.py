@@ -1,0 +1,112 @@
+"""Mixed precision: what each part loses is measured, and choices keep to bytes or loss."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from galley import SettingsError
+from galley.calibration.forward import TeacherForced
+from galley.calibration.measures import Divergence, following
+from galley.calibration.quantize import linear_weights
+from galley.calibration.sensitivity import Choice, Part, assign, bytes_of_others, parts_of
+from galley.config import EngineSettings
+from galley.engine.read_model import read_model
+from galley.ops.executor import choose_executor
+from galley.quant.grid import Scheme
+from tests.checkpoints import random_ids
+from tests.cli.command import galley
+from tests.conftest import CheckpointMaker
+
+SMALL, LARGE = Scheme(4, 16), Scheme(8)
+
+
+def parts() -> list[Part]:
+    random = np.random.default_rng(4)
+    return [
+        Part(
+            (f"{i}.weight",),
+            (
+                Choice(SMALL, 40, float(loss)),
+                Choice(LARGE, 80, float(loss) / 50),
+                Choice(None, 160, 0.0),
+            ),
+        )
+        for i, loss in enumerate(random.exponential(0.01, 6))
+    ]
+
+
+def totals(choices: list[Choice]) -> tuple[int, float]:
+    return sum(c.bytes for c in choices), sum(c.kl for c in choices)
+
+
+@pytest.mark.parametrize("most", [240, 300, 400, 520, 960, 2000])
+def test_the_loss_within_the_bytes_is_about_the_least_there_is(most: int) -> None:
+    size, loss = totals(assign(parts(), most_bytes=most))
+    every = [totals(list(c)) for c in itertools.product(*(p.choices for p in parts()))]
+    best = min(kl for taken, kl in every if taken <= most)
+    assert size <= most
+    assert loss <= max(1.3 * best, 1e-9)
+
+
+@pytest.mark.parametrize("most", [1.0, 0.03, 0.005, 0.0])
+def test_the_bytes_within_the_loss_are_about_the_fewest(most: float) -> None:
+    size, loss = totals(assign(parts(), most_kl=most))
+    every = [totals(list(c)) for c in itertools.product(*(p.choices for p in parts()))]
+    assert loss <= most
+    assert size <= 1.2 * min(taken for taken, kl in every if kl <= most)
+
+
+def test_too_few_bytes_are_refused() -> None:
+    with pytest.raises(SettingsError, match="the smallest"):
+        assign(parts(), most_bytes=239)
+
+
+def test_sensitivity_is_that_of_the_whole_model(checkpoint: CheckpointMaker) -> None:
+    folder = checkpoint("llama")
+    settings = EngineSettings(dtype="float32", kv_dtype="float32", threads=1)
+    model = read_model(settings, folder)
+    windows = [random_ids(1, 60), random_ids(2, 40)]
+    _, factory = choose_executor("auto", "cpu")
+    names = linear_weights(model.program)
+    found = parts_of(model, factory, windows, names, [LARGE])
+    assert sorted(name for part in found for name in part.names) == sorted(names)
+    assert [len(part.names) for part in found] == [3, 1, 2, 1] * 2
+    part = next(part for part in found if "down_proj" in part.names[0])
+    kinds = dict.fromkeys(part.names, "int8")
+    exact = EngineSettings(dtype="float32", kv_dtype="float32", activations="float32", threads=1)
+    divergence, after = Divergence(), following(windows)
+    with (
+        TeacherForced(exact, folder, longest=60) as base,
+        TeacherForced(exact, folder, longest=60, kinds=kinds) as changed,
+    ):
+        for i, window in enumerate(windows):
+            [(_, p)], [(_, q)] = list(base.logits(window)), list(changed.logits(window))
+            divergence.add(p, q, after[:60] if i == 0 else after[60:])
+    # The engine's own int8 has scales in float32 and no clips.
+    assert part.choices[0].kl == pytest.approx(divergence.loss().kl, rel=0.4)
+    assert part.choices[0].kl > 0
+    assert bytes_of_others(model, names) + sum(p.choices[-1].bytes for p in found) == sum(
+        np.prod(model.checkpoint.weights().info(name).shape) * 4
+        for name in model.checkpoint.weights()
+    )
+
+
+def test_the_command_keeps_to_the_budget(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
+    folder, out = checkpoint("llama-mha-tied"), tmp_path / "out"
+    made = galley(
+        *("quantize", folder, out, "--group", 16, "--tokens", 600, "--context", 48),
+        *("--method", "mse", "--budget", "100KB"),
+    )
+    assert made.returncode == 0, made.stderr
+    rows = [row for row in made.stdout.splitlines() if row.startswith("model.layers")]
+    assert len(rows) == 8
+    assert {row.split()[-2] for row in rows} >= {"int4", "int8"}
+    assert sum(path.stat().st_size for path in out.glob("*.safetensors")) < 1.1 * 100_000
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert {g["weights"]["num_bits"] for g in config["config_groups"].values()} == {4, 8}
+    refused = galley("quantize", folder, tmp_path / "other", "--budget", "1KB", "--tokens", 600)
+    assert refused.returncode == 2
+    assert "the smallest" in refused.stderr
