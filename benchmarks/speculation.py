@@ -14,6 +14,7 @@ without. For an idle machine.
 """
 
 import argparse
+import contextlib
 import random
 import statistics
 import time
@@ -47,8 +48,9 @@ COMMAND: Final = "python -m benchmarks.speculation"
 PROMPT_TOKENS: Final = 32
 TURN: Final = 6
 """Steps with speculation, and as many without."""
-PROPOSERS: Final[tuple[Speculation, ...]] = ("prompt", "recent", "auto")
+WAYS: Final[tuple[Speculation, ...]] = ("off", "prompt", "recent", "auto")
 MOST_ROWS: Final = 64
+PARAMS: Final = SamplingParams(temperature=0, max_tokens=200)
 
 
 class Oracle:
@@ -213,49 +215,61 @@ def conversations(items: int) -> dict[str, list[list[Any]]]:
     return tasks
 
 
-@dataclass(frozen=True)
+@dataclass
 class Done:
     """One task with one proposer, so many conversations at a time."""
 
     task: str
     at_once: int
-    proposer: str
-    tokens_per_s: float
-    tokens: int
-    proposed: int
-    accepted: int
+    proposer: Speculation
+    seconds: float = 0.0
+    tokens: int = 0
+    proposed: int = 0
+    accepted: int = 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated ones, prompts included in the time."""
+        return self.tokens / self.seconds
+
+    def add(self, llm: LLM, asked: Sequence[Any]) -> list[str]:
+        """Have these answered; their texts."""
+        began = time.perf_counter()
+        choices = [output.choices[0] for output in llm.chat(asked, PARAMS)]
+        self.seconds += time.perf_counter() - began
+        self.tokens += sum(len(choice.token_ids) for choice in choices)
+        self.proposed += sum(choice.timing.proposed for choice in choices)
+        self.accepted += sum(choice.timing.accepted for choice in choices)
+        return [choice.text for choice in choices]
 
 
 def tasks(settings: EngineSettings, at_once: int, items: int) -> list[Done]:
-    """Each task without speculation and with each proposer.
+    """Each task without speculation and with each proposer, by turns of ``at_once`` conversations.
 
     Raises:
         AssertionError: a text differs from the one without speculation.
     """
-    made: list[Done] = []
-    params = SamplingParams(temperature=0, max_tokens=200)
+    own: dict[str, Any] = {"quantize": settings.quantize, "threads": settings.threads}
     wanted = conversations(items)
-    known: dict[str, list[str]] = {}
-    for proposer in ("off", *PROPOSERS):
-        own: dict[str, Any] = {"quantize": settings.quantize, "threads": settings.threads}
-        with LLM(settings.model, speculation=proposer, kv_cache_tokens=16384, **own) as llm:
-            llm.chat(wanted["ticket"][0], params)
-            for task, all_of_it in wanted.items():
-                began = time.perf_counter()
-                choices = [
-                    output.choices[0]
-                    for i in range(0, len(all_of_it), at_once)
-                    for output in llm.chat(all_of_it[i : i + at_once], params)
+    made: list[Done] = []
+    with contextlib.ExitStack() as stack:
+        engines: dict[Speculation, LLM] = {
+            proposer: stack.enter_context(
+                LLM(settings.model, speculation=proposer, kv_cache_tokens=16384, **own)
+            )
+            for proposer in WAYS
+        }
+        for llm in engines.values():
+            llm.chat(wanted["ticket"][:at_once], PARAMS)
+        for task, all_of_it in wanted.items():
+            sums = {proposer: Done(task, at_once, proposer) for proposer in engines}
+            for i in range(0, len(all_of_it), at_once):
+                texts = [
+                    done.add(engines[done.proposer], all_of_it[i : i + at_once])
+                    for done in sums.values()
                 ]
-                seconds = time.perf_counter() - began
-                texts = [choice.text for choice in choices]
-                assert known.setdefault(task, texts) == texts, (task, proposer)
-                tokens = sum(len(choice.token_ids) for choice in choices)
-                proposed = sum(choice.timing.proposed for choice in choices)
-                accepted = sum(choice.timing.accepted for choice in choices)
-                made.append(
-                    Done(task, at_once, proposer, tokens / seconds, tokens, proposed, accepted)
-                )
+                assert all(own == texts[0] for own in texts), (task, i)
+            made += sums.values()
     return made
 
 
