@@ -85,7 +85,7 @@ class Guessing:
             if work.guesses and work.sequence.guesser is not None:
                 self._speculator.settle(work.sequence.guesser, work.sequence.tokens)
         drafted, self._drafted = self._drafted, self.draft_seconds
-        self._speculator.observe(seconds - (self._drafted - drafted))
+        self._speculator.observe(seconds, self._drafted - drafted)
 
     def end(self, sequence: Sequence) -> None:
         """A sequence has come to its end, or nobody wants more of it."""

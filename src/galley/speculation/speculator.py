@@ -6,7 +6,8 @@ as make the expected tokens, divided by the seconds that the step takes with the
 as much as they bring, as in large batches, that is none.
 
 Looking guesses up costs next to nothing. A drafter's steps cost time, so how many guesses it makes is
-decided before: for the sequences for which it is likelier to be right than what was looked up.
+decided before: for the sequences for which it is likelier to be right than what was looked up. Whether
+looking pays at all is found by trial (``trial.py``).
 """
 
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from galley.speculation.acceptance import (
 from galley.speculation.drafter import Candidate, Drafter, Wanted, draft_length
 from galley.speculation.proposer import NO_PROPOSAL, Follower, Forced, Proposal, Proposer
 from galley.speculation.row_costs import RowCosts
+from galley.speculation.trial import Trial
 
 MOST_GUESSES: Final = 16
 """Of one sequence in one step."""
@@ -111,7 +113,9 @@ class Speculator:
         self._proposers = proposers
         self._acceptance = [Acceptance() for _ in proposers]
         self._costs = costs
+        self._trial = Trial()
         self._step: tuple[int, int] | None = None
+        self._looked, self._gained = False, 0
         self.counts = {proposer.name: Counts() for proposer in proposers}
 
     def follow(self, salt: bytes, forced: Forced | None = None) -> Guesser:
@@ -139,6 +143,9 @@ class Speculator:
         Args: as of :meth:`guess`. Called for each step, first.
         """
         self._step = (decoding, 0) if rows == decoding else None
+        self._looked, self._gained = False, 0
+        if not self._trial.looks(decoding):
+            return 1.0
         alone = self._costs.plain(decoding)
         least, guesses = 1.0, 1
         while guesses <= decoding * MOST_GUESSES:
@@ -159,6 +166,7 @@ class Speculator:
             budget: the most guesses of all.
             least: what :meth:`least` has said.
         """
+        self._looked = True
         guesses: list[Sequence[int]] = [()] * len(asked)
         chains: list[tuple[float, int]] = []  # (chance that all up to a guess are right, whose)
         found = [self._longest(one, decoding) for one in asked]
@@ -196,14 +204,17 @@ class Speculator:
         counts = self.counts[self._proposers[tries.place].name]
         counts.proposed += len(guesses)
         counts.accepted += right
+        self._gained += right
         if right:
             guesser._fruitless = guesser._rest = 0
 
-    def observe(self, seconds: float) -> None:
-        """The step for which guesses were asked took so long."""
+    def observe(self, seconds: float, drafting: float = 0.0) -> None:
+        """The step for which guesses were asked took so long, of which ``drafting`` was the drafter's."""
         step, self._step = self._step, None
         if step is not None:
-            self._costs.observe(*step, seconds)
+            decoding, guesses = step
+            self._costs.observe(decoding, guesses, seconds - drafting)
+            self._trial.learn(decoding, self._looked, decoding + self._gained, seconds)
 
     def _longest(self, one: Asked, decoding: int) -> tuple[_Tries, Proposal]:
         """The proposal with the longest match, and whose it is."""

@@ -1,0 +1,43 @@
+"""Looking for guesses is given up where it costs more than it brings, and tried again."""
+
+import random
+
+import pytest
+
+from galley.speculation.trial import Trial
+
+
+def share(looking: float, steps: int, *, trial: Trial, resting: float = 100.0) -> float:
+    """Of the steps, how many looked, where each way has such a pace, give or take a tenth."""
+    rng = random.Random(0)
+    looked = 0
+    for _ in range(steps):
+        looks = trial.looks(4)
+        pace = (looking if looks else resting) * rng.uniform(0.9, 1.1)
+        trial.learn(4, looks, 4, 4 / pace)
+        looked += looks
+    return looked / steps
+
+
+@pytest.mark.parametrize(
+    ("looking", "least", "most"),
+    [(240.0, 0.9, 1.0), (115.0, 0.9, 1.0), (100.0, 0.5, 1.0), (80.0, 0.0, 0.1), (30.0, 0.0, 0.1)],
+)
+def test_what_is_better_is_done_mostly(looking: float, least: float, most: float) -> None:
+    assert least <= share(looking, 2000, trial=Trial()) <= most
+
+
+def test_a_change_is_found() -> None:
+    trial = Trial()
+    assert share(60.0, 1500, trial=trial) < 0.1
+    share(200.0, 1500, trial=trial)
+    assert share(200.0, 500, trial=trial) > 0.95
+    share(60.0, 200, trial=trial)
+    assert share(60.0, 1500, trial=trial) < 0.1
+
+
+def test_numbers_of_sequences_are_apart() -> None:
+    trial = Trial()
+    share(30.0, 500, trial=trial)
+    assert trial.looks(1)
+    assert trial.looks(32)
