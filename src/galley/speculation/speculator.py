@@ -10,6 +10,7 @@ decided before: for the sequences for which it is likelier to be right than what
 looking pays at all is found by trial (``trial.py``).
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,6 +28,8 @@ from galley.speculation.trial import Trial
 
 MOST_GUESSES: Final = 16
 """Of one sequence in one step."""
+
+_clock: Final = time.perf_counter
 
 _DRAFT_MATCH: Final = 1
 _DRAFT_BUCKET: Final = bucket_of(_DRAFT_MATCH)
@@ -116,6 +119,8 @@ class Speculator:
         self._trial = Trial()
         self._step: tuple[int, int] | None = None
         self._looked, self._gained = False, 0
+        self._unpaid = 0.0
+        """Seconds spent on looking in steps that also computed prompts, and on texts that had ended."""
         self.counts = {proposer.name: Counts() for proposer in proposers}
 
     def follow(self, salt: bytes, forced: Forced | None = None) -> Guesser:
@@ -134,8 +139,10 @@ class Speculator:
 
     def remember(self, salt: bytes, tokens: Sequence[int], prompt: int) -> None:
         """A sequence has ended; the first ``prompt`` of its ``tokens`` were given."""
+        began = _clock()
         for proposer in self._proposers:
             proposer.remember(salt, tokens, prompt)
+        self._unpaid += _clock() - began
 
     def least(self, decoding: int, rows: int) -> float:
         """No guess that is less likely can be worth its row; 1: none can.
@@ -167,6 +174,7 @@ class Speculator:
             least: what :meth:`least` has said.
         """
         self._looked = True
+        began = _clock()
         guesses: list[Sequence[int]] = [()] * len(asked)
         chains: list[tuple[float, int]] = []  # (chance that all up to a guess are right, whose)
         found = [self._longest(one, decoding) for one in asked]
@@ -187,6 +195,8 @@ class Speculator:
                 guesses[i] = self._choose(asked[i], tries, proposal, lengths[i], decoding)
         if self._step is not None:
             self._step = (decoding, sum(map(len, guesses)))
+        else:
+            self._unpaid += _clock() - began
         return guesses
 
     def settle(self, guesser: Guesser, tokens: Sequence[int]) -> None:
@@ -214,6 +224,8 @@ class Speculator:
         if step is not None:
             decoding, guesses = step
             self._costs.observe(decoding, guesses, seconds - drafting)
+            if self._looked:
+                seconds, self._unpaid = seconds + self._unpaid, 0.0
             self._trial.learn(decoding, self._looked, decoding + self._gained, seconds)
 
     def _longest(self, one: Asked, decoding: int) -> tuple[_Tries, Proposal]:
