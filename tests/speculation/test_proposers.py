@@ -58,9 +58,11 @@ def test_recent_texts_stay_within_their_bound_and_tenant(
     texts: list[tuple[list[int], bytes]],
 ) -> None:
     recent = RecentTexts(kept_tokens=50)
-    for tokens, salt in texts:
+    for i, (tokens, salt) in enumerate(texts):
         offset = 0 if salt == SALT else 10
         recent.remember(salt, [token + offset for token in tokens], len(tokens) // 2)
+        if i % 3:  # texts are indexed when somebody looks
+            recent.follow(salt, None).propose(tokens, 4)
         assert recent.tokens <= 50
         entries = sum(map(len, recent._places.values()))
         assert entries <= recent.tokens * len(LENGTHS)
@@ -72,7 +74,9 @@ def test_recent_texts_stay_within_their_bound_and_tenant(
             assert all(offset <= token <= offset + 3 for token in proposal.tokens)
     for _ in range(2):
         recent.remember(b"last", list(range(100, 150)), 0)
+    recent.follow(b"last", None).propose([1], 4)
     assert list(recent._places) == [b"last"]
+    assert not recent._unread
 
 
 def test_recent_texts_find_the_longest_match_of_the_latest() -> None:

@@ -31,6 +31,7 @@ class RecentTexts:
     def __init__(self, kept_tokens: int = KEPT_TOKENS) -> None:
         self._most = kept_tokens
         self._texts: deque[_Text] = deque()
+        self._unread: deque[_Text] = deque()  # the latest ones, until somebody looks
         self._places: dict[bytes, dict[int, tuple[_Text, int]]] = {}
         self.tokens = 0
         """Of all texts that are kept."""
@@ -46,15 +47,15 @@ class RecentTexts:
         begin = max(0, prompt - LENGTHS[0], len(tokens) - self._most)
         text = _Text(salt, tokens[begin:])
         self._texts.append(text)
+        self._unread.append(text)
         self.tokens += len(text.tokens)
-        if entries := _entries(text.tokens):
-            places = self._places.setdefault(salt, {})
-            places.update((key, (text, place)) for key, place in entries)
         while self.tokens > self._most:
             self._forget(self._texts.popleft())
 
     def find(self, salt: bytes, tokens: Sequence[int], most: int) -> Proposal:
         """What followed the last of ``tokens`` most recently."""
+        while self._unread:
+            self._enter(self._unread.popleft())
         places = self._places.get(salt)
         if places is None:
             return NO_PROPOSAL
@@ -68,8 +69,16 @@ class RecentTexts:
                 return Proposal(source[place : place + most], match)
         return NO_PROPOSAL
 
+    def _enter(self, text: _Text) -> None:
+        if entries := _entries(text.tokens):
+            places = self._places.setdefault(text.salt, {})
+            places.update((key, (text, place)) for key, place in entries)
+
     def _forget(self, text: _Text) -> None:
         self.tokens -= len(text.tokens)
+        if self._unread and self._unread[0] is text:
+            self._unread.popleft()
+            return
         places = self._places.get(text.salt, {})
         for key, _ in _entries(text.tokens):
             if key in places and places[key][0] is text:

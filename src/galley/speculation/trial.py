@@ -16,7 +16,7 @@ _WORSE: Final = 0.97
 _CLEARLY_BETTER: Final = 1.3
 """Above, steps without are not tried any more."""
 
-_SOON: Final = 16
+_SOON: Final = 8
 """Steps before what is worse is tried."""
 
 _SELDOM: Final = 512
