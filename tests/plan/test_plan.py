@@ -123,6 +123,16 @@ def test_a_single_request_reads_all_weights_for_each_token() -> None:
     assert found.cost == pytest.approx(2.0 / 3600 / found.tokens_per_second * 1e6)
 
 
+def test_the_middle_of_two_calibrations() -> None:
+    one = Shares(bandwidth=0.2, arithmetic=((1, 0.1), (8, 0.5)), step_seconds=0.002)
+    two = Shares(bandwidth=0.4, arithmetic=((1, 0.3), (8, 0.7)), step_seconds=0.004)
+    middle = one.between(two)
+    assert middle.bandwidth == pytest.approx(0.3)
+    assert middle.arithmetic_of(1) == pytest.approx(0.2)
+    assert middle.arithmetic_of(8) == pytest.approx(0.6)
+    assert middle.step_seconds == pytest.approx(0.003)
+
+
 def test_shares_lie_on_the_line_between_two_measured_ones() -> None:
     shares = Shares(arithmetic=((4, 0.2), (16, 0.4), (64, 0.3)))
     assert [shares.arithmetic_of(rows) for rows in (1, 4, 16, 64, 500)] == [0.2, 0.2, 0.4, 0.3, 0.3]

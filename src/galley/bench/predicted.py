@@ -136,7 +136,7 @@ def compare_one(measuring: Measuring, sizes: ModelSizes) -> list[Compared]:
     read_model(measuring.settings, folder)
     own = resident(folder)
     run = _Run(measuring, sizes)
-    shares, bandwidth = run.calibrate()
+    before, bandwidth = run.calibrate()
     found: list[Compared] = []
     for batch in sorted(measuring.batches):
         load = Load(
@@ -146,6 +146,9 @@ def compare_one(measuring: Measuring, sizes: ModelSizes) -> list[Compared]:
             batch_tokens=run.settings.max_batch_tokens,
         )
         ttft, tpot, rate = run.measure(load)
+        # What else the machine does changes from minute to minute: what is measured stands between.
+        after, _ = run.calibrate()
+        shares, before = before.between(after), after
         machine = run.machine(bandwidth if sizes.step_weights < _CACHED_BYTES else rate)
         prediction = predict(sizes, machine, load, shares)
         assert prediction is not None  # float32 is always measured

@@ -50,6 +50,18 @@ class Shares:
     step_seconds: float = 0.0003
     reserve_bytes: int = 1 << 30
 
+    def between(self, other: "Shares") -> "Shares":
+        """The middle of two that were taken of the same numbers of rows."""
+        pairs = zip(self.arithmetic, other.arithmetic, strict=True)
+        return Shares(
+            bandwidth=(self.bandwidth + other.bandwidth) / 2,
+            arithmetic=tuple((rows, (one + two) / 2) for (rows, one), (_, two) in pairs),
+            attention_bandwidth=(self.attention_bandwidth + other.attention_bandwidth) / 2,
+            attention_arithmetic=(self.attention_arithmetic + other.attention_arithmetic) / 2,
+            step_seconds=(self.step_seconds + other.step_seconds) / 2,
+            reserve_bytes=max(self.reserve_bytes, other.reserve_bytes),
+        )
+
     def arithmetic_of(self, rows: int) -> float:
         """The share of a step with so many rows."""
         below = [point for point in self.arithmetic if point[0] <= rows]
