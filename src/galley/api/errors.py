@@ -107,12 +107,21 @@ def to_api_error(error: Exception) -> ApiError:
             )
 
 
-def _cut(message: str) -> str:
-    """With beginning and end, which say what is wrong and what to do, if it is too long."""
+def _shortened(message: str) -> str:
+    """A message of bearable length: its beginning says what is wrong, its end what to do."""
     if len(message) <= MAX_MESSAGE:
         return message
     beginning = f"{message[:_MAX_BEGINNING]} [...] "
     return beginning + message[len(beginning) - MAX_MESSAGE :]
+
+
+def naming_message(error: Exception) -> str:
+    """An error's message for protocols that have no field for what it is about: it names that itself."""
+    told = to_api_error(error)
+    message = str(told)
+    if told.param is not None and told.param not in message:
+        message = f"{told.param}: {message}"
+    return _shortened(message)
 
 
 def envelope(error: Exception) -> dict[str, dict[str, str | None]]:
@@ -120,7 +129,7 @@ def envelope(error: Exception) -> dict[str, dict[str, str | None]]:
     told = to_api_error(error)
     return {
         "error": {
-            "message": _cut(str(told)),
+            "message": _shortened(str(told)),
             "type": told.type,
             "param": told.param,
             "code": told.code,

@@ -16,7 +16,7 @@ MAX_TOOLS: Final = 512
 MAX_TOOL_BYTES: Final = 64 * 1024
 """Of the JSON of one tool."""
 
-_NAME: Final = f"^{TOOL_NAME.pattern}$"
+TOOL_NAME_PATTERN: Final = f"^{TOOL_NAME.pattern}$"
 
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,7 +33,7 @@ class TextPart(Strict, frozen=True, kw_only=True):
 class FunctionCall(Strict, frozen=True, kw_only=True):
     """``function`` of a call in an assistant's message."""
 
-    name: Annotated[str, Meta(pattern=_NAME)]
+    name: Annotated[str, Meta(pattern=TOOL_NAME_PATTERN)]
     arguments: Annotated[str, Meta(description="A JSON object, as text.")]
 
     def plain(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ Messages: TypeAlias = Annotated[list[Message], Meta(min_length=1, max_length=MAX
 class FunctionTool(Strict, frozen=True, kw_only=True):
     """``function`` of a tool."""
 
-    name: Annotated[str, Meta(pattern=_NAME)]
+    name: Annotated[str, Meta(pattern=TOOL_NAME_PATTERN)]
     description: str | None = None
     parameters: Annotated[
         dict[str, Any] | None, Meta(description="JSON schema of the arguments. Default: none.")

@@ -113,8 +113,13 @@ def _of_format(asked: ResponseFormat | None) -> list[Constraint]:
         return []
     if asked.json_schema is None:
         return [Constraint("response_format", ANY_OBJECT)]
-    grammar = Grammar("json_schema", _json(asked.json_schema.schema))
+    grammar = schema_grammar(asked.json_schema.schema)
     return [Constraint("response_format.json_schema.schema", grammar)]
+
+
+def schema_grammar(schema: Any) -> Grammar:
+    """The grammar of JSON texts that satisfy ``schema``."""
+    return Grammar("json_schema", _json(schema))
 
 
 def _of_fields(fields: msgspec.Struct, prefix: str, names: tuple[str, ...]) -> list[Constraint]:

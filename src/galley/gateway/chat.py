@@ -11,6 +11,7 @@ from typing import Any, Final
 from galley.errors import RequestError
 from galley.gateway.call import Call
 from galley.gateway.generation import Generation
+from galley.gateway.served import Backend
 from galley.text.tokenizer import Tokenizer
 from galley.tools.conversation import Conversation
 from galley.tools.formats import THINKING, ChatFormat
@@ -47,15 +48,8 @@ async def converse(
         EngineFailed: the engine will not come back.
     """
     backend = call.backend
-    _check_tools(conversation, backend.format)
-    variables = variables_of(conversation, backend.format)
     params = await backend.text.check_grammar(params, constrained_by)
-    prompt = await backend.text.chat(
-        conversation.messages,
-        tools=[tool.as_templates_expect() for tool in conversation.offered],
-        variables=variables,
-        context=backend.engine.info.max_request_tokens,
-    )
+    prompt = await prompt_of(backend, conversation)
     new_parser = partial(
         backend.format.parser,
         conversation.offered,
@@ -70,6 +64,21 @@ async def converse(
         cache_salt=cache_salt,
         prompt_param="messages",
         parser=new_parser,
+    )
+
+
+async def prompt_of(backend: Backend, conversation: Conversation) -> list[int]:
+    """Token ids of the conversation, as the model's chat template writes it.
+
+    Raises:
+        RequestError: the request cannot be honoured by this model.
+    """
+    _check_tools(conversation, backend.format)
+    return await backend.text.chat(
+        conversation.messages,
+        tools=[tool.as_templates_expect() for tool in conversation.offered],
+        variables=variables_of(conversation, backend.format),
+        context=backend.engine.info.max_request_tokens,
     )
 
 

@@ -144,6 +144,10 @@ class Generation:
             else sum(choice.reasoning_tokens for choice in self._choices),
         )
 
+    def stop_string(self, choice: int) -> str | None:
+        """The stop string that ended the choice's text, if one has."""
+        return self._choices[choice].text.stop_string
+
     @property
     def receipt(self) -> Receipt:
         """What the choices that have ended took."""

@@ -7,11 +7,12 @@ import secrets
 import time
 from typing import Any, Final
 
+import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from galley.config import MOST_TIMEOUT
+from galley.config import MOST_TIMEOUT, Settings
 from galley.errors import RequestError
 from galley.gateway.caller import Caller
 from galley.observe.logs import readable
@@ -28,6 +29,9 @@ TIMEOUT_HEADER: Final = "x-request-timeout"
 REQUEST_ID_HEADER: Final = "x-request-id"
 
 _TIMEOUT_CHARACTERS: Final = 32
+_LOGGED_BYTES: Final = 16 * 1024
+"""Of a prompt that is logged."""
+
 _SWITCHING_PROTOCOLS: Final = 101
 _REQUEST_ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _MOST_SEGMENTS: Final = 8
@@ -156,6 +160,13 @@ def caller_of(request: HTTPConnection, *, timeout: float = math.inf) -> Caller:
     return Caller(
         state.request_id, state.account, state.record, state.arrived, deadline, state.trace
     )
+
+
+def note_prompt(caller: Caller, prompt: object, settings: Settings) -> None:
+    """Put the beginning of a prompt into the log record, where prompts are logged."""
+    if settings.log_prompts:
+        text = msgspec.json.encode(prompt)[:_LOGGED_BYTES]
+        caller.record["prompt_text"] = text.decode(errors="replace")
 
 
 def _given_id(scope: Scope) -> str | None:

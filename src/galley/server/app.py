@@ -17,11 +17,13 @@ from galley.gateway.tenants import Tenants
 from galley.observe.tracing import Tracing
 from galley.server import (
     admin,
+    anthropic,
     audio,
     errors,
     generate,
     health,
     models,
+    ollama,
     page_files,
     realtime,
     tokenize,
@@ -34,7 +36,7 @@ from galley.server.openapi import Operation, document
 
 _PREFLIGHT_SECONDS: Final = 600
 
-_PROTOCOLS: Final = (generate, audio, models, tokenize, health)
+_PROTOCOLS: Final = (generate, anthropic, ollama, audio, models, tokenize, health)
 
 
 def create_app(

@@ -112,14 +112,17 @@ def _duration(seconds: float) -> str:
 
 
 def _presented(scope: Scope) -> str:
-    """The bearer token; "", which is no key, without one.
+    """The bearer token, or the header ``x-api-key``; "", which is no key, without one.
 
     A page in a browser can give a WebSocket no header but its subprotocols, so a key may be one of them, as
     OpenAI's clients in browsers send it.
     """
-    scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+    headers = Headers(scope=scope)
+    scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return token.strip()
+    if key := headers.get("x-api-key", ""):  # as Anthropic's clients send it
+        return key.strip()
     keys = (p for p in scope.get("subprotocols", ()) if p.startswith(KEY_PROTOCOL))
     return next(keys, "").removeprefix(KEY_PROTOCOL)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any, Final
@@ -12,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ExceptionHandler, Receive, Scope, Send
 
+from galley.api import anthropic_answer, ollama_answer
 from galley.api.errors import ApiError, envelope, to_api_error
 from galley.api.messages import Strict
 from galley.errors import GalleyError
@@ -24,6 +26,12 @@ BEGINNINGS: Final = ("http.response.start", "websocket.http.response.start", "we
 
 TOO_LARGE: Final = "request_too_large"
 """The code of a body over the cap, of which some may be on its way still."""
+
+_ENVELOPES: Final[Mapping[str, Callable[[Exception], Mapping[str, Any]]]] = {
+    anthropic_answer.ENDPOINT: anthropic_answer.envelope,
+    ollama_answer.PREFIX: ollama_answer.envelope,
+}
+"""Beginning of paths -> errors of that protocol; those of all others are OpenAI's."""
 
 _FIELD: Final = re.compile(r"\w+", re.ASCII)
 
@@ -43,18 +51,28 @@ class ClientGone(ApiError):
 
 
 class ErrorResponse(Response):
-    """An error's envelope; the access log is told of it."""
+    """An error in the envelope of the protocol that the path belongs to; the access log is told of it."""
 
     media_type = "application/json"
 
     def __init__(self, error: ApiError) -> None:
-        super().__init__(msgspec.json.encode(envelope(error)), error.status, error.headers)
+        super().__init__(b"", error.status, error.headers)
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
         note_error(scope, self._error)
+        self.body = msgspec.json.encode(envelope_of(scope["path"])(self._error))
+        self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
+
+
+def envelope_of(path: str) -> Callable[[Exception], Mapping[str, Any]]:
+    """What writes errors in the form of the protocol that the path belongs to."""
+    for prefix, other in _ENVELOPES.items():
+        if path.startswith(prefix):
+            return other
+    return envelope
 
 
 def error_response(error: Exception) -> Response:

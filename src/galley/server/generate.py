@@ -1,8 +1,5 @@
 """``POST /v1/chat/completions`` and ``/v1/completions``."""
 
-from typing import Final
-
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,16 +8,12 @@ from galley.api.chat import ChatAnswer
 from galley.api.completions import CompletionAnswer
 from galley.api.responses import ChatCompletion, Completion
 from galley.api.schemas import ChatRequest, CompletionRequest
-from galley.gateway.caller import Caller
 from galley.gateway.registry import Registry
 from galley.server import body
-from galley.server.access import caller_of
+from galley.server.access import caller_of, note_prompt
 from galley.server.answers import LargeJson
 from galley.server.openapi import Operation
 from galley.server.sse import EventStream, while_connected
-
-_LOGGED_BYTES: Final = 16 * 1024
-"""Of a prompt that is logged."""
 
 
 def routes(models: Registry) -> list[Operation]:
@@ -28,17 +21,12 @@ def routes(models: Registry) -> list[Operation]:
     max_bytes = models.settings.max_body_bytes
     timeout = models.settings.request_timeout
 
-    def note(caller: Caller, prompt: object) -> None:
-        if models.settings.log_prompts:
-            text = msgspec.json.encode(prompt)[:_LOGGED_BYTES]
-            caller.record["prompt_text"] = text.decode(errors="replace")
-
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         caller = caller_of(request, timeout=timeout)
         models.expect("generate", caller)
         asked = await body.read(request, ChatRequest, max_bytes=max_bytes)
-        note(caller, asked.messages)
+        note_prompt(caller, asked.messages, models.settings)
         start = ChatAnswer.start(models.find(asked.model, "generate", caller), asked, caller)
         answer = await while_connected(request.receive, start)
         return await _respond(request, answer, stream=bool(asked.stream))
@@ -48,7 +36,7 @@ def routes(models: Registry) -> list[Operation]:
         caller = caller_of(request, timeout=timeout)
         models.expect("generate", caller)
         asked = await body.read(request, CompletionRequest, max_bytes=max_bytes)
-        note(caller, asked.prompt)
+        note_prompt(caller, asked.prompt, models.settings)
         served = models.find(asked.model, "generate", caller)
         start = CompletionAnswer.start(served, asked, caller)
         answer = await while_connected(request.receive, start)

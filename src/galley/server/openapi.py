@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -53,6 +53,9 @@ _PATH_PARAMETER: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
 class Operation(Route):
     """A route that the document describes. Its summary is the first line of its handler's docstring."""
 
+    error: ClassVar[type] = ErrorBody
+    """What comes with errors."""
+
     def __init__(
         self,
         method: str,
@@ -69,7 +72,7 @@ class Operation(Route):
         """What is asked and answered.
 
         Args:
-            answers: status -> what comes with it; errors come with the error envelope.
+            answers: status -> what comes with it.
             errors: statuses of errors beside those that follow from what the operation reads.
             about: what an answer with status 200 is.
             body: what the handler reads as JSON.
@@ -89,13 +92,13 @@ class Operation(Route):
         """All types that the operation's schemas are made of."""
         answered = [part for answer in self.answers.values() for part in _media(answer).values()]
         named = [part for part in answered if not isinstance(part, dict)]
-        return [*named, *(part for part in (self.body, self.form) if part is not None)]
+        return [*named, *(part for part in (self.body, self.form, self.error) if part is not None)]
 
 
 def document(routes: Sequence[BaseRoute]) -> Schema:
     """The document of those ``routes`` that are operations, as plain JSON values."""
     operations = [route for route in routes if isinstance(route, Operation)]
-    types = [ErrorBody, *(kind for operation in operations for kind in operation.types)]
+    types = [kind for operation in operations for kind in operation.types]
     unique = list(dict.fromkeys(types))
     references, schemas = msgspec.json.schema_components(unique, ref_template=_REFERENCE)
     named = dict(zip(unique, references, strict=True))
@@ -135,7 +138,7 @@ def _described(operation: Operation, named: Mapping[Any, Schema]) -> Schema:
     for status in sorted(operation.errors - operation.answers.keys()):
         error = responses[str(status)] = {
             "description": _ERRORS[status],
-            "content": content({_JSON: ErrorBody}),
+            "content": content({_JSON: operation.error}),
         }
         if status in _LATER:
             error["headers"] = {"Retry-After": _RETRY_AFTER}

@@ -19,9 +19,6 @@ log = logging.getLogger("galley.server")
 
 DONE: Final = b"data: [DONE]\n\n"
 
-_COMMENT: Final = b":\n\n"
-"""What a client must ignore; see :meth:`galley.server.http_protocol.BoundedHttpProtocol.eof_received`."""
-
 _LINE_ENDS: Final = tuple((c.encode(), json.dumps(c)[1:-1].encode()) for c in "\x85\u2028\u2029")
 
 T = TypeVar("T")
@@ -51,10 +48,22 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 class EventStream(Response):
     """``events``, each as one ``data:`` line, then ``[DONE]``; an error on the way is an event too.
 
-    ``close`` is called in every case, even if the client hung up before the first event.
+    ``close`` is called in every case, even if the client hung up before the first event. Other protocols'
+    streams override how events are written.
     """
 
     media_type = "text/event-stream"
+    probe = b":\n\n"
+    """What clients ignore; see :meth:`galley.server.http_protocol.BoundedHttpProtocol.eof_received`."""
+    ending = DONE
+
+    def encoded(self, event: Mapping[str, Any]) -> bytes:
+        """One event as it is sent."""
+        return data_event(event)
+
+    def encoded_error(self, error: Exception) -> bytes:
+        """The last event, if the stream cannot go on."""
+        return data_event(envelope(error))
 
     def __init__(
         self, events: AsyncGenerator[Mapping[str, Any], None], close: Callable[[], None]
@@ -67,7 +76,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; returns when it is complete or the client gone."""
-        scope["state"]["probe"] = _COMMENT
+        scope["state"]["probe"] = self.probe
         try:
             await while_connected(receive, self._send_all(send, scope))
         except ClientGone:
@@ -81,19 +90,21 @@ class EventStream(Response):
             await send(start)
             try:
                 async for event in events:
-                    await _send_body(send, _event(event))
-                await _send_body(send, DONE)
+                    await _send_body(send, self.encoded(event))
+                if self.ending:
+                    await _send_body(send, self.ending)
             except Exception as error:  # the status line is gone: this is the only place to tell it
                 if not isinstance(error, GalleyError):
                     log.exception("stream %s failed", scope["state"]["request_id"])
                 told = to_api_error(error)
                 note_error(scope, told)
                 scope["state"]["record"]["status"] = told.status
-                await _send_body(send, _event(envelope(error)))
+                await _send_body(send, self.encoded_error(error))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _event(value: Mapping[str, Any]) -> bytes:
+def data_event(value: Mapping[str, Any]) -> bytes:
+    """A server-sent event without a name."""
     data = msgspec.json.encode(value)
     # No line ends in an event stream, but Python clients that split text with str.splitlines (httpx's
     # iter_lines is one) would see half an event. JSON has them only within strings.

@@ -109,8 +109,13 @@ class TextStream:
         return "".join(self._parts)
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that was found."""
+        return self._scanner.matched
+
+    @property
     def stopped(self) -> bool:
-        """Whether a stop string was found."""
+        """Whether one was found."""
         return self._scanner.matched is not None
 
     def feed(self, output: Output) -> Delta:

@@ -1,0 +1,96 @@
+"""Anthropic's API: ``POST /v1/messages`` and ``/v1/messages/count_tokens``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galley.api import anthropic_answer
+from galley.api.anthropic_answer import (
+    AnthropicAnswer,
+    AnthropicError,
+    InputTokens,
+    MessageAnswer,
+    envelope,
+    named_as_given,
+)
+from galley.api.anthropic_request import CountRequest, MessagesRequest
+from galley.gateway.chat import prompt_of
+from galley.gateway.registry import Registry
+from galley.server import body
+from galley.server.access import caller_of, note_prompt
+from galley.server.answers import Json, LargeJson
+from galley.server.openapi import Operation
+from galley.server.sse import EventStream, data_event, while_connected
+
+
+class _Operation(Operation):
+    error = AnthropicError
+
+
+def routes(models: Registry) -> list[Operation]:
+    """The routes, answered by ``models``."""
+    max_bytes = models.settings.max_body_bytes
+    timeout = models.settings.request_timeout
+
+    async def messages(request: Request) -> Response:
+        """Answer a conversation, as Anthropic's Messages API does."""
+        caller = caller_of(request, timeout=timeout)
+        models.expect("generate", caller)
+        asked = await body.read(request, MessagesRequest, max_bytes=max_bytes)
+        note_prompt(caller, asked.messages, models.settings)
+        served = models.find(asked.model, "generate", caller)
+        start = MessageAnswer.start(served, asked, caller)
+        answer = await while_connected(request.receive, start)
+        if asked.stream:
+            return _NamedEvents(answer.events(), answer.close)
+        try:
+            return LargeJson(await while_connected(request.receive, answer.whole()))
+        finally:
+            answer.close()
+
+    async def count_tokens(request: Request) -> Response:
+        """How many tokens a conversation has."""
+        models.expect("generate")
+        asked = await body.read(request, CountRequest, max_bytes=max_bytes)
+        backend = models.find(asked.model, "generate").backend()
+        with named_as_given():
+            prompt = await prompt_of(backend, asked.conversation())
+        answer: InputTokens = {"input_tokens": len(prompt)}
+        return Json(answer)
+
+    stream = {"text/event-stream": {"description": "Named events, each with JSON as its data."}}
+    return [
+        _Operation(
+            "POST",
+            anthropic_answer.ENDPOINT,
+            messages,
+            tag="Anthropic",
+            body=MessagesRequest,
+            answers={200: {"application/json": AnthropicAnswer, **stream}},
+            about="The answer; with `stream`, events of it",
+        ),
+        _Operation(
+            "POST",
+            f"{anthropic_answer.ENDPOINT}/count_tokens",
+            count_tokens,
+            tag="Anthropic",
+            body=CountRequest,
+            answers={200: InputTokens},
+        ),
+    ]
+
+
+class _NamedEvents(EventStream):
+    """Server-sent events that have names; nothing stands behind the last."""
+
+    ending = b""
+
+    def encoded(self, event: Mapping[str, Any]) -> bytes:
+        """See :class:`EventStream`."""
+        return b"event: " + str(event["type"]).encode() + b"\n" + data_event(event)
+
+    def encoded_error(self, error: Exception) -> bytes:
+        """See :class:`EventStream`."""
+        return self.encoded(envelope(error))

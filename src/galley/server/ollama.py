@@ -1,0 +1,294 @@
+"""Ollama's API: ``/api/chat``, ``/api/generate``, and what its clients ask of models."""
+
+import hashlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypedDict
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galley import __version__
+from galley.api import ollama_answer
+from galley.api.ollama_answer import OllamaAnswer, OllamaError, OllamaGeneration, envelope, loaded
+from galley.api.ollama_request import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
+from galley.errors import RequestError
+from galley.formats.gguf_file import is_gguf
+from galley.gateway.registry import Registry
+from galley.gateway.served import ServedModel
+from galley.server import body
+from galley.server.access import caller_of, note_prompt
+from galley.server.answers import Json, LargeJson
+from galley.server.openapi import Operation
+from galley.server.sse import EventStream, while_connected
+
+_LATEST: Final = ":latest"
+"""Ollama's clients add it to names without a tag."""
+
+_FOREVER: Final = "9999-12-31T23:59:59Z"
+"""Until when a model stays loaded."""
+
+
+class OllamaDetails(TypedDict):
+    """What a model is."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaModel(TypedDict, total=False):
+    """One model of a list. Bytes of ``size`` are those of its weights in memory."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: OllamaDetails
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class OllamaModels(TypedDict):
+    """The served models."""
+
+    models: list[OllamaModel]
+
+
+class OllamaShown(TypedDict):
+    """What is known of a model."""
+
+    modified_at: str
+    details: OllamaDetails
+    model_info: dict[str, str | int]
+    capabilities: list[str]
+    parameters: str
+
+
+class OllamaVersion(TypedDict):
+    """Of this server."""
+
+    version: str
+
+
+class _Operation(Operation):
+    error = OllamaError
+
+
+def routes(models: Registry) -> list[Operation]:
+    """The routes, answered by ``models``."""
+    max_bytes = models.settings.max_body_bytes
+    timeout = models.settings.request_timeout
+
+    async def chat(request: Request) -> Response:
+        """Answer a conversation, as Ollama does."""
+        caller = caller_of(request, timeout=timeout)
+        models.expect("generate", caller)
+        asked = await body.read(request, OllamaChatRequest, max_bytes=max_bytes)
+        note_prompt(caller, asked.messages, models.settings)
+        served = models.find(_name(models, asked.model), "generate", caller)
+        if not asked.messages:
+            return _respond_loaded(loaded(asked.model, chat=True), streamed=asked.streamed)
+        start = OllamaGeneration.start(served, asked, caller)
+        answer = await while_connected(request.receive, start)
+        return await _respond(request, answer, streamed=asked.streamed)
+
+    async def generate(request: Request) -> Response:
+        """Answer a prompt, as Ollama does."""
+        caller = caller_of(request, timeout=timeout)
+        models.expect("generate", caller)
+        asked = await body.read(request, OllamaGenerateRequest, max_bytes=max_bytes)
+        note_prompt(caller, asked.prompt, models.settings)
+        served = models.find(_name(models, asked.model), "generate", caller)
+        if not asked.prompt:
+            return _respond_loaded(loaded(asked.model, chat=False), streamed=asked.streamed)
+        start = OllamaGeneration.start(served, asked, caller)
+        answer = await while_connected(request.receive, start)
+        return await _respond(request, answer, streamed=asked.streamed)
+
+    async def tags(_: Request) -> Response:
+        """The served models, as Ollama lists them."""
+        answer: OllamaModels = {"models": [_listed(served) for served in models]}
+        return Json(answer)
+
+    async def running(_: Request) -> Response:
+        """The loaded models, which are all that are served."""
+        answer: OllamaModels = {
+            "models": [
+                {
+                    **_listed(served),
+                    "expires_at": _FOREVER,
+                    "size_vram": 0,
+                    "context_length": served.backend().engine.info.max_model_len,
+                }
+                for served in models
+            ]
+        }
+        return Json(answer)
+
+    async def show(request: Request) -> Response:
+        """What is known of a model."""
+        asked = await body.read(request, OllamaShowRequest, max_bytes=max_bytes)
+        name = asked.model or asked.name
+        if not name:
+            raise RequestError("Missing field 'model'", param="model")
+        return Json(_shown(models.find(_name(models, name))))
+
+    async def version(_: Request) -> Response:
+        """The server's version."""
+        answer: OllamaVersion = {"version": __version__}
+        return Json(answer)
+
+    lines = {"application/x-ndjson": {"description": "Pieces of the answer, one JSON in a line."}}
+    answers = {200: {"application/json": OllamaAnswer, **lines}}
+    about = "The answer; unless `stream` is false, in pieces"
+    return [
+        _Operation(
+            "POST",
+            ollama_answer.CHAT,
+            chat,
+            tag="Ollama",
+            body=OllamaChatRequest,
+            answers=answers,
+            about=about,
+        ),
+        _Operation(
+            "POST",
+            ollama_answer.GENERATE,
+            generate,
+            tag="Ollama",
+            body=OllamaGenerateRequest,
+            answers=answers,
+            about=about,
+        ),
+        _Operation("GET", "/api/tags", tags, tag="Ollama", answers={200: OllamaModels}),
+        _Operation("GET", "/api/ps", running, tag="Ollama", answers={200: OllamaModels}),
+        _Operation(
+            "POST",
+            "/api/show",
+            show,
+            tag="Ollama",
+            body=OllamaShowRequest,
+            answers={200: OllamaShown},
+        ),
+        _Operation(
+            "GET",
+            "/api/version",
+            version,
+            tag="Ollama",
+            answers={200: OllamaVersion},
+        ),
+    ]
+
+
+def _name(models: Registry, asked: str) -> str:
+    """The model's name here; Ollama's clients may have added a tag to it."""
+    return asked.removesuffix(_LATEST) if asked not in models.names else asked
+
+
+async def _respond(request: Request, answer: OllamaGeneration, *, streamed: bool) -> Response:
+    if streamed:
+        return _Lines(answer.lines(), answer.close)
+    try:
+        return LargeJson(await while_connected(request.receive, answer.whole()))
+    finally:
+        answer.close()
+
+
+def _respond_loaded(answer: OllamaAnswer, *, streamed: bool) -> Response:
+    if not streamed:
+        return Json(answer)
+    return Response(msgspec.json.encode(answer) + b"\n", media_type=_Lines.media_type)
+
+
+class _Lines(EventStream):
+    """One JSON in a line; nothing stands behind the last."""
+
+    media_type = "application/x-ndjson"
+    probe = b" "
+    ending = b""
+
+    def encoded(self, event: Mapping[str, Any]) -> bytes:
+        """See :class:`EventStream`."""
+        return msgspec.json.encode(event) + b"\n"
+
+    def encoded_error(self, error: Exception) -> bytes:
+        """See :class:`EventStream`."""
+        return self.encoded(envelope(error))
+
+
+def _details(served: ServedModel) -> OllamaDetails:
+    info = served.backend().engine.info
+    parameters = info.ledger.parameters if info.ledger is not None else 0
+    return {
+        "parent_model": "",
+        "format": "gguf" if is_gguf(Path(info.path)) else "safetensors",
+        "family": info.family,
+        "families": [info.family],
+        "parameter_size": _size(parameters),
+        "quantization_level": info.quantize,
+    }
+
+
+def _listed(served: ServedModel) -> OllamaModel:
+    backend = served.backend()
+    ledger = backend.engine.info.ledger
+    return {
+        "name": served.name,
+        "model": served.name,
+        "modified_at": _time(backend.created),
+        "size": ledger.weights if ledger is not None else 0,
+        "digest": hashlib.sha256(backend.files.encode()).hexdigest(),
+        "details": _details(served),
+    }
+
+
+def _shown(served: ServedModel) -> OllamaShown:
+    backend = served.backend()
+    info, chat_format = backend.engine.info, backend.format
+    known: dict[str, str | int] = {
+        "general.architecture": info.family,
+        f"{info.family}.context_length": info.max_model_len,
+        f"{info.family}.vocab_size": info.vocab_size,
+    }
+    if info.ledger is not None:
+        known["general.parameter_count"] = info.ledger.parameters
+    capabilities = ["completion"] if "generate" in info.tasks else []
+    if chat_format.calls is not None and chat_format.writes_tools:
+        capabilities.append("tools")
+    if chat_format.thinking is not None:
+        capabilities.append("thinking")
+    return {
+        "modified_at": _time(backend.created),
+        "details": _details(served),
+        "model_info": known,
+        "capabilities": capabilities,
+        "parameters": "\n".join(
+            f"{name} {value}"
+            for name, value in msgspec.structs.asdict(info.defaults).items()
+            if value is not None
+        ),
+    }
+
+
+def _size(parameters: int) -> str:
+    """As Ollama writes it: ``1.2B``, ``25.3M``."""
+    for letter, unit in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if parameters >= unit:
+            return f"{parameters / unit:.1f}{letter}"
+    return str(parameters)
+
+
+def _time(unix: int) -> str:
+    return datetime.fromtimestamp(unix, UTC).isoformat().replace("+00:00", "Z")

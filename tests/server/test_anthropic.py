@@ -1,0 +1,244 @@
+"""Anthropic's Messages API, as its SDK asks and reads."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+from anthropic import Anthropic
+
+from galley.api.anthropic_answer import _Blocks
+from galley.tools.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text
+from tests.server.serving import Server
+from tests.tools.checkpoint import make_calling
+
+pytestmark = pytest.mark.xdist_group("server_protocols")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL: Any = {"name": "get_weather", "description": "The weather.", "input_schema": SCHEMA}
+ASKED: Any = [{"role": "user", "content": "Who sat on the mat?"}]
+PATH = "/v1/messages"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("models") / "calling"
+    make_calling(folder, max_position_embeddings=4096)
+    log = tmp_path_factory.mktemp("server") / "log"
+    with Server(folder, log, kv_cache_tokens=16384, threads=1, api_key="sk-1") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[Anthropic]:
+    with Anthropic(base_url=server.url, api_key="sk-1", max_retries=0) as sdk:
+        yield sdk
+
+
+def post(server: Server, path: str = PATH, **fields: Any) -> httpx.Response:
+    body = {"model": "calling", "messages": ASKED, "max_tokens": 4} | fields
+    return httpx.post(server.url + path, json=body, headers={"x-api-key": "sk-1"})
+
+
+def test_an_answer_and_its_stream_say_the_same(client: Anthropic) -> None:
+    asked: dict[str, Any] = {
+        "model": "calling",
+        "max_tokens": 20,
+        "extra_body": {"temperature": 0.0},
+        "system": [{"type": "text", "text": "Be brief."}],
+        "messages": [
+            *ASKED,
+            {"role": "assistant", "content": [{"type": "text", "text": "The cat."}]},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "And "}, {"type": "text", "text": "then?"}],
+            },
+        ],
+    }
+    answer = client.messages.create(**asked)
+    assert answer.id.startswith("msg_")
+    assert (answer.role, answer.type, answer.model) == ("assistant", "message", "calling")
+    [block] = answer.content
+    assert block.type == "text"
+    assert answer.stop_reason in ("max_tokens", "end_turn")
+    assert answer.usage.output_tokens <= 20
+    with client.messages.stream(**asked) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == block.text
+    assert [one.to_dict(exclude_none=True) for one in final.content] == [
+        one.to_dict(exclude_none=True) for one in answer.content
+    ]
+    assert final.stop_reason == answer.stop_reason
+    read = final.usage.cache_read_input_tokens
+    assert read
+    both = (answer.usage.input_tokens, answer.usage.cache_read_input_tokens or 0)
+    assert final.usage.input_tokens + read == sum(both)
+    assert final.usage.output_tokens == answer.usage.output_tokens
+
+
+def test_events_come_in_the_documented_order(client: Anthropic) -> None:
+    events = list(
+        client.messages.create(model="calling", max_tokens=6, messages=ASKED, stream=True)
+    )
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(kinds[2:-3]) == {"content_block_delta"}
+
+
+def test_a_stop_sequence_is_told(server: Server) -> None:
+    plain = post(server, max_tokens=60, temperature=0).json()
+    text = plain["content"][0]["text"]
+    stop = text[10:13]
+    answer = post(server, max_tokens=60, temperature=0, stop_sequences=[stop]).json()
+    assert answer["content"][0]["text"] == text[: text.index(stop)]
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", stop)
+
+
+def test_the_form_of_the_answer(client: Anthropic) -> None:
+    answer = client.messages.create(
+        model="calling",
+        max_tokens=100,
+        messages=ASKED,
+        output_config={"format": {"type": "json_schema", "schema": SCHEMA}},
+    )
+    [block] = answer.content
+    assert block.type == "text"
+    assert json.loads(block.text)["city"] in ("Paris", "Rome")
+    assert answer.stop_reason == "end_turn"
+
+
+def test_tokens_are_counted_as_they_are_used(client: Anthropic) -> None:
+    def both(**fields: Any) -> tuple[int, int]:
+        counted = client.messages.count_tokens(model="calling", **fields).input_tokens
+        usage = client.messages.create(model="calling", max_tokens=1, **fields).usage
+        return counted, usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+    bare, same = both(messages=ASKED)
+    assert bare == same
+    told, same = both(messages=ASKED, tools=[TOOL])
+    assert told == same > bare + 50
+    thinking, same = both(messages=ASKED, thinking={"type": "enabled", "budget_tokens": 1024})
+    assert thinking == same > bare
+    called: Any = [
+        *ASKED,
+        {
+            "role": "assistant",
+            "content": [
+                {
+                    "type": "tool_use",
+                    "id": "toolu_1",
+                    "name": "get_weather",
+                    "input": {"city": "Rome"},
+                }
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "toolu_1", "content": "21 degrees"},
+                {"type": "text", "text": "So?"},
+            ],
+        },
+    ]
+    longer, same = both(messages=called, tools=[TOOL])
+    assert longer == same > told + 20
+
+
+def test_blocks_begin_grow_and_stop_one_after_another() -> None:
+    blocks = _Blocks()
+    events: list[Event] = [
+        Reasoning("Hm"),
+        Reasoning("m."),
+        Text("So: "),
+        CallStart(0, "call_1", "get_weather"),
+        Arguments(0, '{"city":'),
+        Arguments(0, ' "Rome"}'),
+        CallEnd(0),
+        CallStart(1, "call_2", "get_weather"),
+        Arguments(1, "{}"),
+        CallEnd(1),
+        Text("Done."),
+    ]
+    made = [one for event in events for one in blocks.of(event)] + list(blocks.closed())
+    assert list(blocks.closed()) == []
+    begun = [one for one in made if one["type"] == "content_block_start"]
+    assert [one["content_block"]["type"] for one in begun] == [
+        *("thinking", "text", "tool_use", "tool_use", "text")
+    ]
+    assert [one["index"] for one in begun] == [0, 1, 2, 3, 4]
+    open_at: int | None = None
+    for one in made:
+        if one["type"] == "content_block_start":
+            assert open_at is None
+            open_at = one["index"]
+        elif one["type"] == "content_block_stop":
+            assert open_at == one["index"]
+            open_at = None
+        else:
+            assert open_at == one["index"]
+    deltas = [one["delta"] for one in made if one["type"] == "content_block_delta"]
+    assert "".join(d.get("thinking", "") for d in deltas) == "Hmm."
+    assert "".join(d.get("partial_json", "") for d in deltas) == '{"city": "Rome"}{}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 10**9}, "max_tokens"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"messages": []}, "messages"),
+        ({"messages": [*ASKED, {"role": "assistant", "content": "The"}]}, "messages"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages[0].content[0].type",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
+            "messages[0].content",
+        ),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"container": "x"}, "container"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "wrong"}}}},
+            "output_config",
+        ),
+    ],
+)
+def test_what_cannot_be_honoured_is_named_in_anthropics_form(
+    server: Server, fields: dict[str, Any], named: str
+) -> None:
+    body = {"model": "calling", "messages": ASKED, "max_tokens": 4} | fields
+    body = {name: value for name, value in body.items() if value is not None}
+    answer = httpx.post(server.url + PATH, json=body, headers={"x-api-key": "sk-1"})
+    told = answer.json()
+    assert answer.status_code == 400
+    assert set(told) == {"type", "error"}
+    assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")
+    assert named in told["error"]["message"]
+
+
+def test_errors_are_those_of_the_sdk(server: Server, client: Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="does not exist"):
+        client.messages.create(model="nothing", max_tokens=1, messages=ASKED)
+    with (
+        Anthropic(base_url=server.url, api_key="wrong", max_retries=0) as other,
+        pytest.raises(anthropic.AuthenticationError, match="Incorrect API key"),
+    ):
+        other.messages.create(model="calling", max_tokens=1, messages=ASKED)
+    assert httpx.post(server.url + PATH, json={}).json()["error"]["type"] == "authentication_error"

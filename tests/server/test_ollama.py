@@ -1,0 +1,172 @@
+"""Ollama's API, as its client asks and reads."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+
+from tests.server.serving import Server
+from tests.tools.checkpoint import make_calling
+
+pytestmark = pytest.mark.xdist_group("server_protocols")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+ASKED: Any = [{"role": "user", "content": "Who sat on the mat?"}]
+GREEDY = {"temperature": 0.0, "num_predict": 40}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("models") / "calling"
+    make_calling(folder, max_position_embeddings=4096)
+    log = tmp_path_factory.mktemp("server") / "log"
+    with Server(folder, log, kv_cache_tokens=16384, threads=1) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[ollama.Client]:
+    with ollama.Client(host=server.url) as sdk:
+        yield sdk
+
+
+def test_a_conversation_whole_and_in_pieces(client: ollama.Client, server: Server) -> None:
+    answer = client.chat("calling", ASKED, options=GREEDY)
+    assert answer.message.content
+    assert (answer.done, answer.done_reason) in [(True, "length"), (True, "stop")]
+    assert answer.eval_count == 40 or answer.done_reason == "stop"
+    assert client.chat("calling", ASKED, options={"num_predict": 2}).done_reason == "length"
+    assert answer.prompt_eval_count
+    assert answer.eval_duration
+    assert answer.total_duration
+    assert answer.total_duration >= answer.eval_duration
+    pieces = list(client.chat("calling:latest", ASKED, options=GREEDY, stream=True))
+    assert "".join(piece.message.content or "" for piece in pieces) == answer.message.content
+    assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert len(pieces) > 1
+    # Without a word about it, answers are streamed.
+    body = {"model": "calling", "messages": ASKED, "options": GREEDY}
+    lines = [
+        json.loads(line)
+        for line in httpx.post(server.url + "/api/chat", json=body).text.splitlines()
+    ]
+    assert len(lines) > 1
+    assert "".join(line["message"]["content"] for line in lines) == answer.message.content
+    plain = httpx.post(
+        server.url + "/v1/chat/completions",
+        json={"messages": ASKED, "temperature": 0, "max_tokens": 40},
+    ).json()
+    assert plain["choices"][0]["message"]["content"] == answer.message.content
+
+
+def test_a_prompt_with_and_without_the_template(client: ollama.Client, server: Server) -> None:
+    templated = client.generate("calling", "Who?", system="Be brief.", options=GREEDY)
+    as_chat = client.chat(
+        "calling",
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}],
+        options=GREEDY,
+    )
+    assert templated.response == as_chat.message.content
+    raw = client.generate("calling", "Who?", raw=True, options=GREEDY)
+    plain = httpx.post(
+        server.url + "/v1/completions",
+        json={"prompt": "Who?", "temperature": 0, "max_tokens": 40},
+    ).json()
+    assert raw.response == plain["choices"][0]["text"]
+    pieces = client.generate("calling", "Who?", raw=True, options=GREEDY, stream=True)
+    assert "".join(piece.response or "" for piece in pieces) == raw.response
+
+
+def test_the_form_of_the_answer(client: ollama.Client) -> None:
+    options = {"num_predict": 200, "seed": 1}
+    made = client.chat("calling", ASKED, format=SCHEMA, options=options)
+    assert json.loads(made.message.content or "")["city"] in ("Paris", "Rome")
+    assert made.done_reason == "stop"
+    made_too = client.generate("calling", "x", format=SCHEMA, options=options)
+    assert json.loads(made_too.response or "")["city"] in ("Paris", "Rome")
+
+
+def test_thinking_and_tools_reach_the_template(client: ollama.Client) -> None:
+    def tokens(messages: Any = ASKED, **fields: Any) -> int:
+        count = client.chat(
+            "calling", messages, options={"num_predict": 1}, **fields
+        ).prompt_eval_count
+        assert isinstance(count, int)
+        return count
+
+    function = {"name": "get_weather", "description": "The weather.", "parameters": SCHEMA}
+    tool = {"type": "function", "function": function}
+    bare = tokens()
+    assert bare < tokens(think=True) < tokens(think=False)
+    assert tokens(tools=[tool]) > bare + 50
+    call = {"function": {"name": "get_weather", "arguments": {"city": "Rome"}}}
+    called = [
+        *ASKED,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "21 degrees", "tool_name": "get_weather"},
+    ]
+    assert tokens(called) > bare + 20
+
+
+def test_what_clients_ask_of_models(client: ollama.Client) -> None:
+    [listed] = client.list().models
+    assert listed.model == "calling"
+    assert listed.size
+    assert listed.details
+    assert listed.details.family == "llama"
+    [running] = client.ps().models
+    assert (running.model, running.context_length) == ("calling", 4096)
+    shown = client.show("calling:latest")
+    assert shown.modelinfo
+    assert shown.modelinfo["llama.context_length"] == 4096
+    assert shown.capabilities == ["completion", "tools", "thinking"]
+    assert client.generate("calling", "").done_reason == "load"
+    assert client.chat("calling", []).done_reason == "load"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        ("/api/chat", {"options": {"temperature": -1}}, "options.temperature"),
+        ("/api/chat", {"options": {"mirostat": 2}}, "options.mirostat"),
+        ("/api/chat", {"options": {"num_ctx": 10**6}}, "options.num_ctx"),
+        ("/api/chat", {"options": {"num_predict": -3}}, "options.num_predict"),
+        ("/api/chat", {"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
+        ("/api/chat", {"options": {"wings": 2}}, "options.wings"),
+        ("/api/chat", {"format": "yaml"}, "format"),
+        ("/api/chat", {"format": {"type": "wrong"}}, "format"),
+        (
+            "/api/chat",
+            {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]},
+            "messages[0].images",
+        ),
+        ("/api/generate", {"suffix": "x"}, "suffix"),
+        ("/api/generate", {"template": "x"}, "template"),
+        ("/api/generate", {"context": [1]}, "context"),
+        ("/api/generate", {"raw": True, "system": "x"}, "system"),
+        ("/api/show", {}, "model"),
+    ],
+)
+def test_what_cannot_be_honoured_is_named_in_ollamas_form(
+    server: Server, path: str, fields: dict[str, Any], named: str
+) -> None:
+    given = {"messages": ASKED} if path == "/api/chat" else {"prompt": "x"}
+    body = {"model": "calling", **given, **fields} if path != "/api/show" else fields
+    answer = httpx.post(server.url + path, json=body)
+    assert answer.status_code == 400, answer.text
+    assert list(answer.json()) == ["error"]
+    assert named in answer.json()["error"]
+
+
+def test_an_unknown_model_is_the_clients_error(client: ollama.Client) -> None:
+    with pytest.raises(ollama.ResponseError, match="does not exist") as refused:
+        client.chat("llama3.2", ASKED)
+    assert refused.value.status_code == 404
