@@ -61,6 +61,7 @@ GOOD: dict[str, Any] = {
         "n": 2,
     },
     "POST /v1/completions": {"prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1, "echo": True},
+    "POST /v1/responses": {"input": "hi", "max_output_tokens": 2},
     "POST /v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
     "POST /v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
     "POST /api/chat": {"messages": [{"role": "user", "content": "hi"}], "stream": False},

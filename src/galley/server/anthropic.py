@@ -1,8 +1,5 @@
 """Anthropic's API: ``POST /v1/messages`` and ``/v1/messages/count_tokens``."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,7 +19,7 @@ from galley.server import body
 from galley.server.access import caller_of, note_prompt
 from galley.server.answers import Json, LargeJson
 from galley.server.openapi import Operation
-from galley.server.sse import EventStream, data_event, while_connected
+from galley.server.sse import NamedEventStream, while_connected
 
 
 class _Operation(Operation):
@@ -44,7 +41,7 @@ def routes(models: Registry) -> list[Operation]:
         start = MessageAnswer.start(served, asked, caller)
         answer = await while_connected(request.receive, start)
         if asked.stream:
-            return _NamedEvents(answer.events(), answer.close)
+            return _Events(answer.events(), answer.close)
         try:
             return LargeJson(await while_connected(request.receive, answer.whole()))
         finally:
@@ -82,15 +79,7 @@ def routes(models: Registry) -> list[Operation]:
     ]
 
 
-class _NamedEvents(EventStream):
-    """Server-sent events that have names; nothing stands behind the last."""
-
-    ending = b""
-
-    def encoded(self, event: Mapping[str, Any]) -> bytes:
-        """See :class:`EventStream`."""
-        return b"event: " + str(event["type"]).encode() + b"\n" + data_event(event)
-
+class _Events(NamedEventStream):
     def encoded_error(self, error: Exception) -> bytes:
-        """See :class:`EventStream`."""
+        """See :class:`galley.server.sse.EventStream`."""
         return self.encoded(envelope(error))

@@ -26,6 +26,7 @@ from galley.server import (
     ollama,
     page_files,
     realtime,
+    responses,
     tokenize,
 )
 from galley.server.access import AccessLog
@@ -36,7 +37,7 @@ from galley.server.openapi import Operation, document
 
 _PREFLIGHT_SECONDS: Final = 600
 
-_PROTOCOLS: Final = (generate, anthropic, ollama, audio, models, tokenize, health)
+_PROTOCOLS: Final = (generate, responses, anthropic, ollama, audio, models, tokenize, health)
 
 
 def create_app(

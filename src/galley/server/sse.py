@@ -103,6 +103,22 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+class NamedEventStream(EventStream):
+    """Events whose names are their types; nothing stands behind the last.
+
+    Attributes:
+        sent: how many there were.
+    """
+
+    ending = b""
+    sent = 0
+
+    def encoded(self, event: Mapping[str, Any]) -> bytes:
+        """See :class:`EventStream`."""
+        self.sent += 1
+        return b"event: " + str(event["type"]).encode() + b"\n" + data_event(event)
+
+
 def data_event(value: Mapping[str, Any]) -> bytes:
     """A server-sent event without a name."""
     data = msgspec.json.encode(value)

@@ -1,0 +1,283 @@
+"""OpenAI's Responses API: what requests hold, field by field, and what they are to the models.
+
+Fields that are taken and change nothing: ``user``, ``safety_identifier``, ``prompt_cache_key`` (prefixes
+are cached anyway), ``metadata`` (told again in the answer), ``store`` (only ``false``: nothing is stored,
+so there is no ``previous_response_id``) and ``service_tier`` (``auto`` and ``default``: there is one).
+"""
+
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from galley.api.messages import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOL_BYTES,
+    MAX_TOOLS,
+    TOOL_NAME_PATTERN,
+    Strict,
+)
+from galley.api.structured_output import ANY_OBJECT, schema_grammar
+from galley.errors import RequestError
+from galley.tools.conversation import Conversation, Tool
+from galley.types import Grammar, SamplingParams
+
+MAX_METADATA: Final = 64
+CallId: TypeAlias = Annotated[str, Meta(max_length=256)]
+
+_NEEDED: Final = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
+_ALLOWED: Final = {
+    "message": ("phase",),
+    "function_call": ("namespace",),
+    "function_call_output": (),
+    "reasoning": ("summary", "content", "encrypted_content"),
+}
+_ALWAYS: Final = ("type", "id", "status")
+
+
+class ContentPart(Strict, frozen=True, kw_only=True):
+    """A piece of text in an item."""
+
+    type: Literal["input_text", "output_text", "reasoning_text"]
+    text: str
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    logprobs: Annotated[list[Any] | None, Meta(description="Taken and not used.")] = None
+
+
+class InputItem(Strict, frozen=True, kw_only=True):
+    """One item of a conversation; which fields it has follows from its type."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
+    call_id: CallId | None = None
+    name: Annotated[str, Meta(pattern=TOOL_NAME_PATTERN)] | None = None
+    arguments: Annotated[str | None, Meta(description="A JSON object, as text.")] = None
+    output: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
+    summary: Annotated[list[Any], Meta(max_length=MAX_PARTS)] | None = None
+    encrypted_content: None = None
+    phase: None = None
+    namespace: None = None
+
+    def __post_init__(self) -> None:
+        needed = _NEEDED[self.type]
+        for field in self.__struct_fields__:
+            if field in _ALWAYS:
+                continue
+            given = getattr(self, field) is not None
+            if field in needed and not given:
+                raise RequestError(f"{field}: an item of type {self.type} needs it", param=field)
+            if given and field not in needed and field not in _ALLOWED[self.type]:
+                raise RequestError(f"{field}: not in an item of type {self.type}", param=field)
+
+
+class ResponseTool(Strict, frozen=True, kw_only=True):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: Annotated[str, Meta(pattern=TOOL_NAME_PATTERN)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def __post_init__(self) -> None:
+        size = len(msgspec.json.encode(self))
+        if size > MAX_TOOL_BYTES:
+            raise RequestError(
+                f"parameters: the tool's JSON has {size} bytes, at most {MAX_TOOL_BYTES}",
+                param="parameters",
+            )
+
+
+class NamedFunction(Strict, frozen=True, kw_only=True):
+    """A ``tool_choice`` that names a tool."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(Strict, frozen=True, kw_only=True):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Meta(max_length=256)] | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: Annotated[bool | None, Meta(description="The schema is enforced in every case.")] = None
+
+    def __post_init__(self) -> None:
+        if (self.type == "json_schema") != (self.schema is not None):
+            raise RequestError(
+                "schema goes with the type json_schema, which needs it", param="schema"
+            )
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must be; None for any text."""
+        if self.schema is not None:
+            return schema_grammar(self.schema)
+        return ANY_OBJECT if self.type == "json_object" else None
+
+
+class TextOptions(Strict, frozen=True, kw_only=True):
+    """Options of the answer's text."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ReasoningOptions(Strict, frozen=True, kw_only=True):
+    """How much to think."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    summary: Annotated[None, Meta(description="Thinking is told as it is.")] = None
+
+
+class ResponseStreamOptions(Strict, frozen=True, kw_only=True):
+    """Options of a stream."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponseRequest(Strict, frozen=True, kw_only=True):
+    """Body of `POST /v1/responses`."""
+
+    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] | None = None
+    store: Annotated[bool | None, Meta(extra_json_schema={"enum": [False, None]})] = None
+    truncation: Literal["disabled"] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    background: Literal[False] | None = None
+    include: Annotated[list[str], Meta(max_length=0)] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    previous_response_id: Annotated[None, Meta(description="Nothing is stored.")] = None
+    conversation: Annotated[None, Meta(description="Nothing is stored.")] = None
+
+    def __post_init__(self) -> None:
+        if self.store:
+            raise RequestError("store: only false is supported; nothing is stored", param="store")
+
+    @property
+    def constrained_by(self) -> str:
+        """The field that says what form the answer has; empty if none does."""
+        return "text.format" if self._grammar is not None else ""
+
+    @property
+    def _grammar(self) -> Grammar | None:
+        chosen = None if self.text is None else self.text.format
+        return None if chosen is None else chosen.grammar
+
+    def sampling(self) -> SamplingParams:
+        """How to generate. Raises RequestError if a value is out of range."""
+        given = {
+            name: value
+            for name in ("temperature", "top_p")
+            if (value := getattr(self, name)) is not None
+        }
+        return SamplingParams(max_tokens=self.max_output_tokens, grammar=self._grammar, **given)
+
+    def as_conversation(self) -> Conversation:
+        """What is to be answered, and how.
+
+        Raises:
+            RequestError: fields contradict each other, or a call's arguments are no JSON object.
+        """
+        choice = self.tool_choice
+        items = self.input
+        if isinstance(items, str):
+            items = [InputItem(role="user", content=items)]
+        said = _turns(items)
+        if self.instructions is not None:
+            said.insert(0, {"role": "system", "content": self.instructions})
+        return Conversation(
+            messages=said,
+            tools=tuple(
+                Tool(
+                    name=tool.name,
+                    description=tool.description,
+                    parameters=tool.parameters,
+                    strict=bool(tool.strict),
+                    field=f"tools[{index}].parameters",
+                )
+                for index, tool in enumerate(self.tools or ())
+            ),
+            choice=choice if isinstance(choice, str) else "auto",
+            named=choice.name if isinstance(choice, NamedFunction) else None,
+            parallel=self.parallel_tool_calls is not False,
+            effort=None if self.reasoning is None else self.reasoning.effort,
+        )
+
+
+def _turns(items: list[InputItem]) -> list[dict[str, Any]]:
+    """Items as messages: thinking and calls belong to the assistant's message before or behind them."""
+    turns: list[dict[str, Any]] = []
+    own: dict[str, Any] | None = None  # the assistant's, to which more may be added
+    for index, item in enumerate(items):
+        match item.type:
+            case "message" if item.role != "assistant":
+                own = None
+                role = "system" if item.role == "developer" else item.role
+                turns.append({"role": role, "content": _text(item.content)})
+                continue
+            case "function_call_output":
+                own = None
+                output = {
+                    "role": "tool",
+                    "content": _text(item.output),
+                    "tool_call_id": item.call_id,
+                }
+                turns.append(output)
+                continue
+        if own is None or (item.type == "message" and own["content"]):
+            own = {"role": "assistant", "content": ""}
+            turns.append(own)
+        if item.type == "message":
+            own["content"] = _text(item.content)
+        elif item.type == "reasoning":
+            own["reasoning_content"] = own.get("reasoning_content", "") + _text(item.content)
+        else:
+            function = {"name": item.name, "arguments": _arguments(item, index)}
+            call = {"type": "function", "id": item.call_id, "function": function}
+            own.setdefault("tool_calls", []).append(call)
+    return turns
+
+
+def _arguments(item: InputItem, index: int) -> dict[str, Any]:
+    try:
+        arguments = msgspec.json.decode(item.arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise RequestError(
+            f"input[{index}].arguments: not the text of a JSON object",
+            param=f"input[{index}].arguments",
+        )
+    return arguments
+
+
+def _text(content: str | list[ContentPart] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
