@@ -21,7 +21,7 @@ from galley.quant.rtn import rounded_kind
 
 COLD_BYTES = 400 << 20
 KINDS = (
-    *("int4", "int8", "bf16", "float32", "int4/bfloat16", "int8/bfloat16"),
+    *("int4", "int8", "bf16", "f16", "float32", "int4/bfloat16", "int8/bfloat16"),
     *("int4/float32", "int8/float32", "bf16/float32"),
 )
 """Weights, and after the slash what they are multiplied with, if that is not their own choice."""

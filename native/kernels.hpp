@@ -13,13 +13,14 @@ constexpr int kBlockTokens = 16;     // tokens in a KV block
 constexpr int64_t kRowBlock = 1024;  // logits that are added up by themselves
 constexpr int kWeightBits = 30;      // the greatest logit weighs 2 ** kWeightBits
 
-enum class Kind : int32_t { kF32, kBF16, kInt8, kInt4 };
+enum class Kind : int32_t { kF32, kBF16, kF16, kInt8, kInt4 };
 enum class FloatType : int32_t { kF32, kBF16, kF16 };
 
 // A weight matrix [outputs, depth] in tiles of 16 outputs; `blocks` = outputs / 16, rounded up.
 //
 //   kF32   [blocks][depth][16]
 //   kBF16  [blocks][depth / 2][16][2]
+//   kF16   [blocks][depth][16]
 //   kInt8  [blocks][depth / 4][16][4], unsigned: weight + 128
 //   kInt4  [blocks][depth / 8][64 bytes]: byte 4 * output + j holds k = j below, k = 4 + j above;
 //          unsigned: weight + zero point (8 when `zeros` is null)
@@ -42,8 +43,8 @@ struct Matrix {
 
 static inline bool is_integer(Kind kind) { return kind == Kind::kInt8 || kind == Kind::kInt4; }
 
-// What a Matrix is multiplied with: floats always; bfloat16 unless it is kF32; int8 if it is of
-// integers itself.
+// What a Matrix is multiplied with: floats always; bfloat16 unless it is kF32 or kF16; int8 if it
+// is of integers itself.
 enum class Inputs : int32_t { kFloats, kBF16, kInt8 };
 
 // Activations; rows are `stride` bytes apart.

@@ -46,9 +46,9 @@ std::vector<double> read_rates(const Kernels& kernels, Pool& pool, int64_t bytes
 
 std::vector<double> multiply_rates(const Kernels& kernels, Pool& pool, Kind kind, double seconds,
                                    int repeats) {
-    const auto multiply = kind == Kind::kF32    ? kernels.multiply_f32
+    const auto multiply = is_integer(kind)      ? kernels.multiply_int8
                           : kind == Kind::kBF16 ? kernels.multiply_bf16
-                                                : kernels.multiply_int8;
+                                                : kernels.multiply_f32;
     const int64_t pieces = kPiecesPerThread * pool.threads();
     std::atomic<int64_t> operations{0};
     const auto timed = [&](int64_t steps) {

@@ -26,7 +26,7 @@ namespace galley {
 namespace {
 
 // In the order of Kind.
-constexpr const char* kKindNames[] = {"float32", "bf16", "int8", "int4"};
+constexpr const char* kKindNames[] = {"float32", "bf16", "f16", "int8", "int4"};
 
 Kind kind_named(const std::string& name) {
     for (size_t i = 0; i < std::size(kKindNames); ++i)

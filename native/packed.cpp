@@ -19,6 +19,7 @@ constexpr int64_t kColumns = 256;
 int64_t depth_multiple(Kind kind) {
     switch (kind) {
         case Kind::kF32:
+        case Kind::kF16:
             return 1;
         case Kind::kBF16:
             return 2;
@@ -35,6 +36,7 @@ int64_t weight_bytes(Kind kind, int64_t elements) {
         case Kind::kF32:
             return 4 * elements;
         case Kind::kBF16:
+        case Kind::kF16:
             return 2 * elements;
         case Kind::kInt8:
             return elements;
@@ -145,18 +147,19 @@ int64_t Packed::fill(const std::vector<Source>& parts, int threads) {
     require_own_memory();
     std::atomic<int64_t> unusable{-1};
     for_each_block(blocks(), threads, [&](int64_t block) {
-        if (!integer()) return interleave(rows, block);
-        const int64_t bad = round(rows, block);
+        const int64_t bad = integer() ? round(rows, block) : interleave(rows, block);
         if (bad >= 0) unusable.store(rows.part_of(bad));
     });
     return unusable.load();
 }
 
-// Dense kinds: the columns of 16 rows side by side.
-void Packed::interleave(const Rows& rows, int64_t block) {
+// Dense kinds: the columns of 16 rows side by side. Returns an output with a value that is too
+// large for them, or -1.
+int64_t Packed::interleave(const Rows& rows, int64_t block) {
     const Matrix& m = matrix_;
     const int64_t first = block * kLanes, lanes = std::min<int64_t>(kLanes, m.outputs - first);
     std::vector<float> values(kLanes * kColumns);
+    int64_t too_large = -1;
     auto* floats = reinterpret_cast<float*>(memory_.data()) + first * m.padded_depth;
     auto* halves = reinterpret_cast<uint16_t*>(memory_.data()) + first * m.padded_depth;
     for (int64_t begin = 0; begin < m.depth; begin += kColumns) {
@@ -169,11 +172,14 @@ void Packed::interleave(const Rows& rows, int64_t block) {
                 const float v = values[lane * kColumns + c];
                 if (m.kind == Kind::kF32)
                     floats[k * kLanes + lane] = v;
-                else
+                else if (m.kind == Kind::kBF16)
                     halves[(k / 2 * kLanes + lane) * 2 + k % 2] = to_bf16(v);
+                else if (!to_f16(v, halves[k * kLanes + lane]))
+                    too_large = first + lane;
             }
         }
     }
+    return too_large;
 }
 
 // Integer kinds: returns an output with a value that is not finite, or -1.
@@ -262,8 +268,8 @@ void Packed::require_own_memory() const {
 
 InputLayout::InputLayout(const Matrix& shape, Inputs inputs) : matrix_(shape), inputs_(inputs) {
     const Matrix& m = matrix_;
-    if (m.kind == Kind::kF32)
-        throw std::invalid_argument("float32 weights are multiplied with floats alone");
+    if (m.kind == Kind::kF32 || m.kind == Kind::kF16)
+        throw std::invalid_argument("float32 and f16 weights are multiplied with floats alone");
     if (inputs == Inputs::kFloats) throw std::invalid_argument("float inputs are not quantized");
     if (inputs == Inputs::kInt8) {
         if (!is_integer(m.kind))

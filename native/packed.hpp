@@ -50,9 +50,9 @@ class Packed {
     const uint8_t* data() const { return matrix_.weights; }
     int64_t bytes() const { return bytes_; }
 
-    // The rows of `parts`, one after another, are the outputs; integer kinds round them to nearest.
-    // Returns the index of a part that holds a value which integers cannot stand for (not finite),
-    // or -1.
+    // The rows of `parts`, one after another, are the outputs, rounded to nearest. Returns the
+    // index of a part that holds a value which this kind cannot stand for, or -1: integers for what
+    // is not finite, float16 for what is finite and becomes infinite.
     int64_t fill(const std::vector<Source>& parts, int threads);
     // `q`: [outputs, depth]; int8 as bytes, int4 as 0..15. `scales`: [outputs, groups] in this
     // matrix's scale type. `zeros`: [outputs, groups] or null.
@@ -68,7 +68,7 @@ class Packed {
     void lay_out(const Shape& shape);
     void place(const uint8_t* data);
     void require_own_memory() const;
-    void interleave(const Rows& rows, int64_t block);
+    int64_t interleave(const Rows& rows, int64_t block);
     int64_t round(const Rows& rows, int64_t block);
     bool round_row(int64_t output, const float* values, uint8_t* stored);
     void store(int64_t output, const uint8_t* stored);

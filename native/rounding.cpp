@@ -76,6 +76,22 @@ uint16_t to_bf16(float value) {
     return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+bool to_f16(float value, uint16_t& half) {
+    const auto bits = static_cast<uint32_t>(bits_of(value));
+    const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+    uint32_t rounded;
+    if (magnitude > static_cast<uint32_t>(kInfinity)) {
+        rounded = 0x7e00;
+    } else if (magnitude < 0x38800000) {  // below 2^-14: a whole number of 2^-24, in the low bits
+        rounded = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
+    } else {
+        rounded = std::min<uint32_t>((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13,
+                                     0x7c00);
+    }
+    half = static_cast<uint16_t>(sign | rounded);
+    return rounded != 0x7c00 || magnitude == static_cast<uint32_t>(kInfinity);
+}
+
 bool round_int8(const float* values, int64_t count, uint8_t* stored, float* scale) {
     const int32_t most = largest_magnitude(values, count);
     if (most >= kInfinity) return false;

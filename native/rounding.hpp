@@ -14,6 +14,9 @@ void widen(const uint8_t* source, FloatType type, int64_t count, float* values);
 
 uint16_t to_bf16(float value);
 
+// To the nearest float16, ties to even; NaN stays NaN. False if a finite value becomes infinite.
+bool to_f16(float value, uint16_t& half);
+
 // Round one group. `stored`: what the layouts of kernels.hpp keep, weight + zero point (128 for
 // int8, 8 for int4, or `zero` where the caller asks for one). Scales of int4 are bfloat16. False,
 // and nothing useful written, if a value or the scale is not finite.

@@ -5,13 +5,18 @@ namespace galley {
 namespace GALLEY_ISA {
 namespace {
 
-template <int R, int B>
-struct TileF32 {
+GALLEY_INLINE Floats load_element(const float* w) { return load(w); }
+GALLEY_INLINE Floats load_element(const uint16_t* w) { return load_f16(w); }
+
+// float32 weights, and float16 ones, which become floats as they are loaded.
+template <class Element, int R, int B>
+struct TileFloats {
     static void run(const Linear& l, int64_t row, int64_t block, const Ahead& ahead) {
         const int64_t depth = l.matrix->depth;
-        const float* w = reinterpret_cast<const float*>(l.matrix->weights) + block * depth * kLanes;
+        const Element* w =
+            reinterpret_cast<const Element*>(l.matrix->weights) + block * depth * kLanes;
         const float* x[R];
-        const int64_t block_bytes = depth * kLanes * static_cast<int64_t>(sizeof(float));
+        const int64_t block_bytes = depth * kLanes * static_cast<int64_t>(sizeof(Element));
         const uint8_t* next = ahead.from(reinterpret_cast<const uint8_t*>(w), block_bytes);
         Floats acc[R][B];
         GALLEY_UNROLL for (int r = 0; r < R; ++r) {
@@ -21,7 +26,8 @@ struct TileF32 {
         for (int64_t k = 0; k < depth; ++k, next += ahead.pace) {
             GALLEY_UNROLL for (int b = 0; b < B; ++b) fetch(next + b * block_bytes);
             Floats v[B];
-            GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] = load(w + (b * depth + k) * kLanes);
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] =
+                load_element(w + (b * depth + k) * kLanes);
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {
                 const Floats a = splat(x[r][k]);
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = fma(a, v[b], acc[r][b]);
@@ -31,6 +37,11 @@ struct TileF32 {
             finish(l, row + r, block + b, acc[r][b]);
     }
 };
+
+template <int R, int B>
+using TileF32 = TileFloats<float, R, B>;
+template <int R, int B>
+using TileF16 = TileFloats<uint16_t, R, B>;
 
 // bfloat16 weights, inputs as they are.
 template <int R, int B>
@@ -92,6 +103,8 @@ void linear_float(const Linear& l, int64_t begin, int64_t end, uint8_t*) {
             return Tiler<TileF32, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
         case Kind::kBF16:
             return Tiler<TileWide, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
+        case Kind::kF16:
+            return Tiler<TileF16, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
         case Kind::kInt8:
             return run_mixed<Widened<StoredInt8>>(l, begin, end);
         case Kind::kInt4:

@@ -73,6 +73,9 @@ void embed(const Matrix& m, int64_t index, float* y) {
             reinterpret_cast<const uint16_t*>(m.weights) + block * m.padded_depth * kLanes;
         for (int64_t k = 0; k < m.depth; ++k)
             y[k] = from_bf16(w[(k / 2 * kLanes + lane) * 2 + k % 2]);
+    } else if (m.kind == Kind::kF16) {
+        const uint16_t* w = reinterpret_cast<const uint16_t*>(m.weights) + block * m.depth * kLanes;
+        for (int64_t k = 0; k < m.depth; ++k) y[k] = from_f16(w[k * kLanes + lane]);
     } else {
         embed_integer(m, block, lane, y);
     }

@@ -25,7 +25,7 @@ struct Ahead {
 // Blocks whose weights are read again for each tile of rows, and should stay in the second cache.
 GALLEY_INLINE int64_t panel_blocks(const Matrix& m, int64_t tiles) {
     constexpr int64_t kPanelBytes = 512 << 10;
-    const int64_t element_bytes = m.kind == Kind::kF32 ? 4 : m.kind == Kind::kBF16 ? 2 : 1;
+    const int64_t element_bytes = m.kind == Kind::kF32 ? 4 : is_integer(m.kind) ? 1 : 2;
     const bool fits = kBlocksPerItem * kLanes * m.padded_depth * element_bytes <= kPanelBytes;
     return tiles == 1 || fits ? kBlocksPerItem : kBlocksPerItem / 2;
 }

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 DType = Literal["auto", "float32", "bfloat16"]
 ExecutorName = Literal["auto", "cpu", "reference"]
-Quantize = Literal["auto", "float32", "bf16", "int8", "int4"]
+Quantize = Literal["auto", "float32", "bf16", "f16", "int8", "int4"]
 Activations = Literal["auto", "float32", "bfloat16", "int8"]
 KVType = Literal["auto", "float32", "bfloat16", "int8"]
 ToolParser = Literal[
@@ -87,7 +87,12 @@ class EngineSettings:
         "type for quantize, kv_dtype and activations where these are auto; auto: the type of the "
         "checkpoint's matrices",
     )
-    quantize: Quantize = _setting("auto", "Model", "type of the weights; auto: as dtype")
+    quantize: Quantize = _setting(
+        "auto",
+        "Model",
+        "type of the weights; auto: as dtype, but f16 if that is auto and the checkpoint's matrices are "
+        "float16",
+    )
     activations: Activations = _setting(
         "auto",
         "Model",

@@ -31,10 +31,11 @@ from galley.types import BLOCK_TOKENS
 
 Floats = npt.NDArray[np.float32]
 ISAS: Final = _native.supported_isas()
-KINDS: Final[tuple[Quantize, ...]] = ("float32", "bf16", "int8", "int4")
+KINDS: Final[tuple[Quantize, ...]] = ("float32", "bf16", "f16", "int8", "int4")
 LAYERS: Final[tuple[tuple[Quantize, Activations], ...]] = (
     ("float32", "float32"),
     ("bf16", "bfloat16"),
+    ("f16", "float32"),
     ("int8", "int8"),
     ("int4", "int8"),
     ("bf16", "float32"),
@@ -54,6 +55,10 @@ def as_weight(values: Floats) -> DenseWeight:
 
 def round_bf16(values: Floats) -> Floats:
     return (bf16_bits(values).astype(np.uint32) << 16).view(np.float32).reshape(values.shape)
+
+
+def round_f16(values: Floats) -> Floats:
+    return values.astype(np.float16).astype(np.float32)
 
 
 def rounded_queries(queries: Floats, scale: float, isa: str) -> Floats:
@@ -211,6 +216,7 @@ ROUNDING: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 _DEQUANTIZED: Final[Mapping[str, Callable[[DenseWeight], Floats]]] = {
     "float32": to_float32,
     "bf16": lambda w: round_bf16(to_float32(w)),
+    "f16": lambda w: round_f16(to_float32(w)),
     "int8": lambda w: dequantize(quantize_int8(w)),
     "int4": lambda w: dequantize(quantize_int4(w)),
 }

@@ -75,17 +75,19 @@ struct Weights {
 
     Weights(Kind kind, int64_t outputs, int64_t depth, int64_t group, FloatType type,
             bool with_zeros, bool unit) {
-        const int64_t step = kind == Kind::kF32    ? 1
-                             : kind == Kind::kBF16 ? 2
+        const int64_t step = kind == Kind::kBF16   ? 2
                              : kind == Kind::kInt8 ? 4
-                                                   : 8;
+                             : kind == Kind::kInt4 ? 8
+                                                   : 1;
         const int64_t padded = round_up(depth, step), rows = round_up(outputs, kLanes);
         matrix = {kind, type, outputs, depth, padded, padded, 0, nullptr, nullptr, nullptr};
         if (!is_integer(kind)) {
             const FloatRow values = normal(rows * padded);
             weights.resize(values.size() * (kind == Kind::kF32 ? 4 : 2));
             for (std::size_t i = 0; i < values.size(); ++i) {
-                const uint16_t half = bf16(values[i]);
+                // Any float16 from 2^-7 to 2^-1.
+                const uint16_t half =
+                    kind == Kind::kBF16 ? bf16(values[i]) : 0x2000 + engine() % 0x1800;
                 if (kind == Kind::kF32)
                     std::memcpy(&weights[4 * i], &values[i], 4);
                 else
@@ -162,7 +164,7 @@ void check_linear(Kind kind, Inputs inputs, int64_t rows, int64_t outputs, int64
 }
 
 void check_linears() {
-    const Kind kinds[] = {Kind::kF32, Kind::kBF16, Kind::kInt8, Kind::kInt4};
+    const Kind kinds[] = {Kind::kF32, Kind::kBF16, Kind::kF16, Kind::kInt8, Kind::kInt4};
     const int64_t shapes[][3] = {{1, 1, 3},    {1, 147, 260}, {2, 20, 69},  {3, 33, 577},
                                  {4, 64, 128}, {5, 16, 300},  {8, 40, 256}, {9, 100, 70},
                                  {17, 50, 33}, {33, 147, 260}};
@@ -173,7 +175,7 @@ void check_linears() {
                 check_linear(kind, inputs, rows, outputs, depth, group, type, zeros, unit);
             };
             check(Inputs::kFloats, 0, FloatType::kF32, false, false);
-            if (kind == Kind::kF32) continue;
+            if (kind == Kind::kF32 || kind == Kind::kF16) continue;
             check(Inputs::kBF16, 0, FloatType::kBF16, false, false);
             if (kind == Kind::kBF16) continue;
             check(Inputs::kInt8, 0, FloatType::kF32, false, true);
@@ -188,7 +190,7 @@ void check_linears() {
 }
 
 void check_embeddings() {
-    for (Kind kind : {Kind::kF32, Kind::kBF16, Kind::kInt8, Kind::kInt4}) {
+    for (Kind kind : {Kind::kF32, Kind::kBF16, Kind::kF16, Kind::kInt8, Kind::kInt4}) {
         const Weights w(kind, 37, 70, 32, FloatType::kF16, kind == Kind::kInt4, false);
         for (int64_t row = 0; row < 37; ++row) {
             FloatRow got(70), expected(70);

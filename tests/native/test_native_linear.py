@@ -23,6 +23,7 @@ from tests.native.harness import (
     input_layout,
     pack_as,
     round_bf16,
+    round_f16,
     run_embed,
     run_linear,
 )
@@ -74,6 +75,16 @@ def test_bf16(isa: str, rows: int, outputs: int, depth: int, seed: int, activati
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
     got = run_linear(x, pack_as("bf16", as_weight(w)), outputs, isa=isa, activations=activations)
     expected = as_taken(x, activations) @ round_bf16(w).T
+    assert close(got, expected, np.abs(x) @ np.abs(w).T)
+
+
+@settings(max_examples=60)
+@given(isa=isas, rows=many, outputs=odd, depth=deep, seed=seeds)
+def test_f16(isa: str, rows: int, outputs: int, depth: int, seed: int) -> None:
+    x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
+    w[0, 0] = 6e-6  # a subnormal of float16
+    got = run_linear(x, pack_as("f16", as_weight(w)), outputs, isa=isa, activations="float32")
+    expected = x.astype(np.float64) @ w.astype(np.float16).astype(np.float64).T
     assert close(got, expected, np.abs(x) @ np.abs(w).T)
 
 
@@ -272,6 +283,7 @@ def test_embeddings_are_the_dequantized_rows(
     expected = {
         "float32": lambda: w,
         "bf16": lambda: round_bf16(w),
+        "f16": lambda: round_f16(w),
         "int8": lambda: dequantize(quantize_int8(as_weight(w))),
         "int4": lambda: dequantize(quantize_int4(as_weight(w))),
     }[kind]()
@@ -279,17 +291,41 @@ def test_embeddings_are_the_dequantized_rows(
     assert np.array_equal(got, expected)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bf16"])
+@pytest.mark.parametrize("kind", ["float32", "bf16", "f16"])
 @pytest.mark.parametrize("tag", ["BF16", "F16"])
 def test_half_precision_sources(kind: str, tag: str) -> None:
     w = random_matrix(3, 37, 21)
-    w[0, :4] = [1e-7, -6e-5, 65504.0, 0.0]
+    w[0, :4] = [1e-7, -6e-5, 60000.0, 0.0]
     half = bf16_bits(w) if tag == "BF16" else w.astype(np.float16)
     values = round_bf16(w) if tag == "BF16" else half.astype(np.float32)
     packed = _native.Packed(kind, 37, 21)
     packed.fill([(half.reshape(-1).view(np.uint8), tag)], threads=1)
-    expected = values if kind == "float32" else round_bf16(values)
+    expected = {
+        "float32": lambda: values,
+        "bf16": lambda: round_bf16(values),
+        "f16": lambda: round_f16(values),
+    }[kind]()
     assert np.array_equal(run_embed(packed, 37, 21, isa="portable"), expected)
+
+
+def test_every_float16_is_kept_and_floats_round_to_the_nearest() -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    exact = halves.view(np.float16).astype(np.float32)
+    finite = exact[np.isfinite(exact)]
+    ties = (finite[:-1] + finite[1:]) / 2
+    between = np.concatenate([ties, np.nextafter(ties, np.float32(0)), finite * np.float32(1.0003)])
+    between = np.append(
+        between[np.abs(between) < 65520], np.array([np.inf, -np.inf, 1e-30], np.float32)
+    )
+    for values in (exact, between):
+        weight = as_weight(values[None, :])
+        packed = pack_as("f16", weight)
+        got = packed.memory.view(np.uint16)[: 16 * len(values) : 16]
+        expected = values.astype(np.float16)
+        same = got == expected.view(np.uint16)
+        assert (same | np.isnan(got.view(np.float16)) & np.isnan(expected)).all()
+    with pytest.raises(UnsupportedModel, match=r"tensor w holds.*too large for float16"):
+        pack_as("f16", as_weight(np.full((17, 3), 65520.0, np.float32)))
 
 
 def test_rows_that_a_layer_cannot_read_are_refused() -> None:
@@ -297,7 +333,7 @@ def test_rows_that_a_layer_cannot_read_are_refused() -> None:
         pack_as(kind, as_weight(random_matrix(2, 16, 64))) for kind in ("float32", "bf16", "int4")
     )
     for activations in ("bfloat16", "int8"):
-        with pytest.raises(ValueError, match="float32 weights are multiplied with floats alone"):
+        with pytest.raises(ValueError, match="float32 and f16 weights are multiplied with floats"):
             input_layout(exact, activations)
     with pytest.raises(ValueError, match="bf16 weights are not multiplied with int8"):
         input_layout(dense, "int8")

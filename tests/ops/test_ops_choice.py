@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,11 +109,13 @@ def test_a_server_without_any_executor_does_not_start(
     assert "galley-inference[torch]" in done.stderr
 
 
-def in_bf16(source: Path, target: Path, *, keep_head: bool = False) -> Path:
-    """The checkpoint with bfloat16 matrices; ``keep_head``: all but the output's."""
+def in_halves(
+    source: Path, target: Path, dtype: torch.dtype = torch.bfloat16, *, keep_head: bool = False
+) -> Path:
+    """The checkpoint with matrices of two bytes an element; ``keep_head``: all but the output's."""
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     head = model.lm_head.weight.data.clone()
-    model.bfloat16()
+    model.to(dtype)
     if keep_head:
         model.lm_head.weight.data = head
     model.save_pretrained(target)
@@ -124,8 +127,9 @@ def test_types_follow_the_checkpoint(
     executor: ExecutorName, checkpoint: CheckpointMaker, tmp_path: Path
 ) -> None:
     whole = checkpoint("llama")
-    half = in_bf16(whole, tmp_path / "half")
-    mixed = in_bf16(whole, tmp_path / "mixed", keep_head=True)
+    half = in_halves(whole, tmp_path / "half")
+    mixed = in_halves(whole, tmp_path / "mixed", keep_head=True)
+    f16 = in_halves(whole, tmp_path / "f16", torch.float16)
 
     def types(folder: Path, dtype: DType = "auto", quantize: Quantize = "auto") -> tuple[str, str]:
         with LLM(folder, dtype=dtype, quantize=quantize, executor=executor) as llm:
@@ -134,12 +138,35 @@ def test_types_follow_the_checkpoint(
     assert types(whole) == ("float32", "float32")
     assert types(half) == ("bfloat16", "bf16")
     assert types(mixed) == ("float32", "float32")
+    assert types(f16) == ("float32", "f16")
+    assert types(f16, dtype="float32") == ("float32", "float32")
     assert types(half, dtype="float32") == ("float32", "float32")
     assert types(half, quantize="int8") == ("bfloat16", "int8")
     assert types(whole, dtype="bfloat16", quantize="int4") == ("bfloat16", "int4")
 
 
-@pytest.mark.parametrize("quantize", ["bf16", "int8", "int4"])
+def test_a_float16_checkpoint_gives_the_logits_of_its_values_in_float32(
+    checkpoint: CheckpointMaker, tmp_path: Path
+) -> None:
+    folder = in_halves(checkpoint("llama"), tmp_path / "f16", torch.float16)
+    batch = ragged([(random_ids(1, 40), 40)], first_block=0)
+
+    def logits(executor: ExecutorName, dtype: DType) -> tuple[Any, int]:
+        settings = EngineSettings(
+            model=str(folder), executor=executor, dtype=dtype, kv_cache_tokens=64, threads=1
+        )
+        made = load_engine(settings, folder)._executor
+        return forward(made, batch).copy(), made.step_costs().weight_bytes
+
+    half, half_bytes = logits("cpu", "auto")
+    whole, whole_bytes = logits("cpu", "float32")
+    truth, _ = logits("reference", "auto")
+    assert half_bytes < 0.6 * whole_bytes
+    assert np.abs(half - whole).max() <= 1e-5 * np.abs(whole).max()
+    assert np.abs(half - truth).max() <= 1e-5 * np.abs(truth).max()
+
+
+@pytest.mark.parametrize("quantize", ["bf16", "f16", "int8", "int4"])
 def test_the_reference_executor_rounds_weights_too(
     quantize: Quantize, checkpoint: CheckpointMaker
 ) -> None:

@@ -179,7 +179,8 @@ def _changes(
     if settings.kv_cache_tokens is not None and rooms >= size.least:
         tokens = replace(size, blocks=rooms).tokens
         changes.append(f"--kv-cache-tokens {tokens} (the cache then takes what is left)")
-    kinds = ("float32", "bf16", "int8", "int4")
+    # What makes no matrix of the model smaller does not fit either.
+    kinds = ("f16", "float32", "bf16", "int8", "int4")
     for kind in kinds[kinds.index(options.quantize) + 1 :] if ledger.executor == "cpu" else ():
         weights = memory_of(replace(options, quantize=kind)).weights
         needs = ledger.total - ledger.weights + weights

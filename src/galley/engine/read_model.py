@@ -61,16 +61,18 @@ def _executor_options(
     integers beside integers: each token of a transcript reads them from end to end.
     """
     dtype: str = settings.dtype
+    infos = [weights.info(name) for name in weights]
+    dense = {info.kind for info in infos if len(info.shape) == 2 and info.kind.is_dense}
     if dtype == "auto":
-        infos = [weights.info(name) for name in weights]
-        dense = {info.kind for info in infos if len(info.shape) == 2 and info.kind.is_dense}
         dtype = "bfloat16" if dense == {DENSE_KINDS["BF16"]} else "float32"
     quantize: str = settings.quantize
     if quantize == "auto":
         quantize = "bf16" if dtype == "bfloat16" else "float32"
+        if settings.dtype == "auto" and dense == {DENSE_KINDS["F16"]}:
+            quantize = "f16"
     kv_dtype: str = settings.kv_dtype
     if kv_dtype == "auto":
-        exact = "float32" in (settings.dtype, settings.activations, quantize)
+        exact = not {"float32", "f16"}.isdisjoint((settings.dtype, settings.activations, quantize))
         rounded = "int8" if hears and quantize in ("int8", "int4") else "bfloat16"
         kv_dtype = rounded if executor == "cpu" and not exact else dtype
     return ExecutorOptions(

@@ -174,7 +174,8 @@ class ExecutorOptions:
 
     Attributes:
         dtype: "float32" or "bfloat16"; the reference executor computes in it.
-        quantize: what dense matrices become: "float32", "bf16", "int8" or "int4". Matrices that are
+        quantize: what dense matrices become: "float32", "bf16", "f16", "int8" or
+            "int4". Matrices that are
             integers in the checkpoint stay as they are.
         kinds: tensor name -> as ``quantize``, for dense matrices that become something else.
         kv_dtype: of keys and values in the cache: "float32", "bfloat16" or "int8".

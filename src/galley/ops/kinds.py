@@ -13,6 +13,7 @@ from galley.quant.rtn import rounded_kind
 _ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "float32": ("float32",),
     "bf16": ("bfloat16", "float32"),
+    "f16": ("float32",),
     "int8": ("int8", "bfloat16", "float32"),
     "int4": ("int8", "bfloat16", "float32"),
 }
@@ -33,7 +34,7 @@ def plan_kinds(
 
     Args:
         program: whose matrices.
-        quantize: what dense matrices become: "float32", "bf16", "int8" or "int4".
+        quantize: what dense matrices become: "float32", "bf16", "f16", "int8" or "int4".
         own: matrices that are not dense in the checkpoint; they stay as they are.
         chosen: tensor name -> as ``quantize``, for dense matrices that become something else.
 

@@ -73,7 +73,7 @@ class Header(msgspec.Struct, frozen=True):
         layout_version: the writer's ``_native.LAYOUT_VERSION``.
         folder: of the checkpoint that the writer packed.
         outline, content: of its weight files; see :class:`galley.formats.checkpoint.Checkpoint`.
-        kind: float32, bf16, int8 or int4: what dense matrices became, but for those chosen apart.
+        kind: float32, bf16, f16, int8 or int4: what dense matrices became, but for those chosen apart.
         entries: one after another, without gaps.
     """
 

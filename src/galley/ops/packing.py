@@ -23,7 +23,7 @@ from galley.ops.weight_cache import WeightCache
 from galley.quant.rtn import quantize_int4, quantize_int8
 from galley.quant.weights import bf16_bits, dequantize, not_finite, to_float32
 
-_KERNELS: Final = ("float32", "bf16", "int8", "int4")
+_KERNELS: Final = ("float32", "bf16", "f16", "int8", "int4")
 _GROUP_MULTIPLE: Final = 16
 """Columns; a group begins on a whole register of activations."""
 
@@ -129,11 +129,12 @@ def pack(parts: Sequence[Weight], kind: WeightKind, *, threads: int = 1) -> _nat
     Args:
         parts: of one depth. Integer ones of this kind are taken as they are, others as the floats that
             they stand for.
-        kind: float32, bf16, int8 or int4. Dense tensors are rounded to nearest, as ``quant/rtn.py`` does.
+        kind: float32, bf16, f16, int8 or int4. Dense tensors are rounded to nearest, as ``quant/rtn.py``
+            does.
         threads: to work with.
 
     Raises:
-        UnsupportedModel: integers cannot stand for a value, or 32 bits cannot hold their sums.
+        UnsupportedModel: the kind cannot stand for a value, or 32 bits cannot hold sums of integers.
     """
     parts = [_as_floats(part, kind) for part in parts]
     dense = [part for part in parts if isinstance(part, DenseWeight)]

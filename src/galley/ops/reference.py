@@ -28,7 +28,7 @@ from galley.ops.reference_ops import ReferenceOps, Step, places_in
 from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
 from galley.ops.tiles import Tiles
 from galley.quant.rtn import quantize_int4, quantize_int8
-from galley.quant.weights import Quantize, dequantize
+from galley.quant.weights import Quantize, dequantize, not_finite
 from galley.types import BLOCK_TOKENS, StepCosts
 
 _TORCH_TYPES: Final[Mapping[str, torch.dtype]] = {
@@ -38,6 +38,7 @@ _TORCH_TYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
 }
+_HALVES: Final[Mapping[str, torch.dtype]] = {"bf16": torch.bfloat16, "f16": torch.float16}
 _QUANTIZERS: Final[Mapping[str, Quantize]] = {"int8": quantize_int8, "int4": quantize_int4}
 
 
@@ -118,8 +119,11 @@ class ReferenceExecutor(ReferenceOps):
         else:
             raw = torch.from_numpy(np.array(weight.data)).view(_TORCH_TYPES[weight.dtype])
             values = raw.reshape(weight.shape)
-        if kind is not None and kind.name == "bf16":
-            values = values.to(torch.bfloat16)
+        if kind is not None and kind.name in _HALVES:
+            halves = values.to(_HALVES[kind.name])
+            if kind.name == "f16" and not torch.equal(halves.isinf(), values.isinf()):
+                raise not_finite(weight)
+            values = halves
         return values.to(self._device, self._dtype).contiguous()
 
     def step_costs(self) -> StepCosts:

@@ -65,7 +65,7 @@ def default_group(depth: int) -> int:
 
 
 def rounded_kind(quantize: str, depth: int) -> WeightKind:
-    """What a dense matrix of ``depth`` columns becomes by the setting: float32, bf16, int8 or int4."""
+    """What a dense matrix of ``depth`` columns becomes by the setting: float32, bf16, f16, int8 or int4."""
     if quantize == "int8":
         return WeightKind("int8", 0, "F32")
     if quantize == "int4":

@@ -14,10 +14,11 @@ _CHUNK_VALUES: Final = 1 << 20
 Quantize: TypeAlias = Callable[[DenseWeight], IntWeight]
 
 
-def not_finite(weight: DenseWeight) -> UnsupportedModel:
-    """The error for a tensor that integers cannot stand for."""
+def not_finite(weight: DenseWeight | IntWeight) -> UnsupportedModel:
+    """The error for a tensor that integers, or float16, cannot stand for."""
     return UnsupportedModel(
-        f"tensor {weight.name} holds values that are infinite, NaN or too far apart for integers; "
+        f"tensor {weight.name} holds values that are infinite, NaN, too far apart for integers or too "
+        "large for float16; "
         "set quantize to bf16 or float32"
     )
 
