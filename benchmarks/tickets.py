@@ -1,0 +1,132 @@
+"""The bundled model's tickets as a JSON schema: valid answers, exact match, speed and forced tokens.
+
+    python -m benchmarks.tickets [--tickets 600] [--at-once 8] [--results benchmarks/results/FILE]
+
+Callers whose names and numbers the model was not taught, half of them in wordings that it was not taught
+either, each answered freely, and as ``response_format`` json_schema with and without speculation.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+import jsonschema_rs
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from scripts.benchmarks_page import Figure
+
+from benchmarks.results_file import put
+from galley import LLM, Grammar, SamplingParams
+from recipes.assistant.generator import SYSTEM, call_turn
+from recipes.assistant.vocabulary import ALL, INTENTS, Source
+from recipes.assistant.wordings import HELD_OUT, TRAINING
+
+COMMAND: Final = "python -m benchmarks.tickets"
+_TEXT: Final = {"type": ["string", "null"]}
+PROPERTIES: Final[dict[str, Any]] = {
+    "name": _TEXT,
+    "account": _TEXT,
+    "intent": {"enum": list(INTENTS)},
+    "product": {"enum": [*ALL, None]},
+    "amount": {"type": ["number", "null"]},
+    "date": _TEXT,
+    "urgency": {"enum": ["low", "normal", "high"]},
+}
+SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": PROPERTIES,
+    "required": list(PROPERTIES),
+    "additionalProperties": False,
+}
+
+
+def tickets(count: int) -> list[tuple[list[Any], str]]:
+    """Conversations and their right answers."""
+    rng = random.Random(600)
+    source = Source(rng, held_out=True)
+    made = []
+    for place in range(count):
+        wordings = HELD_OUT if place % 2 else TRAINING
+        turn = call_turn("ticket", source, wordings, INTENTS[place % len(INTENTS)])
+        system = {"role": "system", "content": rng.choice(SYSTEM["ticket"])}
+        made.append(([system, {"role": "user", "content": turn.text}], turn.answer))
+    return made
+
+
+def answered(
+    llm: LLM, asked: Sequence[list[Any]], params: SamplingParams, at_once: int, what: str
+) -> tuple[list[str], float, int, int]:
+    """Texts, tokens a second, guesses that were right, and all tokens."""
+    texts, tokens, accepted = [], 0, 0
+    began = time.perf_counter()
+    for i in track(range(0, len(asked), at_once), what):
+        for output in llm.chat(asked[i : i + at_once], params):
+            [choice] = output.choices
+            texts.append(choice.text)
+            tokens += len(choice.token_ids)
+            accepted += choice.timing.accepted
+    return texts, tokens / (time.perf_counter() - began), accepted, tokens
+
+
+def main() -> None:
+    """Measure, print, and write the figures if wanted."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tickets", type=int, default=600)
+    parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--results", type=Path, help="put the figures into this file, too")
+    options = parser.parse_args()
+    wanted = tickets(options.tickets)
+    asked, right = [messages for messages, _ in wanted], [answer for _, answer in wanted]
+    free = SamplingParams(temperature=0, max_tokens=200)
+    grammar = Grammar("json_schema", json.dumps(SCHEMA))
+    schema = SamplingParams(temperature=0, max_tokens=200, grammar=grammar)
+    validator = jsonschema_rs.validator_for(SCHEMA)
+    table = Table("answers", "valid", "exact match", "tokens/s", "guesses that were right")
+    ways = (("free", free, "off"), ("schema", schema, "off"), ("schema, guessed", schema, "auto"))
+    matched: dict[str, float] = {}
+    for what, params, speculation in ways:
+        with LLM("galley-demo", speculation=speculation, kv_cache_tokens=16384) as llm:
+            llm.chat(asked[: options.at_once], params)
+            texts, pace, accepted, tokens = answered(llm, asked, params, options.at_once, what)
+        valid = sum(_is_valid(text, validator) for text in texts) / len(texts)
+        matched[what] = sum(map(_same, texts, right)) / len(texts)
+        row = (f"{valid:.1%}", f"{matched[what]:.1%}", f"{pace:.0f}", f"{accepted} of {tokens}")
+        table.add_row(what, *row)
+        if what != "free":
+            assert valid == 1.0
+    Console().print(table)
+    if options.results:
+        figure = Figure(
+            what=f"bundled model: exact match of {options.tickets} tickets",
+            unit="%",
+            at=tuple(matched),
+            measured=tuple(round(100 * share, 1) for share in matched.values()),
+            date=date.today().isoformat(),
+            command=COMMAND,
+            remark="all answers with a schema parse and are valid",
+        )
+        put(options.results, [figure])
+
+
+def _is_valid(text: str, validator: Any) -> bool:
+    try:
+        return bool(validator.is_valid(json.loads(text)))
+    except ValueError:
+        return False
+
+
+def _same(text: str, right: str) -> bool:
+    try:
+        return bool(json.loads(text) == json.loads(right))
+    except ValueError:
+        return False
+
+
+if __name__ == "__main__":
+    main()
