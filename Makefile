@@ -8,12 +8,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint audit schema soak fuzz sanitize bench demo-model demo-speech-model clean
+.PHONY: help run test lint test-clients audit schema soak fuzz sanitize bench demo-model demo-speech-model clean
 
 help:
 	@echo "make run         serve the bundled models, show what they answer, keep serving (PORT=8000)"
 	@echo "make test        lint, types, import rules and tests"
 	@echo "make lint        ruff, mypy, import-linter, the audit of dependencies and clang-format only"
+	@echo "make test-clients  LangChain, LiteLLM, instructor and the llm command against a real server"
 	@echo "make sanitize    the kernel tests under the address and undefined-behaviour sanitizers (GCC)"
 	@echo "make audit       dependencies against advisories, as in lint, and with pip-audit (needs a network)"
 	@echo "make schema      SCHEMA_EXAMPLES=1000 random requests for each operation of the OpenAPI document"
@@ -37,6 +38,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/audit.py
 	$(BIN)/clang-format --dry-run --Werror $$(find native tests -name "*.?pp")
+
+test-clients: $(VENV)-clients/.installed
+	$(VENV)-clients/bin/python -m pytest tests/clients
 
 sanitize: $(VENV)/.installed-dev
 	$(BIN)/python scripts/sanitize.py
@@ -74,7 +78,7 @@ demo-speech-model: $(VENV)/.installed-dev
 	$(BIN)/python -m recipes.speech.heads
 
 clean:
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-clients dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The stamps make a second run quick; a change of the pins installs again.
 # So does a change of the native code, which is compiled then.
@@ -92,6 +96,11 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed-dev
 	@$(PIP) --editable '.[fuzz]'
+	@touch $@
+
+$(VENV)-clients/.installed: pyproject.toml $(NATIVE) | $(BIN)/python
+	@$(PYTHON) -m venv $(VENV)-clients
+	@$(VENV)-clients/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,clients]'
 	@touch $@
 
 $(BIN)/python:
