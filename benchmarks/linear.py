@@ -9,11 +9,13 @@ packed weight bytes, GOPS two operations for each weight and row.
 import argparse
 import os
 import time
+from dataclasses import replace
 
 import numpy as np
 
 from galley import _native
-from galley.formats.weights import DenseWeight
+from galley.formats.gguf_blocks import BLOCK_KINDS
+from galley.formats.weights import SUPER, DenseWeight, IntWeight, Nested, Weight
 from galley.ops.isa import choose_isa
 from galley.ops.kinds import choose_activations
 from galley.ops.packing import pack
@@ -21,10 +23,32 @@ from galley.quant.rtn import rounded_kind
 
 COLD_BYTES = 400 << 20
 KINDS = (
-    *("int4", "int8", "bf16", "f16", "float32", "int4/bfloat16", "int8/bfloat16"),
+    *("int4", "int4:32", "int8", "bf16", "f16", "float32", "int4/bfloat16", "int8/bfloat16"),
     *("int4/float32", "int8/float32", "bf16/float32"),
+    *("Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "Q8_0"),
 )
-"""Weights, and after the slash what they are multiplied with, if that is not their own choice."""
+"""Weights, and after the slash what they are multiplied with, if that is not their own choice.
+
+After a colon: columns that share a scale. Names in capitals are GGUF's types, kept as the integers that
+they are."""
+
+
+def integers(block_type: str, outputs: int, depth: int) -> IntWeight:
+    """Random integers of what a GGUF type becomes; scales that are numbers as models have them."""
+    block = BLOCK_KINDS[block_type]
+    rng = np.random.default_rng(0)
+    q = rng.integers(0, 16, (outputs, depth), np.int8 if block.bits == 8 else np.uint8)
+    shape = outputs, depth // block.group
+    made = ("w", block.bits, q, block.group)
+    if block.scale_type != "F16xI8":
+        floats = np.full(shape, 1 / 128, np.float32)
+        return IntWeight(*made, floats, None, block.scale_type, -floats if block.minima else None)
+    units = np.full((outputs, -(-depth // SUPER)), 1 / 1024, np.float16)
+    scales = Nested(rng.integers(1, 64, shape, np.int8), units)
+    minima = Nested(rng.integers(1, 64, shape, np.int8), -units) if block.minima else None
+    least = None if minima is None else minima.floats(block.group)
+    scale_type, both = block.scale_type, (scales, minima)
+    return IntWeight(*made, scales.floats(block.group), None, scale_type, least, both)
 
 
 def layer_seconds(
@@ -33,18 +57,25 @@ def layer_seconds(
     """Seconds for one layer of a stack that is larger than the caches, and the layer's bytes."""
     kind, _, wanted = kind.partition("/")
     isa = choose_isa(os.environ)
-    activations = choose_activations(kind, wanted or "auto", isa)
     values = np.random.default_rng(0).standard_normal((outputs, depth), dtype=np.float32)
     weight = DenseWeight("w", "F32", values.shape, values.reshape(-1).view(np.uint8))
-    rounded = rounded_kind(kind, depth)
-    first = pack([weight], rounded)
+    if kind in BLOCK_KINDS:
+        made: Weight = integers(kind, outputs, depth)
+        rounded = made.kind
+    else:
+        kind, _, group = kind.partition(":")
+        made, rounded = weight, rounded_kind(kind, depth)
+        if group:
+            rounded = replace(rounded, group=int(group))
+    activations = choose_activations(rounded.name, wanted or "auto", isa)
+    first = pack([made], rounded)
     copies = min(7, COLD_BYTES // first.bytes)
-    packed = [first, *(pack([weight], rounded) for _ in range(copies))]
+    packed = [first, *(pack([made], rounded) for _ in range(copies))]
     table = _native.Packed("float32", outputs, depth)
     table.fill([(weight.data, "F32")], threads)
     layout = None
     if activations != "float32":
-        layout = _native.InputLayout(kind, depth, rounded.group, activations)
+        layout = _native.InputLayout(rounded.name, depth, rounded.group, activations)
     x = (0, 4 * depth, 0)
     source = (x[1], layout.row_bytes, 0) if layout else x
     y = (x[1] + (layout.row_bytes if layout else 0), 4 * outputs, 0)

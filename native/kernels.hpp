@@ -14,7 +14,10 @@ constexpr int64_t kRowBlock = 1024;  // logits that are added up by themselves
 constexpr int kWeightBits = 30;      // the greatest logit weighs 2 ** kWeightBits
 
 enum class Kind : int32_t { kF32, kBF16, kF16, kInt8, kInt4 };
-enum class FloatType : int32_t { kF32, kBF16, kF16 };
+// kNested, of scales and minima alone: an int8 for each group, and a float16 for each kSuper
+// columns.
+enum class FloatType : int32_t { kF32, kBF16, kF16, kNested };
+constexpr int64_t kSuper = 256;
 
 // A weight matrix [outputs, depth] in tiles of 16 outputs; `blocks` = outputs / 16, rounded up.
 //
@@ -23,11 +26,13 @@ enum class FloatType : int32_t { kF32, kBF16, kF16 };
 //   kF16   [blocks][depth][16]
 //   kInt8  [blocks][depth / 4][16][4], unsigned: weight + 128
 //   kInt4  [blocks][depth / 8][64 bytes]: byte 4 * output + j holds k = j below, k = 4 + j above;
-//          unsigned: weight + zero point (8 when `zeros` is null)
+//          unsigned: weight + zero point (8 when there are neither `zeros` nor `minima`)
 //
-// Integer kinds have one scale, and kInt4 optionally one zero point, for each
-// (block, group of `group` k, output), zero points below 16. The last group may be shorter; padding
-// holds zeros.
+// Integer kinds have one scale for each (block, group of `group` k, output), and optionally one
+// minimum, which is added to each product of weight and scale, or kInt4 a zero point below 16. The
+// last group may be shorter; padding holds zeros. Those that are kNested are the products of the
+// group's int8 and of a float16 of `super_scales` and `super_minima`, one for each
+// (block, kSuper k, output).
 struct Matrix {
     Kind kind;
     FloatType scale_type;
@@ -39,6 +44,10 @@ struct Matrix {
     const uint8_t* weights;
     const uint8_t* scales;
     const uint8_t* zeros;
+    const uint8_t* minima;
+    int64_t supers;
+    const uint8_t* super_scales;
+    const uint8_t* super_minima;
 };
 
 static inline bool is_integer(Kind kind) { return kind == Kind::kInt8 || kind == Kind::kInt4; }
@@ -51,7 +60,8 @@ enum class Inputs : int32_t { kFloats, kBF16, kInt8 };
 //
 //   kFloats  [depth] floats, as they are
 //   kBF16    [padded_depth] bfloat16, then zeros: up to a multiple of 64 bytes, and for integers 64
-//            bytes more, as a group, and so a tile, may begin at any multiple of 16
+//            bytes more, as a group, and so a tile, may begin at any multiple of 16, and then at
+//            `sums` [groups] floats: the sum of each group
 //   kInt8    [padded_depth] int8, then at `sums` [groups] int32: the sum of each group, then one
 //            float: what an integer stands for
 struct Activations {

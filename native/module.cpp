@@ -55,6 +55,10 @@ FloatType type_tagged(const std::string& tag) {
     throw std::invalid_argument("unknown element type '" + tag + "'");
 }
 
+FloatType scale_type_tagged(const std::string& tag) {
+    return tag == "F16xI8" ? FloatType::kNested : type_tagged(tag);
+}
+
 void require_size(const RawBytes& array, int64_t bytes, const char* what) {
     if (static_cast<int64_t>(array.size()) != bytes)
         throw std::invalid_argument(std::string(what) + " has the wrong size");
@@ -64,8 +68,8 @@ void require_size(const RawBytes& array, int64_t bytes, const char* what) {
 using Tensors = std::vector<std::tuple<RawBytes, std::string>>;
 
 Packed::Shape shape_of(const std::string& kind, int64_t outputs, int64_t depth, int64_t group,
-                       const std::string& scale_type, bool zeros) {
-    return {kind_named(kind), outputs, depth, group, type_tagged(scale_type), zeros};
+                       const std::string& scale_type, bool zeros, bool minima) {
+    return {kind_named(kind), outputs, depth, group, scale_type_tagged(scale_type), zeros, minima};
 }
 
 int64_t fill(Packed& packed, const Tensors& tensors, int threads) {
@@ -81,14 +85,29 @@ int64_t fill(Packed& packed, const Tensors& tensors, int threads) {
     return packed.fill(parts, threads);
 }
 
+using MaybeBytes = std::optional<RawBytes>;
+
 void fill_integer(Packed& packed, const RawBytes& q, const RawBytes& scales,
-                  const std::optional<RawBytes>& zeros, int threads) {
+                  const MaybeBytes& zeros, int threads, const MaybeBytes& minima,
+                  const MaybeBytes& super_scales, const MaybeBytes& super_minima) {
     const Matrix& m = packed.matrix();
+    const int64_t groups = m.outputs * m.groups, size = bytes_of(m.scale_type);
+    const auto data = [](const MaybeBytes& bytes, int64_t wanted, const char* what) {
+        if (bytes) require_size(*bytes, wanted, what);
+        return bytes ? bytes->data() : nullptr;
+    };
     require_size(q, m.outputs * m.depth, "q");
-    require_size(scales, m.outputs * m.groups * bytes_of(m.scale_type), "scales");
-    if (zeros) require_size(*zeros, m.outputs * m.groups, "zeros");
+    require_size(scales, groups * size, "scales");
+    const Packed::Integers integers = {
+        q.data(),
+        scales.data(),
+        data(zeros, groups, "zeros"),
+        data(minima, groups * size, "minima"),
+        data(super_scales, 2 * m.outputs * m.supers, "super_scales"),
+        data(super_minima, 2 * m.outputs * m.supers, "super_minima"),
+    };
     nb::gil_scoped_release release;
-    packed.fill_integer(q.data(), scales.data(), zeros ? zeros->data() : nullptr, threads);
+    packed.fill_integer(integers, threads);
 }
 
 std::vector<double> bind_read_rates(const std::string& isa, int threads,
@@ -127,10 +146,12 @@ NB_MODULE(_native, m) {
     m.def(
         "packed_bytes",
         [](const std::string& kind, int64_t outputs, int64_t depth, int64_t group,
-           const std::string& scale_type, bool zeros) {
-            return Packed::bytes_of(shape_of(kind, outputs, depth, group, scale_type, zeros));
+           const std::string& scale_type, bool zeros, bool minima) {
+            return Packed::bytes_of(
+                shape_of(kind, outputs, depth, group, scale_type, zeros, minima));
         },
-        "kind"_a, "outputs"_a, "depth"_a, "group"_a = 0, "scale_type"_a = "F32", "zeros"_a = false);
+        "kind"_a, "outputs"_a, "depth"_a, "group"_a = 0, "scale_type"_a = "F32", "zeros"_a = false,
+        "minima"_a = false);
     m.def(
         "kv_block_bytes",
         [](int64_t kv_heads, int64_t key_dim, int64_t value_dim, const std::string& type) {
@@ -143,8 +164,9 @@ NB_MODULE(_native, m) {
         .def(
             "__init__",
             [](Packed* self, const std::string& kind, int64_t outputs, int64_t depth, int64_t group,
-               const std::string& scale_type, bool zeros, std::optional<RawBytes> memory) {
-                const auto shape = shape_of(kind, outputs, depth, group, scale_type, zeros);
+               const std::string& scale_type, bool zeros, bool minima,
+               std::optional<RawBytes> memory) {
+                const auto shape = shape_of(kind, outputs, depth, group, scale_type, zeros, minima);
                 if (!memory) {
                     new (self) Packed(shape);
                     return;
@@ -154,9 +176,11 @@ NB_MODULE(_native, m) {
                 new (self) Packed(shape, owner->data(), size, owner);
             },
             "kind"_a, "outputs"_a, "depth"_a, "group"_a = 0, "scale_type"_a = "F32",
-            "zeros"_a = false, "memory"_a.none() = nb::none())
+            "zeros"_a = false, "minima"_a = false, "memory"_a.none() = nb::none())
         .def("fill", &fill, "parts"_a, "threads"_a)
-        .def("fill_integer", &fill_integer, "q"_a, "scales"_a, "zeros"_a.none(), "threads"_a)
+        .def("fill_integer", &fill_integer, "q"_a, "scales"_a, "zeros"_a.none(), "threads"_a,
+             "minima"_a.none() = nb::none(), "super_scales"_a.none() = nb::none(),
+             "super_minima"_a.none() = nb::none())
         .def_prop_ro(
             "memory",
             [](const Packed& packed) {
@@ -176,7 +200,7 @@ NB_MODULE(_native, m) {
             "__init__",
             [](InputLayout* self, const std::string& kind, int64_t depth, int64_t group,
                const std::string& inputs) {
-                const auto shape = shape_of(kind, 1, depth, group, "F32", false);
+                const auto shape = shape_of(kind, 1, depth, group, "F32", false, false);
                 new (self) InputLayout(Packed::matrix_of(shape), inputs_named(inputs));
             },
             "kind"_a, "depth"_a, "group"_a, "inputs"_a)

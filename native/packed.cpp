@@ -113,34 +113,61 @@ int64_t Packed::bytes_of(const Shape& shape) {
 }
 
 void Packed::lay_out(const Shape& shape) {
-    const auto& [kind, outputs, depth, group, scale_type, zeros] = shape;
+    const auto& [kind, outputs, depth, group, scale_type, zeros, minima] = shape;
     if (outputs < 1 || depth < 1) throw std::invalid_argument("a weight matrix cannot be empty");
     if (zeros && kind != Kind::kInt4)
         throw std::invalid_argument("only int4 weights have zero points");
+    if (zeros && minima) throw std::invalid_argument("weights have zero points or minima");
     const int64_t padded = round_up(depth, depth_multiple(kind));
-    matrix_ = {kind, scale_type, outputs, depth, padded, padded, 0, nullptr, nullptr, nullptr};
-    scales_at_ = round_up(galley::weight_bytes(kind, blocks() * kLanes * padded), 64);
-    zeros_at_ = bytes_ = scales_at_;
+    matrix_ = {};
+    matrix_.kind = kind;
+    matrix_.scale_type = scale_type;
+    matrix_.outputs = outputs;
+    matrix_.depth = depth;
+    matrix_.padded_depth = matrix_.group = padded;
+    bytes_ = round_up(galley::weight_bytes(kind, blocks() * kLanes * padded), 64);
     if (!integer()) return;
     matrix_.group = group == 0 ? round_up(depth, 16) : group;
     if (matrix_.group < 16 || matrix_.group % 16 || matrix_.group > kLongestGroup)
         throw std::invalid_argument("a group must be a multiple of 16, at most 65536 long");
     matrix_.groups = round_up(depth, matrix_.group) / matrix_.group;
-    const int64_t scales = blocks() * kLanes * matrix_.groups;
-    zeros_at_ += round_up(scales * galley::bytes_of(scale_type), 64);
-    bytes_ = zeros_at_ + (zeros ? round_up(scales, 64) : 0);
+    const bool nested = scale_type == FloatType::kNested;
+    if (nested && kSuper % matrix_.group && (matrix_.groups > 1 || depth > kSuper))
+        throw std::invalid_argument("groups with nested scales must divide 256");
+    matrix_.supers = nested ? round_up(depth, kSuper) / kSuper : 0;
+    parts_ = {true, zeros, minima, nested, nested && minima};
+    each_part([&](const uint8_t*&, int64_t values, int64_t size) {
+        bytes_ += round_up(values * size, 64);
+    });
+}
+
+// The arrays behind the weights, in their order: calls body(pointer, values, bytes of a value).
+template <class Body>
+void Packed::each_part(const Body& body) {
+    Matrix& m = matrix_;
+    const int64_t size = galley::bytes_of(m.scale_type), lanes = blocks() * kLanes;
+    if (parts_.scales) body(m.scales, lanes * m.groups, size);
+    if (parts_.zeros) body(m.zeros, lanes * m.groups, 1);
+    if (parts_.minima) body(m.minima, lanes * m.groups, size);
+    if (parts_.super_scales) body(m.super_scales, lanes * m.supers, 2);
+    if (parts_.super_minima) body(m.super_minima, lanes * m.supers, 2);
 }
 
 void Packed::place(const uint8_t* data) {
+    const Matrix& m = matrix_;
     matrix_.weights = data;
-    matrix_.scales = scales_at_ < zeros_at_ ? data + scales_at_ : nullptr;
-    matrix_.zeros = zeros_at_ < bytes_ ? data + zeros_at_ : nullptr;
+    data += round_up(galley::weight_bytes(m.kind, blocks() * kLanes * m.padded_depth), 64);
+    each_part([&](const uint8_t*& part, int64_t values, int64_t size) {
+        part = data;
+        data += round_up(values * size, 64);
+    });
 }
 
 int64_t Packed::fill(const std::vector<Source>& parts, int threads) {
     const Rows rows(parts, matrix_.depth);
     if (rows.count() != matrix_.outputs)
         throw std::invalid_argument("the parts have not as many rows as the matrix has outputs");
+    if (matrix_.minima) throw std::invalid_argument("rounding makes no minima");
     const FloatType rounded = matrix_.kind == Kind::kInt8 ? FloatType::kF32 : FloatType::kBF16;
     if (integer() && matrix_.scale_type != rounded)
         throw std::invalid_argument("rounding makes scales of another type");
@@ -200,30 +227,41 @@ bool Packed::round_row(int64_t output, const float* values, uint8_t* stored) {
     bool finite = true;
     for (int64_t g = 0; g < m.groups; ++g) {
         const int64_t begin = g * m.group, count = std::min(m.group, m.depth - begin);
-        const int64_t at = scale_index(output, g);
-        auto* floats = reinterpret_cast<float*>(memory_.data() + scales_at_) + at;
-        auto* halves = reinterpret_cast<uint16_t*>(memory_.data() + scales_at_) + at;
-        uint8_t* zero = memory_.data() + zeros_at_ + at;
+        const int64_t at = lane_at(output, g, m.groups);
+        auto* floats = reinterpret_cast<float*>(own(m.scales)) + at;
+        auto* halves = reinterpret_cast<uint16_t*>(own(m.scales)) + at;
         if (m.kind == Kind::kInt8)
             finite &= round_int8(values + begin, count, stored + begin, floats);
         else if (m.zeros)
-            finite &= round_int4(values + begin, count, stored + begin, halves, zero);
+            finite &= round_int4(values + begin, count, stored + begin, halves, own(m.zeros) + at);
         else
             finite &= round_int4(values + begin, count, stored + begin, halves);
     }
     return finite;
 }
 
-void Packed::fill_integer(const uint8_t* q, const uint8_t* scales, const uint8_t* zeros,
-                          int threads) {
+void Packed::fill_integer(const Integers& given, int threads) {
     const Matrix& m = matrix_;
+    const uint8_t* q = given.q;
     if (!integer()) throw std::invalid_argument("these weights have no scales");
-    if ((zeros != nullptr) != (m.zeros != nullptr))
+    if ((given.zeros != nullptr) != (m.zeros != nullptr))
         throw std::invalid_argument("zero points do not match what the matrix was made for");
-    if (zeros && std::any_of(zeros, zeros + m.outputs * m.groups, [](uint8_t z) { return z > 15; }))
+    if ((given.minima != nullptr) != (m.minima != nullptr) ||
+        (given.super_scales != nullptr) != (m.super_scales != nullptr) ||
+        (given.super_minima != nullptr) != (m.super_minima != nullptr))
+        throw std::invalid_argument("minima or supers do not match what the matrix was made for");
+    if (given.zeros && std::any_of(given.zeros, given.zeros + m.outputs * m.groups,
+                                   [](uint8_t z) { return z > 15; }))
         throw std::invalid_argument("a zero point is more than four bits hold");
     require_own_memory();
     const int64_t size = galley::bytes_of(m.scale_type);
+    // [outputs, count] of `bytes` each, to their lanes.
+    const auto place = [&](int64_t n, const uint8_t* from, const uint8_t* to, int64_t count,
+                           int64_t bytes) {
+        for (int64_t i = 0; to && i < count; ++i)
+            std::memcpy(own(to) + lane_at(n, i, count) * bytes, from + (n * count + i) * bytes,
+                        bytes);
+    };
     for_each_block(blocks(), threads, [&](int64_t block) {
         std::vector<uint8_t> stored(m.padded_depth);
         const int64_t end = std::min((block + 1) * kLanes, m.outputs);
@@ -232,11 +270,11 @@ void Packed::fill_integer(const uint8_t* q, const uint8_t* scales, const uint8_t
                 stored[k] =
                     m.kind == Kind::kInt8 ? q[n * m.depth + k] ^ 0x80 : q[n * m.depth + k] & 15;
             store(n, stored.data());
-            for (int64_t g = 0; g < m.groups; ++g) {
-                const int64_t to = scale_index(n, g), from = n * m.groups + g;
-                std::memcpy(memory_.data() + scales_at_ + to * size, scales + from * size, size);
-                if (zeros) memory_.data()[zeros_at_ + to] = zeros[from];
-            }
+            place(n, given.scales, m.scales, m.groups, size);
+            place(n, given.zeros, m.zeros, m.groups, 1);
+            place(n, given.minima, m.minima, m.groups, size);
+            place(n, given.super_scales, m.super_scales, m.supers, 2);
+            place(n, given.super_minima, m.super_minima, m.supers, 2);
         }
     });
 }
@@ -257,8 +295,11 @@ void Packed::store(int64_t output, const uint8_t* stored) {
     }
 }
 
-int64_t Packed::scale_index(int64_t output, int64_t group) const {
-    return (output / kLanes * matrix_.groups + group) * kLanes + output % kLanes;
+uint8_t* Packed::own(const uint8_t* part) { return memory_.data() + (part - matrix_.weights); }
+
+// Where value `index` of an output's `count` lies in an array beside the weights.
+int64_t Packed::lane_at(int64_t output, int64_t index, int64_t count) {
+    return (output / kLanes * count + index) * kLanes + output % kLanes;
 }
 
 void Packed::require_own_memory() const {
@@ -278,7 +319,8 @@ InputLayout::InputLayout(const Matrix& shape, Inputs inputs) : matrix_(shape), i
         row_bytes_ = round_up(sums_ + 4 * m.groups + 4, 64);
     } else {
         // An odd number of lines: rows a power of two apart share few places of the nearest cache.
-        row_bytes_ = 2 * bf16_columns(m) | 64;
+        sums_ = 2 * bf16_columns(m);
+        row_bytes_ = round_up(sums_ + 4 * m.groups, 64) | 64;
     }
 }
 

@@ -32,6 +32,14 @@ class Packed {
         int64_t group;  // counts only for integer kinds; 0: the whole depth
         FloatType scale_type;
         bool zeros;
+        bool minima;
+    };
+
+    // Row-major, as a checkpoint has them: `q` [outputs, depth], int8 as bytes, int4 as 0 to 15;
+    // the others [outputs, groups] in this matrix's scale type (but zero points, which are bytes),
+    // supers float16 [outputs, supers]. Null: there are none.
+    struct Integers {
+        const uint8_t *q, *scales, *zeros, *minima, *super_scales, *super_minima;
     };
 
     // Zeroed. Throws std::invalid_argument for sizes that the kernels do not take.
@@ -54,9 +62,7 @@ class Packed {
     // index of a part that holds a value which this kind cannot stand for, or -1: integers for what
     // is not finite, float16 for what is finite and becomes infinite.
     int64_t fill(const std::vector<Source>& parts, int threads);
-    // `q`: [outputs, depth]; int8 as bytes, int4 as 0..15. `scales`: [outputs, groups] in this
-    // matrix's scale type. `zeros`: [outputs, groups] or null.
-    void fill_integer(const uint8_t* q, const uint8_t* scales, const uint8_t* zeros, int threads);
+    void fill_integer(const Integers& integers, int threads);
 
   private:
     class Rows;
@@ -64,7 +70,10 @@ class Packed {
     Packed() = default;
     bool integer() const { return is_integer(matrix_.kind); }
     int64_t blocks() const { return round_up(matrix_.outputs, kLanes) / kLanes; }
-    int64_t scale_index(int64_t output, int64_t group) const;
+    static int64_t lane_at(int64_t output, int64_t index, int64_t count);
+    uint8_t* own(const uint8_t* part);
+    template <class Body>
+    void each_part(const Body& body);
     void lay_out(const Shape& shape);
     void place(const uint8_t* data);
     void require_own_memory() const;
@@ -74,7 +83,11 @@ class Packed {
     void store(int64_t output, const uint8_t* stored);
 
     Matrix matrix_{};
-    int64_t scales_at_ = 0, zeros_at_ = 0, bytes_ = 0;
+    struct {
+        bool scales = false, zeros = false, minima = false, super_scales = false,
+             super_minima = false;
+    } parts_;  // that there are beside the weights
+    int64_t bytes_ = 0;
     Memory memory_;
     std::shared_ptr<const void> owner_;
 };

@@ -7,7 +7,9 @@
 
 namespace galley {
 
-inline int64_t bytes_of(FloatType type) { return type == FloatType::kF32 ? 4 : 2; }
+inline int64_t bytes_of(FloatType type) {
+    return type == FloatType::kF32 ? 4 : type == FloatType::kNested ? 1 : 2;
+}
 
 // `count` elements of a checkpoint as floats.
 void widen(const uint8_t* source, FloatType type, int64_t count, float* values);

@@ -6,17 +6,40 @@
 namespace galley {
 namespace GALLEY_ISA {
 
-GALLEY_INLINE Floats load_scales(const Matrix& m, int64_t at) {
-    if (m.scale_type == FloatType::kBF16)
-        return load_bf16(reinterpret_cast<const uint16_t*>(m.scales) + at);
-    if (m.scale_type == FloatType::kF16)
-        return load_f16(reinterpret_cast<const uint16_t*>(m.scales) + at);
-    return load(reinterpret_cast<const float*>(m.scales) + at);
+GALLEY_INLINE int64_t group_at(const Matrix& m, int64_t block, int64_t group) {
+    return (block * m.groups + group) * kLanes;
 }
 
-// What is stored for zero, `other` where the matrix does not say, four times in each lane.
-GALLEY_INLINE Bytes load_offsets(const Matrix& m, int64_t at, int32_t other) {
-    const Ints zeros = m.zeros ? load_uint8(m.zeros + at) : splat_int(other);
+// Scales or minima.
+GALLEY_INLINE Floats load_values(const Matrix& m, const uint8_t* values, const uint8_t* supers,
+                                 int64_t block, int64_t group) {
+    const int64_t at = group_at(m, block, group);
+    if (m.scale_type == FloatType::kNested) {
+        const int64_t super = (block * m.supers + group * m.group / kSuper) * kLanes;
+        const Floats units = load_f16(reinterpret_cast<const uint16_t*>(supers) + super);
+        return to_floats(load_int8(reinterpret_cast<const int8_t*>(values) + at)) * units;
+    }
+    if (m.scale_type == FloatType::kBF16)
+        return load_bf16(reinterpret_cast<const uint16_t*>(values) + at);
+    if (m.scale_type == FloatType::kF16)
+        return load_f16(reinterpret_cast<const uint16_t*>(values) + at);
+    return load(reinterpret_cast<const float*>(values) + at);
+}
+GALLEY_INLINE Floats load_scales(const Matrix& m, int64_t block, int64_t group) {
+    return load_values(m, m.scales, m.super_scales, block, group);
+}
+GALLEY_INLINE Floats load_minima(const Matrix& m, int64_t block, int64_t group) {
+    return load_values(m, m.minima, m.super_minima, block, group);
+}
+
+// What is stored for zero: `other`, where the matrix has no zero points, but of int4 with minima 0.
+GALLEY_INLINE Ints load_zeros(const Matrix& m, int64_t block, int64_t group, int32_t other) {
+    if (m.zeros) return load_uint8(m.zeros + group_at(m, block, group));
+    return splat_int(m.minima && m.kind == Kind::kInt4 ? 0 : other);
+}
+// The same four times in each lane.
+GALLEY_INLINE Bytes load_offsets(const Matrix& m, int64_t block, int64_t group, int32_t other) {
+    const Ints zeros = load_zeros(m, block, group, other);
     Bytes r;
     GALLEY_PARTS r.p[i] = (UintPart)zeros.p[i] * 0x01010101u;
     return r;

@@ -189,7 +189,7 @@ class Layer {
 
     // Zero points taken off.
     void unpack(int64_t block, const Part& p, uint8_t* to) const {
-        const Bytes zeros = load_offsets(m_, (block * groups_ + p.group) * kLanes, Weights::kZero);
+        const Bytes zeros = load_offsets(m_, block, p.group, Weights::kZero);
         const uint8_t* from = weights_at(block, p.begin);
         constexpr int64_t kLines = Weights::kStep * kTileRows / Weights::kDepth;
         // The columns after this chunk, or those that the next item begins with.
@@ -250,12 +250,16 @@ class Layer {
             GALLEY_UNROLL for (int i = 0; i < kRowsAtOnce; ++i) acc[i] =
                 group ? load(scaled + i * kLanes) : splat(0.0f);
             for (; group < end; ++group, sums += kTiles * kTileRows * kLanes) {
-                const Floats scales = load_scales(m_, (block * groups_ + group) * kLanes);
+                const Floats scales = load_scales(m_, block, group);
                 GALLEY_UNROLL for (int i = 0; i < kRowsAtOnce; ++i) {
                     const Floats sum =
                         sum_of(sums + i * kLanes, x + i * l_.x.stride, group, i < count);
                     acc[i] = fma(sum, scales, acc[i]);
                 }
+                if (!m_.minima) continue;
+                const Floats least = load_minima(m_, block, group);
+                GALLEY_UNROLL for (int i = 0; i < kRowsAtOnce; ++i) if (i < count) acc[i] =
+                    fma(input_sum(x + i * l_.x.stride, group), least, acc[i]);
             }
             if (end < groups_) {
                 GALLEY_UNROLL for (int i = 0; i < kRowsAtOnce; ++i)
@@ -280,6 +284,13 @@ class Layer {
         } else {
             return exists ? load(sums) : splat(0.0f);
         }
+    }
+
+    // The sum of a row's inputs in a group, in the unit of its sums of products.
+    Floats input_sum(const uint8_t* x, int64_t group) const {
+        const uint8_t* at = x + l_.x.sums + 4 * group;
+        if constexpr (kExact) return to_floats(splat_int(load_four(at)));
+        return splat(load_float(at) * kWidened);
     }
 
     // What one stands for in a row's sums.

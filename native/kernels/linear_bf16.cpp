@@ -46,6 +46,10 @@ struct BF16Inputs {
     }
     GALLEY_INLINE Pairs splat(const uint16_t* x) { return splat_pair(x); }
     GALLEY_INLINE Floats dot(Floats sum, Pairs x, Pairs w) { return dot_pairs(sum, x, w); }
+    // Of a group's columns: rows have it ready.
+    GALLEY_INLINE float sum_of(const Linear& l, const uint16_t* x, int64_t group, int64_t) {
+        return load_float(reinterpret_cast<const uint8_t*>(x) + l.x.sums + 4 * group);
+    }
 };
 
 template <class Weights>

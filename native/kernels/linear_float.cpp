@@ -23,8 +23,12 @@ struct TileFloats {
             x[r] = reinterpret_cast<const float*>(l.x.data + (row + r) * l.x.stride);
             GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = splat(0.0f);
         }
-        for (int64_t k = 0; k < depth; ++k, next += ahead.pace) {
-            GALLEY_UNROLL for (int b = 0; b < B; ++b) fetch(next + b * block_bytes);
+        constexpr int64_t kPerLine = sizeof(float) / sizeof(Element);
+        for (int64_t k = 0; k < depth; ++k) {
+            if (k % kPerLine == 0) {
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) fetch(next + b * block_bytes);
+                next += ahead.pace;
+            }
             Floats v[B];
             GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] =
                 load_element(w + (b * depth + k) * kLanes);
@@ -90,6 +94,10 @@ struct FloatInputs {
     }
     GALLEY_INLINE Floats splat(const float* x) { return GALLEY_ISA::splat(*x); }
     GALLEY_INLINE Floats dot(Floats sum, Floats x, Floats w) { return fma(x, w, sum); }
+    // Of a group's columns up to `end`.
+    GALLEY_INLINE float sum_of(const Linear& l, const float* x, int64_t group, int64_t end) {
+        return sum_columns(x, group * l.matrix->group, end);
+    }
 };
 
 template <class Weights>

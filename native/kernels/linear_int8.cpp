@@ -135,12 +135,13 @@ struct Integer {
                 const int64_t end = g + 1 < m.groups ? begin + m.group : m.padded_depth;
                 Weights::dot(dots, w, block_bytes, x, begin, end, next);
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) {
-                    const Floats s = load_scales(m, ((block + b) * m.groups + g) * kLanes);
+                    const Floats s = load_scales(m, block + b, g);
                     GALLEY_UNROLL for (int r = 0; r < R; ++r) {
                         if constexpr (kChains == 2) dots[0][r][b] = dots[0][r][b] + dots[1][r][b];
                         acc[r][b] = fma(to_floats(dots[0][r][b]), s, acc[r][b]);
                     }
                 }
+                if (m.minima) add_minima(l, x, block, g, acc);
             }
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {
                 float scale;
@@ -150,7 +151,19 @@ struct Integer {
             }
         }
 
-        // The weights are stored with an offset; -offset * sum(x) takes its share out again.
+        GALLEY_INLINE void add_minima(const Linear& l, const uint8_t* const (&x)[R], int64_t block,
+                                      int64_t g, Floats (&acc)[R][B]) {
+            Floats least[B];
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) least[b] =
+                load_minima(*l.matrix, block + b, g);
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                const Floats sum = to_floats(splat_int(load_four(x[r] + l.x.sums + 4 * g)));
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = fma(sum, least[b], acc[r][b]);
+            }
+        }
+
+        // The weights are stored with an offset, int4 that have minima without; -offset * sum(x)
+        // takes its share out again.
         template <int kChains>
         GALLEY_INLINE void start(const Linear& l, const uint8_t* const (&x)[R], int64_t block,
                                  int64_t g, Ints (&dots)[kChains][R][B]) {
@@ -160,8 +173,9 @@ struct Integer {
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) {
                     if (m.zeros)
                         dots[0][r][b] =
-                            load_uint8(m.zeros + ((block + b) * m.groups + g) * kLanes) *
-                            (splat_int(0) - sum);
+                            load_uint8(m.zeros + group_at(m, block + b, g)) * (splat_int(0) - sum);
+                    else if (Weights::kStep == 8 && m.minima)
+                        dots[0][r][b] = splat_int(0);
                     else
                         dots[0][r][b] = splat_int(-Weights::kOffset) * sum;
                     if constexpr (kChains == 2) dots[1][r][b] = splat_int(0);

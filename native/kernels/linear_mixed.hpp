@@ -63,7 +63,7 @@ struct Mixed {
             for (int64_t g = 0; g < m.groups; ++g) {
                 Bytes offsets[B];
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) offsets[b] =
-                    load_offsets(m, ((block + b) * m.groups + g) * kLanes, Weights::kOffset);
+                    load_offsets(m, block + b, g, Weights::kOffset);
                 const int64_t end = g + 1 < m.groups ? (g + 1) * m.group : m.depth;
                 for (int64_t begin = g * m.group; begin < end; begin += kColumns) {
                     const int64_t stop = begin + kColumns < end ? begin + kColumns : end;
@@ -81,6 +81,7 @@ struct Mixed {
                         scale(m, block, g, sums, acc);
                     }
                 }
+                if (m.minima) add_minima(l, x, block, g, end, acc);
             }
             GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int b = 0; b < B; ++b)
                 finish(l, row + r, block + b, acc[r][b] * splat(1 / kWidened));
@@ -133,10 +134,23 @@ struct Mixed {
                 keep_in_registers(sums[r][b]);
         }
 
+        GALLEY_INLINE void add_minima(const Linear& l, const Element* const (&x)[R], int64_t block,
+                                      int64_t g, int64_t end, Floats (&acc)[R][B]) {
+            const Matrix& m = *l.matrix;
+            Floats least[B];
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) least[b] = load_minima(m, block + b, g);
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                const float sum = Input::sum_of(l, x[r], g, end);
+                const Floats wide = splat(sum * kWidened);
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] =
+                    fma(wide, least[b], acc[r][b]);
+            }
+        }
+
         GALLEY_INLINE void scale(const Matrix& m, int64_t block, int64_t g, const Partial& sums,
                                  Floats (&acc)[R][B]) {
             GALLEY_UNROLL for (int b = 0; b < B; ++b) {
-                const Floats scales = load_scales(m, ((block + b) * m.groups + g) * kLanes);
+                const Floats scales = load_scales(m, block + b, g);
                 GALLEY_UNROLL for (int s = 0; s < kAtOnce; ++s)
                     GALLEY_UNROLL for (int r = 0; r < R; ++r) acc[r][b] =
                         fma(sums[s][r][b], scales, acc[r][b]);

@@ -1,4 +1,5 @@
 // Activations on their way into a linear layer, and embeddings out of the same matrices.
+#include "groups.hpp"
 #include "rounding.hpp"
 #include "tables.hpp"
 
@@ -6,12 +7,20 @@ namespace galley {
 namespace GALLEY_ISA {
 namespace {
 
-void quantize_bf16(const Matrix& m, const float* x, uint8_t* row) {
+void quantize_bf16(const Matrix& m, const float* x, uint8_t* row, int64_t sums) {
     uint16_t* out = reinterpret_cast<uint16_t*>(row);
     int64_t k = 0;
     for (; k + kLanes <= m.depth; k += kLanes) store_bf16(out + k, load(x + k));
     for (; k < m.depth; ++k) out[k] = to_bf16(x[k]);
     for (; k < bf16_columns(m); ++k) out[k] = 0;
+    for (int64_t g = 0; g < m.groups; ++g) {
+        Floats total = splat(0.0f);
+        const int64_t end = g + 1 < m.groups ? (g + 1) * m.group : m.depth;
+        // Beyond the depth there are zeros.
+        for (k = g * m.group; k < end; k += kLanes) total = total + load_bf16(out + k);
+        const float group_sum = sum(total);
+        memcpy(row + sums + 4 * g, &group_sum, sizeof group_sum);
+    }
 }
 
 void quantize_int8(const Matrix& m, const float* x, uint8_t* row, int64_t sums) {
@@ -31,10 +40,10 @@ void quantize_int8(const Matrix& m, const float* x, uint8_t* row, int64_t sums) 
     memcpy(row + sums + 4 * m.groups, &rounding.scale, sizeof rounding.scale);
 }
 
-float scale_at(const Matrix& m, int64_t at) {
-    if (m.scale_type == FloatType::kF32) return reinterpret_cast<const float*>(m.scales)[at];
-    const uint16_t half = reinterpret_cast<const uint16_t*>(m.scales)[at];
-    return m.scale_type == FloatType::kBF16 ? from_bf16(half) : from_f16(half);
+float lane_of(Floats v, int64_t lane) {
+    float lanes[kLanes];
+    store(lanes, v);
+    return lanes[lane];
 }
 
 void embed_integer(const Matrix& m, int64_t block, int64_t lane, float* y) {
@@ -42,14 +51,16 @@ void embed_integer(const Matrix& m, int64_t block, int64_t lane, float* y) {
     const int64_t step = int4 ? 8 : 4;
     const uint8_t* w = m.weights + block * m.padded_depth * 4 * kLanes / step + 4 * lane;
     for (int64_t g = 0; g < m.groups; ++g) {
-        const int64_t at = (block * m.groups + g) * kLanes + lane;
-        const float scale = scale_at(m, at);
-        const int32_t zero = m.zeros ? m.zeros[at] : (int4 ? 8 : 128);
+        const float scale = lane_of(load_scales(m, block, g), lane);
+        const float least = m.minima ? lane_of(load_minima(m, block, g), lane) : 0.0f;
+        const auto zero =
+            static_cast<int32_t>(lane_of(to_floats(load_zeros(m, block, g, int4 ? 8 : 128)), lane));
         const int64_t end = g + 1 < m.groups ? (g + 1) * m.group : m.depth;
         for (int64_t k = g * m.group; k < end; ++k) {
             int32_t q = w[k / step * 4 * kLanes + k % 4];
             if (int4) q = k % 8 < 4 ? q & 15 : q >> 4;
             y[k] = static_cast<float>(q - zero) * scale;
+            if (m.minima) y[k] += least;
         }
     }
 }
@@ -58,7 +69,7 @@ void embed_integer(const Matrix& m, int64_t block, int64_t lane, float* y) {
 
 void quantize_input(const Matrix& m, Inputs inputs, const float* x, uint8_t* row, int64_t sums) {
     if (inputs == Inputs::kBF16)
-        quantize_bf16(m, x, row);
+        quantize_bf16(m, x, row, sums);
     else
         quantize_int8(m, x, row, sums);
 }

@@ -75,6 +75,20 @@ GALLEY_INLINE int32_t load_four(const uint8_t* x) {
     return four;
 }
 
+GALLEY_INLINE float load_float(const uint8_t* x) {
+    float value;
+    memcpy(&value, x, sizeof value);
+    return value;
+}
+
+// x[begin] to x[end - 1], added in one fixed order. Not inlined: callers have no register to spare.
+[[maybe_unused]] static __attribute__((noinline)) float sum_columns(const float* x, int64_t begin,
+                                                                    int64_t end) {
+    Floats total = splat(0.0f);
+    for (int64_t k = begin; k < end; k += kLanes) total = total + load_some(x + k, end - k);
+    return sum(total);
+}
+
 // Relative error below 2e-7; exactly 1 at 0 and 0 below -87; NaN stays NaN.
 GALLEY_INLINE Floats exp(Floats x) {
     const Floats low = splat(-87.0f);

@@ -66,6 +66,7 @@ class Packed:
         group: int = 0,
         scale_type: str = "F32",
         zeros: bool = False,
+        minima: bool = False,
         memory: Bytes | None = None,
     ) -> None: ...
     def fill(self, parts: Sequence[tuple[Bytes, str]], threads: int) -> int:
@@ -75,7 +76,20 @@ class Packed:
         of a tensor that holds a value which is not finite, so has no integer; else -1.
         """
 
-    def fill_integer(self, q: Bytes, scales: Bytes, zeros: Bytes | None, threads: int) -> None: ...
+    def fill_integer(
+        self,
+        q: Bytes,
+        scales: Bytes,
+        zeros: Bytes | None,
+        threads: int,
+        minima: Bytes | None = None,
+        super_scales: Bytes | None = None,
+        super_minima: Bytes | None = None,
+    ) -> None:
+        """From integers [outputs, depth]; scales, zero points and minima [outputs, groups].
+
+        Of scale type "F16xI8" scales and minima are int8, and there is a float16 of each for 256 columns.
+        """
     @property
     def memory(self) -> Bytes: ...
     @property
@@ -98,6 +112,7 @@ def packed_bytes(
     group: int = 0,
     scale_type: str = "F32",
     zeros: bool = False,
+    minima: bool = False,
 ) -> int:
     """Bytes of a :class:`Packed` made with these arguments, padding included."""
 

@@ -69,18 +69,23 @@ void close(const std::string& what, const FloatRow& got, const FloatRow& expecte
 
 // A matrix of random weights; `unit` scales, for sums that floats hold exactly.
 struct Weights {
-    std::vector<uint8_t> weights, scales, zeros;
+    std::vector<uint8_t> weights, scales, zeros, minima, super_scales, super_minima;
     Matrix matrix{};
     double largest = 3.0;  // about, of a weight
 
     Weights(Kind kind, int64_t outputs, int64_t depth, int64_t group, FloatType type,
-            bool with_zeros, bool unit) {
+            bool with_zeros, bool unit, bool with_minima = false) {
         const int64_t step = kind == Kind::kBF16   ? 2
                              : kind == Kind::kInt8 ? 4
                              : kind == Kind::kInt4 ? 8
                                                    : 1;
         const int64_t padded = round_up(depth, step), rows = round_up(outputs, kLanes);
-        matrix = {kind, type, outputs, depth, padded, padded, 0, nullptr, nullptr, nullptr};
+        matrix = {};
+        matrix.kind = kind;
+        matrix.scale_type = type;
+        matrix.outputs = outputs;
+        matrix.depth = depth;
+        matrix.padded_depth = matrix.group = padded;
         if (!is_integer(kind)) {
             const FloatRow values = normal(rows * padded);
             weights.resize(values.size() * (kind == Kind::kF32 ? 4 : 2));
@@ -99,40 +104,57 @@ struct Weights {
             weights.resize(rows * padded / (kind == Kind::kInt8 ? 1 : 2));
             for (uint8_t& w : weights) w = static_cast<uint8_t>(engine());
             const int64_t count = rows * matrix.groups;
-            const int64_t size = type == FloatType::kF32 ? 4 : 2;
-            scales.resize(count * size);
-            for (int64_t i = 0; i < count; ++i) {
-                const float scale = unit ? 1.0f : 0.01f * static_cast<float>(1 + engine() % 100);
-                const uint16_t half = type == FloatType::kBF16 ? bf16(scale)
-                                      : unit                   ? 0x3c00
-                                                               : 0x2000 + engine() % 0x1800;
-                if (size == 4)
-                    std::memcpy(&scales[4 * i], &scale, 4);
-                else
-                    std::memcpy(&scales[2 * i], &half, 2);
-            }
+            matrix.supers = type == FloatType::kNested ? round_up(depth, kSuper) / kSuper : 0;
+            scales = values(type, count, unit);
+            if (with_minima) minima = values(type, count, unit);
+            super_scales = values(FloatType::kF16, rows * matrix.supers, unit);
+            super_minima = values(FloatType::kF16, rows * matrix.supers, unit);
             zeros.resize(with_zeros ? count : 0);
             for (uint8_t& z : zeros) z = engine() % 16;
-            largest = kind == Kind::kInt8 ? 128.0 : 16.0;
+            largest = (kind == Kind::kInt8 ? 128.0 : 16.0) + (with_minima ? 1.0 : 0.0);
+            if (type == FloatType::kNested) largest *= 64.0;
         }
         matrix.weights = weights.data();
         matrix.scales = scales.data();
         matrix.zeros = with_zeros ? zeros.data() : nullptr;
+        matrix.minima = with_minima ? minima.data() : nullptr;
+        matrix.super_scales = super_scales.data();
+        matrix.super_minima = super_minima.data();
+    }
+
+    // Positive ones, or all 1; steps of nested ones from -64 to 63.
+    static std::vector<uint8_t> values(FloatType type, int64_t count, bool unit) {
+        const int64_t size = type == FloatType::kF32 ? 4 : type == FloatType::kNested ? 1 : 2;
+        std::vector<uint8_t> made(count * size);
+        for (int64_t i = 0; i < count; ++i) {
+            const float scale = unit ? 1.0f : 0.01f * static_cast<float>(1 + engine() % 100);
+            const uint16_t half = type == FloatType::kBF16 ? bf16(scale)
+                                  : unit                   ? 0x3c00
+                                                           : 0x2000 + engine() % 0x1800;
+            const auto step = static_cast<int8_t>(unit ? 1 : static_cast<int>(engine() % 128) - 64);
+            if (size == 4)
+                std::memcpy(&made[4 * i], &scale, 4);
+            else if (size == 2)
+                std::memcpy(&made[2 * i], &half, 2);
+            else
+                std::memcpy(&made[i], &step, 1);
+        }
+        return made;
     }
 };
 
 void check_linear(Kind kind, Inputs inputs, int64_t rows, int64_t outputs, int64_t depth,
-                  int64_t group, FloatType type, bool zeros, bool unit) {
-    const Weights w(kind, outputs, depth, group, type, zeros, unit);
+                  int64_t group, FloatType type, bool zeros, bool unit, bool minima = false) {
+    const Weights w(kind, outputs, depth, group, type, zeros, unit, minima);
     const Matrix& m = w.matrix;
     const std::string what = "linear " + std::to_string(static_cast<int>(kind)) + " by " +
                              std::to_string(static_cast<int>(inputs)) + ", " +
                              std::to_string(rows) + " x " + std::to_string(outputs) + " x " +
                              std::to_string(depth) + " in groups of " + std::to_string(group);
-    const int64_t sums = round_up(m.padded_depth, 64);
-    const int64_t stride = inputs == Inputs::kFloats ? 4 * depth
-                           : inputs == Inputs::kBF16 ? 2 * bf16_columns(m)
-                                                     : sums + round_up(4 * m.groups + 4, 64);
+    const int64_t sums =
+        inputs == Inputs::kBF16 ? 2 * bf16_columns(m) : round_up(m.padded_depth, 64);
+    const int64_t stride =
+        inputs == Inputs::kFloats ? 4 * depth : sums + round_up(4 * m.groups + 4, 64);
     Memory got(rows * stride), expected(rows * stride), scratch(kLinearScratch);
     float most = 0.0f;
     for (int64_t r = 0; r < rows; ++r) {
@@ -180,6 +202,9 @@ void check_linears() {
             if (kind == Kind::kBF16) continue;
             check(Inputs::kInt8, 0, FloatType::kF32, false, true);
             check(Inputs::kInt8, 0, FloatType::kF32, false, false);
+            for (FloatType type : {FloatType::kF16, FloatType::kNested})
+                for (Inputs inputs : {Inputs::kFloats, Inputs::kBF16, Inputs::kInt8})
+                    check_linear(kind, inputs, rows, outputs, depth, 32, type, false, false, true);
             if (kind == Kind::kInt8) continue;
             check(Inputs::kInt8, 0, FloatType::kF16, true, true);
             for (int64_t group : {16, 32, 48, 192})

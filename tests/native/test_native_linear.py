@@ -1,7 +1,6 @@
 """Linear layers and embeddings of every kind, shape and instruction set against numpy."""
 
 import functools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +26,7 @@ from tests.native.harness import (
     run_embed,
     run_linear,
 )
+from tests.native.products import as_taken, close, expected_integer, random_matrix
 
 odd = st.integers(1, 100)
 deep = st.one_of(st.integers(1, 300), st.sampled_from([577, 1100]))
@@ -34,21 +34,6 @@ many = st.one_of(st.integers(1, 30), st.sampled_from([33, 64, 130]))
 seeds = st.integers(0, 2**32 - 1)
 isas = st.sampled_from(ISAS)
 BESIDE_INTEGERS = st.sampled_from(["int8", "bfloat16", "float32"])
-
-
-def random_matrix(seed: int, rows: int, columns: int) -> Floats:
-    rng = np.random.default_rng(seed)
-    return rng.standard_normal((rows, columns)).astype(np.float32)
-
-
-def close(got: Floats, expected: Any, magnitude: Any) -> bool:
-    """Within the rounding of float32 sums; ``magnitude`` is the sum of the terms' sizes."""
-    return bool((np.abs(got - expected) <= 1e-5 * magnitude + 1e-30).all())
-
-
-def as_taken(x: Floats, activations: str) -> Any:
-    """The float inputs that a layer multiplies."""
-    return (round_bf16(x) if activations == "bfloat16" else x).astype(np.float64)
 
 
 @settings(max_examples=60)
@@ -86,19 +71,6 @@ def test_f16(isa: str, rows: int, outputs: int, depth: int, seed: int) -> None:
     got = run_linear(x, pack_as("f16", as_weight(w)), outputs, isa=isa, activations="float32")
     expected = x.astype(np.float64) @ w.astype(np.float16).astype(np.float64).T
     assert close(got, expected, np.abs(x) @ np.abs(w).T)
-
-
-def expected_integer(x: Floats, weight: IntWeight, activations: str) -> tuple[Any, Any]:
-    """x, rounded to int8 with one scale a row or as floats, times the weights; and the magnitude."""
-    w = dequantize(weight)
-    if activations != "int8":
-        taken = as_taken(x, activations)
-        return taken @ w.T, np.abs(taken) @ np.abs(w).T
-    most = np.abs(x).max(axis=1, keepdims=True)
-    usable = most > 1e-30
-    q = np.rint(x * np.where(usable, np.float32(127) / np.where(usable, most, 1), 0))
-    rounded = q * np.where(usable, most / np.float32(127), 0).astype(np.float64)
-    return rounded @ w.T, np.abs(rounded) @ np.abs(w).T + np.abs(rounded).sum(1, keepdims=True)
 
 
 @settings(max_examples=80)

@@ -15,14 +15,18 @@ import numpy.typing as npt
 from galley.formats.gguf_file import TensorType
 from galley.formats.weights import (
     DENSE_KINDS,
+    SUPER,
     DenseWeight,
     Floats,
     IntWeight,
+    Nested,
+    ScaleType,
     WeightKind,
     WeightType,
 )
 
 Bytes = npt.NDArray[np.uint8]
+Halves = npt.NDArray[np.float16]
 Integers = npt.NDArray[np.int8] | npt.NDArray[np.uint8]
 
 CHUNK_VALUES: Final = 1 << 20
@@ -35,11 +39,16 @@ _IQ4: Final = np.array(
 
 
 class Groups(NamedTuple):
-    """Blocks taken apart: integers [blocks, values], scales and minima [blocks, groups]."""
+    """Blocks taken apart: integers [blocks, values], scales and minima [blocks, groups].
+
+    Those of K types are integers, too, of which ``unit`` and ``least_unit`` [blocks, 1] are the scales.
+    """
 
     q: Integers
-    scales: Floats
-    minima: Floats | None = None
+    scales: npt.NDArray[Any]
+    minima: npt.NDArray[Any] | None = None
+    unit: Halves | None = None
+    least_unit: Halves | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +58,14 @@ class BlockKind:
     Attributes:
         bits: 8 or 4: the canonical integers that hold the block's.
         group: values that share a scale.
-        scale_type: element type that holds the scales exactly.
+        scale_type: what holds scales and minima exactly.
         unpack: [blocks, bytes] -> the integers.
         minima: whether each group has a minimum.
     """
 
     bits: int
     group: int
-    scale_type: WeightType
+    scale_type: ScaleType
     unpack: Callable[[Bytes], Groups]
     minima: bool = False
 
@@ -80,8 +89,10 @@ def weight_of(
     outputs, depth = shape
     rows = data.reshape(outputs, -1)
     q: Integers = np.empty(shape, np.int8) if block.bits == 8 else np.empty(shape, np.uint8)
-    scales = np.empty((outputs, depth // block.group), np.float32)
+    nested = block.scale_type == "F16xI8"
+    scales = np.empty((outputs, depth // block.group), np.int8 if nested else np.float32)
     minima = np.empty_like(scales) if block.minima else None
+    units = np.empty((2, outputs, -(-depth // SUPER)), np.float16)
     step = max(1, CHUNK_VALUES // depth)
     for first in range(0, outputs, step):
         part = slice(first, first + step)
@@ -91,12 +102,28 @@ def weight_of(
         scales[part] = found.scales.reshape(-1, scales.shape[1])
         if minima is not None and found.minima is not None:
             minima[part] = found.minima.reshape(-1, scales.shape[1])
-    return IntWeight(name, block.bits, q, block.group, scales, None, block.scale_type, minima)
+        for i, unit in enumerate((found.unit, found.least_unit)):
+            if unit is not None:
+                units[i, part] = unit.reshape(-1, units.shape[2])
+    made = (name, block.bits, q, block.group)
+    if not nested:
+        return IntWeight(*made, scales, None, block.scale_type, minima)
+    of_scales = Nested(scales, units[0])
+    of_minima = None if minima is None else Nested(minima, units[1])
+    with np.errstate(all="ignore"):
+        floats = of_scales.floats(block.group)
+        least = None if of_minima is None else of_minima.floats(block.group)
+    return IntWeight(*made, floats, None, block.scale_type, least, (of_scales, of_minima))
+
+
+def _unit(blocks: Bytes, at: int) -> Halves:
+    """[blocks, 1]: the float16 at byte ``at`` of each block."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)
 
 
 def _half(blocks: Bytes, at: int) -> Floats:
-    """[blocks, 1]: the float16 at byte ``at`` of each block."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
+    """The same as float32."""
+    return _unit(blocks, at).astype(np.float32)
 
 
 def _planes(packed: Bytes, width: int, shifts: tuple[int, ...], mask: int) -> Bytes:
@@ -146,30 +173,26 @@ def _q5_1(b: Bytes) -> Groups:
 
 def _q2_k(b: Bytes) -> Groups:
     q = _planes(b[:, 16:80], 32, (0, 2, 4, 6), 3)
-    minima = -(_half(b, 82) * (b[:, :16] >> 4).astype(np.float32))
-    return Groups(q, _half(b, 80) * (b[:, :16] & 15).astype(np.float32), minima)
+    return Groups(q, b[:, :16] & 15, b[:, :16] >> 4, _unit(b, 80), -_unit(b, 82))
 
 
 def _q3_k(b: Bytes) -> Groups:
     low = _planes(b[:, 96:104], 8, (0, 4), 15)
     high = _planes(b[:, 104:108], 4, (0, 2, 4, 6), 3)
-    scales = _signed(low | (high << 4), 32).astype(np.float32)
+    scales = _signed(low | (high << 4), 32)
     # q - 4 where the mask's bit is clear; stored with 8 for zero.
     bits = _planes(b[:, :32], 32, tuple(range(8)), 1)
     low_bits = _planes(b[:, 32:96], 32, (0, 2, 4, 6), 3)
     q: Bytes = low_bits + (bits << np.uint8(2)) + np.uint8(4)
-    return Groups(q, _half(b, 108) * scales)
+    return Groups(q, scales, unit=_unit(b, 108))
 
 
-def _k_scales(b: Bytes) -> tuple[Floats, Floats]:
+def _k_scales(b: Bytes) -> tuple[Bytes, Bytes, Halves, Halves]:
     """Scales and minima of Q4_K and Q5_K: six bits each, eight of both in twelve bytes."""
     low, middle, both = b[:, 4:8], b[:, 8:12], b[:, 12:16]
     scales = np.concatenate([low & 63, (both & 15) | ((low >> 2) & 48)], axis=1)
     minima = np.concatenate([middle & 63, (both >> 4) | ((middle >> 2) & 48)], axis=1)
-    return (
-        _half(b, 0) * scales.astype(np.float32),
-        -(_half(b, 2) * minima.astype(np.float32)),
-    )
+    return scales, minima, _unit(b, 0), -_unit(b, 2)
 
 
 def _q4_k(b: Bytes) -> Groups:
@@ -184,8 +207,8 @@ def _q5_k(b: Bytes) -> Groups:
 def _q6_k(b: Bytes) -> Groups:
     low = _planes(b[:, :128], 64, (0, 4), 15)
     high = _planes(b[:, 128:192], 32, (0, 2, 4, 6), 3)
-    scales = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.float32)
-    return Groups(_signed(low | (high << 4), 32), _half(b, 208) * scales)
+    scales = np.ascontiguousarray(b[:, 192:208]).view(np.int8)
+    return Groups(_signed(low | (high << 4), 32), scales, unit=_unit(b, 208))
 
 
 def _iq4_nl(b: Bytes) -> Groups:
@@ -195,8 +218,8 @@ def _iq4_nl(b: Bytes) -> Groups:
 def _iq4_xs(b: Bytes) -> Groups:
     low = _planes(b[:, 4:8], 1, (0, 4), 15)
     high = np.ascontiguousarray(b[:, 2:4]).view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16)
-    scales = _signed(low | ((high & 3).astype(np.uint8) << 4), 32).astype(np.float32)
-    return Groups(_IQ4[_nibbles(b[:, 8:])], _half(b, 0) * scales)
+    scales = _signed(low | ((high & 3).astype(np.uint8) << 4), 32)
+    return Groups(_IQ4[_nibbles(b[:, 8:])], scales, unit=_unit(b, 0))
 
 
 BLOCK_KINDS: Final[Mapping[str, BlockKind]] = {
@@ -205,12 +228,12 @@ BLOCK_KINDS: Final[Mapping[str, BlockKind]] = {
     "Q5_0": BlockKind(8, 32, "F16", _q5_0),
     "Q5_1": BlockKind(8, 32, "F16", _q5_1, minima=True),
     "Q8_0": BlockKind(8, 32, "F16", _q8_0),
-    "Q2_K": BlockKind(4, 16, "F32", _q2_k, minima=True),
-    "Q3_K": BlockKind(4, 16, "F32", _q3_k),
-    "Q4_K": BlockKind(4, 32, "F32", _q4_k, minima=True),
-    "Q5_K": BlockKind(8, 32, "F32", _q5_k, minima=True),
-    "Q6_K": BlockKind(8, 16, "F32", _q6_k),
+    "Q2_K": BlockKind(4, 16, "F16xI8", _q2_k, minima=True),
+    "Q3_K": BlockKind(4, 16, "F16xI8", _q3_k),
+    "Q4_K": BlockKind(4, 32, "F16xI8", _q4_k, minima=True),
+    "Q5_K": BlockKind(8, 32, "F16xI8", _q5_k, minima=True),
+    "Q6_K": BlockKind(8, 16, "F16xI8", _q6_k),
     "IQ4_NL": BlockKind(8, 32, "F16", _iq4_nl),
-    "IQ4_XS": BlockKind(8, 32, "F32", _iq4_xs),
+    "IQ4_XS": BlockKind(8, 32, "F16xI8", _iq4_xs),
 }
 """Name of a type in blocks -> what they become."""

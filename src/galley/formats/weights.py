@@ -18,6 +18,12 @@ WeightType = Literal["F32", "BF16", "F16"]
 WEIGHT_TYPES: Final[Mapping[str, int]] = {"F32": 4, "BF16": 2, "F16": 2}
 """Type of a dense tensor's elements, or of scales (safetensors' spelling) -> bytes per element."""
 
+ScaleType = Literal["F32", "BF16", "F16", "F16xI8"]
+"""How scales and minima are kept: as floats of a type, or as :class:`Nested`."""
+
+SUPER: Final = 256
+"""Columns that share a float16 of nested scales."""
+
 Floats = npt.NDArray[np.float32]
 
 INT4_MIDDLE: Final = 8
@@ -31,14 +37,14 @@ class WeightKind:
     Attributes:
         name: "float32", "bf16", "f16", "int8", "int4", or the name of a block kind such as "Q4_K".
         group: of an integer kind, how many columns share a scale; 0 means all columns.
-        scale_type: of an integer kind, the element type of its scales.
+        scale_type: of an integer kind, how its scales and minima are kept.
         zeros: whether each group has a zero point.
         minima: whether each group has a float minimum.
     """
 
     name: str
     group: int = 0
-    scale_type: WeightType | None = None
+    scale_type: ScaleType | None = None
     zeros: bool = False
     minima: bool = False
 
@@ -108,6 +114,24 @@ class DenseWeight:
         return dataclasses.replace(self, shape=flat(self.shape))
 
 
+class Nested(NamedTuple):
+    """Scales or minima that are themselves integers with scales, as in GGUF's K types.
+
+    Attributes:
+        steps: [outputs, groups] int8.
+        units: [outputs, columns / SUPER, rounded up] float16: what a step stands for.
+    """
+
+    steps: npt.NDArray[np.int8]
+    units: npt.NDArray[np.float16]
+
+    def floats(self, group: int) -> Floats:
+        """[outputs, groups]: the products, which float32 holds exactly."""
+        units = np.repeat(self.units.astype(np.float32), SUPER // group, axis=1)
+        made: Floats = self.steps.astype(np.float32) * units[:, : self.steps.shape[1]]
+        return made
+
+
 @dataclass(frozen=True, slots=True)
 class IntWeight:
     """A matrix [outputs, depth] of small integers with a scale for each group along its depth.
@@ -121,8 +145,10 @@ class IntWeight:
         group: columns that share a scale; the last group may be shorter.
         scales: [outputs, groups] float32; each value is one that ``scale_type`` holds exactly.
         zeros: [outputs, groups] uint8: the zero points, int4 only; None means INT4_MIDDLE.
-        scale_type: the element type to keep the scales in.
-        minima: [outputs, groups] float32, instead of zero points (GGUF's Q4_1).
+        scale_type: how to keep scales and minima.
+        minima: [outputs, groups] float32, instead of zero points (GGUF's Q4_1); each value is one that
+            ``scale_type`` holds exactly.
+        nested: of type "F16xI8": what ``scales`` are the products of, and ``minima``, if there are any.
     """
 
     name: str
@@ -131,14 +157,17 @@ class IntWeight:
     group: int
     scales: Floats
     zeros: npt.NDArray[np.uint8] | None
-    scale_type: WeightType
+    scale_type: ScaleType
     minima: Floats | None = None
+    nested: tuple[Nested, Nested | None] | None = None
 
     def __post_init__(self) -> None:
         assert self.bits in (4, 8)
         assert self.q.dtype == (np.int8 if self.bits == 8 else np.uint8)
         assert self.scales.shape == (self.shape[0], -(-self.shape[1] // self.group))
         assert self.zeros is None or (self.bits == 4 and self.zeros.shape == self.scales.shape)
+        assert (self.nested is not None) == (self.scale_type == "F16xI8")
+        assert self.nested is None or SUPER % self.group == 0
         assert self.minima is None or (
             self.zeros is None and self.minima.shape == self.scales.shape
         )

@@ -3,7 +3,7 @@
 import logging
 from typing import Final
 
-from galley.formats.weights import WEIGHT_TYPES, WeightKind, Weights
+from galley.formats.weights import SUPER, WEIGHT_TYPES, WeightKind, Weights
 from galley.graph.program import Program
 from galley.machine import bytes_text
 from galley.ops.kinds import own_kinds
@@ -39,6 +39,9 @@ def log_converted(program: Program, weights: Weights) -> None:
 def integer_bytes(kind: WeightKind, outputs: int, depth: int) -> int:
     """Bytes of a matrix of integers with its scales, zero points and minima, without padding."""
     groups = outputs * -(-depth // (kind.group or depth))
-    floats = WEIGHT_TYPES[kind.scale_type or "F32"] * (2 if kind.minima else 1)
+    floats = 2 if kind.minima else 1
     bits = 4 if kind.name == "int4" else 8
-    return outputs * depth * bits // 8 + groups * (floats + kind.zeros)
+    size = outputs * depth * bits // 8 + groups * kind.zeros
+    if kind.scale_type == "F16xI8":
+        return size + floats * (groups + 2 * outputs * -(-depth // SUPER))
+    return size + floats * groups * WEIGHT_TYPES[kind.scale_type or "F32"]

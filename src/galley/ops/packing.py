@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from galley import _native
 from galley.errors import UnsupportedModel
@@ -13,10 +14,10 @@ from galley.formats.weights import (
     Floats,
     IntWeight,
     Kinds,
+    ScaleType,
     Weight,
     WeightKind,
     Weights,
-    WeightType,
 )
 from galley.ops.packed_files import Bytes, Key, Names
 from galley.ops.weight_cache import WeightCache
@@ -94,7 +95,7 @@ class Matrices:
 
 def has_kernel(kind: WeightKind) -> bool:
     """Whether the native executor multiplies such matrices as they are."""
-    return kind.name in _KERNELS and not kind.minima and kind.group % _GROUP_MULTIPLE == 0
+    return kind.name in _KERNELS and kind.group % _GROUP_MULTIPLE == 0
 
 
 def check_kind(name: str, kind: WeightKind, depth: int) -> None:
@@ -111,15 +112,14 @@ def check_kind(name: str, kind: WeightKind, depth: int) -> None:
 def _no_kernel(name: str, kind: WeightKind) -> UnsupportedModel:
     return UnsupportedModel(
         f"tensor {name} is kept as {kind}, which executor 'cpu' has no kernel for: take a checkpoint of "
-        f"the model with dense, int8 or int4 weights (groups of a multiple of {_GROUP_MULTIPLE} columns, "
-        "zero points but no float minima)"
+        f"the model with dense, int8 or int4 weights (groups of a multiple of {_GROUP_MULTIPLE} columns)"
     )
 
 
 def packed_bytes(kind: WeightKind, outputs: int, depth: int) -> int:
     """Bytes of a packed matrix, padding included; nothing is packed."""
     return _native.packed_bytes(
-        kind.name, outputs, depth, kind.group, kind.scale_type or "F32", kind.zeros
+        kind.name, outputs, depth, kind.group, kind.scale_type or "F32", kind.zeros, kind.minima
     )
 
 
@@ -176,15 +176,36 @@ def pack_integers(parts: Sequence[IntWeight], *, threads: int = 1) -> _native.Pa
     check_kind(parts[0].name, kind, parts[0].shape[1])
     outputs = sum(part.shape[0] for part in parts)
     packed = _packed(kind, outputs, parts[0].shape[1])
-    scales = _scales(np.concatenate([part.scales for part in parts]), parts[0].scale_type)
-    zeros = [part.zeros for part in parts if part.zeros is not None]
+    scales, minima = (_kept(parts, i) for i in (0, 1))
     packed.fill_integer(
         _raw(np.concatenate([part.q for part in parts])),
-        _raw(scales),
-        _raw(np.concatenate(zeros)) if zeros else None,
+        scales[0],
+        _joined([part.zeros for part in parts]),
         threads,
+        minima=minima[0],
+        super_scales=scales[1],
+        super_minima=minima[1],
     )
     return packed
+
+
+def _kept(parts: Sequence[IntWeight], which: int) -> tuple[Any, Bytes | None]:
+    """Scales (0) or minima (1) as they are packed, and, of nested ones, their units."""
+    if parts[0].nested is None:
+        floats = [(part.scales, part.minima)[which] for part in parts]
+        scale_type = parts[0].scale_type
+        return _joined([None if f is None else _scales(f, scale_type) for f in floats]), None
+    nested = [None if part.nested is None else part.nested[which] for part in parts]
+    return (
+        _joined([None if n is None else n.steps for n in nested]),
+        _joined([None if n is None else n.units for n in nested]),
+    )
+
+
+def _joined(arrays: Sequence[npt.NDArray[Any] | None]) -> Bytes | None:
+    """One after another; None if there are none."""
+    there = [array for array in arrays if array is not None]
+    return _raw(np.concatenate(there)) if there else None
 
 
 def _packed(
@@ -198,11 +219,12 @@ def _packed(
         group=kind.group,
         scale_type=kind.scale_type or "F32",
         zeros=kind.zeros,
+        minima=kind.minima,
         memory=memory,
     )
 
 
-def _scales(scales: Floats, scale_type: WeightType) -> Any:
+def _scales(scales: Floats, scale_type: ScaleType) -> Any:
     if scale_type == "BF16":
         return bf16_bits(scales)
     return scales.astype(np.float16) if scale_type == "F16" else scales

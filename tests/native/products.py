@@ -1,0 +1,37 @@
+"""What products of linear layers are compared with: float64 over the values that the layers take."""
+
+from typing import Any
+
+import numpy as np
+
+from galley.formats.weights import IntWeight
+from galley.quant.weights import dequantize
+from tests.native.harness import Floats, round_bf16
+
+
+def random_matrix(seed: int, rows: int, columns: int) -> Floats:
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((rows, columns)).astype(np.float32)
+
+
+def close(got: Floats, expected: Any, magnitude: Any) -> bool:
+    """Within the rounding of float32 sums; ``magnitude`` is the sum of the terms' sizes."""
+    return bool((np.abs(got - expected) <= 1e-5 * magnitude + 1e-30).all())
+
+
+def as_taken(x: Floats, activations: str) -> Any:
+    """The float inputs that a layer multiplies."""
+    return (round_bf16(x) if activations == "bfloat16" else x).astype(np.float64)
+
+
+def expected_integer(x: Floats, weight: IntWeight, activations: str) -> tuple[Any, Any]:
+    """x, rounded to int8 with one scale a row or as floats, times the weights; and the magnitude."""
+    w = dequantize(weight)
+    if activations != "int8":
+        taken = as_taken(x, activations)
+        return taken @ w.T, np.abs(taken) @ np.abs(w).T
+    most = np.abs(x).max(axis=1, keepdims=True)
+    usable = most > 1e-30
+    q = np.rint(x * np.where(usable, np.float32(127) / np.where(usable, most, 1), 0))
+    rounded = q * np.where(usable, most / np.float32(127), 0).astype(np.float64)
+    return rounded @ w.T, np.abs(rounded) @ np.abs(w).T + np.abs(rounded).sum(1, keepdims=True)
