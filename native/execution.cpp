@@ -24,15 +24,21 @@ void Execution::check_inside(const Slot& slot, int64_t row_bytes) const {
 }
 
 void Execution::check_read(const Slot& slot, int64_t row_bytes) const {
-    require(slot.offset != Slot::kLogits, "logits are written, never read");
-    check_inside(slot, row_bytes);
+    if (slot.offset != Slot::kLogits) return check_inside(slot, row_bytes);
+    require(limits.gives_logits, "logits are read before they are written");
+    check_logits(slot, row_bytes);
 }
 
 void Execution::check_written(const Slot& slot, int64_t row_bytes) {
     if (slot.offset != Slot::kLogits) return check_inside(slot, row_bytes);
+    check_logits(slot, row_bytes);
+    limits.gives_logits = true;
+    if (!limits.selects) limits.all_wanted = true;
+}
+
+void Execution::check_logits(const Slot& slot, int64_t row_bytes) const {
     require(slot.column == 0 && slot.stride == 4 * vocab_size && row_bytes == slot.stride,
             "rows of logits are as wide as the vocabulary");
-    if (!limits.selects) limits.all_wanted = true;
 }
 
 void Execution::check_made(const SharedLayout& layout, const Slot& slot, int64_t width) {
@@ -139,10 +145,11 @@ float* Execution::row(const Slot& slot, int64_t r) const {
     return reinterpret_cast<float*>(at(slot) + r * slot.stride);
 }
 
-void Execution::turn(int angles, int64_t r, const float* x, int64_t width, float* y) const {
+void Execution::turn(int angles, int64_t r, const float* x, int64_t width, int64_t head_dim,
+                     float* y) const {
     const Angles& a = angles_[angles];
-    const int64_t half = a.inv_freq.size();
-    kernels.rope(x, a.cos.data() + r * half, a.sin.data() + r * half, width, 2 * half, y);
+    const int64_t pairs = a.inv_freq.size();
+    kernels.rope(x, a.cos.data() + r * pairs, a.sin.data() + r * pairs, pairs, width, head_dim, y);
 }
 
 Tables Execution::tables_of(int64_t layer) const {

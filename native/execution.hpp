@@ -62,6 +62,7 @@ struct Limits {
     bool crosses = false;           // whether there is cross-attention
     int64_t aligned_heads = 0;      // whose weights are the result
     bool selects = false;           // whether wanted rows have been selected
+    bool gives_logits = false;      // whether an op has written them, so that others may read
     bool all_wanted = false;        // logits are written without selecting: all rows must be wanted
     std::vector<int64_t> strides;   // of an encoder's convolutions
 };
@@ -74,6 +75,7 @@ class Execution {
     // For checks. `row_bytes`: of a row that the op reads from or writes to the slot.
     void check_read(const Slot& slot, int64_t row_bytes) const;
     void check_written(const Slot& slot, int64_t row_bytes);
+    void check_logits(const Slot& slot, int64_t row_bytes) const;
     // Of floats.
     void check_floats_read(const Slot& slot, int64_t width) const { check_read(slot, 4 * width); }
     void check_floats_written(const Slot& slot, int64_t width) { check_written(slot, 4 * width); }
@@ -111,7 +113,8 @@ class Execution {
         });
     }
     // Rotates a row's heads by its position.
-    void turn(int angles, int64_t r, const float* x, int64_t width, float* y) const;
+    void turn(int angles, int64_t r, const float* x, int64_t width, int64_t head_dim,
+              float* y) const;
     // The sequences' tables in the KV group of a layer.
     Tables tables_of(int64_t layer) const;
 

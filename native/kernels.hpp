@@ -125,15 +125,17 @@ struct Attend {
     int64_t group;
     int64_t window;  // 0: all
     float scale;
+    float cap;         // 0: none; or scores s become cap * tanh(s / cap)
     uint8_t* scratch;  // attend_scratch() bytes, 64-byte aligned
 };
 
-// An op that makes y[i] of a[i] and, if it has two inputs, b[i].
+// An op that makes y[i] of a[i] and, if it has two inputs, b[i], or if it is told a number, that.
 struct Elementwise {
     const char* name;
     int inputs;
+    bool told;
     int64_t work;  // beside a copy's: how soon another thread is worth waking
-    void (*run)(const float* a, const float* b, int64_t width, float* y);
+    void (*run)(const float* a, const float* b, float number, int64_t width, float* y);
 };
 
 struct Kernels {
@@ -157,8 +159,8 @@ struct Kernels {
                      float* y);
     void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps,
                        int64_t width, float* y);
-    // cos and sin: [head_dim / 2].
-    void (*rope)(const float* x, const float* cos, const float* sin, int64_t width,
+    // cos and sin: [pairs]; columns of a head from 2 * pairs on stay as they are.
+    void (*rope)(const float* x, const float* cos, const float* sin, int64_t pairs, int64_t width,
                  int64_t head_dim, float* y);
     const Elementwise* elementwise;  // the last one has no name
     void (*write_kv)(const Cache&, const float* k, const float* v, int64_t block, int64_t slot);

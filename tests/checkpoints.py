@@ -91,8 +91,67 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "max_window_layers": 1,
     },
     "qwen3": {"model_type": "qwen3", "head_dim": 20},
+    "gemma2": {
+        "model_type": "gemma2",
+        "head_dim": 14,
+        "query_pre_attn_scalar": 10,
+        "sliding_window": 20,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "num_key_value_heads": 1,
+        "head_dim": 18,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        "tie_word_embeddings": False,
+    },
+    "phi3": {"model_type": "phi3", "sliding_window": 30, "num_key_value_heads": 4},
+    "phi3-longrope": {
+        "model_type": "phi3",
+        "original_max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "original_max_position_embeddings": 256,
+            "short_factor": [1.0, 1.3, 2.5],
+            "long_factor": [1.0, 4.0, 9.0],
+        },
+    },
+    "granite": {
+        "model_type": "granite",
+        "tie_word_embeddings": True,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 2.5,
+    },
+    "olmo2": {
+        "model_type": "olmo2",
+        "hidden_size": 70,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 1,
+    },
+    "smollm3": {
+        "model_type": "smollm3",
+        "no_rope_layers": [1, 0],
+        "use_sliding_window": True,
+        "sliding_window": 24,
+        "mlp_bias": True,
+    },
 }
 """Every family, and the shapes and rope scalings that differ; name -> config."""
+
+KNOWN_OPS = frozenset({"gemma3", "phi3", "granite", "olmo2", "smollm3"})
+"""Variants of ops that others have, too: the largest matrices of tests take a few of their combinations."""
 
 
 def random_ids(seed: int, length: int) -> list[int]:

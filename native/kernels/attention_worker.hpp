@@ -29,6 +29,14 @@ struct Worker : Products {
         }
     }
 
+    void cap(int64_t row, int64_t columns) const {
+        if (a.cap == 0.0f) return;
+        for (int64_t c = 0; c < columns; c += kLanes) {
+            float* s = scores + row * kSpan + c;
+            store(s, capped(load(s), a.cap));
+        }
+    }
+
     // Scores become weights, relative to the greatest score so far.
     void soften(const Softmax& sums, int64_t row, int64_t span, int64_t columns) const {
         const float* s = scores + row * kSpan;
@@ -72,6 +80,7 @@ struct Worker : Products {
     void take_span(const Softmax& sums, int64_t span, int64_t keys) const {
         const int64_t columns = score_span(span, keys);
         for (int64_t row = 0; row < rows; ++row) {
+            cap(row, columns);
             mask(row, span, columns);
             soften(sums, row, span, columns);
         }

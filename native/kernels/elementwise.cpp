@@ -7,7 +7,7 @@ namespace galley {
 namespace GALLEY_ISA {
 namespace {
 
-void silu_mul(const float* a, const float* b, int64_t width, float* y) {
+void silu_mul(const float* a, const float* b, float, int64_t width, float* y) {
     for (int64_t i = 0; i < width; i += kLanes) {
         const int64_t left = width - i;
         const Floats v = load_some(a + i, left);
@@ -19,7 +19,7 @@ void silu_mul(const float* a, const float* b, int64_t width, float* y) {
 // x * P(X <= x) of a normal X is max(x, 0) - |x| * P(X > |x|), and that probability is half of
 // erfc(|x| / sqrt(2)): here by Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26
 // (Hastings 1955), whose error is at most 1.5e-7.
-void gelu(const float* x, const float*, int64_t width, float* y) {
+void gelu(const float* x, const float*, float, int64_t width, float* y) {
     for (int64_t i = 0; i < width; i += kLanes) {
         const Floats v = load_some(x + i, width - i), size = abs(v);
         const Floats t = splat(1.0f) / fma(size, splat(0.3275911f * 0.70710678f), splat(1.0f));
@@ -33,20 +33,41 @@ void gelu(const float* x, const float*, int64_t width, float* y) {
     }
 }
 
-void add(const float* a, const float* b, int64_t width, float* y) {
+void add(const float* a, const float* b, float, int64_t width, float* y) {
     for (int64_t i = 0; i < width; i += kLanes) {
         const int64_t left = width - i;
         store_some(y + i, load_some(a + i, left) + load_some(b + i, left), left);
     }
 }
 
+// 0.5 * (1 + tanh(u)) is the logistic function of 2 * u.
+void gelu_tanh_mul(const float* a, const float* b, float, int64_t width, float* y) {
+    for (int64_t i = 0; i < width; i += kLanes) {
+        const int64_t left = width - i;
+        const Floats v = load_some(a + i, left);
+        const Floats cubed = fma(v * v * splat(0.044715f), v, v);
+        const Floats share = splat(1.0f) / (splat(1.0f) + exp(cubed * splat(-2.0f * 0.79788456f)));
+        store_some(y + i, v * share * load_some(b + i, left), left);
+    }
+}
+
+void scale(const float* x, const float*, float factor, int64_t width, float* y) {
+    for (int64_t i = 0; i < width; i += kLanes)
+        store_some(y + i, load_some(x + i, width - i) * splat(factor), width - i);
+}
+
+void soft_cap(const float* x, const float*, float cap, int64_t width, float* y) {
+    for (int64_t i = 0; i < width; i += kLanes)
+        store_some(y + i, capped(load_some(x + i, width - i), cap), width - i);
+}
+
 }  // namespace
 
 const Elementwise kElementwise[] = {
-    {"silu_mul", 2, 4, silu_mul},
-    {"gelu", 1, 4, gelu},
-    {"add", 2, 1, add},
-    {nullptr, 0, 0, nullptr},
+    {"silu_mul", 2, false, 4, silu_mul}, {"gelu_tanh_mul", 2, false, 4, gelu_tanh_mul},
+    {"gelu", 1, false, 4, gelu},         {"add", 2, false, 1, add},
+    {"scale", 1, true, 1, scale},        {"soft_cap", 1, true, 4, soft_cap},
+    {nullptr, 0, false, 0, nullptr},
 };
 
 }  // namespace GALLEY_ISA

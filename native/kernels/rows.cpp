@@ -41,18 +41,19 @@ void layer_norm(const float* x, const float* weight, const float* bias, float ep
     }
 }
 
-void rope(const float* x, const float* cos, const float* sin, int64_t width, int64_t head_dim,
-          float* y) {
-    const int64_t half = head_dim / 2;
+void rope(const float* x, const float* cos, const float* sin, int64_t pairs, int64_t width,
+          int64_t head_dim, float* y) {
     for (int64_t head = 0; head < width; head += head_dim) {
-        for (int64_t i = 0; i < half; i += kLanes) {
-            const int64_t left = half - i;
+        for (int64_t i = 0; i < pairs; i += kLanes) {
+            const int64_t left = pairs - i;
             const Floats a = load_some(x + head + i, left);
-            const Floats b = load_some(x + head + half + i, left);
+            const Floats b = load_some(x + head + pairs + i, left);
             const Floats c = load_some(cos + i, left), s = load_some(sin + i, left);
             store_some(y + head + i, a * c - b * s, left);
-            store_some(y + head + half + i, b * c + a * s, left);
+            store_some(y + head + pairs + i, b * c + a * s, left);
         }
+        for (int64_t i = 2 * pairs; i < head_dim; i += kLanes)
+            store_some(y + head + i, load_some(x + head + i, head_dim - i), head_dim - i);
     }
 }
 

@@ -21,8 +21,8 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t width, int
               float* y);
 void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t width,
                 float* y);
-void rope(const float* x, const float* cos, const float* sin, int64_t width, int64_t head_dim,
-          float* y);
+void rope(const float* x, const float* cos, const float* sin, int64_t pairs, int64_t width,
+          int64_t head_dim, float* y);
 extern const Elementwise kElementwise[];
 void write_kv(const Cache&, const float* k, const float* v, int64_t block, int64_t slot);
 void write_kv_block(const Cache&, const float* k, int64_t k_stride, const float* v,

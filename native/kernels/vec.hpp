@@ -112,6 +112,12 @@ GALLEY_INLINE Floats exp(Floats x) {
     return result;
 }
 
+// cap * tanh(x / cap): the hyperbolic tangent as a quotient of exponentials, within 3e-7 * cap.
+GALLEY_INLINE Floats capped(Floats x, float cap) {
+    const Floats power = exp(x * splat(2.0f / cap));
+    return splat(cap) - splat(2.0f * cap) / (power + splat(1.0f));
+}
+
 // 2^x for what is rounded to bfloat16 after it: relative error below 1.1e-4, exactly 1 at 0, 0 far
 // below; NaN stays NaN. x at most 127.
 GALLEY_INLINE Floats exp2_rough(Floats x) {

@@ -73,6 +73,7 @@ Attend attend(const Execution& e, const Attention& a, const AttentionItem& item,
     attend.group = group;
     attend.window = a.window;
     attend.scale = a.scale;
+    attend.cap = a.cap;
     attend.scratch = e.runtime.scratch(thread);
     return attend;
 }

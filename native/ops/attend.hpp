@@ -12,6 +12,7 @@ struct Attention {
     int64_t heads;
     float scale;
     int64_t window;
+    float cap;  // of scores; 0: none
     Slot q, y;
 };
 

@@ -8,26 +8,33 @@ namespace {
 class ElementwiseOp : public Op {
   public:
     // `b`: null for an op of one input.
-    ElementwiseOp(const char* name, int64_t width, SharedLayout layout, Slot a,
+    ElementwiseOp(const char* name, float number, int64_t width, SharedLayout layout, Slot a,
                   std::optional<Slot> b, Slot y)
-        : name_(name), width_(width), layout_(std::move(layout)), a_(a), b_(b), y_(y) {}
+        : name_(name),
+          number_(number),
+          width_(width),
+          layout_(std::move(layout)),
+          a_(a),
+          b_(b),
+          y_(y) {}
 
     void check(Execution& e) override {
         kernel_ = e.kernels.elementwise_named(name_);
-        e.check_made(layout_, y_, width_);
         e.check_floats_read(a_, width_);
         if (b_) e.check_floats_read(*b_, width_);
+        e.check_made(layout_, y_, width_);
     }
 
     void run(Execution& e) const override {
         e.each_row_made(layout_, kernel_->work * width_, y_, [&](int64_t r, float* y) {
-            kernel_->run(e.row(a_, r), b_ ? e.row(*b_, r) : nullptr, width_, y);
+            kernel_->run(e.row(a_, r), b_ ? e.row(*b_, r) : nullptr, number_, width_, y);
         });
     }
 
   private:
     const char* name_;
     const Elementwise* kernel_ = nullptr;
+    float number_;  // what the kernel is told, if it is
     int64_t width_;
     SharedLayout layout_;
     Slot a_;
@@ -41,12 +48,21 @@ void bind_elementwise(ProgramClass& program) {
     using namespace nanobind::literals;
     for (const Elementwise* op = kernels("portable").elementwise; op->name; ++op) {
         const char* name = op->name;
-        if (op->inputs == 1)
+        if (op->told)
+            program.def(
+                name,
+                [name](Program& p, float number, int64_t width, SharedInputs layout, SlotFields x,
+                       SlotFields y) {
+                    append<ElementwiseOp>(p, name, number, width, std::move(layout), slot(x),
+                                          std::nullopt, slot(y));
+                },
+                "number"_a, "width"_a, "layout"_a.none(), "x"_a, "y"_a);
+        else if (op->inputs == 1)
             program.def(
                 name,
                 [name](Program& p, int64_t width, SharedInputs layout, SlotFields x, SlotFields y) {
-                    append<ElementwiseOp>(p, name, width, std::move(layout), slot(x), std::nullopt,
-                                          slot(y));
+                    append<ElementwiseOp>(p, name, 0.0f, width, std::move(layout), slot(x),
+                                          std::nullopt, slot(y));
                 },
                 "width"_a, "layout"_a.none(), "x"_a, "y"_a);
         else
@@ -54,7 +70,7 @@ void bind_elementwise(ProgramClass& program) {
                 name,
                 [name](Program& p, int64_t width, SharedInputs layout, SlotFields a, SlotFields b,
                        SlotFields y) {
-                    append<ElementwiseOp>(p, name, width, std::move(layout), slot(a), slot(b),
+                    append<ElementwiseOp>(p, name, 0.0f, width, std::move(layout), slot(a), slot(b),
                                           slot(y));
                 },
                 "width"_a, "layout"_a.none(), "a"_a, "b"_a, "y"_a);

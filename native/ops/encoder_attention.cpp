@@ -25,7 +25,7 @@ class EncoderAttentionOp : public Op {
         cache.data = e.runtime.encoder_kv(blocks * cache.kv_heads * cache.head_bytes);
         write_all_kv(e, cache, tables, k_, v_);
         if (cache.type == KvType::kPairs) fill_pairs(e, cache, tables);
-        attend_all(e, {cache, tables, e.plan, heads_, scale_, 0, q_, y_});
+        attend_all(e, {cache, tables, e.plan, heads_, scale_, 0, 0.0f, q_, y_});
     }
 
   private:

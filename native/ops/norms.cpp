@@ -58,7 +58,7 @@ class AddNormOp : public Op {
     void run(Execution& e) const override {
         e.each_row_made(norm_.layout, 2 * norm_.width, y_, [&](int64_t r, float* y) {
             float* sum = e.row(sum_, r);
-            add_->run(e.row(a_, r), e.row(b_, r), norm_.width, sum);
+            add_->run(e.row(a_, r), e.row(b_, r), 0.0f, norm_.width, sum);
             norm_.run(e.kernels, sum, y);
         });
     }

@@ -223,13 +223,16 @@ class Program:
         sum: Slot,
         y: Slot,
     ) -> None: ...
-    def rope(self, inv_freq: list[float], scale: float, width: int, x: Slot, y: Slot) -> None: ...
+    def rope(
+        self, inv_freq: list[float], scale: float, head_dim: int, width: int, x: Slot, y: Slot
+    ) -> None: ...
     def attention(
         self,
         layer: int,
         heads: int,
         scale: float,
         window: int,
+        cap: float,
         q: Slot,
         k: Slot,
         v: Slot,
@@ -243,6 +246,7 @@ class Program:
         heads: int,
         scale: float,
         window: int,
+        cap: float,
         q: Slot,
         k: Slot,
         v: Slot,
@@ -251,6 +255,15 @@ class Program:
     ) -> None: ...
     def silu_mul(
         self, width: int, layout: InputLayout | None, a: Slot, b: Slot, y: Slot
+    ) -> None: ...
+    def gelu_tanh_mul(
+        self, width: int, layout: InputLayout | None, a: Slot, b: Slot, y: Slot
+    ) -> None: ...
+    def scale(
+        self, number: float, width: int, layout: InputLayout | None, x: Slot, y: Slot
+    ) -> None: ...
+    def soft_cap(
+        self, number: float, width: int, layout: InputLayout | None, x: Slot, y: Slot
     ) -> None: ...
     def gelu(self, width: int, layout: InputLayout | None, x: Slot, y: Slot) -> None: ...
     def add(self, width: int, layout: InputLayout | None, a: Slot, b: Slot, y: Slot) -> None: ...

@@ -37,12 +37,15 @@ def ops() -> dict[str, tuple[Any, ...]]:
         "add_rms_norm": (ONES, 1e-5, WIDTH, rounded, X, Y, Z, ROUNDED),
         "add_layer_norm": (ONES, ONES, 1e-5, None, X, Y, Z, S),
         "silu_mul": (WIDTH, rounded, X, Y, ROUNDED),
+        "gelu_tanh_mul": (WIDTH, rounded, X, Y, ROUNDED),
+        "scale": (2.0, WIDTH, None, X, Y),
+        "soft_cap": (30.0, WIDTH, None, X, Y),
         "gelu": (WIDTH, None, X, Y),
         "add": (WIDTH, None, X, Y, Z),
-        "rope": (ANGLES, 1.0, WIDTH, X, Y),
+        "rope": (ANGLES, 1.0, 8, WIDTH, X, Y),
         "im2col": (8, 3, 1, X, Y),
-        "attention": (0, 4, 1.0, 0, X, Y, Z, S),
-        "rope_attention": (ANGLES, 1.0, 0, 4, 1.0, 0, X, Y, Z, S, X),
+        "attention": (0, 4, 1.0, 0, 0.0, X, Y, Z, S),
+        "rope_attention": (ANGLES, 1.0, 0, 4, 1.0, 0, 0.0, X, Y, Z, S, X),
         "encoder_attention": (4, 2, 8, 8, 1.0, True, X, Y, Z, S),
         "cross_kv": (0, X, Y),
         "cross_attention": (0, 4, 1.0, X, Y),
@@ -103,7 +106,9 @@ def test_buffers_that_do_not_lie_in_the_arena_are_refused(name: str, wrong: str)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_logits_are_as_wide_as_the_vocabulary_and_never_read(name: str) -> None:
+def test_logits_are_as_wide_as_the_vocabulary_and_not_read_before_they_are_written(
+    name: str,
+) -> None:
     arguments = ops()[name]
     for i in slots_of(arguments):
         with pytest.raises(ValueError, match=r"logits are"):
@@ -126,16 +131,19 @@ def test_layers_that_do_not_exist_are_refused(name: str) -> None:
         ("rms_norm", (ONES[:0], 1e-5, WIDTH, None, X, Y), "do not divide"),
         ("gelu", (0, None, X, Y), "no columns"),
         ("gelu", (WIDTH + 1, None, X, Y), "narrower"),
-        ("rope", (ANGLES, 1.0, 12, X, Y), "do not divide"),
-        ("rope", ([], 1.0, WIDTH, X, Y), "do not divide"),
+        ("rope", (ANGLES, 1.0, 8, 12, X, Y), "do not divide"),
+        ("rope", (ANGLES, 1.0, 0, WIDTH, X, Y), "do not divide"),
+        ("rope", ([], 1.0, 8, WIDTH, X, Y), "angles"),
+        ("rope", (ANGLES, 1.0, 4, WIDTH, X, Y), "angles"),
         ("im2col", (8, 3, 0, X, Y), "no size"),
         ("im2col", (8, 5, 1, X, Y), "narrower"),
         ("embed_positions", (ONES, 24, Y), "whole rows"),
-        ("attention", (0, 3, 1.0, 0, X, Y, Z, S), "do not divide"),
-        ("attention", (0, 0, 1.0, 0, X, Y, Z, S), "do not divide"),
-        ("attention", (0, 6, 1.0, 0, X, Y, Z, S), "narrower"),
-        ("attention", (0, 4, 1.0, -1, X, Y, Z, S), "negative"),
-        ("rope_attention", (ANGLES[:3], 1.0, 0, 4, 1.0, 0, X, Y, Z, S, X), "angles"),
+        ("attention", (0, 3, 1.0, 0, 0.0, X, Y, Z, S), "do not divide"),
+        ("attention", (0, 0, 1.0, 0, 0.0, X, Y, Z, S), "do not divide"),
+        ("attention", (0, 6, 1.0, 0, 0.0, X, Y, Z, S), "narrower"),
+        ("attention", (0, 4, 1.0, -1, 0.0, X, Y, Z, S), "negative"),
+        ("attention", (0, 4, 1.0, 0, -1.0, X, Y, Z, S), "negative"),
+        ("rope_attention", ([*ANGLES, 1.0], 1.0, 0, 4, 1.0, 0, 0.0, X, Y, Z, S, X), "angles"),
         ("encoder_attention", (4, 0, 8, 8, 1.0, True, X, Y, Z, S), "no columns"),
         ("cross_weights", (0, 4, [4], 0, 1.0, X), "a chosen head does not exist"),
         ("cross_weights", (0, 4, [1], 1, 1.0, X), "do not follow"),

@@ -25,10 +25,9 @@ def producer_of(program: Program, buffer: int) -> Producer | None:
         return None
     writers = {b: op for op in program.ops for b in op.outputs}
     op = writers[buffer]
-    if op.name == "rms_norm" and op.attrs["head_dim"] == op.width:
+    if op.name == "rms_norm" and op.attrs["head_dim"] == op.width and not op.attrs["offset"]:
         return Producer(None, op.weights["weight"])
-    if op.name == "silu_mul":
-        # silu(a) * b is linear in b.
+    if op.name in ("silu_mul", "gelu_tanh_mul"):  # linear in the second input
         source = op.inputs[1]
         made = writers[source]
         if made.name == "linear" and len(program.readers()[source]) == 1:

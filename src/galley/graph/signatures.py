@@ -5,15 +5,20 @@ Models are described in these, and every executor implements all of them:
 ==============  ================================================================================
 embed           token ids -> rows of ``weight`` [vocab, width]
 linear          x [T, k] @ ``weight`` [n, k]^T (+ ``bias`` [n])
-rms_norm        x * rsqrt(mean(x^2) + eps) * ``weight``, over each group of ``head_dim`` columns
-                (all columns when head_dim is the width); arXiv:1910.07467
-rope            rotates the two halves of each head by position * inv_freq, times ``scale``;
-                arXiv:2104.09864
+rms_norm        x * rsqrt(mean(x^2) + eps) * (``weight`` + ``offset``), over each group of
+                ``head_dim`` columns (all columns when head_dim is the width); arXiv:1910.07467
+rope            rotates the two halves of each head's first 2 * len(inv_freq) columns by
+                position * inv_freq, times ``scale``; the others stay; arXiv:2104.09864
 attention       q, k, v -> causal attention over the paged KV of ``layer``, written first;
                 softmax(q k^T * scale) v; ``window`` > 0 limits keys to the last ``window``.
+                ``cap`` > 0 makes each score s = q k^T * scale cap * tanh(s / cap); arXiv:2408.00118.
                 q has heads * ``key_dim`` columns, the result heads * ``value_dim``
 silu_mul        silu(a) * b
+gelu_tanh_mul   gelu(a) * b, gelu by its tanh approximation; arXiv:1606.08415
 add             a + b
+scale           x * ``factor``
+soft_cap        cap * tanh(x / ``cap``)
+columns         the columns of x from ``start`` on: a view, nothing moves
 select_rows     keeps the rows whose logits are wanted
 ==============  ================================================================================
 
@@ -44,7 +49,6 @@ cross_weights     q -> the weights softmax(q k^T * scale) that cross_attention w
 ==================  ============================================================================
 quantize_input      x in the ``layout`` (:class:`galley.graph.quantize_inputs.RowLayout`) that the linear
                     layers which read it want: rounded to bfloat16, or to int8 with one scale a row
-columns             the columns of x from ``start`` on: a view, nothing moves
 add_rms_norm        a + b -> (sum, rms_norm(sum))
 add_layer_norm      a + b -> (sum, layer_norm(sum))
 rope_attention      q, k, v -> (rope(q), attention(rope(q), rope(k), v)); the turned keys go straight
@@ -102,19 +106,24 @@ class Signature:
 
 _WEIGHT: Final = frozenset({"weight"})
 _WEIGHT_BIAS: Final = frozenset({"weight", "bias"})
-_NORM: Final = ("eps", "head_dim")
+_NORM: Final = ("eps", "head_dim", "offset")
 _HEADS: Final = ("heads", "kv_heads", "key_dim", "value_dim", "scale")
-_ATTENTION: Final = ("layer", *_HEADS, "window")
-_ATTENTION_ARGUMENTS: Final = ("layer", "heads", "scale", "window")
+_ATTENTION: Final = ("layer", *_HEADS, "window", "cap")
+_ATTENTION_ARGUMENTS: Final = ("layer", "heads", "scale", "window", "cap")
 _BLUE: Final = "#cfe3ff"
 _GREEN: Final = "#d9f2d9"
 _ORANGE: Final = "#ffd9c2"
 
 
-def _elementwise(inputs: int) -> Signature:
+def _elementwise(inputs: int, *attrs: str) -> Signature:
     """Of an op that makes each element of its output of the same element of its inputs."""
     return Signature(
-        inputs, per_row=True, in_place=True, quantizes=True, arguments=("width", "layout")
+        inputs,
+        attrs=attrs,
+        per_row=True,
+        in_place=True,
+        quantizes=True,
+        arguments=(*attrs, "width", "layout"),
     )
 
 
@@ -167,13 +176,17 @@ _OPS: Final[Mapping[str, Signature]] = {
     "rope": Signature(
         1,
         attrs=("head_dim", "inv_freq", "scale"),
-        arguments=("inv_freq", "scale", "width"),
+        arguments=("inv_freq", "scale", "head_dim", "width"),
         in_place=True,
         colour="#ffeecb",
     ),
     "attention": Signature(3, attrs=_ATTENTION, arguments=_ATTENTION_ARGUMENTS, colour=_ORANGE),
     "silu_mul": _elementwise(2),
+    "gelu_tanh_mul": _elementwise(2),
     "add": _elementwise(2),
+    "scale": _elementwise(1, "factor"),
+    "soft_cap": _elementwise(1, "cap"),
+    "columns": Signature(1, attrs=("start",), per_row=True, view=True),
     "select_rows": Signature(1, arguments=("width",), colour="#e8dcf7"),
     "features": Signature(0, arguments=("width",)),
     "im2col": Signature(
@@ -200,7 +213,6 @@ _OPS: Final[Mapping[str, Signature]] = {
         arguments=("layer", "heads", "chosen", "first", "scale"),
     ),
     "quantize_input": Signature(1, attrs=("layout",), arguments=("layout",), per_row=True),
-    "columns": Signature(1, attrs=("start",), view=True),
     "add_rms_norm": _rms_norm(inputs=2, outputs=2),
     "add_layer_norm": _layer_norm(inputs=2, outputs=2),
     "rope_attention": Signature(

@@ -78,12 +78,19 @@ class Tracer:
         return self._emit("linear", (x,), width, weights)
 
     def rms_norm(
-        self, x: Buffer, weight: str, *, eps: float, head_dim: int | None = None
+        self,
+        x: Buffer,
+        weight: str,
+        *,
+        eps: float,
+        head_dim: int | None = None,
+        offset: float = 0.0,
     ) -> Buffer:
-        """Over the whole row, or over each head when ``head_dim`` is given."""
+        """Over the whole row, or each head if ``head_dim`` is given; ``offset`` is added to the weight."""
         group = head_dim or x.width
         weights = {"weight": self._weight(weight, group)}
-        return self._emit("rms_norm", (x,), x.width, weights, eps=eps, head_dim=group)
+        attrs = {"eps": eps, "head_dim": group, "offset": offset}
+        return self._emit("rms_norm", (x,), x.width, weights, **attrs)
 
     def layer_norm(self, x: Buffer, name: str, *, eps: float) -> Buffer:
         """``name`` has a ``.weight`` and a ``.bias``."""
@@ -93,23 +100,30 @@ class Tracer:
     def rope(
         self, x: Buffer, *, head_dim: int, inv_freq: tuple[float, ...], scale: float
     ) -> Buffer:
-        """``inv_freq`` has head_dim / 2 angles per position."""
-        assert 2 * len(inv_freq) == head_dim
+        """``inv_freq``: radians per position, for the pairs of columns that turn; at most head_dim / 2."""
+        assert 0 < 2 * len(inv_freq) <= head_dim
         return self._emit("rope", (x,), x.width, head_dim=head_dim, inv_freq=inv_freq, scale=scale)
 
     def attention(
-        self, q: Buffer, k: Buffer, v: Buffer, *, key_dim: int, scale: float, window: int
+        self,
+        q: Buffer,
+        k: Buffer,
+        v: Buffer,
+        *,
+        key_dim: int,
+        scale: float,
+        window: int,
+        cap: float = 0.0,
     ) -> Buffer:
-        """Adds a KV layer. ``window`` 0 means the whole context.
+        """Adds a KV layer. ``window`` 0 means the whole context, ``cap`` 0 scores as they are.
 
         A head of q and of k has ``key_dim`` columns; v has as many heads as k, of any width.
         """
         layer, kv = len(self.kv), _kv_layout(k, v, key_dim)
         self.kv.append(dataclasses.replace(kv, window=window))
         width, heads = _heads(q, kv)
-        return self._emit(
-            "attention", (q, k, v), width, layer=layer, **heads, scale=scale, window=window
-        )
+        attrs = {"layer": layer, **heads, "scale": scale, "window": window, "cap": cap}
+        return self._emit("attention", (q, k, v), width, **attrs)
 
     def encoder_attention(
         self, q: Buffer, k: Buffer, v: Buffer, *, key_dim: int, scale: float
@@ -147,6 +161,23 @@ class Tracer:
     def silu_mul(self, a: Buffer, b: Buffer) -> Buffer:
         """silu(a) * b."""
         return self._emit("silu_mul", (a, b), a.width)
+
+    def gelu_tanh_mul(self, a: Buffer, b: Buffer) -> Buffer:
+        """gelu(a) * b, gelu by its tanh approximation."""
+        return self._emit("gelu_tanh_mul", (a, b), a.width)
+
+    def scale(self, x: Buffer, factor: float) -> Buffer:
+        """x * factor."""
+        return self._emit("scale", (x,), x.width, factor=factor)
+
+    def soft_cap(self, x: Buffer, cap: float) -> Buffer:
+        """cap * tanh(x / cap)."""
+        return self._emit("soft_cap", (x,), x.width, cap=cap)
+
+    def columns(self, x: Buffer, start: int, width: int) -> Buffer:
+        """Columns ``start`` to ``start + width`` of x."""
+        assert 0 <= start <= x.width - width
+        return self._emit("columns", (x,), width, start=start)
 
     def add(self, a: Buffer, b: Buffer) -> Buffer:
         """a + b."""

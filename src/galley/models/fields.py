@@ -181,6 +181,11 @@ class Fields:
                 return Fields(value, prefix=prefix, file=self._file, bounds=self._bounds)
         return Fields({}, prefix=self._prefix, file=self._file)
 
+    def with_defaults(self, **values: Any) -> "Fields":
+        """The same fields, and these where they are absent."""
+        raw = {**values, **self._raw}
+        return Fields(raw, prefix=self._prefix, file=self._file, bounds=self._bounds)
+
     def choice(self, names: tuple[str, ...], known: tuple[str, ...], default: str) -> str:
         """The value of the first of ``names`` that is present; UnsupportedModel if not known."""
         for name in names:

@@ -1,5 +1,7 @@
 """Llama 2, 3, 3.1, 3.2 and every checkpoint that calls itself ``llama``."""
 
+from dataclasses import replace
+
 from galley.graph.program import Program
 from galley.models.decoder import build_decoder, read_decoder
 from galley.models.fields import Fields
@@ -9,4 +11,5 @@ def build(config: Fields) -> Program:
     """``attention_bias`` covers q, k, v and o."""
     bias = config.flag("attention_bias", False)
     mlp_bias = config.flag("mlp_bias", False)
-    return build_decoder(read_decoder(config, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias))
+    c = read_decoder(config)
+    return build_decoder(replace(c, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias))

@@ -1,5 +1,7 @@
 """Qwen2 and Qwen2.5: Llama with biases on q, k and v."""
 
+from dataclasses import replace
+
 from galley.graph.program import Program
 from galley.models.decoder import build_decoder, optional_windows, read_decoder
 from galley.models.fields import Fields
@@ -7,4 +9,5 @@ from galley.models.fields import Fields
 
 def build(config: Fields) -> Program:
     """The bias is the family's; config.json does not name it."""
-    return build_decoder(read_decoder(config, windows=optional_windows(config), qkv_bias=True))
+    c = read_decoder(config)
+    return build_decoder(replace(c, windows=optional_windows(config), qkv_bias=True))

@@ -10,10 +10,17 @@ from galley.graph.program import Program
 from galley.models.fields import FILE, UNBOUNDED, Bounds, Fields
 
 FAMILIES: Final[Mapping[str, str]] = {
+    "gemma2": "galley.models.gemma2",
+    "gemma3": "galley.models.gemma3",
+    "gemma3_text": "galley.models.gemma3",
+    "granite": "galley.models.granite",
     "llama": "galley.models.llama",
     "mistral": "galley.models.mistral",
+    "olmo2": "galley.models.olmo2",
+    "phi3": "galley.models.phi3",
     "qwen2": "galley.models.qwen2",
     "qwen3": "galley.models.qwen3",
+    "smollm3": "galley.models.smollm3",
     "whisper": "galley.models.whisper",
 }
 

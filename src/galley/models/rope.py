@@ -1,4 +1,4 @@
-"""Rotary position embedding frequencies: default, linear, llama3, yarn, and by GGUF's factors."""
+"""Rotary position embedding frequencies: default, linear, llama3, yarn, longrope, GGUF's factors."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from galley.errors import CheckpointError, UnsupportedModel
 from galley.models.fields import FILE, Fields
 from galley.types import MAX_COUNT
 
-_KINDS = ("default", "linear", "llama3", "yarn", "factors")
+_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "su", "factors")
 Angles = npt.NDArray[np.float32]
 
 
@@ -19,7 +19,8 @@ class Rope:
     """Rotary embedding of one model.
 
     Attributes:
-        inv_freq: ``[head_dim / 2]``, radians per position.
+        inv_freq: radians per position, one for each pair of columns that turns: of the first ones of a
+            head, as many as ``partial_rotary_factor`` says.
         scale: multiplies sine and cosine.
         max_positions: context length that the frequencies are made for.
     """
@@ -29,17 +30,44 @@ class Rope:
     max_positions: int
 
 
-def read_rope(config: Fields, *, head_dim: int, max_positions: int) -> Rope:
-    """Reads ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before)."""
-    rope = config.section("rope_parameters", "rope_scaling")
+def read_rope(
+    config: Fields,
+    *,
+    head_dim: int,
+    max_positions: int,
+    rope: Fields | None = None,
+    theta: float | None = None,
+    partial: float | None = None,
+) -> Rope:
+    """Reads ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before).
+
+    Args:
+        config: of the model.
+        head_dim: columns of a head.
+        max_positions: context length of the model, in tokens.
+        rope: the parameters, where the layers do not share those of ``config``.
+        theta: in their absence; that of ``config``, or 10,000, by default.
+        partial: the family's share of a head's columns that turn, where config.json does not say; None for
+            families that always turn all.
+
+    Raises:
+        UnsupportedModel: an unknown ``rope_type``, or a part of a head is to turn where none can.
+        CheckpointError: a field is missing or wrong.
+    """
+    rope = config.section("rope_parameters", "rope_scaling") if rope is None else rope
     kind = rope.choice(("rope_type", "type"), _KINDS, default="default")
-    theta = rope.number("rope_theta", config.number("rope_theta", 10000.0))
-    for fields in (config, rope):
-        if fields.number("partial_rotary_factor", 1.0) != 1.0:
-            raise UnsupportedModel(f"{FILE}: partial_rotary_factor other than 1 is not supported")
+    theta = config.number("rope_theta", 10000.0) if theta is None else theta
+    theta = rope.number("rope_theta", theta)
+    share = config.number("partial_rotary_factor", 1.0 if partial is None else partial)
+    share = rope.number("partial_rotary_factor", share)
+    if partial is None and share != 1.0:
+        raise UnsupportedModel(f"{FILE}: partial_rotary_factor other than 1 is not supported")
+    turned = int(head_dim * share)
+    if not 2 <= turned <= head_dim or turned % 2:
+        raise rope.wrong("partial_rotary_factor", f"an even part of {head_dim} columns")
     try:
         with np.errstate(all="ignore"):
-            made = _scaled(config, rope, kind, theta, head_dim, max_positions)
+            made = _scaled(config, rope, kind, theta, turned, max_positions)
     except ArithmeticError:  # fields that are fine one by one, such as a theta of 1 with yarn
         made = None
     if made is None or not np.isfinite([*made.inv_freq, made.scale]).all():
@@ -67,6 +95,8 @@ def _scaled(
             raise rope.wrong("factors", f"{len(inv_freq)} numbers")
         divisors: Angles = np.array(factors, np.float32)
         inv_freq = inv_freq / divisors
+    elif kind in ("longrope", "su"):
+        return _longrope(config, rope, inv_freq, max_positions)
     elif kind == "llama3":
         inv_freq = _llama3(inv_freq, rope, config.count("max_position_embeddings", max_positions))
     elif kind == "yarn":
@@ -92,6 +122,23 @@ def _llama3(inv_freq: Angles, rope: Fields, max_positions: int) -> Angles:
     scaled = np.where(wavelength > original / low, inv_freq / factor, inv_freq)
     is_between = (wavelength <= original / low) & (wavelength >= original / high)
     return np.where(is_between, between, scaled).astype(np.float32)
+
+
+def _longrope(config: Fields, rope: Fields, inv_freq: Angles, max_positions: int) -> Rope:
+    """LongRoPE (arXiv:2402.13753), within the length that the model was first trained for.
+
+    A longer text has other frequencies from its first token on, so a cache of keys could not grow beyond
+    that length: it is the model's context.
+    """
+    trained = min(_trained_positions(config, rope, max_positions), max_positions)
+    for name in ("short_factor", "long_factor"):
+        if len(rope.numbers(name)) != len(inv_freq):
+            raise rope.wrong(name, f"{len(inv_freq)} numbers")
+    factor = rope.number("factor", max_positions / trained)
+    scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
+    scale = rope.number("attention_factor", scale)
+    divisors = np.array(rope.numbers("short_factor"), np.float32)
+    return Rope(tuple((inv_freq / divisors).tolist()), scale, trained)
 
 
 def _trained_positions(config: Fields, rope: Fields, max_positions: int) -> int:

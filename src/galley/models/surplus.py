@@ -13,8 +13,9 @@ HARMLESS: Final = re.compile(
     r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)"  # buffers that early transformers saved
     r"|.*\.(masked_bias|attn\.bias)"  # causal masks, saved as buffers
     r"|(model\.)?mtp(_layers)?\..*"  # multi-token prediction
+    r"|(vision_tower|multi_modal_projector)\..*"  # what reads images for a model of text
 )
-"""Tensors that may be there although nothing reads them: they follow from the config, or draft tokens."""
+"""Tensors that may be there unread: they follow from the config, or draft tokens or read images."""
 
 OUTPUTS: Final = ("lm_head.weight", "proj_out.weight")
 """A copy of the embedding, or a relic of training, where ``tie_word_embeddings`` says so."""

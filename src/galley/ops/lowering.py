@@ -104,8 +104,10 @@ class Lowered:
         if name in signature.matrices:
             return matrices.packed(op.weights[name])
         if name in signature.weights | signature.optional:
+            offset = op.attrs.get("offset", 0.0) if name == "weight" else 0.0
             vectors = [matrices.vector(tensor).reshape(-1) for tensor in op.weights.get(name, ())]
-            return np.concatenate(vectors) if vectors else None
+            # A norm's offset is part of its weights: what adds to them is added once.
+            return np.concatenate(vectors) + np.float32(offset) if vectors else None
         return op.attrs[name]
 
     @cached_property
@@ -117,7 +119,7 @@ class Lowered:
             (plan.offsets[place.root], _aligned(self.row_bytes[place.root]), place.column)
             for place in places
         ]
-        for b in self.logits:
+        for b in self._as_logits:
             slots[b] = (_native.LOGITS, self.row_bytes[b], 0)
         return slots, plan.size
 
@@ -129,9 +131,15 @@ class Lowered:
         for b, place in enumerate(places):
             last[place.root] = max(last[place.root], last_use.get(b, written[b]))
         own = [_aligned(n) if places[b].root == b else 0 for b, n in enumerate(self.row_bytes)]
-        for b in self.logits:
+        for b in self._as_logits:
             own[b] = 0
         return [Lifetime(size, written[b], last[b]) for b, size in enumerate(own)]
+
+    @cached_property
+    def _as_logits(self) -> list[int]:
+        """The logits, and what they are made of in their place, such as those before a soft cap."""
+        roots = {self._places[b].root for b in self.logits}
+        return [b for b, place in enumerate(self._places) if place.root in roots]
 
     @cached_property
     def _last_use(self) -> dict[int, int]:

@@ -84,7 +84,11 @@ class ReferenceOps:
             "rope": self._rope,
             "attention": self._attention,
             "silu_mul": self._silu_mul,
+            "gelu_tanh_mul": self._gelu_tanh_mul,
             "add": self._add,
+            "scale": self._scale,
+            "soft_cap": self._soft_cap,
+            "columns": self._columns,
             "select_rows": self._select_rows,
             "features": self._features,
             "im2col": self._im2col,
@@ -134,22 +138,28 @@ class ReferenceOps:
         return [linear(tile, weight, bias) for tile in inputs[0]]
 
     def _rms_norm(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        weight, eps = self._weights[op.tensor("weight")], op.attrs["eps"]
+        weight, eps, offset = (
+            self._weights[op.tensor("weight")],
+            op.attrs["eps"],
+            op.attrs["offset"],
+        )
 
         def norm(tile: torch.Tensor) -> torch.Tensor:
             x = tile.float().reshape(TILE, -1, op.attrs["head_dim"])
             x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-            return (weight * x.to(self._dtype)).reshape(TILE, -1)
+            # Families whose weights have an offset round after the product, the others before.
+            x = x * (weight.float() + offset) if offset else weight * x.to(self._dtype)
+            return x.to(self._dtype).reshape(TILE, -1)
 
         return [norm(tile) for tile in inputs[0]]
 
     def _rope(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        half = op.attrs["head_dim"] // 2
+        dim, half = op.attrs["head_dim"], len(op.attrs["inv_freq"])
 
         def rotate(tile: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-            heads = tile.reshape(TILE, -1, 2 * half)
-            a, b = heads[..., :half].float(), heads[..., half:].float()
-            turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+            heads = tile.reshape(TILE, -1, dim).float()
+            a, b, rest = torch.split(heads, [half, half, dim - 2 * half], dim=-1)
+            turned = torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
             return turned.to(self._dtype).reshape(TILE, -1)
 
         angles = self._angles(step, op.attrs["inv_freq"], op.attrs["scale"])
@@ -158,7 +168,7 @@ class ReferenceOps:
     def _angles(
         self, step: Step, inv_freq: tuple[float, ...], scale: float
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(cos, sin), each [TILE, 1, head_dim / 2], for each tile; shared by all layers."""
+        """(cos, sin), each [TILE, 1, len(inv_freq)], for each tile; shared by all layers."""
         key = (inv_freq, scale)
         if key not in step.angles:
             frequencies = torch.tensor(inv_freq, dtype=torch.float32, device=self._device)
@@ -209,12 +219,27 @@ class ReferenceOps:
                 kv_heads=a["kv_heads"],
                 value_dim=a["value_dim"],
                 scale=a["scale"],
+                cap=a.get("cap", 0.0),
             )
             out[pair.tile][pair.slots] = mixed[pair.slots]
         return out
 
     def _silu_mul(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         return [silu(a) * b for a, b in zip(*inputs, strict=True)]
+
+    def _gelu_tanh_mul(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        return [gelu(a, approximate="tanh") * b for a, b in zip(*inputs, strict=True)]
+
+    def _scale(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        return [tile * op.attrs["factor"] for tile in inputs[0]]
+
+    def _soft_cap(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        cap = op.attrs["cap"]
+        return [torch.tanh(tile / cap) * cap for tile in inputs[0]]
+
+    def _columns(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        start = op.attrs["start"]
+        return [tile[:, start : start + op.width].clone() for tile in inputs[0]]
 
     def _add(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         return [a + b for a, b in zip(*inputs, strict=True)]

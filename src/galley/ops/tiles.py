@@ -157,6 +157,7 @@ def attend(
     kv_heads: int,
     value_dim: int,
     scale: float,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """Attention of one tile with a running softmax (arXiv:2205.14135).
 
@@ -165,6 +166,7 @@ def attend(
         chunks: of keys and values, in order.
         heads, kv_heads: as many heads share each KV head.
         scale: multiplies q k^T.
+        cap: above 0, scores s become cap * tanh(s / cap).
 
     Returns:
         [TILE, heads * value_dim].
@@ -179,6 +181,8 @@ def attend(
     for keys, values, seen in chunks:
         hidden = ~seen.expand(TILE, KEY_CHUNK).repeat_interleave(group, dim=0)
         scores = torch.bmm(rows, keys.transpose(1, 2)).float() * scale
+        if cap:
+            scores = torch.tanh(scores / cap) * cap
         scores = scores.masked_fill(hidden, -torch.inf)
         new_best = torch.maximum(best, scores.amax(-1, keepdim=True))
         shrink = torch.exp(best - new_best)

@@ -1,9 +1,9 @@
-"""Fuse SwiGLU's product with its rounding for a linear layer: the floats never reach memory."""
+"""Fuse SwiGLU's and GEGLU's product with its rounding for a linear layer: no floats reach memory."""
 
 from galley.graph.passes.fusion import fuse_quantize
 from galley.graph.program import Program
 
 
 def fuse_silu_quantize(program: Program) -> Program:
-    """``silu_mul`` and ``quantize_input`` become one op."""
-    return fuse_quantize(program, {"silu_mul"})
+    """``silu_mul`` or ``gelu_tanh_mul`` and ``quantize_input`` become one op."""
+    return fuse_quantize(program, {"silu_mul", "gelu_tanh_mul"})

@@ -1,0 +1,65 @@
+"""Gemma 2 (arXiv:2408.00118): sandwich norms, capped scores and logits, a window on every other layer."""
+
+from dataclasses import replace
+
+from galley.errors import UnsupportedModel
+from galley.graph.program import Program
+from galley.models.decoder import DecoderConfig, Norms, build_decoder, read_decoder, windows_of
+from galley.models.fields import FILE, Fields
+
+
+def build(config: Fields) -> Program:
+    """Scores are capped at 50 and logits at 30, unless config.json says otherwise."""
+    return build_decoder(read_gemma(config, period=2, attention_cap=50.0, logit_cap=30.0))
+
+
+def read_gemma(
+    config: Fields,
+    *,
+    period: int,
+    attention_cap: float = 0.0,
+    logit_cap: float = 0.0,
+    max_positions: int = 8192,
+) -> DecoderConfig:
+    """What Gemma 2 and 3 share.
+
+    Args:
+        config: of the model.
+        period: every so many layers, one has no window, where config.json has no ``layer_types``.
+        attention_cap, logit_cap: where config.json does not say; 0 or null there is none.
+        max_positions: likewise.
+    """
+    if config.flag("use_bidirectional_attention", False):
+        raise UnsupportedModel(f"{FILE}: use_bidirectional_attention is not supported")
+    c = read_decoder(
+        config,
+        head_dim=256,
+        kv_heads=4,
+        activations=("gelu_pytorch_tanh",),
+        max_positions=max_positions,
+        tied=True,
+    )
+    bias = config.flag("attention_bias", False)
+    return replace(
+        c,
+        windows=windows_of(config, [(layer + 1) % period > 0 for layer in range(c.layers)]),
+        attention_scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        attention_cap=_cap(config, "attn_logit_softcapping", attention_cap),
+        logit_cap=_cap(config, "final_logit_softcapping", logit_cap),
+        embedding_scale=c.hidden_size**0.5,
+        norm_offset=1.0,
+        norms=Norms(
+            after_attention="post_attention_layernorm",
+            before_mlp="pre_feedforward_layernorm",
+            after_mlp="post_feedforward_layernorm",
+        ),
+        gelu=True,
+        qkv_bias=bias,
+        o_bias=bias,
+    )
+
+
+def _cap(config: Fields, name: str, default: float) -> float:
+    if config.is_null(name) or (default == 0.0 and not config.has(name)):
+        return 0.0
+    return config.number(name, default)

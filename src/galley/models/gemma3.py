@@ -1,0 +1,44 @@
+"""Gemma 3 (arXiv:2503.19786): Gemma 2 with norms of q and k, and other rotations where a window is."""
+
+from dataclasses import replace
+
+from galley.graph.program import Program
+from galley.models.decoder import DecoderConfig, build_decoder
+from galley.models.fields import Fields
+from galley.models.gemma2 import read_gemma
+from galley.models.rope import read_rope
+
+
+def build(config: Fields) -> Program:
+    """A model that reads images, too, has that of its texts as ``text_config``: images are not read."""
+    if config.has("text_config"):
+        text = config.section("text_config").with_defaults(vocab_size=262208, num_attention_heads=8)
+        return build_decoder(replace(read_gemma3(text), prefix="language_model."))
+    return build_decoder(read_gemma3(config))
+
+
+def read_gemma3(config: Fields) -> DecoderConfig:
+    """Every sixth layer, or each ``sliding_window_pattern``-th, sees the whole context."""
+    period = config.count("sliding_window_pattern", config.count("_sliding_window_pattern", 6))
+    c = read_gemma(config, period=period, max_positions=131072)
+    ropes = config.section("rope_parameters")
+    whole = read_rope(
+        config,
+        head_dim=c.head_dim,
+        max_positions=c.max_positions,
+        rope=ropes.section("full_attention") if ropes.has("full_attention") else None,
+        theta=config.number("rope_theta", 1e6),
+    )
+    local = read_rope(
+        config,
+        head_dim=c.head_dim,
+        max_positions=c.max_positions,
+        rope=ropes.section("sliding_attention"),
+        theta=config.number("rope_local_base_freq", 1e4),
+    )
+    return replace(
+        c,
+        qk_norm="head",
+        ropes=tuple(local if window else whole for window in c.windows),
+        max_positions=whole.max_positions,
+    )

@@ -1,0 +1,24 @@
+"""Granite 3 (dense): Llama with multipliers of embeddings, scores, the residual stream and logits."""
+
+from dataclasses import replace
+
+from galley.graph.program import Program
+from galley.models.decoder import build_decoder, read_decoder
+from galley.models.fields import Fields
+
+
+def build(config: Fields) -> Program:
+    """Each multiplier is 1 where config.json does not say."""
+    bias = config.flag("attention_bias", False)
+    return build_decoder(
+        replace(
+            read_decoder(config),
+            qkv_bias=bias,
+            o_bias=bias,
+            mlp_bias=config.flag("mlp_bias", False),
+            embedding_scale=config.number("embedding_multiplier", 1.0),
+            attention_scale=config.number("attention_multiplier", 1.0),
+            residual_scale=config.number("residual_multiplier", 1.0),
+            logit_scale=1.0 / config.number("logits_scaling", 1.0),
+        )
+    )

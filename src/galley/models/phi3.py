@@ -1,0 +1,16 @@
+"""Phi-3, Phi-3.5 and Phi-4 (text): Llama with q, k, v in one tensor and gate and up in one."""
+
+from dataclasses import replace
+
+from galley.graph.program import Program
+from galley.models.decoder import build_decoder, read_decoder
+from galley.models.fields import Fields
+
+
+def build(config: Fields) -> Program:
+    """LongRoPE models have the context that their short factors are for; see ``models/rope.py``."""
+    rope = config.section("rope_parameters", "rope_scaling")
+    rope.choice(("rope_type", "type"), ("default", "longrope", "su"), default="default")
+    window = config.count("sliding_window") if config.has("sliding_window") else 0
+    c = read_decoder(config, max_positions=4096, eps=1e-5, partial=1.0)
+    return build_decoder(replace(c, windows=(window,) * c.layers, fused=True))
