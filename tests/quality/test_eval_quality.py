@@ -26,7 +26,7 @@ def test_the_table_the_file_and_the_page_say_what_was_measured(
     lines = [{"prompt": f"the cat {i}", "answer": "no such answer"} for i in range(12)]
     data.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     arguments = ("--tokens", 256, "--context", 64, "--max-tokens", 8, "--data", data)
-    outputs = ("--json", figures, "--html", page)
+    outputs = ("--sensitivity", "--json", figures, "--html", page)
     done = galley(
         *("eval", "quality", folder, "--quantize", "int4", "--also", "int8", "--also", "float32"),
         *("--against-quantize", "float32", *arguments, *outputs),
@@ -44,12 +44,16 @@ def test_the_table_the_file_and_the_page_say_what_was_measured(
     assert sizes[0] < sizes[1] < sizes[2] == read["base"]["weight_bytes"]
     assert read["base"]["asked"] == 12
     assert read["source"] == str(data)
+    assert len(read["parts"]) == 8
+    assert all(
+        four["kl"] > eight["kl"] > 0 for four, eight, _ in (p["choices"] for p in read["parts"])
+    )
     header, _, *rows = done.stdout.splitlines()
     assert header.split() == ["base:", "float32", "int4", "int8", "float32"]
     assert any(row.startswith("right answers") and "0 of 12" in row for row in rows)
     written = page.read_text(encoding="utf-8")
     assert f"{losses[0]['kl']:.2g}" in written
-    assert written.count("<figure>") == 3
+    assert written.count("<figure>") == 4
     assert "<script" not in written
     assert "http" not in written.replace("http-equiv", "")
 

@@ -133,7 +133,7 @@ class Quantizer:
             UnsupportedModel: the model hears speech, or is quantised.
         """
         self._model, self._out, self._plan = model, out, plan
-        _check(model)
+        check_dense(model)
         self._held_out = [list(w) for w in windows[::HELD_OUT]]
         self._windows = calibration_windows(windows)
 
@@ -329,7 +329,8 @@ def _copy_others(source: Path, out: Path) -> None:
             shutil.copyfile(path, out / path.name)
 
 
-def _check(model: Model) -> None:
+def check_dense(model: Model) -> None:
+    """Raises UnsupportedModel if the model hears speech, or its weights are quantised in the checkpoint."""
     if model.speech is not None:
         raise UnsupportedModel("galley quantize is for language models, and this one hears speech")
     weights = model.weights

@@ -71,6 +71,11 @@ _KEPT_TOKENS: Final = 100
 @click.option(
     "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="of an answer"
 )
+@click.option(
+    "--sensitivity",
+    is_flag=True,
+    help="also measure each part of the base by itself as int4 and int8, for the page and the JSON",
+)
 @json_option
 @click.option(
     "--html",
@@ -110,8 +115,7 @@ def _compare(
     data: Path | None,
     tokens: int,
     context: int,
-    match: Any,
-    max_tokens: int,
+    **how: Any,
 ) -> "Comparison":
     from galley.demo import MODEL_DIR
     from galley.formats.source import resolve_model
@@ -139,9 +143,8 @@ def _compare(
             base,
             models,
             texts_of,
-            match=match,
-            max_tokens=max_tokens,
             on_work=lambda name: bar.update(1),
+            **how,
         )
 
 
@@ -156,4 +159,5 @@ def _as_json(comparison: "Comparison") -> dict[str, Any]:
         "source": comparison.source,
         "windows": comparison.windows,
         "measured": [measured(one) for one in comparison.measured],
+        "parts": [asdict(part) for part in comparison.parts],
     }

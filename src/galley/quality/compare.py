@@ -1,5 +1,6 @@
 """A model beside its base: loss on the same tokens, answers to the same questions, size and speed."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -10,12 +11,17 @@ from galley.bench.engine import EngineBench
 from galley.bench.report import Step
 from galley.calibration.forward import TeacherForced
 from galley.calibration.measures import Divergence, Loss, TokenLoss, agreement, following
+from galley.calibration.quantize import check_dense, linear_weights
+from galley.calibration.sensitivity import Part, parts_of
 from galley.config import EngineSettings
+from galley.engine.read_model import read_model
 from galley.errors import SettingsError
 from galley.formats.source import BUNDLED, resolve_model
 from galley.llm import LLM
 from galley.llm_evaluate import Match, ask
+from galley.ops.executor import choose_executor
 from galley.quality.texts import Texts, Window
+from galley.quant.grid import Scheme
 from galley.types import ModelInfo, SamplingParams
 
 OnWork: TypeAlias = Callable[[str], None]
@@ -26,6 +32,8 @@ _GREEDY_TOKENS: Final = 64
 _SPEED_PROMPT: Final = 256
 _SPEED_TOKENS: Final = 24
 _REPEATS: Final = 3
+_PART_TOKENS: Final = 1024
+_PART_GROUP: Final = 128
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,7 @@ class Comparison:
         source: where the texts come from.
         windows: how many texts.
         spelled: token -> its text, of the tokens that lose most.
+        parts: what the base loses when one part of it is quantised; empty if that was not asked for.
     """
 
     base: Side
@@ -95,6 +104,7 @@ class Comparison:
     source: str
     windows: int
     spelled: dict[int, str]
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +122,7 @@ def compare(
     *,
     match: Match = "exact",
     max_tokens: int = 256,
+    sensitivity: bool = False,
     on_work: OnWork = lambda name: None,
 ) -> Comparison:
     """Measure models beside a base. Two models are in memory at a time.
@@ -122,6 +133,7 @@ def compare(
         texts_of: makes the texts with the loaded base.
         match: when an answer is right, see :func:`galley.llm_evaluate.is_right`.
         max_tokens: of an answer.
+        sensitivity: also measure each part of the base by itself, as int4 and int8.
         on_work: told what begins.
 
     Raises:
@@ -154,7 +166,23 @@ def compare(
         texts.source,
         len(texts.windows),
         {token: spell(token) for token in sorted(worst)},
+        tuple(_parts(base, texts)) if sensitivity else (),
     )
+
+
+def _parts(base: EngineSettings, texts: Texts) -> list[Part]:
+    """Of the base's own weights, as they are in its checkpoint, on the first of the texts."""
+    name, factory = choose_executor(base.executor, base.device)
+    folder = resolve_model(base.model, revision=base.revision)
+    model = read_model(dataclasses.replace(base, quantize="auto", kv_dtype="float32"), folder, name)
+    check_dense(model)
+    windows: list[Window] = []
+    for window in texts.windows:
+        if windows and sum(map(len, windows)) + len(window) > _PART_TOKENS:
+            break
+        windows.append(window)
+    schemes = (Scheme(4, _PART_GROUP), Scheme(8))
+    return parts_of(model, factory, windows, linear_weights(model.program), schemes)
 
 
 def _greedy_texts(llm: LLM, texts: Texts) -> list[GreedyText]:

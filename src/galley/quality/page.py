@@ -59,7 +59,12 @@ def page(comparison: Comparison) -> str:
         for what, *row in body
     )
     charts = "".join(
-        [_against_bytes(comparison), _distribution(comparison), _vocabulary(comparison)]
+        [
+            _against_bytes(comparison),
+            _distribution(comparison),
+            _vocabulary(comparison),
+            _sensitivity(comparison),
+        ]
     )
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
@@ -110,6 +115,20 @@ def _vocabulary(comparison: Comparison) -> str:
     return chart(
         "Loss over the vocabulary", "tokens that lose most, counted", "% of all loss", lines
     )
+
+
+def _sensitivity(comparison: Comparison) -> str:
+    """What the model loses when one part of it alone is quantised, part by part."""
+    lines = []
+    for colour, bits in enumerate((4, 8)):
+        losses = [
+            next((c.kl for c in part.choices if c.scheme and c.scheme.bits == bits), None)
+            for part in comparison.parts
+        ]
+        names = [part.names[0].removesuffix(".weight") for part in comparison.parts]
+        places = list(range(len(names)))
+        lines.append(Line(f"int{bits}", places, losses, colour, dots=True, labels=names))
+    return chart("Sensitivity of parts", "part, from the first layer on", "mean KL, nats", lines)
 
 
 def _shares(measured: Measured) -> list[float]:
