@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -11,6 +11,7 @@ import msgspec
 
 from galley.config import DType, EngineSettings, ExecutorName, KVType, Quantize
 from galley.errors import EngineError, ModelError, RequestError, shown
+from galley.llm_chat import as_options, chat_prompt
 from galley.llm_inputs import (
     Conversation,
     Message,
@@ -21,42 +22,25 @@ from galley.llm_inputs import (
     as_prompt,
     as_prompts,
 )
+from galley.llm_outputs import Choice, Result
 from galley.local import Closable, LocalEngine
 from galley.service.protocol import Engine
 from galley.service.requests import expand
 from galley.text.stream import Delta, TextStream
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
+from galley.tools.events import whole
+from galley.tools.formats import chat_format
+from galley.tools.parser import Parser
 from galley.types import (
     EngineRequest,
     FinishReason,
     Grammar,
     ModelInfo,
-    Output,
     SamplingParams,
     Timing,
     TokenLogprob,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One continuation of a prompt.
-
-    Attributes:
-        token_ids: a stop token included.
-        text: without stop token and stop string; empty if the checkpoint has no tokenizer.
-        logprobs: one entry for each token, if asked for.
-        timing: seconds on the engine's clock.
-        error: what went wrong, if ``finish_reason`` is "error".
-    """
-
-    token_ids: list[int]
-    text: str
-    logprobs: list[TokenLogprob] | None
-    finish_reason: FinishReason
-    timing: Timing
-    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -181,6 +165,11 @@ class LLM(Closable):
         if self._tokenizer is not None:
             self._tokenizer.check_vocabulary(self.info.vocab_size, folder)
         self._template = ChatTemplate.load(folder)
+        self._format = chat_format(
+            self._template,
+            tool_parser=settings.tool_parser,
+            reasoning_parser=settings.reasoning_parser,
+        )
 
     def __repr__(self) -> str:
         return f"LLM({self._local.describe()})"
@@ -236,6 +225,7 @@ class LLM(Closable):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = False,
+        **options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several.
 
@@ -243,12 +233,19 @@ class LLM(Closable):
             messages: a user's text, ``[{"role": ..., "content": ...}, ...]``, or a list of these.
             params: for all conversations, or one for each.
             progress: show a progress bar of finished answers on stderr or in the notebook.
+            options: tools and thinking, see :class:`galley.llm_chat.ChatOptions`; for all conversations.
 
         Raises:
             RequestError: the template refuses the messages, or a parameter is wrong.
         """
-        ids = [self.encode_chat(conversation) for conversation in as_conversations(messages)]
-        return self._run(ids, as_params(params, len(ids)), progress)
+        asked = as_options(options)
+        conversations = [asked.conversation(one) for one in as_conversations(messages)]
+        prompts = [
+            chat_prompt(one, p, self._template, self._format, self.tokenizer)
+            for one, p in zip(conversations, as_params(params, len(conversations)), strict=True)
+        ]
+        parsers = [prompt.new_parser for prompt in prompts]
+        return self._run([p.ids for p in prompts], [p.params for p in prompts], progress, parsers)
 
     def chat_stream(
         self, messages: Conversation, params: SamplingParams | None = None
@@ -317,24 +314,30 @@ class LLM(Closable):
             params = msgspec.structs.replace(params, grammar=self._check_grammar(grammar))
         return expand(ids, params, self.info, request_id=uuid.uuid4().hex)
 
-    def _stream(self, params: SamplingParams) -> TextStream:
-        return TextStream.for_request(self._tokenizer, params, self.info.eos_token_ids)
+    def _result(self, params: SamplingParams, parser: Parser | None = None) -> "Result":
+        shown = self._format.shown_tokens(self.tokenizer, parser) if parser else frozenset()
+        eos = self.info.eos_token_ids
+        return Result(TextStream.for_request(self._tokenizer, params, eos, shown=shown), parser)
 
     def _one(self, ids: list[int], params: SamplingParams | None) -> Iterator[Delta]:
         [params] = as_params(params, 1)
         if params.n != 1:
             raise RequestError("a stream has one choice; n must be 1", param="n")
         request = self._expand(ids, params)[0]
-        result = _Result(self._stream(params))
+        result = self._result(params)
         return _or_raise(self._deltas([request], {request.id: result}), result)
 
     def _run(
-        self, prompts: list[list[int]], params: list[SamplingParams], progress: bool
+        self,
+        prompts: list[list[int]],
+        params: list[SamplingParams],
+        progress: bool,
+        parsers: Sequence[Callable[[], Parser | None]] = (),
     ) -> list[RequestOutput]:
         groups = [self._expand(ids, p) for ids, p in zip(prompts, params, strict=True)]
         results = {
-            request.id: _Result(self._stream(p))
-            for group, p in zip(groups, params, strict=True)
+            request.id: self._result(p, parsers[index]() if parsers else None)
+            for index, (group, p) in enumerate(zip(groups, params, strict=True))
             for request in group
         }
         requests = [request for group in groups for request in group]
@@ -349,7 +352,7 @@ class LLM(Closable):
         ]
 
     def _deltas(
-        self, requests: list[EngineRequest], results: Mapping[str, "_Result"]
+        self, requests: list[EngineRequest], results: Mapping[str, "Result"]
     ) -> Iterator[Delta]:
         """Runs the engine until these requests are done, feeding their results.
 
@@ -360,36 +363,20 @@ class LLM(Closable):
             for output in run:
                 delta = results[output.request_id].feed(output)
                 if delta.finish_reason is not None and output.finish_reason is None:
-                    run.cancel([output.request_id])  # a stop string
+                    run.cancel([output.request_id])  # a stop string, or a last call
                 yield delta
         finally:
             run.close()
 
 
-@dataclass(slots=True)
-class _Result:
-    """A choice in the making."""
-
-    stream: TextStream
-    first: Output | None = None
-    timing: Timing = field(default_factory=Timing)
-    error: str | None = None
-
-    def feed(self, output: Output) -> Delta:
-        self.first = self.first or output
-        self.timing = output.timing or self.timing
-        self.error = output.error
-        return self.stream.feed(output)
-
-
-def _or_raise(deltas: Iterator[Delta], result: _Result) -> Iterator[Delta]:
+def _or_raise(deltas: Iterator[Delta], result: Result) -> Iterator[Delta]:
     for delta in deltas:
         if result.error is not None:
             raise EngineError(result.error)
         yield delta
 
 
-def _gather(prompt: list[int], results: list[_Result]) -> RequestOutput:
+def _gather(prompt: list[int], results: list[Result]) -> RequestOutput:
     first = results[0].first
     assert first is not None
     return RequestOutput(
@@ -400,14 +387,18 @@ def _gather(prompt: list[int], results: list[_Result]) -> RequestOutput:
     )
 
 
-def _choice(result: _Result) -> Choice:
+def _choice(result: Result) -> Choice:
     stream = result.stream
     assert stream.finish_reason is not None
+    answer = None if result.parser is None else whole(result.events)
     return Choice(
         token_ids=stream.token_ids,
-        text=stream.text,
+        text=stream.text if answer is None else answer.text,
         logprobs=stream.logprobs,
         finish_reason=stream.finish_reason,
         timing=result.timing,
         error=result.error,
+        reasoning=answer.reasoning if answer else "",
+        tool_calls=answer.calls if answer else [],
+        warnings=answer.warnings if answer else [],
     )

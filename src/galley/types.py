@@ -52,11 +52,26 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         kind: how ``source`` says it. "compiled" is llguidance's own notation, which
             :func:`galley.grammar.check.check` makes of the others; an engine takes no other.
         source: a JSON schema, a regular expression, a JSON array of texts, or a grammar in Lark's notation
-            or in GBNF.
+            or in GBNF; of the kind "chat" what :func:`galley.tools.grammar.grammar_of` makes.
     """
 
-    kind: Literal["json_schema", "regex", "choice", "grammar", "compiled"]
+    kind: Literal["json_schema", "regex", "choice", "grammar", "chat", "compiled"]
     source: str
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many tokens of thinking an output may have; then the token that ends it is chosen.
+
+    Attributes:
+        end: the token that ends thinking.
+        begin: tokens that begin it, one after the other.
+        begun: the prompt ends within the thinking.
+    """
+
+    max_tokens: int
+    end: int
+    begin: tuple[int, ...]
+    begun: bool
 
 
 def _finite(name: str, value: float, low: float, high: float) -> None:
@@ -110,6 +125,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         speculation: "auto" lets the engine verify guesses of the next tokens, as its setting says;
             "off" none. The text is the same.
         grammar: tokens that would leave it are not chosen, and the text ends with it at the latest.
+        thinking: how much of the output may be thinking; None: no limit.
         length_penalty: a finished hypothesis counts with its log-probability divided by its length to this
             power.
 
@@ -145,6 +161,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     alignment: bool = False
     speculation: Literal["auto", "off"] = "auto"
     grammar: Grammar | None = None
+    thinking: ThinkingBudget | None = None
 
     def __post_init__(self) -> None:
         self._coerce_sequences()

@@ -109,6 +109,7 @@ def test_the_form_of_the_answer(client: Anthropic) -> None:
         max_tokens=100,
         messages=ASKED,
         output_config={"format": {"type": "json_schema", "schema": SCHEMA}},
+        thinking={"type": "disabled"},
     )
     [block] = answer.content
     assert block.type == "text"

@@ -3,12 +3,17 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
+import jsonschema_rs
 import pytest
-from openai import OpenAI
+from openai import OpenAI, pydantic_function_tool
+from pydantic import BaseModel, Field
 
+from galley.api.schemas import TranscriptionRequest
+from galley.api.validate import validate
+from galley.errors import RequestError
 from tests.server.raw import CHAT
 from tests.server.refusals import error_of
 from tests.server.serving import Server
@@ -78,41 +83,41 @@ CALL = r'Hm\. <tool_call>\n\{"name": "get_weather", "arguments": \{"city": "(Par
 
 
 def test_a_call_in_the_answer_is_no_part_of_its_text(client: OpenAI) -> None:
+    """With tools, what has to be of a certain form may be a call instead; so there are several choices."""
     options: dict[str, Any] = {
         "model": "calling",
         "messages": MESSAGES,
         "tools": [WEATHER],
         "seed": 3,
+        "n": 8,
+        "max_tokens": 100,
+        "logit_bias": {"42": 4},  # the letter H
         "extra_body": {"guided_regex": CALL},
     }
-    [choice] = client.chat.completions.create(**options).choices
-    assert choice.finish_reason == "tool_calls"
-    assert choice.message.content == "Hm."
-    assert choice.message.tool_calls is not None
-    [call] = choice.message.tool_calls
-    assert call.type == "function"
-    assert call.id.startswith("call_")
-    assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
-    deltas = [chunk.choices[0] for chunk in client.chat.completions.create(stream=True, **options)]
-    assert deltas[-1].finish_reason == "tool_calls"
-    assert "".join(delta.delta.content or "" for delta in deltas) == "Hm."
-    pieces = [piece for delta in deltas for piece in delta.delta.tool_calls or []]
-    assert {piece.index for piece in pieces} == {0}
-    assert pieces[0].function is not None
-    assert (pieces[0].type, pieces[0].function.name) == ("function", "get_weather")
-    streamed = "".join(piece.function.arguments or "" for piece in pieces if piece.function)
-    assert streamed == call.function.arguments
-    assert len(pieces) > 3
+    whole = answers(client, stream=False, **options)
+    [*said] = [calls for finish, text, calls, _ in whole if text == "Hm."]
+    assert said
+    for [(name, arguments)] in said:
+        assert name == "get_weather"
+        assert json.loads(arguments)["city"] in ("Paris", "Rome")
+    assert {finish for finish, text, *_ in whole if text == "Hm."} == {"tool_calls"}
+    streamed = answers(client, stream=True, **options)
+    pairs = [(x, y) for x, y in zip(whole, streamed, strict=True) if x[0] != "length"]
+    assert pairs
+    assert all(x == y for x, y in pairs)
+    chunks = client.chat.completions.create(stream=True, **options)
+    pieces = [c for chunk in chunks for x in chunk.choices for c in x.delta.tool_calls or []]
+    assert all(piece.id.startswith("call_") for piece in pieces if piece.id)
+    assert len(pieces) > 3 * 8
 
 
 def test_a_call_that_cannot_be_read_is_text_with_a_warning(http: httpx.Client) -> None:
-    wrong = r'<tool_call>\{"name": "get_time", "arguments": \{x\}\}</tool_call>'
-    fields = {"tools": [CLOCK], "guided_regex": wrong, "max_tokens": 100}
-    [choice] = post(http, **fields).json()["choices"]
-    assert (
-        choice["message"]["content"]
-        == '<tool_call>{"name": "get_time", "arguments": {x}}</tool_call>'
-    )
+    wrong = r'Hm\. <tool_call>\{"name": "get_time", "arguments": \{x\}\}</tool_call>'
+    fields = {"tools": [CLOCK], "guided_regex": wrong, "max_tokens": 100, "n": 8}
+    choices = post(http, **fields, logit_bias={"42": 4}).json()["choices"]
+    [choice, *_] = [x for x in choices if (x["message"]["content"] or "").startswith("H")]
+    expected = 'Hm. <tool_call>{"name": "get_time", "arguments": {x}}</tool_call>'
+    assert choice["message"]["content"] == expected
     assert "JSON" in choice["message"]["warning"]
     assert choice["finish_reason"] == "stop"
     assert "tool_calls" not in choice["message"]
@@ -202,6 +207,20 @@ DEEP: dict[str, Any] = {"type": "object", "properties": {"x": {"description": "x
         ({"chat_template_kwargs": {"think": True}}, "chat_template_kwargs.think"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         ({"reasoning_effort": "max"}, "reasoning_effort"),
+        ({"max_thinking_tokens": -1}, "max_thinking_tokens"),
+        (
+            {
+                "tools": [
+                    CLOCK,
+                    {
+                        "type": "function",
+                        "function": {"name": "x", "parameters": {"properties": {"a": {"if": {}}}}},
+                    },
+                ],
+                "tool_choice": "required",
+            },
+            "tools[1].function.parameters",
+        ),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         (
@@ -228,6 +247,188 @@ def test_what_cannot_be_honoured_is_named(
     assert error_of(post(http, **fields))["param"] == param
 
 
+@pytest.mark.parametrize("choice", ["required", "get_weather"])
+def test_a_call_that_must_come_comes_from_any_model(client: OpenAI, choice: str) -> None:
+    """The weights are random: nothing but the grammar makes calls of what they write."""
+    named = {"type": "function", "function": {"name": choice}}
+    options: dict[str, Any] = {
+        "model": "calling",
+        "messages": MESSAGES,
+        "tools": [WEATHER, CLOCK],
+        "tool_choice": choice if choice == "required" else named,
+        "parallel_tool_calls": False,
+        "max_tokens": 400,
+        "n": 4,
+    }
+    names = set()
+    for stream in (False, True):
+        for choice_ in answers(client, stream=stream, seed=4, **options):
+            finish, content, calls, _ = choice_
+            assert finish == "tool_calls"
+            assert not content
+            [(name, arguments)] = calls
+            names.add(name)
+            schema = {tool["function"]["name"]: tool["function"] for tool in (WEATHER, CLOCK)}
+            assert jsonschema_rs.is_valid(
+                schema[name].get("parameters", {"type": "object"}), json.loads(arguments)
+            )
+    if choice != "required":
+        assert names == {choice}
+    whole, streamed = (answers(client, stream=x, seed=4, **options) for x in (False, True))
+    assert whole == streamed
+
+
+Parts = tuple[str | None, str, list[tuple[str, str]], str]
+"""Why the answer ended, its text, its calls, its thinking."""
+
+
+def answers(client: OpenAI, *, stream: bool, **options: Any) -> list[Parts]:
+    """The choices of an answer, whole or put together of a stream's chunks."""
+    made: Any = client.chat.completions.create(stream=stream, **options)
+    if not stream:
+        return [
+            (
+                choice.finish_reason,
+                choice.message.content or "",
+                [(c.function.name, c.function.arguments) for c in choice.message.tool_calls or []],
+                getattr(choice.message, "reasoning_content", ""),
+            )
+            for choice in made.choices
+        ]
+    parts: dict[int, Any] = {}
+    for chunk in made:
+        for choice in chunk.choices:
+            part = parts.setdefault(choice.index, [None, "", [], ""])
+            part[0] = choice.finish_reason or part[0]
+            part[1] += choice.delta.content or ""
+            part[3] += getattr(choice.delta, "reasoning_content", "")
+            for call in choice.delta.tool_calls or []:
+                if call.id:
+                    part[2].append((call.function.name, ""))
+                name, arguments = part[2][call.index]
+                part[2][call.index] = (name, arguments + (call.function.arguments or ""))
+    return [tuple(part) for _, part in sorted(parts.items())]
+
+
+class Trip(BaseModel):
+    """Books a trip."""
+
+    to: Literal["Paris", "Rome"]
+    days: int = Field(ge=1, le=9)
+
+
+def test_parse_with_a_pydantic_tool(client: OpenAI) -> None:
+    answer = client.chat.completions.parse(
+        model="calling",
+        messages=MESSAGES,
+        tools=[pydantic_function_tool(Trip)],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=300,
+        seed=2,
+    )
+    calls = answer.choices[0].message.tool_calls
+    assert calls
+    assert isinstance(calls[0].function.parsed_arguments, Trip)
+
+
+def test_strict_tools_may_be_left_alone(http: httpx.Client) -> None:
+    strict = {**CLOCK, "function": {**CLOCK["function"], "strict": True}}
+    answer = post(http, tools=[strict], max_tokens=16).json()["choices"][0]
+    assert answer["finish_reason"] == "length"
+    assert answer["message"]["content"]
+
+
+THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("budget", [0, 5, 40])
+def test_thinking_ends_with_its_budget_and_a_grammar_begins(
+    client: OpenAI, budget: int, stream: bool
+) -> None:
+    options: dict[str, Any] = {
+        "model": "calling",
+        "messages": MESSAGES,
+        "max_tokens": 100,
+        "seed": 6,
+        "n": 2,
+        "extra_body": {**THINKING, "max_thinking_tokens": budget, "guided_regex": "[0-9]{4}"},
+    }
+    for finish, text, calls, reasoning in answers(client, stream=stream, **options):
+        assert finish == "stop"
+        assert text.isdecimal()
+        assert len(text) == 4
+        assert not calls
+        assert bool(reasoning.strip()) == (budget > 0)
+
+
+def test_thinking_is_counted(http: httpx.Client) -> None:
+    fields = {**THINKING, "max_thinking_tokens": 7, "max_tokens": 20, "ignore_eos": True}
+    usage = post(http, **fields).json()["usage"]
+    assert usage["completion_tokens"] == 20
+    # The end is a token of thinking, too.
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 8}
+    none = {"chat_template_kwargs": {"enable_thinking": False}}
+    usage = post(http, **none).json()["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+def test_a_call_follows_thinking(http: httpx.Client) -> None:
+    fields = {**THINKING, "max_thinking_tokens": 6, "tools": [CLOCK], "tool_choice": "required"}
+    answer = post(http, **fields, parallel_tool_calls=False, max_tokens=300, seed=5).json()
+    message = answer["choices"][0]["message"]
+    assert message["reasoning_content"]
+    assert message["content"] is None
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["get_time"]
+
+
+def test_an_answer_is_taken_back_as_it_was_received(client: OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "calling",
+        "tools": [CLOCK],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "extra_body": {**THINKING, "max_thinking_tokens": 6},
+        "max_tokens": 300,
+        "seed": 5,
+    }
+    message = client.chat.completions.create(messages=MESSAGES, **asked).choices[0].message
+    [call] = message.tool_calls or []
+    answered = {"role": "tool", "tool_call_id": call.id, "content": "noon"}
+    for sent in (message, message.model_dump(), {**message.model_dump(), "warning": "w"}):
+        again: Any = [*MESSAGES, sent, answered]
+        assert client.chat.completions.create(messages=again, **asked).choices[0].message
+
+
+def test_first_day_9_the_chunking_of_recordings() -> None:
+    asked = validate(TranscriptionRequest, {"chunking_strategy": "auto"}, text=True)
+    assert asked == TranscriptionRequest()
+    with pytest.raises(RequestError) as refused:
+        validate(TranscriptionRequest, {"chunking_strategy": "server_vad"}, text=True)
+    assert refused.value.param == "chunking_strategy"
+
+
+def test_a_stream_of_thinking_outlives_the_engine(calling: Server, http: httpx.Client) -> None:
+    fields: dict[str, Any] = {
+        "messages": MESSAGES,
+        **THINKING,
+        "max_thinking_tokens": 300,
+        "max_tokens": 600,
+        "guided_regex": "([a-z]{3} ){60}end",
+        "seed": 8,
+    }
+    whole = http.post(CHAT, json=fields).json()["choices"][0]["message"]
+    with http.stream("POST", CHAT, json={**fields, "stream": True}) as stream:
+        lines = (line[6:] for line in stream.iter_lines() if line.startswith("data: "))
+        deltas = [json.loads(next(lines))["choices"][0]["delta"] for _ in range(3)]
+        [engine] = calling.children()
+        engine.kill()
+        deltas += [json.loads(x)["choices"][0]["delta"] for x in lines if x != "[DONE]"]
+    for field in ("content", "reasoning_content"):
+        assert "".join(delta.get(field, "") for delta in deltas) == whole[field]
+
+
 def test_a_model_whose_template_cannot_write_tools_says_so(model: Path, tmp_path: Path) -> None:
     with (
         Server(model, tmp_path / "log", kv_cache_tokens=4096, threads=1) as server,
@@ -237,3 +438,4 @@ def test_a_model_whose_template_cannot_write_tools_says_so(model: Path, tmp_path
         assert error["param"] == "tools"
         assert "template" in error["message"]
         assert error_of(post(http, reasoning_effort="low"))["param"] == "reasoning_effort"
+        assert error_of(post(http, max_thinking_tokens=4))["param"] == "max_thinking_tokens"

@@ -1,9 +1,10 @@
 """A random model whose chat template knows tools and thinking, as Qwen's does."""
 
+import json
 from pathlib import Path
 from typing import Any
 
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 
 TEMPLATE = """\
 {%- if tools %}<|start|>system
@@ -32,9 +33,17 @@ You may call: {% for tool in tools %}{{ tool | tojson }}
 """
 
 
-def make_calling(folder: Path, template: str = TEMPLATE, **changes: Any) -> Path:
-    """Write a random Llama with this chat template."""
+def make_calling(folder: Path, **changes: Any) -> Path:
+    """Write a random Llama with this chat template, and tokens for the beginning and end of thinking."""
     folder.mkdir(exist_ok=True)
-    make_checkpoint(folder, **changes)
-    (folder / "chat_template.jinja").write_text(template)
+    make_checkpoint(folder, vocab_size=VOCAB_SIZE + 2, **changes)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    content["added_tokens"] += [
+        {"id": VOCAB_SIZE + number, "content": marker, **flags}
+        for number, marker in enumerate(("<think>", "</think>"))
+    ]
+    path.write_text(json.dumps(content))
     return folder

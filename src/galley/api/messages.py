@@ -79,6 +79,7 @@ class Message(Strict, frozen=True, kw_only=True):
     reasoning_content: Annotated[
         str | None, Meta(description="An assistant's thinking; given to the chat template.")
     ] = None
+    warning: Annotated[str | None, Meta(description="Taken and not used.")] = None
     refusal: None = None
     function_call: None = None
     audio: None = None

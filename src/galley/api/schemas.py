@@ -230,6 +230,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None,
         Meta(description="How much to think, where the chat template has it; `none`: not at all."),
     ] = None
+    max_thinking_tokens: Annotated[
+        Annotated[int, Meta(ge=0, lt=2**31)] | None,
+        Meta(description="So many tokens of thinking are followed by its end. Default: no limit."),
+    ] = None
 
     def conversation(self) -> Conversation:
         """What is to be answered, and how.
@@ -244,6 +248,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
             parallel=self.parallel_tool_calls is not False,
             variables=self.chat_template_kwargs or {},
             effort=self.reasoning_effort,
+            max_thinking_tokens=self.max_thinking_tokens,
         )
 
     def sampling(self) -> SamplingParams:

@@ -65,6 +65,11 @@ class LogitsAdjuster:
         twin._rules = copy.copy(self._rules)
         return twin
 
+    @property
+    def forced(self) -> int | None:
+        """See :attr:`TokenRules.forced`."""
+        return self._rules.forced if self._rules else None
+
     def adjustment(self) -> LogitsAdjustment:
         """The changes to the logits of the next token."""
         p = self._params

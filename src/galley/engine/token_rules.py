@@ -1,4 +1,4 @@
-"""Which tokens a request may choose next: suppression lists and Whisper's grammar of timestamps."""
+"""Which tokens a request may choose next: suppression lists, Whisper's grammar of timestamps, thinking."""
 
 import copy
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import numpy as np
 from galley.audio import TimestampRules
 from galley.ops.rows import Ids
 from galley.ops.sampling import NO_IDS, LogitsAdjustment
-from galley.types import MAX_COUNT, SamplingParams
+from galley.types import MAX_COUNT, SamplingParams, ThinkingBudget
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -24,19 +24,24 @@ class TokenRules:
         self._timestamps = None
         if params.timestamps is not None:
             self._timestamps = _Timestamps(params.timestamps, output)
+        self._thinking = None
+        if params.thinking is not None:
+            self._thinking = _Thinking(params.thinking, output)
         self._at_begin = not output
 
     @classmethod
     def of(cls, params: SamplingParams, output: Sequence[int]) -> "TokenRules | None":
         """None if the request may choose any token."""
         lists = (params.suppress_tokens, params.begin_suppress_tokens, params.allowed_tokens)
-        return cls(params, output) if any(lists) or params.timestamps else None
+        needed = any(lists) or params.timestamps or params.thinking
+        return cls(params, output) if needed else None
 
     def __copy__(self) -> "TokenRules":
         """Rules that follow another continuation from here on."""
         twin = object.__new__(TokenRules)
         twin.__dict__.update(self.__dict__)
         twin._timestamps = copy.copy(self._timestamps)
+        twin._thinking = copy.copy(self._thinking)
         return twin
 
     def adjustment(self) -> LogitsAdjustment:
@@ -49,11 +54,44 @@ class TokenRules:
             timestamp_begin=self._timestamps.begin if self._timestamps else None,
         )
 
+    @property
+    def forced(self) -> int | None:
+        """The only token that may come next, as thinking has to end; a grammar may hold it off."""
+        return self._thinking.forced if self._thinking else None
+
     def accept(self, token: int) -> None:
         """The token became part of the output."""
         self._at_begin = False
         if self._timestamps:
             self._timestamps.accept(token)
+        if self._thinking:
+            self._thinking.accept(token)
+
+
+class _Thinking:
+    """How many tokens of thinking the output has, and whether it is in the midst of it."""
+
+    def __init__(self, budget: ThinkingBudget, output: Sequence[int]) -> None:
+        self._budget = budget
+        self._inside = budget.begun
+        self._used = 0
+        self._last: tuple[int, ...] = ()
+        for token in output:
+            self.accept(token)
+
+    @property
+    def forced(self) -> int | None:
+        spent = self._inside and self._used >= self._budget.max_tokens
+        return self._budget.end if spent else None
+
+    def accept(self, token: int) -> None:
+        begin = self._budget.begin
+        if self._inside:
+            self._inside = token != self._budget.end
+            self._used += self._inside
+            return
+        self._last = (*self._last, token)[-len(begin) :]
+        self._inside = self._last == begin
 
 
 class _Timestamps:

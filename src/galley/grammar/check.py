@@ -8,6 +8,7 @@ import json
 import re
 from typing import Any, Final
 
+import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
 from galley.errors import RequestError
@@ -40,6 +41,8 @@ def check(grammar: Grammar, vocabulary: LLTokenizer, field: str) -> Grammar:
     Raises:
         RequestError: it cannot be compiled, or uses what is not supported, which is named; names ``field``.
     """
+    if grammar.kind == "chat":
+        return check_chat(grammar.source, vocabulary, field)
     if len(grammar.source) > MAX_SOURCE:
         raise RequestError(
             f"{field} has {len(grammar.source)} characters, at most {MAX_SOURCE}", param=field
@@ -71,8 +74,54 @@ def _notation(grammar: Grammar, field: str) -> str:
             return LLMatcher.grammar_from_lark(_choice(json.loads(source)))
         case "grammar":
             return LLMatcher.grammar_from_lark(_lark(source, field))
-        case "compiled":
+        case _:
             return source
+
+
+class _Schema(msgspec.Struct, frozen=True):
+    field: str
+    schema: dict[str, Any]
+
+
+class _Chat(msgspec.Struct, frozen=True):
+    """A Lark grammar of an answer.
+
+    Attributes:
+        schemas: rule of ``lark`` to the JSON schema that it stands for.
+        answer: the grammar that ``@answer`` in ``lark`` stands for.
+    """
+
+    lark: str
+    schemas: dict[str, _Schema]
+    answer: Grammar | None
+
+
+def check_chat(source: str, vocabulary: LLTokenizer, field: str) -> Grammar:
+    """As :func:`check`, for a grammar of the kind "chat"; errors name the field of the schema at fault."""
+    chat = msgspec.json.decode(source, type=_Chat)
+    size = sum(len(json.dumps(entry.schema)) for entry in chat.schemas.values())
+    if size > MAX_SOURCE:
+        raise RequestError(
+            f"tools: their schemas have {size} characters, at most {MAX_SOURCE}", param="tools"
+        )
+    rules = [chat.lark]
+    for rule, entry in chat.schemas.items():
+        compiled = check(Grammar("json_schema", json.dumps(entry.schema)), vocabulary, entry.field)
+        [grammar] = json.loads(compiled.source)["grammars"]
+        rules.append(f"{rule}: %json {json.dumps(grammar['json_schema'])}")
+    grammars: list[dict[str, Any]] = [{"lark_grammar": "\n".join(rules)}]
+    if chat.answer is not None:
+        answer = check(chat.answer, vocabulary, field).source
+        [inner] = (
+            json.loads(answer)["grammars"] if answer[:1] == "{" else [{"lark_grammar": answer}]
+        )
+        grammars.append({**inner, "name": "answer"})
+    combined = json.dumps({"grammars": grammars})
+    reason = _why_not(combined, vocabulary)
+    if reason is not None:
+        field = field or "tools"
+        raise RequestError(f"{field}: cannot be compiled: {reason}", param=field)
+    return Grammar("compiled", combined)
 
 
 def _expression(source: str) -> str:

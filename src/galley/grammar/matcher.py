@@ -61,10 +61,20 @@ class GrammarMatcher:
         """For :meth:`fill`, which may fill them later."""
         return [np.empty(self._vocab_size, dtype=np.bool_) for _ in range(count)]
 
-    def fill(self, guesses: Sequence[int], masks: Sequence[Forbidden]) -> None:
+    def fill(
+        self,
+        guesses: Sequence[int],
+        masks: Sequence[Forbidden],
+        forced: Sequence[int | None] = (),
+    ) -> None:
         """Say what may come next, and after each guess what may come if it is right.
 
         A mask behind a guess that the grammar does not allow forbids nothing: its token is never taken.
+
+        Args:
+            guesses: tokens that may come.
+            masks: to be filled, one more than guesses.
+            forced: for each mask the token that is to come if the grammar allows it; may be empty.
         """
         followed = 0
         for i, mask in enumerate(masks):
@@ -72,6 +82,10 @@ class GrammarMatcher:
                 mask.fill(False)
                 continue
             self._fill(mask)
+            only = forced[i] if i < len(forced) else None
+            if only is not None and not mask[only]:
+                mask.fill(True)
+                mask[only] = False
             if i < len(guesses) and not self.ended:
                 followed += self._matcher.try_consume_tokens([guesses[i]])
         if followed:

@@ -14,7 +14,7 @@ from galley.formats.gguf_file import is_gguf
 from galley.formats.json_file import read_file, read_json
 from galley.text.gguf_tokenizer import read_metadata
 from galley.text.sandbox import CountSteps, Sandbox
-from galley.text.template_calls import adapted, probe_conversation, wrote_a_dict
+from galley.text.template_calls import CallForm, adapted, found_form
 from galley.text.tokenizer import CONFIG_FILE, AddedToken, Tokenizer, certainly_longer
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
@@ -48,7 +48,7 @@ class ChatTemplate:
         self._template = _compiled(source, file)
         self._with_tools = self._template if tool_source is None else _compiled(tool_source, file)
         self.source = "\n".join(filter(None, (source, tool_source)))
-        self._wants_text: bool | None = None
+        self._call_form: CallForm | None = None  # found out by trying, with the first call
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -125,7 +125,9 @@ class ChatTemplate:
         # Keys without a value are removed: a template would print them as "None".
         chat = [{k: v for k, v in message.items() if v is not None} for message in messages]
         if any("tool_calls" in message for message in chat):
-            chat = adapted(chat, self.source, as_text=self._arguments_as_text(tokenizer))
+            if self._call_form is None:
+                self._call_form = found_form(lambda probe: self._render(tokenizer, probe, False))
+            chat = adapted(chat, self.source, self._call_form)
         rest: dict[str, Any] = {"tools": list(tools) or None, "variables": dict(variables or {})}
         special = _control_pattern(tokenizer.added_tokens, "")
         control = _control_pattern(tokenizer.added_tokens, self.source)
@@ -146,17 +148,6 @@ class ChatTemplate:
         # A template that cuts texts may drop one mark of a pair: the other is removed, and still splits.
         pieces = re.split(f"{start}({control.pattern}){end}|[{start}{end}]", prompt)
         return _encode_pieces(tokenizer, pieces[0::2], pieces[1::2], context)
-
-    def _arguments_as_text(self, tokenizer: Tokenizer) -> bool:
-        """Whether the template wants the arguments of calls as JSON's text; found out by trying."""
-        if self._wants_text is None:
-            try:
-                prompt = self._render(tokenizer, probe_conversation(), False)
-            except RequestError:
-                self._wants_text = True
-            else:
-                self._wants_text = wrote_a_dict(prompt)
-        return self._wants_text
 
     def _render(
         self,

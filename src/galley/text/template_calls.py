@@ -3,35 +3,79 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from galley.errors import RequestError
 
 _PROBE: Final = "galley_probe"
 
 _SHORT_IDS: Final = re.compile(r"length\s*!=\s*9\b")
 """Mistral's templates refuse ids of calls that have not nine letters or digits."""
 
-_NULL_CONTENT: Final = re.compile(r"content['\"\]]*\s+is\s+none")
-"""DeepSeek's templates take a message with calls for one only if its content is null."""
+_THINKING: Final = "message.thinking"
+"""How gpt-oss's template reads what others call ``reasoning_content``."""
+
+
+class CallForm(NamedTuple):
+    """How a template expects calls.
+
+    Attributes:
+        content: of a message with calls and no text: some templates want a text, others None.
+        as_text: arguments are JSON's text, not a dictionary.
+    """
+
+    content: str | None = ""
+    as_text: bool = False
+
+
+_FORMS: Final = tuple(
+    CallForm(content, as_text) for content in ("", None) for as_text in (False, True)
+)
+
+
+def found_form(render: Callable[[list[dict[str, Any]]], str]) -> CallForm:
+    """The form in which a template writes a call: the first of all with which it does.
+
+    Args:
+        render: what the template makes of messages. Raises RequestError if it refuses them.
+    """
+    for form in _FORMS:
+        call = {
+            "type": "function",
+            "id": "probe0000",
+            "function": {"name": _PROBE, "arguments": {_PROBE + "_key": 1}},
+        }
+        asked = {"role": "user", "content": "x"}
+        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        try:
+            prompt = render([asked, _adapted(said, form, short=False)])
+        except RequestError:
+            continue
+        # A dictionary in Python's notation means that the template expected text.
+        if prompt.count(_PROBE) >= 2 and "{'" + _PROBE not in prompt:
+            return form
+    return CallForm()
 
 
 def adapted(
-    messages: Sequence[Mapping[str, Any]], source: str, *, as_text: bool
+    messages: Sequence[Mapping[str, Any]], source: str, form: CallForm
 ) -> list[dict[str, Any]]:
     """Messages whose calls are written as the template with this ``source`` expects them.
 
-    Args:
-        messages: the arguments of their calls are dictionaries.
-        as_text: the template wants these as JSON's text.
+    The arguments of their calls are dictionaries.
     """
     short = _SHORT_IDS.search(source) is not None
-    null = None if _NULL_CONTENT.search(source) else ""
-    return [_adapted(dict(message), short, null, as_text) for message in messages]
+    changed = [_adapted(dict(message), form, short=short) for message in messages]
+    if _THINKING in source:
+        for message in changed:
+            # The template takes thinking or text beside calls, not both.
+            if "reasoning_content" in message and not message.get("content"):
+                message["thinking"] = message["reasoning_content"]
+    return changed
 
 
-def _adapted(
-    message: dict[str, Any], short: bool, null: str | None, as_text: bool
-) -> dict[str, Any]:
+def _adapted(message: dict[str, Any], form: CallForm, *, short: bool) -> dict[str, Any]:
     if short and isinstance(message.get("tool_call_id"), str):
         message["tool_call_id"] = _nine(message["tool_call_id"])
     if not message.get("tool_calls"):
@@ -39,12 +83,12 @@ def _adapted(
     calls = []
     for call in message["tool_calls"]:
         function = dict(call["function"])
-        if as_text and not isinstance(function["arguments"], str):
+        if form.as_text and not isinstance(function["arguments"], str):
             function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
         calls.append({**call, "function": function})
         if short and isinstance(call.get("id"), str):
             calls[-1]["id"] = _nine(call["id"])
-    return {"content": null, **message, "tool_calls": calls}
+    return {**message, "content": message.get("content") or form.content, "tool_calls": calls}
 
 
 def _nine(identifier: str) -> str:
@@ -52,21 +96,3 @@ def _nine(identifier: str) -> str:
     if len(identifier) == 9 and identifier.isalnum() and identifier.isascii():
         return identifier
     return hashlib.blake2b(identifier.encode("utf-8", "replace")).hexdigest()[:9]
-
-
-def probe_conversation() -> list[dict[str, Any]]:
-    """A conversation with a call whose arguments are a dictionary; see :func:`wrote_a_dict`."""
-    call = {
-        "type": "function",
-        "id": "probe0000",
-        "function": {"name": _PROBE, "arguments": {_PROBE: 1}},
-    }
-    return [
-        {"role": "user", "content": "x"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-    ]
-
-
-def wrote_a_dict(prompt: str) -> bool:
-    """Whether a template wrote the probe's arguments in Python's notation, so it expects them as text."""
-    return "{'" + _PROBE in prompt

@@ -6,10 +6,21 @@ V3 and R1 write ``function<｜tool▁sep｜>name``, a line's end and the argumen
 """
 
 from galley.tools.parser import Parser, Steps
+from galley.tools.syntax import ARGUMENTS, NAME, CallSyntax
 
 ALL_BEGIN, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 FENCE, FENCE_END = "```json", "```"
+
+
+def syntax(template: str) -> CallSyntax:
+    """As ``template`` writes calls."""
+    if FENCE in template:
+        head = (BEGIN, "function", SEPARATOR, NAME, f"\n{FENCE}\n")
+        call = (*head, ARGUMENTS, f"\n{FENCE_END}", END)
+        return CallSyntax(call, begin=(ALL_BEGIN,), between=("\n",), end=(ALL_END,))
+    plain = (BEGIN, NAME, SEPARATOR, ARGUMENTS, END)
+    return CallSyntax(plain, begin=(ALL_BEGIN,), end=(ALL_END,))
 
 
 class DeepSeekParser(Parser):

@@ -1,6 +1,6 @@
 """Which format a model writes: found in its chat template, or named by a setting."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -8,10 +8,10 @@ import msgspec
 from galley.config import ReasoningParser, ToolParser
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
-from galley.tools import deepseek, granite, hermes, llama, mistral, phi, pythonic, qwen_xml
+from galley.tools import deepseek, granite, harmony, hermes, llama, mistral, phi, pythonic, qwen_xml
 from galley.tools.conversation import Tool
-from galley.tools.harmony import HarmonyParser
 from galley.tools.parser import Parser, ThinkingMarkers
+from galley.tools.syntax import CallSyntax
 
 HARMONY: Final = "harmony"
 
@@ -21,23 +21,29 @@ class Format(NamedTuple):
 
     Attributes:
         parser: takes answers apart.
+        syntax: how calls are written by a model with such a chat template.
         signs: a chat template that has one of these writes the format, if it has all of its parts.
     """
 
     parser: type[Parser]
+    syntax: Callable[[str], CallSyntax]
     signs: tuple[tuple[str, ...], ...]
 
 
 FORMATS: Final[dict[str, Format]] = {
-    HARMONY: Format(HarmonyParser, (("<|channel|>", "<|message|>"),)),
-    "deepseek": Format(deepseek.DeepSeekParser, ((deepseek.BEGIN,),)),
-    "mistral": Format(mistral.MistralParser, ((mistral.BEGIN,),)),
-    "qwen_xml": Format(qwen_xml.QwenXmlParser, ((qwen_xml.FUNCTION,),)),
-    "phi": Format(phi.PhiParser, ((phi.END,), ("<|tool|>", "<|/tool|>"))),
-    "granite": Format(granite.GraniteParser, ((granite.BEGIN,),)),
-    "hermes": Format(hermes.HermesParser, ((hermes.BEGIN,),)),
-    "pythonic": Format(pythonic.PythonicParser, ((pythonic.BEGIN,), ("func_name1(",))),
-    "llama": Format(llama.LlamaParser, ((llama.TAG,), ('"parameters"', "<|start_header_id|>"))),
+    HARMONY: Format(harmony.HarmonyParser, harmony.syntax, (("<|channel|>", "<|message|>"),)),
+    "deepseek": Format(deepseek.DeepSeekParser, deepseek.syntax, ((deepseek.BEGIN,),)),
+    "mistral": Format(mistral.MistralParser, mistral.syntax, ((mistral.BEGIN,),)),
+    "qwen_xml": Format(qwen_xml.QwenXmlParser, qwen_xml.syntax, ((qwen_xml.FUNCTION,),)),
+    "phi": Format(phi.PhiParser, phi.syntax, ((phi.END,), (phi.WORD,), ("<|tool|>", "<|/tool|>"))),
+    "granite": Format(granite.GraniteParser, granite.syntax, ((granite.BEGIN,),)),
+    "hermes": Format(hermes.HermesParser, hermes.syntax, ((hermes.BEGIN,),)),
+    "pythonic": Format(
+        pythonic.PythonicParser, pythonic.syntax, ((pythonic.BEGIN,), ("func_name1(",))
+    ),
+    "llama": Format(
+        llama.LlamaParser, llama.syntax, ((llama.TAG,), ('"parameters"', "<|start_header_id|>"))
+    ),
 }
 """Name to format. The first one whose signs a template has is the model's."""
 
@@ -54,12 +60,14 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         calls: a name of :data:`FORMATS`; None: it is not known how the model writes calls.
+        syntax: of these calls.
         thinking: a name of :data:`THINKING`; None: the model does not think, or nobody wants it apart.
         variables: that its chat template reads.
         writes_tools: the template can tell the model of tools.
     """
 
     calls: str | None = None
+    syntax: CallSyntax | None = None
     thinking: str | None = None
     variables: frozenset[str] = frozenset()
     writes_tools: bool = False
@@ -82,7 +90,7 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         tools = tuple(tools)
         options: dict[str, Any] = {"parallel": parallel, "in_thinking": in_thinking}
         if self.calls == HARMONY:
-            return HarmonyParser(tools, **options)
+            return harmony.HarmonyParser(tools, **options)
         options["thinking"] = THINKING[self.thinking] if self.thinking else None
         if tools and self.calls is not None:
             return FORMATS[self.calls].parser(tools, **options)
@@ -102,8 +110,10 @@ def chat_format(
         tool_parser: a name of :data:`FORMATS`, "auto" or "off".
         reasoning_parser: a name of :data:`THINKING`, "auto" or "off".
     """
+    calls = _chosen(tool_parser, _calls_of(template.source))
     return ChatFormat(
-        calls=_chosen(tool_parser, _calls_of(template.source)),
+        calls=calls,
+        syntax=None if calls is None else FORMATS[calls].syntax(template.source),
         thinking=_chosen(reasoning_parser, _thinking_of(template.source)),
         variables=template.variables,
         writes_tools="tools" in template.variables,

@@ -1,8 +1,16 @@
 """Granite 3: ``<|tool_call|>[{"name": ..., "arguments": {...}}]``."""
 
 from galley.tools.parser import Parser, Steps
+from galley.tools.syntax import ARGUMENTS, NAME, CallSyntax
 
 BEGIN, ALSO = "<|tool_call|>", "<tool_call>"
+
+
+def syntax(template: str) -> CallSyntax:
+    """As ``template`` writes calls."""
+    call = ('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}")
+    marker = BEGIN if BEGIN in template else ALSO
+    return CallSyntax(call, begin=(marker, "["), between=(", ",), end=("]",))
 
 
 class GraniteParser(Parser):

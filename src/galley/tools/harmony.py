@@ -11,9 +11,12 @@ from typing import Final
 
 from galley.tools.json_call import NotACall
 from galley.tools.parser import Parser, Steps
+from galley.tools.syntax import ARGUMENTS, NAME, CallSyntax
 
-START, CHANNEL = "<|start|>", "<|channel|>"
+START, CHANNEL, CONSTRAIN = "<|start|>", "<|channel|>", "<|constrain|>"
 MESSAGE, END, CALL, RETURN = "<|message|>", "<|end|>", "<|call|>", "<|return|>"
+ANALYSIS: Final = f"{CHANNEL}analysis{MESSAGE}"
+"""What begins thinking."""
 
 _TO: Final = "to="
 _ENDS: Final = (END, CALL, RETURN, START, CHANNEL)
@@ -22,10 +25,16 @@ _RECIPIENT: Final = re.compile(r"\bto=([^\s<]+)")
 _FUNCTIONS: Final = "functions."
 
 
+def syntax(template: str) -> CallSyntax:
+    """As ``template`` writes calls."""
+    head = (CHANNEL, f"commentary to={_FUNCTIONS}", NAME, " ", CONSTRAIN, "json", MESSAGE)
+    return CallSyntax((*head, ARGUMENTS), several=False)
+
+
 class HarmonyParser(Parser):
     """Thinking, text and calls, a message each."""
 
-    MARKERS = (START, CHANNEL, "<|constrain|>", MESSAGE, END, CALL, RETURN)
+    MARKERS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 
     def _run(self) -> Steps[None]:
         yield from self._skip_space()

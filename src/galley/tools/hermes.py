@@ -1,8 +1,15 @@
 """Hermes, Qwen 2.5 and 3, and others: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``."""
 
 from galley.tools.parser import Parser, Steps
+from galley.tools.syntax import ARGUMENTS, NAME, CallSyntax
 
 BEGIN, END = "<tool_call>", "</tool_call>"
+
+
+def syntax(template: str) -> CallSyntax:
+    """As ``template`` writes calls."""
+    call = (BEGIN, '\n{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}\n", END)
+    return CallSyntax(call, between=("\n",))
 
 
 class HermesParser(Parser):

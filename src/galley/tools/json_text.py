@@ -2,6 +2,9 @@
 
 from typing import Final
 
+MAX_DEPTH: Final = 64
+"""Of brackets, as in requests, in which calls come back."""
+
 _SPACE: Final = frozenset(" \t\n\r")
 _DIGITS: Final = frozenset("0123456789")
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
@@ -86,6 +89,7 @@ class JsonText:
         elif char in "{[":
             self.open.append(char)
             self.state = "key" if char == "{" else "item"
+            return len(self.open) <= MAX_DEPTH
         elif char in _LITERALS:
             self.state, self._rest = "literal", _LITERALS[char]
         elif char == "-" or char in _DIGITS:

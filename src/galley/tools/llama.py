@@ -1,8 +1,15 @@
 """Llama 3: ``{"name": ..., "parameters": {...}}``, by itself or behind ``<|python_tag|>``."""
 
 from galley.tools.parser import Parser, Steps
+from galley.tools.syntax import ARGUMENTS, NAME, CallSyntax
 
 TAG = "<|python_tag|>"
+
+
+def syntax(template: str) -> CallSyntax:
+    """As ``template`` writes calls."""
+    call = ('{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}")
+    return CallSyntax(call, between=("; ",), marked=False)
 
 
 class LlamaParser(Parser):

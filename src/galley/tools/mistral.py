@@ -1,8 +1,17 @@
 """Mistral: ``[TOOL_CALLS] [{"name": ..., "arguments": {...}}]``, now ``[TOOL_CALLS]name[ARGS]{...}``."""
 
 from galley.tools.parser import Parser, Steps
+from galley.tools.syntax import ARGUMENTS, NAME, CallSyntax
 
 BEGIN, ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+
+
+def syntax(template: str) -> CallSyntax:
+    """As ``template`` writes calls."""
+    if ARGS in template:
+        return CallSyntax((BEGIN, NAME, ARGS, ARGUMENTS))
+    call = ('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}")
+    return CallSyntax(call, begin=(BEGIN, "["), between=(", ",), end=("]",))
 
 
 class MistralParser(Parser):

@@ -1,8 +1,15 @@
 """Phi-4-mini: ``<|tool_call|>[{"name": ..., "arguments": {...}}]<|/tool_call|>``, or ``functools[...]``."""
 
 from galley.tools.parser import Parser, Steps
+from galley.tools.syntax import ARGUMENTS, NAME, CallSyntax
 
 BEGIN, END, WORD = "<|tool_call|>", "<|/tool_call|>", "functools["
+
+
+def syntax(template: str) -> CallSyntax:
+    """As ``template`` writes calls."""
+    call = ('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}")
+    return CallSyntax(call, begin=(BEGIN, "["), between=(", ",), end=("]", END))
 
 
 class PhiParser(Parser):

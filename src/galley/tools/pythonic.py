@@ -5,7 +5,9 @@ import json
 from typing import Any, Final
 
 from galley.tools.json_call import NotACall
+from galley.tools.json_text import JsonText
 from galley.tools.parser import Parser, Steps
+from galley.tools.syntax import ARGUMENTS, NAME, CallSyntax
 
 BEGIN, END = "<|python_start|>", "<|python_end|>"
 
@@ -13,6 +15,14 @@ _CUT: Final = "the answer ends within a call"
 _NO_LITERAL: Final = "an argument is no Python literal"
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}
 _OPEN: Final = {"[": "]", "{": "}", "(": ")"}
+
+
+def syntax(template: str) -> CallSyntax:
+    """As ``template`` writes calls."""
+    call = (NAME, "(", ARGUMENTS, ")")
+    return CallSyntax(
+        call, begin=("[",), between=(", ",), end=("]",), arguments="python", marked=False
+    )
 
 
 class PythonicParser(Parser):
@@ -92,8 +102,13 @@ class PythonicParser(Parser):
 
 
 def _as_json(literal: str) -> str:
+    literal = literal.strip()
+    value = JsonText()
+    # The space ends a number.
+    if all(map(value.take, literal + " ")) and value.complete:
+        return literal
     try:
-        return _json(_value(ast.parse(literal.strip(), mode="eval").body))
+        return _json(_value(ast.parse(literal, mode="eval").body))
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise NotACall(_NO_LITERAL) from error
 

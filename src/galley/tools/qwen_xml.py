@@ -16,6 +16,7 @@ from typing import Any, Final
 from galley.tools.json_call import NotACall
 from galley.tools.json_text import JsonText
 from galley.tools.parser import Parser, Steps
+from galley.tools.syntax import ARGUMENTS, NAME, CallSyntax
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -31,6 +32,12 @@ _OTHER_TYPES: Final = frozenset(
 """Keywords of schemas that may allow other values than text."""
 
 _CONSTANTS: Final = {"True": "true", "False": "false", "None": "null"}
+
+
+def syntax(template: str) -> CallSyntax:
+    """As ``template`` writes calls."""
+    call = (BEGIN, f"\n{FUNCTION}", NAME, ">\n", ARGUMENTS, f"{FUNCTION_END}\n", END)
+    return CallSyntax(call, between=("\n",), arguments="tags")
 
 
 class QwenXmlParser(Parser):
@@ -75,7 +82,7 @@ class QwenXmlParser(Parser):
 
     def _value(self, schema: Any) -> Steps[None]:
         yield from self._expect("\n")
-        if _is_text(schema):
+        if is_text(schema):
             self._argue('"')
             yield from self._stream_text()
             self._argue('"')
@@ -100,7 +107,7 @@ class QwenXmlParser(Parser):
                 raise NotACall("the answer ends within a call")
 
 
-def _is_text(schema: Any) -> bool:
+def is_text(schema: Any) -> bool:
     """Whether a value is text, of which nothing but the schema tells."""
     if not isinstance(schema, Mapping):
         return True

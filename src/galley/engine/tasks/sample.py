@@ -5,6 +5,8 @@ from collections.abc import Sequence as Tokens
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from galley.engine.logits_adjuster import LogitsAdjuster
 from galley.engine.tasks.base import NO_CHOICE, Task
 from galley.grammar.matcher import GrammarMatcher
@@ -88,11 +90,18 @@ class SampleTask(Task):
         adjuster = self._adjuster
         if self._grammar is not None:
             masks = self._grammar.empty_masks(1 + len(guesses))
-            sampling.mask_fills.append(partial(self._grammar.fill, guesses, masks))
+            forced: list[int | None] = []
+            sampling.mask_fills.append(partial(self._grammar.fill, guesses, masks, forced))
         for i in range(1 + len(guesses)):
             draw = self._draw + i
             if adjuster is not None:
-                sampling.adjustments[draw] = adjuster.adjustment()
+                adjustment = adjuster.adjustment()
+                if adjuster.forced is not None and self._grammar is None:
+                    only = np.array([adjuster.forced], dtype=np.int64)
+                    adjustment = adjustment._replace(allowed=only)
+                sampling.adjustments[draw] = adjustment
+                if self._grammar is not None:
+                    forced.append(adjuster.forced)
                 if i < len(guesses):  # the row after a guess sees it as output
                     adjuster = adjuster.copy()
                     adjuster.accept(guesses[i])

@@ -1,0 +1,134 @@
+"""The chat side of ``galley.LLM``: conversations with tools, and answers taken apart."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from galley.errors import RequestError
+from galley.text.template import ChatTemplate
+from galley.text.tokenizer import Tokenizer
+from galley.tools.conversation import Conversation, Tool
+from galley.tools.formats import ChatFormat
+from galley.tools.parser import Parser
+from galley.tools.prepare import check_tools, prepared, variables_of
+from galley.types import SamplingParams
+
+
+class ChatPrompt(NamedTuple):
+    """A conversation, ready for the engine.
+
+    Attributes:
+        params: with the grammar that the answer needs, not checked.
+        new_parser: makes what takes an answer apart; it makes None if there is nothing to find.
+    """
+
+    ids: list[int]
+    params: SamplingParams
+    new_parser: Callable[[], Parser | None]
+
+
+class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``LLM.chat`` takes beside messages, as OpenAI's API names it.
+
+    Attributes:
+        tools: functions that the model may call, ``{"type": "function", "function": {"name": ...,
+            "parameters": ...}}``.
+        tool_choice: "auto", "none", "required", or the name of the tool that must be called.
+        parallel_tool_calls: several calls may come.
+        chat_template_kwargs: variables of the chat template.
+        reasoning_effort: how much to think, where the template has it; "none": not at all.
+        max_thinking_tokens: so many tokens of thinking are followed by its end.
+    """
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: Mapping[str, Any] = {}
+    reasoning_effort: str | None = None
+    max_thinking_tokens: int | None = None
+
+    def conversation(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
+        """These options with messages. Raises RequestError for what is no tool, call or choice."""
+        named = self.tool_choice not in ("auto", "none", "required")
+        return Conversation(
+            messages=[_with_dictionaries(message) for message in messages],
+            tools=tuple(_tool(tool, index) for index, tool in enumerate(self.tools)),
+            choice="auto" if named else self.tool_choice,  # type: ignore[arg-type]  # one of three
+            named=self.tool_choice if named else None,
+            parallel=self.parallel_tool_calls,
+            variables=dict(self.chat_template_kwargs),
+            effort=self.reasoning_effort,
+            max_thinking_tokens=self.max_thinking_tokens,
+        )
+
+
+def as_options(options: Mapping[str, Any]) -> ChatOptions:
+    """Raises RequestError, which names the option, for one that there is not, or of a wrong type."""
+    unknown = next((name for name in options if name not in ChatOptions.__struct_fields__), None)
+    if unknown is not None:
+        raise RequestError(f"chat takes no {unknown!r}", param=unknown)
+    try:
+        return msgspec.convert(dict(options), ChatOptions, strict=True)
+    except msgspec.ValidationError as error:
+        name = str(error).rpartition("$.")[2].partition("`")[0].partition("[")[0]
+        raise RequestError(f"{name}: {error}", param=name) from None
+
+
+def chat_prompt(
+    conversation: Conversation,
+    params: SamplingParams,
+    template: ChatTemplate,
+    format: ChatFormat,
+    tokenizer: Tokenizer,
+) -> ChatPrompt:
+    """A conversation as the model takes it.
+
+    Raises:
+        RequestError: the template refuses it, or the model cannot do what is asked.
+    """
+    check_tools(conversation, format)
+    ids = template.encode(
+        tokenizer,
+        conversation.messages,
+        tools=[tool.as_templates_expect() for tool in conversation.offered],
+        variables=variables_of(conversation, format),
+    )
+    params, new_parser = prepared(conversation, format, tokenizer, ids, params)
+    return ChatPrompt(ids, params, new_parser)
+
+
+def _tool(tool: Mapping[str, Any], index: int) -> Tool:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise RequestError(
+            f'tools[{index}]: expected {{"type": "function", "function": {{"name": ...}}}}',
+            param=f"tools[{index}]",
+        )
+    return Tool(
+        name=function["name"],
+        description=function.get("description"),
+        parameters=function.get("parameters"),
+        strict=bool(function.get("strict")),
+        field=f"tools[{index}].function.parameters",
+    )
+
+
+def _with_dictionaries(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with the arguments of its calls, which may be JSON's text, as dictionaries."""
+    message = dict(message)
+    calls = []
+    for call in message.get("tool_calls") or ():
+        try:
+            function = dict(call["function"])
+            if isinstance(function["arguments"], str):
+                function["arguments"] = msgspec.json.decode(
+                    function["arguments"] or "{}", type=dict
+                )
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise RequestError(
+                "messages: the arguments of a call must be a dictionary or the text of a JSON object",
+                param="messages",
+            ) from error
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls} if calls else message

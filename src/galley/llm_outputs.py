@@ -1,0 +1,65 @@
+"""One choice of ``galley.LLM``, complete and in the making."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from galley.text.stream import Delta, TextStream
+from galley.tools.events import Call, Event
+from galley.tools.parser import Parser
+from galley.types import FinishReason, Output, Timing, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One continuation of a prompt.
+
+    Attributes:
+        token_ids: a stop token included.
+        text: without stop token and stop string; empty if the checkpoint has no tokenizer. In chat it has
+            neither thinking nor calls.
+        logprobs: one entry for each token, if asked for.
+        timing: seconds on the engine's clock.
+        error: what went wrong, if ``finish_reason`` is "error".
+        reasoning: the model's thinking, in chat.
+        tool_calls: the tools that it calls, in chat.
+        warnings: why calls in the text could not be read.
+    """
+
+    token_ids: list[int]
+    text: str
+    logprobs: list[TokenLogprob] | None
+    finish_reason: FinishReason
+    timing: Timing
+    error: str | None = None
+    reasoning: str = ""
+    tool_calls: list[Call] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Result:
+    """A choice in the making; with a parser its events are those of a chat answer."""
+
+    stream: TextStream
+    parser: Parser | None = None
+    events: list[Event] = field(default_factory=list)
+    first: Output | None = None
+    timing: Timing = field(default_factory=Timing)
+    error: str | None = None
+
+    def feed(self, output: Output) -> Delta:
+        """What the engine's next output adds; it ends the choice behind a last call, too."""
+        self.first = self.first or output
+        self.timing = output.timing or self.timing
+        self.error = output.error
+        delta = self.stream.feed(output)
+        if self.parser is None:
+            return delta
+        self.events += self.parser.feed(delta.text)
+        if self.parser.finished and delta.finish_reason is None:
+            self.stream.finish_reason = "stop"
+            delta = msgspec.structs.replace(delta, finish_reason="stop")
+        if delta.finish_reason is not None:
+            self.events += self.parser.finish()
+        return delta

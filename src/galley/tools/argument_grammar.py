@@ -1,0 +1,133 @@
+"""Grammars of arguments that are not written as one JSON object: between tags, or as Python has them."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from galley.errors import RequestError
+from galley.tools.conversation import Tool
+from galley.tools.qwen_xml import FUNCTION_END, PARAMETER, PARAMETER_END, is_text
+
+_AROUND: Final = frozenset(
+    (
+        *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
+        *("title", "description", "$schema", "$id", "$comment", "examples"),
+    )
+)
+"""Keywords of the schema of all arguments that can be followed when each is written by itself."""
+
+_OF_TEXT: Final = frozenset(
+    ("type", "title", "description", "default", "examples", "example", "deprecated", "$comment")
+)
+"""Keywords of text that can be followed where it is not written as JSON."""
+
+_KEY: Final = re.compile(r"[^<>\s]+")
+
+
+class Builder(Protocol):
+    """What these grammars are made with."""
+
+    terminals: dict[str, str]
+
+    def literal(self, text: str) -> str:
+        """A text in Lark's notation."""
+
+    def schema(self, field: str, schema: dict[str, Any]) -> str:
+        """The name of a rule for JSON that satisfies ``schema``."""
+
+    def rule(self, name: str, body: str) -> str:
+        """A rule of that name, with a number; returns its name."""
+
+
+def tag_arguments(builder: Builder, tool: Tool) -> str:
+    """Arguments as Qwen3-Coder writes them.
+
+    Raises:
+        RequestError: the tool's schema has what cannot be written so.
+    """
+    required: list[str] = []
+    optional: list[str] = []
+    for key, schema, needed in _properties(tool):
+        if not _KEY.fullmatch(key):
+            raise _refused(tool, f"{key[:64]!r} cannot be a parameter's name")
+        head = builder.literal(f"{PARAMETER}{key}>\n")
+        end = builder.literal(f"\n{PARAMETER_END}\n")
+        if not is_text(schema):
+            rule = f"{head} {builder.schema(tool.field, _alone(tool, schema))} {end}"
+        elif isinstance(schema, Mapping) and isinstance(schema.get("enum"), list):
+            values = " | ".join(builder.literal(str(value)) for value in schema["enum"])
+            rule = f"{head} ({values}) {end}"
+        else:
+            word = next((word for word in schema or () if word not in _OF_TEXT), None)
+            if word is not None:
+                raise _refused(tool, f"{word!r} of text cannot be followed")
+            rule = f"{head} {_any_text(builder)} {builder.literal(chr(10))}"
+        (required if needed else optional).append(builder.rule("parameter", rule))
+    return " ".join([*required, *(f"{rule}?" for rule in optional)])
+
+
+def python_arguments(builder: Builder, tool: Tool) -> str:
+    """Keyword arguments, whose values are JSON, which is Python in all but three words.
+
+    Raises:
+        RequestError: the tool's schema has what cannot be written so.
+    """
+    required: list[str] = []
+    optional: list[str] = []
+    for key, schema, needed in _properties(tool):
+        if not key.isidentifier():
+            raise _refused(tool, f"{key[:64]!r} cannot be a keyword")
+        value = builder.schema(tool.field, _alone(tool, schema))
+        rule = builder.rule("argument", f"{builder.literal(key + '=')} {value}")
+        (required if needed else optional).append(rule)
+    if required:
+        return ' ", " '.join(required) + "".join(f' (", " {rule})?' for rule in optional)
+    rest = ""
+    for rule in reversed(optional):
+        # Those that follow, behind a comma or, without this one, by themselves.
+        following = optional[optional.index(rule) + 1 :]
+        first = f"{rule} " + "".join(f'(", " {other})? ' for other in following)
+        rest = f"{first} | {rest}" if rest else first
+    return f"({rest})?" if rest else ""
+
+
+def _any_text(builder: Builder) -> str:
+    """Text up to its end, without what a reader would take for its end."""
+    ends = "|".join(re.escape(end).replace("/", "\\/") for end in (PARAMETER, FUNCTION_END))
+    builder.terminals["VALUE"] = rf"/(.|\n)*/ & ~/(.|\n)*({ends})(.|\n)*/"
+    end = builder.literal(f"\n{PARAMETER_END}")
+    builder.terminals[f"value[suffix={end}]"] = "VALUE"
+    return "value"
+
+
+def _properties(tool: Tool) -> list[tuple[str, Any, bool]]:
+    """Key, schema, and whether it must be there."""
+    root = tool.schema
+    word = next((word for word in root if word not in _AROUND), None)
+    if word is not None:
+        raise _refused(tool, f"{word!r} of all parameters cannot be followed")
+    properties, required = root.get("properties", {}), root.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        raise _refused(tool, "properties and required must be a mapping and a list")
+    missing = next((key for key in required if key not in properties), None)
+    if missing is not None:
+        raise _refused(tool, f"{missing!r} is required, but none of the properties")
+    return [(key, schema, key in required) for key, schema in properties.items()]
+
+
+def _alone(tool: Tool, schema: Any) -> dict[str, Any]:
+    """A parameter's schema with the definitions to which it may refer."""
+    shared: dict[str, Any] = {
+        key: tool.schema[key] for key in ("$defs", "definitions") if key in tool.schema
+    }
+    if schema is True:
+        return shared
+    if not isinstance(schema, Mapping):
+        raise _refused(tool, "a property's schema must be a mapping")
+    return {**schema, **shared}
+
+
+def _refused(tool: Tool, why: str) -> RequestError:
+    return RequestError(
+        f"{tool.field}: {why} where this model's calls are forced or strict", param=tool.field
+    )

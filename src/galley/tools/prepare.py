@@ -1,0 +1,146 @@
+"""What a conversation asks of a model, checked and made into what its chat template and its engine take."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from galley.errors import RequestError
+from galley.text.tokenizer import Tokenizer
+from galley.tools import harmony
+from galley.tools.conversation import Conversation
+from galley.tools.formats import HARMONY, THINKING, ChatFormat
+from galley.tools.grammar import Thinking, grammar_of
+from galley.tools.parser import Parser, ThinkingMarkers
+from galley.types import SamplingParams, ThinkingBudget
+
+_NOT_VARIABLES: Final = frozenset(("messages", "tools", "add_generation_prompt"))
+_SWITCHES: Final = ("enable_thinking", "thinking")
+"""Variables by which chat templates turn thinking on and off."""
+
+_TAIL_TOKENS: Final = 32
+"""At a prompt's end, among which thinking begins if the template begins it."""
+
+
+def prepared(
+    conversation: Conversation,
+    format: ChatFormat,
+    tokenizer: Tokenizer,
+    prompt: list[int],
+    params: SamplingParams,
+) -> tuple[SamplingParams, Callable[[], Parser | None]]:
+    """How to answer a conversation, and what makes a parser for each answer.
+
+    Args:
+        conversation: that :func:`check_tools` has found to be possible.
+        format, tokenizer: the model's.
+        prompt: the conversation's token ids.
+        params: as the request has them; what is returned has a grammar, not checked, and a budget of
+            thinking where these are needed.
+
+    Raises:
+        RequestError: the model cannot do what is asked.
+    """
+    thinking = thinking_of(prompt, tokenizer, format)
+    params = msgspec.structs.replace(
+        params,
+        grammar=grammar_of(conversation, format, tokenizer, thinking, params.grammar),
+        thinking=thinking_budget(conversation, format, tokenizer, thinking),
+    )
+    return params, partial(
+        format.parser,
+        conversation.offered,
+        parallel=conversation.parallel,
+        in_thinking=thinking == "begun",
+    )
+
+
+def check_tools(conversation: Conversation, format: ChatFormat) -> None:
+    """Raise RequestError if the model cannot be told of the conversation's tools."""
+    if not conversation.offered:
+        return
+    if not format.writes_tools:
+        raise RequestError(
+            "this model cannot be told of tools: its chat template does not write them",
+            param="tools",
+        )
+    if format.calls is None:
+        raise RequestError(
+            "it is not known how this model writes calls of tools; the server's setting tool_parser "
+            "names the form",
+            param="tools",
+        )
+
+
+def variables_of(conversation: Conversation, format: ChatFormat) -> dict[str, Any]:
+    """Variables for the chat template.
+
+    Raises:
+        RequestError: the template does not have one, or has nothing by which ``effort`` could be told.
+    """
+    known = format.variables - _NOT_VARIABLES
+    for name in conversation.variables:
+        if name not in known:
+            raise RequestError(
+                f"the model's chat template has no variable {name!r}",
+                param=f"chat_template_kwargs.{name}"[:200],
+            )
+    effort = conversation.effort
+    if effort is None:
+        return conversation.variables
+    switch = next((name for name in _SWITCHES if name in known), None)
+    if "reasoning_effort" in known:
+        told: dict[str, Any] = {"reasoning_effort": effort}
+    elif switch is not None:
+        told = {switch: effort != "none"}
+    elif effort == "none" and format.thinking is None:
+        told = {}
+    else:
+        raise RequestError(
+            "the model's chat template has no reasoning_effort, and nothing to turn thinking on or off",
+            param="reasoning_effort",
+        )
+    return told | conversation.variables
+
+
+def thinking_of(prompt: list[int], tokenizer: Tokenizer, format: ChatFormat) -> Thinking:
+    """Whether the template has begun, or ended, the thinking of the answer that follows ``prompt``."""
+    if format.thinking is None:
+        return "over" if format.calls != HARMONY else "possible"
+    begin, end = THINKING[format.thinking]
+    tail = tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
+    if tail.rfind(begin) > tail.rfind(end):
+        return "begun"
+    return "over" if tail.rstrip().endswith(end) else "possible"
+
+
+def thinking_budget(
+    conversation: Conversation, format: ChatFormat, tokenizer: Tokenizer, thinking: Thinking
+) -> ThinkingBudget | None:
+    """The limit of thinking as the engine takes it.
+
+    Raises:
+        RequestError: there is one, but the model marks no thinking, or does not end it with one token.
+    """
+    most = conversation.max_thinking_tokens
+    if most is None:
+        return None
+    if format.calls == HARMONY:
+        markers = ThinkingMarkers(harmony.ANALYSIS, harmony.END)
+    elif format.thinking is not None:
+        markers = THINKING[format.thinking]
+    else:
+        raise RequestError(
+            "max_thinking_tokens: it is not known that this model thinks; the server's setting "
+            "reasoning_parser says how it marks that",
+            param="max_thinking_tokens",
+        )
+    begin, end = (tokenizer.encode(text, add_special_tokens=False) for text in markers)
+    if len(end) != 1:
+        raise RequestError(
+            f"max_thinking_tokens: this model ends its thinking with {markers.end!r}, which is not one "
+            "token",
+            param="max_thinking_tokens",
+        )
+    return ThinkingBudget(most, end[0], tuple(begin), thinking == "begun")

@@ -1,0 +1,295 @@
+"""Grammars of calls: random texts that follow one are read as calls that satisfy the tools' schemas."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from galley.errors import RequestError
+from galley.grammar.check import LIMITS, check
+from galley.grammar.vocabulary import load_vocabulary
+from galley.text.detokenizer import detokenizer
+from galley.text.tokenizer import Tokenizer
+from galley.tools.conversation import Conversation, Tool
+from galley.tools.events import whole
+from galley.tools.formats import FORMATS, THINKING, ChatFormat
+from galley.tools.grammar import Thinking, grammar_of
+from galley.types import Grammar
+from tests.checkpoints import make_tokenizer
+from tests.tools.answers import CLOCK, WEATHER, events_of
+
+NAMES = sorted(FORMATS)
+BY_FORMAT = pytest.mark.parametrize("name", NAMES)
+
+BOOK = Tool(
+    name="book.table",
+    parameters={
+        "type": "object",
+        "properties": {
+            "place": {"type": "string", "enum": ["bar", "hall"]},
+            "guests": {"type": "integer", "minimum": 1, "maximum": 9},
+            "vip": {"type": "boolean"},
+            "days": {"type": "array", "items": {"$ref": "#/$defs/day"}, "maxItems": 2},
+        },
+        "required": ["guests", "place"],
+        "additionalProperties": False,
+        "$defs": {"day": {"enum": ["mon", "tue"]}},
+    },
+    field="tools[0].function.parameters",
+)
+SHOUT = Tool(
+    name="shout",
+    parameters={
+        "type": "object",
+        "properties": {"loud": {"type": "boolean"}, "twice": {"type": "boolean"}},
+        "additionalProperties": False,
+    },
+)
+
+
+class Model:
+    """A tokenizer with some markers as special tokens, and random texts under a grammar."""
+
+    def __init__(self, folder: Path, markers: tuple[str, ...]) -> None:
+        make_tokenizer(folder)
+        path = folder / "tokenizer.json"
+        content = json.loads(path.read_text())
+        first = max(content["model"]["vocab"].values()) + 1
+        for number, marker in enumerate(markers):
+            token: dict[str, Any] = {"id": first + number, "content": marker, "special": True}
+            flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+            content["added_tokens"].append(token | flags)
+        path.write_text(json.dumps(content))
+        self.tokenizer = Tokenizer.load(folder)
+        self.vocabulary: LLTokenizer = load_vocabulary(folder)
+
+    def random_text(
+        self, grammar: Grammar, seed: int, *, shown: frozenset[int]
+    ) -> tuple[str, bool]:
+        """A text that follows the grammar, ends soon where it can; whether it has ended."""
+        compiled = check(grammar, self.vocabulary, "tools")
+        matcher = LLMatcher(self.vocabulary, compiled.source, log_level=0, limits=LIMITS)
+        rng = np.random.default_rng(seed)
+        text = detokenizer(self.tokenizer, at_start=False, shown=shown)
+        eos = self.vocabulary.eos_token
+        parts = []
+        for _ in range(250):
+            if matcher.is_stopped():
+                break
+            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+            assert not matcher.is_error(), matcher.get_error()
+            if matcher.is_accepting() and eos in allowed:
+                if rng.random() < 0.3 or len(allowed) == 1:
+                    break
+                allowed = allowed[allowed != eos]
+            # Short values: what closes something is taken rather than what goes on.
+            ends = [t for t in allowed if set(self.tokenizer.token_text(int(t))) & set('"}])>')]
+            token = int(rng.choice(ends if ends and rng.random() < 0.5 else allowed))
+            parts.append(text.feed([token]))
+            assert matcher.consume_token(token)
+        return "".join(parts) + text.finish(), matcher.is_stopped() or matcher.is_accepting()
+
+
+def templates(name: str) -> list[str]:
+    """Texts of chat templates that make a difference to how calls are written."""
+    return {
+        "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS][ARGS]"],
+        "deepseek": ["```json", ""],
+        "granite": ["<|tool_call|>", ""],
+    }.get(name, [""])
+
+
+def form(name: str, template: str = "", thinking: str | None = None) -> ChatFormat:
+    return ChatFormat(
+        calls=name,
+        syntax=FORMATS[name].syntax(template),
+        thinking=None if name == "harmony" else thinking,
+    )
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Model]:
+    """Markers as text, and as special tokens."""
+    every = dict.fromkeys(marker for known in FORMATS.values() for marker in known.parser.MARKERS)
+    markers = (*every, *THINKING["think"])
+    return {
+        special: Model(tmp_path_factory.mktemp("model"), markers if special else ())
+        for special in (False, True)
+    }
+
+
+def conversation(*tools: Tool, **fields: Any) -> Conversation:
+    return Conversation(messages=[{"role": "user", "content": "x"}], tools=tools, **fields)
+
+
+def answer_of(
+    model: Model,
+    format_: ChatFormat,
+    asked: Conversation,
+    seed: int,
+    *,
+    thinking: Thinking = "over",
+    answer: Grammar | None = None,
+) -> Any:
+    """A random answer, or None if it came to no end."""
+    grammar = grammar_of(asked, format_, model.tokenizer, thinking, answer)
+    assert grammar is not None
+    parser = format_.parser(asked.offered, parallel=asked.parallel, in_thinking=thinking == "begun")
+    assert parser is not None
+    shown = format_.shown_tokens(model.tokenizer, parser)
+    text, ended = model.random_text(grammar, seed, shown=shown)
+    chunks = [text[at : at + 3] for at in range(0, len(text), 3)]
+    return whole(events_of(parser, chunks)) if ended else None
+
+
+def check_calls(calls: Any, *tools: Tool) -> None:
+    schemas = {tool.name: tool.schema for tool in tools}
+    for call in calls:
+        assert jsonschema_rs.is_valid(schemas[call.name], json.loads(call.arguments)), call
+
+
+@BY_FORMAT
+@pytest.mark.parametrize("special", [False, True])
+def test_required_and_named(models: dict[bool, Model], name: str, special: bool) -> None:
+    ended = 0
+    for template in templates(name):
+        for seed in range(6):
+            asked = conversation(BOOK, SHOUT, CLOCK, choice="required", parallel=seed % 2 == 0)
+            if seed == 5:
+                asked = conversation(BOOK, SHOUT, named="shout")
+            answer = answer_of(models[special], form(name, template), asked, seed)
+            if answer is None:
+                continue
+            ended += 1
+            assert answer.calls, answer
+            assert not answer.text
+            assert not answer.warnings
+            if not asked.parallel:
+                assert len(answer.calls) == 1
+            if seed == 5:
+                assert {call.name for call in answer.calls} == {"shout"}
+            check_calls(answer.calls, BOOK, SHOUT, CLOCK)
+    assert ended > 2
+
+
+@BY_FORMAT
+@pytest.mark.parametrize("thinking", ["begun", "possible"])
+def test_a_call_follows_thinking(models: dict[bool, Model], name: str, thinking: Any) -> None:
+    format_ = form(name, thinking="think")
+    reasoned = 0
+    for seed in range(4):
+        model = models[seed < 3]
+        asked = conversation(SHOUT, choice="required", parallel=False)
+        answer = answer_of(model, format_, asked, seed, thinking=thinking)
+        if answer is not None:
+            assert len(answer.calls) == 1
+            reasoned += bool(answer.reasoning)
+    if name != "harmony":
+        assert reasoned or thinking == "possible"
+
+
+@BY_FORMAT
+def test_a_call_or_a_text_of_a_certain_form(models: dict[bool, Model], name: str) -> None:
+    asked = conversation(msgspec.structs.replace(SHOUT, strict=True))
+    either = Grammar("choice", '["7"]')
+    kinds = set()
+    for seed in range(12):
+        answer = answer_of(models[seed % 2 == 0], form(name), asked, seed, answer=either)
+        if answer is not None:
+            check_calls(answer.calls, SHOUT)
+            kinds.add(bool(answer.calls))
+            assert answer.calls or answer.text == "7"
+    assert kinds == {True, False}
+
+
+@BY_FORMAT
+def test_strict_tools_are_called_rightly_or_not_at_all(
+    models: dict[bool, Model], name: str
+) -> None:
+    strict = msgspec.structs.replace(BOOK, strict=True)
+    for seed in range(8):
+        answer = answer_of(models[seed % 2 == 0], form(name), conversation(strict), seed)
+        if answer is not None:
+            check_calls(answer.calls, strict)
+            assert not answer.warnings
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("", True),
+        ("def f(a: list[int]) -> None:\n    return {'a': \"</p>\"}\n\n", True),
+        ("</tool_call> é", True),
+        ("<parameter=x>", False),
+        ("</function>", False),
+    ],
+)
+def test_text_between_tags(models: dict[bool, Model], text: str, allowed: bool) -> None:
+    parameters = {"properties": {"text": {"type": "string"}}, "required": ["text"]}
+    asked = conversation(Tool(name="note", parameters=parameters), choice="required")
+    model = models[False]
+    grammar = grammar_of(asked, form("qwen_xml"), model.tokenizer, "over", None)
+    assert grammar is not None
+    compiled = check(grammar, model.vocabulary, "tools").source
+    written = f"<function=note>\n<parameter=text>\n{text}\n</parameter>\n</function>"
+    written = f"<tool_call>\n{written}\n</tool_call>"
+    ids = model.tokenizer.encode_plain(written)
+    matcher = LLMatcher(model.vocabulary, compiled, log_level=0, limits=LIMITS)
+    assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == allowed
+    if allowed:
+        parser = form("qwen_xml").parser(asked.offered)
+        assert parser is not None
+        [call] = whole(events_of(parser, written)).calls
+        assert json.loads(call.arguments) == {"text": text}
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen_xml", "pythonic"])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "object", "properties": {"x": {"not": {}}}, "required": ["x"]},
+        {"type": "object", "properties": {"x": {"$ref": "https://example.com/x"}}},
+    ],
+)
+def test_a_schema_that_cannot_be_followed_is_named(
+    models: dict[bool, Model], name: str, parameters: dict[str, Any]
+) -> None:
+    field = "tools[0].function.parameters"
+    asked = conversation(Tool(name="x", parameters=parameters, field=field), choice="required")
+    with pytest.raises(RequestError) as refused:
+        answer_of(models[False], form(name), asked, 0)
+    assert refused.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("qwen_xml", {"properties": {"x": {"type": "string", "pattern": "a"}}}),
+        ("qwen_xml", {"properties": {"a>b": {"type": "string"}}}),
+        ("pythonic", {"properties": {"a-b": {"type": "string"}}}),
+        ("pythonic", {"anyOf": [{"properties": {}}]}),
+        ("qwen_xml", {"properties": {}, "required": ["x"]}),
+    ],
+)
+def test_what_a_format_cannot_write_is_named(
+    models: dict[bool, Model], name: str, parameters: dict[str, Any]
+) -> None:
+    field = "tools[3].function.parameters"
+    asked = conversation(Tool(name="x", parameters=parameters, field=field), choice="required")
+    with pytest.raises(RequestError) as refused:
+        grammar_of(asked, form(name), models[False].tokenizer, "over", None)
+    assert refused.value.param == field
+
+
+def test_no_grammar_where_nothing_is_asked_for(models: dict[bool, Model]) -> None:
+    tokenizer = models[False].tokenizer
+    json_ = Grammar("json_schema", "{}")
+    assert grammar_of(conversation(), form("hermes"), tokenizer, "over", None) is None
+    assert grammar_of(conversation(WEATHER), form("hermes"), tokenizer, "over", None) is None
+    assert grammar_of(conversation(), form("hermes"), tokenizer, "over", json_) is json_
