@@ -78,7 +78,7 @@ class EngineSettings:
     model: str = _setting(
         "",
         "Model",
-        "folder, GGUF file, hub id or bundled model (galley-demo, galley-demo-speech)",
+        "folder, GGUF file, hub id, short name or bundled model (galley-demo, galley-demo-speech)",
     )
     revision: str = _setting("main", "Model", "branch, tag or commit of a hub id")
     dtype: DType = _setting(

@@ -44,6 +44,9 @@ def greedy(llm: LLM, *turns: str, max_tokens: int = 12) -> str:
         (("org/name", None), ("org/name", None)),
         (("galley-demo", None), ("galley-demo", None)),
         (("galley-demo", "hi"), ("galley-demo", "hi")),
+        (("llama3.2", None), ("llama3.2", None)),
+        (("Qwen3:0.6b", "hi"), ("Qwen3:0.6b", "hi")),
+        (("mistral:latest", None), ("mistral:latest", None)),
         (("./folder", None), ("./folder", None)),
         (("~/folder", "hi"), ("~/folder", "hi")),
         (("/", None), ("/", None)),
@@ -58,6 +61,18 @@ def test_one_argument_is_a_model_or_a_prompt(
     arguments: tuple[str | None, str | None], expected: tuple[str | None, str | None]
 ) -> None:
     assert _model_and_prompt(*arguments) == expected
+
+
+@pytest.mark.parametrize("name", ["llama3.2:9b", "gpt-4o", "phi:mini", "llama", "gemma2"])
+@pytest.mark.parametrize("prompt", [None, "hi"])
+def test_a_name_that_looks_like_a_model_is_no_prompt(name: str, prompt: str | None) -> None:
+    with pytest.raises(click.BadParameter, match=f"'{name}' looks like a model's name"):
+        _model_and_prompt(name, prompt)
+
+
+def test_names_that_are_near_are_said() -> None:
+    with pytest.raises(click.BadParameter, match=r"did you mean .*llama3\.2"):
+        _model_and_prompt("llama-3.2", None)
 
 
 def test_two_words_are_no_model_and_prompt() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 
 from galley.errors import ModelNotFound
-from galley.formats.source import resolve_model
+from galley.formats import aliases
+from galley.formats.source import HUB_ID, resolve_model
+from tests.cli.command import galley
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 WEIGHTS = bytes(range(256)) * 49_152  # 12 MiB; the library keeps steps of 10 MiB
@@ -313,3 +316,90 @@ def test_a_repository_without_safetensors(
     monkeypatch.delitem(FILES, "model.safetensors")
     text, _ = resolve(tmp_path, hub.url)
     assert "holds no *.safetensors" in str(text)
+
+
+# --- galley pull, list and rm ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def environ(tmp_path: Path, hub: Hub) -> dict[str, str]:
+    return {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path),
+        "HF_HUB_OFFLINE": "0",
+        "HF_TOKEN": "",
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+def stored(home: Path) -> set[str]:
+    """The files of all models in the cache, links that lead nowhere left out."""
+    return {path.name for path in home.glob("hub/*/snapshots/*/*") if path.exists()}
+
+
+def test_pulled_listed_and_removed(tmp_path: Path, environ: dict[str, str]) -> None:
+    pulled = galley("pull", "acme/tiny", environ=environ)
+    assert pulled.returncode == 0, pulled.stderr
+    assert {path.name for path in Path(pulled.stdout.strip()).iterdir()} == WANTED
+
+    listed = galley("list", environ=environ).stdout
+    size = sum(len(FILES[name]) for name in WANTED)
+    assert re.search(rf"^acme/tiny +{size / 1e6:.1f} MB +just now$", listed, re.MULTILINE), listed
+
+    removed = galley("rm", "acme/tiny", environ=environ)
+    assert removed.returncode == 0, removed.stderr
+    assert f"removed acme/tiny ({size / 1e6:.1f} MB)" in removed.stdout
+    assert not stored(tmp_path)
+    assert "acme" not in galley("list", environ=environ).stdout
+
+    again = galley("rm", "acme/tiny", environ=environ)
+    assert again.returncode == 1
+    assert "acme/tiny is not in the cache" in again.stderr
+
+
+def test_a_gguf_file_of_several_is_removed_alone(
+    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("a-q4.gguf", "a-q8.gguf")
+    for name in names:
+        monkeypatch.setitem(FILES, name, b"GGUF" + name.encode() * 1000)
+    for name in names:
+        pulled = galley("pull", f"acme/tiny/{name}", environ=environ)
+        assert pulled.returncode == 0, pulled.stderr
+    listed = galley("list", environ=environ).stdout
+    assert "acme/tiny/a-q4.gguf" in listed
+    assert "acme/tiny/a-q8.gguf" in listed
+    assert galley("rm", "acme/tiny/a-q4.gguf", environ=environ).returncode == 0
+    assert stored(tmp_path) == {"a-q8.gguf"}
+    assert galley("rm", "acme/tiny/a-q4.gguf", environ=environ).returncode == 1
+    assert galley("rm", "acme/tiny/a-q8.gguf", environ=environ).returncode == 0
+    assert not stored(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("pull", "no-such"), "'no-such' is no hub id"),
+        (("pull", "acme/none"), "the hub has no model acme/none"),
+        (("rm", "galley-demo"), "galley-demo comes with Galley"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    environ: dict[str, str], arguments: tuple[str, str], message: str
+) -> None:
+    done = galley(*arguments, environ=environ)
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
+def test_a_short_name_is_looked_for_under_its_hub_id(environ: dict[str, str], hub: Hub) -> None:
+    galley("pull", "smollm2:135m", environ=environ)
+    assert any("HuggingFaceTB/SmolLM2-135M-Instruct" in path for _, path, _ in hub.requests)
+
+
+def test_short_names_stand_for_hub_ids() -> None:
+    for name, meant in aliases.ALIASES.items():
+        assert HUB_ID.fullmatch(meant), name
+        assert name == name.lower()
+        assert name.partition(":")[0] in aliases.ALIASES, f"{name}: no default without a tag"
+        assert aliases.looks_like_name(name)

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from galley.cli.options import Group
-from galley.cli.terminal import table
+from galley.cli.terminal import DAY_SECONDS, ago, in_bytes, table
 from galley.errors import ModelError, SettingsError
 
 if TYPE_CHECKING:
     from galley.ops.packed_files import CachedFile
 
-_DAY: Final = 86400.0
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", re.IGNORECASE)
 
@@ -49,9 +48,9 @@ def list_files() -> None:
         model, kind = file.path.name, file.flaw
         if file.header is not None:
             model, kind = file.header.model, file.header.kind
-        rows.append((model, kind, _size(file.size), _age(time.time() - file.used)))
+        rows.append((model, kind, in_bytes(file.size), ago(time.time() - file.used)))
     click.echo(table(("model", "quantisation", "size", "last used"), rows, left=(0, 1, 3)))
-    click.echo(f"{_size(sum(file.size for file in files))} in {folder}")
+    click.echo(f"{in_bytes(sum(file.size for file in files))} in {folder}")
     _list_results()
 
 
@@ -60,7 +59,7 @@ def _list_results() -> None:
 
     results = store.stored()
     if results:
-        rows = [(r.what, _size(r.size), _age(time.time() - r.used)) for r in results]
+        rows = [(r.what, in_bytes(r.size), ago(time.time() - r.used)) for r in results]
         click.echo(table(("result", "size", "last used"), rows, left=(0, 2)))
 
 
@@ -94,7 +93,7 @@ def prune(everything: bool, older_than: float | None, max_size: int | None) -> N
             continue
         name = file.header.model if file.header else file.path.name
         kind = f" {file.header.kind}" if file.header else ""
-        click.echo(f"removed {name}{kind} ({_size(file.size)}): {reason}")
+        click.echo(f"removed {name}{kind} ({in_bytes(file.size)}): {reason}")
         freed += file.size
         left -= file.size
     from galley.calibration import store
@@ -102,12 +101,12 @@ def prune(everything: bool, older_than: float | None, max_size: int | None) -> N
 
     tidy(folder)  # what led to them
     for result in store.stored():
-        days = (time.time() - result.used) / _DAY
+        days = (time.time() - result.used) / DAY_SECONDS
         if everything or (older_than is not None and days > older_than):
             result.path.unlink(missing_ok=True)
-            click.echo(f"removed {result.what} ({_size(result.size)})")
+            click.echo(f"removed {result.what} ({in_bytes(result.size)})")
             freed += result.size
-    click.echo(f"freed {_size(freed)}; {_size(left)} left in {folder}")
+    click.echo(f"freed {in_bytes(freed)}; {in_bytes(left)} left in {folder}")
 
 
 def _files() -> "tuple[Path, list[CachedFile]]":
@@ -134,7 +133,7 @@ def _unwanted(
     kept = 0
     current = _current(files)
     for file in files:
-        days = (time.time() - file.used) / _DAY
+        days = (time.time() - file.used) / DAY_SECONDS
         if file.header is None:
             yield file, file.flaw
         elif everything:
@@ -142,9 +141,9 @@ def _unwanted(
         elif file.path.name not in current:
             yield file, "the checkpoint has changed or gone"
         elif older_than is not None and days > older_than:
-            yield file, f"last used {_age(days * _DAY)}"
+            yield file, f"last used {ago(days * DAY_SECONDS)}"
         elif max_size is not None and kept + file.size > max_size:
-            yield file, f"{_size(max_size)} are full"
+            yield file, f"{in_bytes(max_size)} are full"
         else:
             kept += file.size
 
@@ -160,19 +159,3 @@ def _current(files: "Sequence[CachedFile]") -> set[str]:
             if open_checkpoint(Path(use.folder)).state() == use.state:
                 current.add(use.file)
     return current
-
-
-def _size(size: int) -> str:
-    """A number of bytes in decimal units."""
-    for unit, factor in reversed(_UNITS.items()):
-        if size >= factor and factor > 1:
-            return f"{size / factor:.1f} {unit}B"
-    return f"{size} B"
-
-
-def _age(seconds: float) -> str:
-    for unit, length in (("day", _DAY), ("hour", 3600.0), ("minute", 60.0)):
-        count = int(seconds / length)
-        if count:
-            return f"{count} {unit}{'s' if count > 1 else ''} ago"
-    return "just now"

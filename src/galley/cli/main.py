@@ -16,6 +16,7 @@ from galley.cli.graph import graph
 from galley.cli.keygen import keygen
 from galley.cli.options import Group
 from galley.cli.plan import plan
+from galley.cli.pull import list_models, pull, rm
 from galley.cli.quantize import quantize
 from galley.cli.run import run
 from galley.cli.serve import serve
@@ -51,6 +52,9 @@ for command in (
     quantize,
     cache_group,
     keygen,
+    pull,
+    list_models,
+    rm,
 ):
     app.add_command(command)
 

@@ -27,7 +27,9 @@ EPILOG: Final = (
 _WHOLE_SENTENCE: Final = 10_000
 """Characters of a command's summary; click would cut it to a line otherwise."""
 
-MODEL_HELP: Final = "folder, GGUF file or hub id (org/name); default: the bundled galley-demo"
+MODEL_HELP: Final = (
+    "folder, GGUF file, hub id (org/name) or short name (llama3.2); default: galley-demo"
+)
 
 SAMPLING_HELP: Final = {
     "temperature": "0 always takes the likeliest token; default: the model's own",

@@ -1,6 +1,7 @@
 """``galley run``: talk to a model in the terminal, with the engine in this process."""
 
 import contextlib
+import difflib
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ import click
 from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
 from galley.config import EngineSettings
 from galley.errors import RequestError
+from galley.formats.aliases import ALIASES, hub_id_of, looks_like_name
 from galley.formats.source import BUNDLED, BUNDLED_SPEECH, HUB_GGUF, HUB_ID
 from galley.types import SamplingParams
 
@@ -39,9 +41,9 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
 def run(flags: Flags, first: str | None, second: str | None, system: str) -> None:
     """Chat with a model in the terminal, or answer one PROMPT.
 
-    With a single argument: an existing folder, a path, a hub id (org/name) or the name of a bundled model
-    is the MODEL; anything else is the PROMPT for the bundled model. Text piped into the command is a
-    PROMPT, too.
+    With a single argument: an existing folder, a path, a hub id (org/name), a short name (llama3.2) or the
+    name of a bundled model is the MODEL; a word that looks like another model's name is refused; anything
+    else is the PROMPT for the bundled model. Text piped into the command is a PROMPT, too.
     """
     model, prompt = _model_and_prompt(first, second)
     settings = flags.settings(model=model)
@@ -64,16 +66,32 @@ def run(flags: Flags, first: str | None, second: str | None, system: str) -> Non
 def _model_and_prompt(first: str | None, second: str | None) -> tuple[str | None, str | None]:
     if first is None or _names_model(first):
         return first, second
-    if second is None:
+    if second is None and not looks_like_name(first):
         return None, first
+    if looks_like_name(first):
+        raise click.BadParameter(_unknown(first))
     raise click.BadParameter(
-        f"{first!r} is neither a folder, a hub id (org/name) nor a bundled model; "
+        f"{first!r} is neither a folder, a hub id (org/name), a short name nor a bundled model; "
         "quote a prompt of several words"
     )
 
 
+def _unknown(name: str) -> str:
+    """What to say of a word that was meant as a model, most likely."""
+    begin = name.lower().partition(":")[0]
+    near = difflib.get_close_matches(name.lower(), ALIASES, n=4) or [
+        known for known in ALIASES if known.partition(":")[0] == begin
+    ]
+    meant = f" (did you mean {', '.join(near)}?)" if near else ""
+    return (
+        f"{name!r} looks like a model's name, but Galley knows no model of that name{meant}: give a "
+        f"folder, a GGUF file, a hub id (org/name) or a short name. As a prompt of the bundled model: "
+        f"galley run {BUNDLED} {name}"
+    )
+
+
 def _names_model(text: str) -> bool:
-    if text in (BUNDLED, BUNDLED_SPEECH):
+    if text in (BUNDLED, BUNDLED_SPEECH) or hub_id_of(text) is not None:
         return True
     path_like = text.startswith(("/", "./", "../", "~"))
     # os.path, because pathlib raises for what can be no path, and any prompt may come by here.

@@ -13,7 +13,7 @@ from galley.service.spawn import Spawner
     "models",
     nargs=-1,
     metavar="[MODEL | NAME=MODEL...]",
-    help="folder, hub id (org/name) or bundled model; default: galley-demo",
+    help="folder, GGUF file, hub id (org/name), short name (llama3.2); default: galley-demo",
 )
 def serve(flags: Flags, models: tuple[str, ...]) -> None:
     """Serve a model, or several by name, through an OpenAI-compatible HTTP API.

@@ -8,7 +8,10 @@ from typing import Final
 import click
 from click._termui_impl import ProgressBar
 
+DAY_SECONDS: Final = 86400.0
+
 _LINE_SECONDS: Final = 10.0
+_BYTES: Final = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
 
 
 def progress(label: str, total: int, *, done: int = 0) -> "ProgressBar[int]":
@@ -55,3 +58,20 @@ def table(
         return "  ".join(aligned).rstrip()
 
     return "\n".join([line(header), "  ".join("-" * width for width in widths), *map(line, rows)])
+
+
+def in_bytes(size: int) -> str:
+    """A number of bytes in decimal units."""
+    for unit, factor in _BYTES:
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size} B"
+
+
+def ago(seconds: float) -> str:
+    """A time of the past in words."""
+    for unit, length in (("day", DAY_SECONDS), ("hour", 3600.0), ("minute", 60.0)):
+        count = int(seconds / length)
+        if count:
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"

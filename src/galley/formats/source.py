@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from galley.errors import ModelNotFound
+from galley.errors import ModelNotFound, shown
+from galley.formats.aliases import hub_id_of
 from galley.formats.gguf_file import is_gguf, split_files
 
 BUNDLED: Final = "galley-demo"
@@ -31,10 +32,10 @@ def resolve_model(model: str, *, revision: str = "main", show_progress: bool = T
 
     Args:
         model: a bundled model's name, empty for the bundled language model, a folder, a GGUF file (of a
-            split one any of its files), a hub id such as ``org/name``, or a GGUF file of one
-            (``org/name/FILE.gguf``). A hub id is downloaded into the hub library's cache (``HF_HOME``):
-            only files that the cache lacks, and broken downloads are resumed. Pickled weights and code are
-            never downloaded.
+            split one any of its files), a hub id such as ``org/name``, a GGUF file of one
+            (``org/name/FILE.gguf``), or a short name (:data:`galley.formats.aliases.ALIASES`). A hub id is
+            downloaded into the hub library's cache (``HF_HOME``): only files that the cache lacks, and
+            broken downloads are resumed. Pickled weights and code are never downloaded.
         revision: branch, tag or commit of a hub id.
         show_progress: draw progress bars on stderr while downloading.
 
@@ -65,6 +66,7 @@ def resolve_model(model: str, *, revision: str = "main", show_progress: bool = T
         raise ModelNotFound(f"{model} is a file; give the folder that holds it, or a GGUF file")
     if model.startswith((".", "/", "~")) or model.endswith("/"):
         raise ModelNotFound(f"the folder {model} does not exist")
+    model = hub_id_of(model) or model
     if named := HUB_GGUF.fullmatch(model):
         wanted = [path.as_posix() for path in split_files(Path(named[2]))]
         folder = _download(named[1], revision, show_progress, wanted=wanted, unwanted=())
@@ -72,7 +74,10 @@ def resolve_model(model: str, *, revision: str = "main", show_progress: bool = T
             raise ModelNotFound(f"{named[1]} (revision {revision}) has no file {named[2]}")
         return folder / named[2]
     if not HUB_ID.fullmatch(model):
-        raise ModelNotFound(f"{model!r} is neither a folder nor a hub id such as org/name")
+        raise ModelNotFound(
+            f"{shown(model)} is neither a folder nor a hub id such as org/name nor a short name such as "
+            "llama3.2"
+        )
     folder = _download(model, revision, show_progress)
     if not any(folder.glob("*.safetensors")):
         raise ModelNotFound(
@@ -97,6 +102,8 @@ def resolve_config(model: str, *, revision: str = "main") -> Path:
     path = _existing(model) if model else None
     if path is not None and path.is_file():
         return path
+    if path is None:
+        model = hub_id_of(model) or model
     if path is None and HUB_ID.fullmatch(model):
         return _download(model, revision, show_progress=False, wanted=(CONFIG_FILE,)) / CONFIG_FILE
     found = resolve_model(model, revision=revision)

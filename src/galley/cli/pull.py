@@ -1,0 +1,62 @@
+"""``galley pull``, ``list`` and ``rm``: the models on this machine."""
+
+import time
+
+import click
+
+from galley.cli.options import Command
+from galley.cli.terminal import ago, in_bytes, table
+from galley.errors import RequestError
+from galley.formats.aliases import aliases_of, hub_id_of
+from galley.formats.source import BUNDLED, BUNDLED_SPEECH, HUB_GGUF, HUB_ID, resolve_model
+
+_MODEL = "hub id (org/name), GGUF file of one (org/name/FILE.gguf) or short name (llama3.2)"
+
+
+@click.command(cls=Command)
+@click.argument("model", metavar="MODEL", help=_MODEL)
+@click.option("--revision", default="main", show_default=True, help="branch, tag or commit")
+def pull(model: str, revision: str) -> None:
+    """Download a model from the hub, so that it starts without one.
+
+    Files that are here already are not downloaded again, and a broken download goes on where it was.
+    """
+    if model in (BUNDLED, BUNDLED_SPEECH):
+        resolve_model(model)
+        click.echo(f"{model} comes with Galley: there is nothing to download")
+        return
+    found = hub_id_of(model) or model
+    if not (HUB_ID.fullmatch(found) or HUB_GGUF.fullmatch(found)):
+        raise RequestError(f"{model!r} is no {_MODEL}")
+    if found != model:
+        click.echo(f"{model} is {found}")
+    click.echo(str(resolve_model(model, revision=revision)))
+
+
+@click.command("list", cls=Command)
+def list_models() -> None:
+    """List the models that start without a download, the newest first."""
+    from galley.formats.hub_cache import stored_models
+
+    rows = []
+    for model in stored_models():
+        short = ", ".join(aliases_of(model.name))
+        rows.append((model.name, short, in_bytes(model.size), ago(time.time() - model.modified)))
+    rows.append((BUNDLED, "", "bundled", ""))
+    click.echo(table(("name", "short name", "size", "modified"), rows, left=(0, 1, 3)))
+
+
+@click.command(cls=Command)
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True, help=_MODEL)
+def rm(models: tuple[str, ...]) -> None:
+    """Remove downloaded models, all their revisions.
+
+    A server that runs one goes on with it until its engine has to start again.
+    """
+    from galley.formats.hub_cache import remove
+
+    for model in models:
+        if model in (BUNDLED, BUNDLED_SPEECH):
+            raise RequestError(f"{model} comes with Galley, and goes with it")
+        click.echo(f"removed {model} ({in_bytes(remove(model))})")
+    click.echo("galley cache prune removes packed weights that no start can use any more")
