@@ -163,6 +163,55 @@ def test_items_begin_grow_and_are_done_one_after_another() -> None:
     assert places == sorted(places)
 
 
+def test_a_broken_call_is_text_with_a_warning() -> None:
+    items = _Items("x")
+    events: list[Event] = [
+        CallStart(0, "call_1", "get_weather"),
+        Arguments(0, '{"city": Ro'),
+        CallEnd(0, broken=True),
+        Text('{"city": Ro', warning="the arguments are no JSON"),
+    ]
+    made = [one for event in events for one in items.of(event)] + list(items.ended())
+    ended = [one["item"] for one in made if one["type"] == "response.output_item.done"]
+    assert [item["status"] for item in ended] == ["incomplete", "completed"]
+    assert items.kept == ended[1:]
+    assert items.kept[0]["warning"] == "the arguments are no JSON"
+
+
+def test_what_was_answered_may_be_sent_again(client: OpenAI, server: Server) -> None:
+    said: Any = {"role": "user", "content": "Where?"}
+    first = client.responses.create(model="calling", input=[said], max_output_tokens=8)
+    parsed = client.responses.parse(model="calling", input=[said], text_format=Where)
+    for answer in (first, parsed):
+        again: Any = [said, *answer.output, said]
+        more = client.responses.create(model="calling", input=again, max_output_tokens=2)
+        assert first.usage
+        assert more.usage
+        assert more.usage.input_tokens > first.usage.input_tokens + 4
+    warned = {"type": "message", "role": "assistant", "content": "x", "warning": "no JSON"}
+    body = {"input": [said, warned, said], "max_output_tokens": 1}
+    assert httpx.post(server.url + "/v1/responses", json=body).status_code == 200
+
+
+def test_fields_that_ask_for_nothing_and_the_receipt(server: Server) -> None:
+    nothing = {
+        **{"tools": [], "tool_choice": "none", "parallel_tool_calls": False, "include": []},
+        **{"top_logprobs": 0, "max_tool_calls": None, "prompt": None, "background": False},
+    }
+    body = {"input": "x", "max_output_tokens": 2} | nothing
+    answer = httpx.post(server.url + "/v1/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert (told["tools"], told["tool_choice"]) == ([], "none")
+    chat = httpx.post(
+        server.url + "/v1/chat/completions",
+        json={"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
+    ).json()
+    receipt = {name for name in chat["usage"] if name.endswith("_ms")}
+    assert receipt
+    assert receipt <= set(told["usage"])
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -190,6 +239,9 @@ def test_items_begin_grow_and_are_done_one_after_another() -> None:
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "wrong"}}}}, "text.format"),
         ({"include": ["file_search_call.results"]}, "include"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"max_tool_calls": 1}, "max_tool_calls"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"wings": 2}, "wings"),
     ],
 )

@@ -9,6 +9,7 @@ import msgspec
 
 from galley.api.errors import to_api_error
 from galley.api.response_request import ResponseRequest
+from galley.api.responses import ReceiptFields, told_receipt
 from galley.errors import RequestError
 from galley.gateway.call import Call, opened
 from galley.gateway.caller import Caller
@@ -41,8 +42,8 @@ class OutputDetails(TypedDict):
     reasoning_tokens: int
 
 
-class ResponseUsage(TypedDict):
-    """Tokens of one request."""
+class ResponseUsage(ReceiptFields):
+    """Tokens of one request, and its receipt."""
 
     input_tokens: int
     input_tokens_details: InputDetails
@@ -174,7 +175,6 @@ class ResponseAnswer:
             status = "in_progress"
         elif finish == "length":
             status = "incomplete"
-        told: dict[str, Any] = msgspec.to_builtins(asked)
         return {
             "id": f"resp_{self._call.caller.request_id}",
             "object": "response",
@@ -186,15 +186,15 @@ class ResponseAnswer:
             "max_output_tokens": asked.max_output_tokens,
             "metadata": asked.metadata or {},
             "model": self._call.served.name,
-            "output": self._items.done if finish is not None else [],
+            "output": self._items.kept if finish is not None else [],
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": told["reasoning"] or {"effort": None, "summary": None},
+            "reasoning": _told(asked.reasoning) or {"effort": None, "summary": None},
             "store": False,
             "temperature": asked.temperature,
-            "text": {"format": (told["text"] or {}).get("format") or {"type": "text"}},
-            "tool_choice": told["tool_choice"] or "auto",
-            "tools": told["tools"] or [],
+            "text": {"format": (_told(asked.text) or {}).get("format") or {"type": "text"}},
+            "tool_choice": _told(asked.tool_choice) or "auto",
+            "tools": _told(asked.tools) or [],
             "top_p": asked.top_p,
             "truncation": "disabled",
             "usage": None if finish is None else self._usage(),
@@ -209,6 +209,7 @@ class ResponseAnswer:
             "output_tokens": counts.generated,
             "output_tokens_details": {"reasoning_tokens": counts.reasoning or 0},
             "total_tokens": counts.prompt + counts.generated,
+            **told_receipt(self._generation.receipt),
         }
 
 
@@ -216,7 +217,7 @@ class _Items:
     """Output items one after another: each begins, grows and is done before the next.
 
     Attributes:
-        done: those that are.
+        done: those that are, calls that came out broken among them.
     """
 
     def __init__(self, request_id: str) -> None:
@@ -225,11 +226,22 @@ class _Items:
         self._item: dict[str, Any] | None = None
         self._text: list[str] = []
 
+    @property
+    def kept(self) -> list[dict[str, Any]]:
+        """Items of the complete answer: a broken call is none; its text is in the message behind it."""
+        return [
+            item
+            for item in self.done
+            if item["type"] != "function_call" or item["status"] == "completed"
+        ]
+
     def of(self, event: Event) -> Iterator[dict[str, Any]]:
         match event:
             case Text():
                 yield from self._within("message")
                 self._text.append(event.text)
+                if event.warning is not None and self._item is not None:
+                    self._item["warning"] = event.warning
                 yield self._at(
                     "response.output_text.delta", content_index=0, delta=event.text, logprobs=[]
                 )
@@ -290,6 +302,10 @@ class _Items:
     def _at(self, kind: str, **fields: Any) -> dict[str, Any]:
         assert self._item is not None
         return {"type": kind, "item_id": self._item["id"], "output_index": len(self.done), **fields}
+
+
+def _told(value: Any) -> Any:
+    return msgspec.to_builtins(value)
 
 
 def _part(kind: str, text: str) -> dict[str, Any]:

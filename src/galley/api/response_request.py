@@ -33,7 +33,7 @@ _NEEDED: Final = {
     "reasoning": (),
 }
 _ALLOWED: Final = {
-    "message": ("phase",),
+    "message": ("phase", "warning"),
     "function_call": ("namespace",),
     "function_call_output": (),
     "reasoning": ("summary", "content", "encrypted_content"),
@@ -66,6 +66,7 @@ class InputItem(Strict, frozen=True, kw_only=True):
     encrypted_content: None = None
     phase: None = None
     namespace: None = None
+    warning: Annotated[str | None, Meta(description="As answers have it; not used.")] = None
 
     def __post_init__(self) -> None:
         needed = _NEEDED[self.type]
@@ -169,6 +170,9 @@ class ResponseRequest(Strict, frozen=True, kw_only=True):
     service_tier: Literal["auto", "default"] | None = None
     background: Literal[False] | None = None
     include: Annotated[list[str], Meta(max_length=0)] | None = None
+    top_logprobs: Literal[0] | None = None
+    max_tool_calls: None = None
+    prompt: None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

@@ -113,15 +113,16 @@ def usage(counts: TokenCounts, receipt: Receipt | None = None) -> Usage:
     }
     if counts.reasoning is not None:
         tokens["completion_tokens_details"] = {"reasoning_tokens": counts.reasoning}
-    return tokens if receipt is None else {**tokens, **_told(receipt)}
+    return tokens if receipt is None else {**tokens, **told_receipt(receipt)}
 
 
 def audio_usage(seconds: float, receipt: Receipt) -> AudioUsage:
     """The ``usage`` of a transcript."""
-    return {"type": "duration", "seconds": round(seconds, 2), **_told(receipt)}
+    return {"type": "duration", "seconds": round(seconds, 2), **told_receipt(receipt)}
 
 
-def _told(receipt: Receipt) -> ReceiptFields:
+def told_receipt(receipt: Receipt) -> ReceiptFields:
+    """The receipt of a complete request, as answers tell it."""
     return receipt.fields()  # type: ignore[return-value]  # its names are those of the class
 
 
