@@ -228,6 +228,8 @@ class NamedModel:
 
     name: str
     own: Mapping[str, Any]
+    on_request: bool = False
+    """Whether it is loaded with its first request, whatever ``load_on_request`` says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +243,24 @@ class Settings(EngineSettings):
     port: int = _setting(8000, "Server", "port to bind; 0 picks a free one")
     served_model_name: str = _setting(
         "", "Server", "the model's name in the API; default: the folder's or hub id's"
+    )
+    models_dir: str = _setting(
+        "",
+        "Server",
+        "folder whose models (folders, GGUF files) are served by their names and loaded on request",
+    )
+    load_on_request: bool = _setting(
+        False, "Server", "load each model with the first request for it, instead of at the start"
+    )
+    max_loaded_models: int = _setting(
+        3,
+        "Server",
+        "models loaded on request that may be in memory at a time; the least recently used one makes room",
+    )
+    model_keep_alive: float = _setting(
+        300.0,
+        "Server",
+        "seconds after its last request until a model loaded on request is unloaded; below 0: never",
     )
     take_turns: bool = _setting(
         True, "Server", "several models: engines take turns on the cores; else the kernel decides"
@@ -373,7 +393,7 @@ class Settings(EngineSettings):
         _positive(self, "max_live_streams", "max_connections", "max_connections_per_address")
         _positive(self, "max_headers", "max_unfinished_body_bytes", "min_body_rate")
         self._check_front_door()
-        _positive(self, "text_bytes")
+        _positive(self, "text_bytes", "max_loaded_models")
         self._check_observation()
         if not (math.isfinite(self.text_seconds) and self.text_seconds > 0):
             raise SettingsError(f"text_seconds must be more than 0, got {self.text_seconds}")
@@ -407,6 +427,8 @@ class Settings(EngineSettings):
             self._of(model)
 
     def _check_observation(self) -> None:
+        if math.isnan(self.model_keep_alive):
+            raise SettingsError("model_keep_alive must be a number of seconds, got nan")
         price = self.price_per_hour
         if price is not None and not (math.isfinite(price) and price >= 0):
             raise SettingsError(f"price_per_hour must be a number of 0 or more, got {price}")
@@ -442,12 +464,24 @@ class Settings(EngineSettings):
     def each_model(self) -> list[Self]:
         """The settings of each served model: those given for the model alone, else the common ones.
 
-        A common ``kv_memory_fraction`` is divided by the number of models, because they share the memory.
+        A common ``kv_memory_fraction`` is divided by the number of models that may be loaded at a time,
+        because they share the memory.
         """
         return [self._of(model) for model in self.models] or [self]
 
+    @property
+    def most_loaded(self) -> int:
+        """How many models may be in memory at a time."""
+        if not self.models:
+            return 1
+        on_request = sum(self.load_on_request or model.on_request for model in self.models)
+        return len(self.models) - on_request + min(on_request, self.max_loaded_models)
+
     def _of(self, model: NamedModel) -> Self:
-        share = {"kv_memory_fraction": self.kv_memory_fraction / len(self.models)}
+        share = {
+            "kv_memory_fraction": self.kv_memory_fraction / self.most_loaded,
+            "load_on_request": self.load_on_request or model.on_request,
+        }
         own = {**share, **model.own}
         try:
             return dataclasses.replace(self, models=(), served_model_name=model.name, **own)

@@ -23,6 +23,7 @@
     ``EngineError``         our own fault (HTTP 500)
         ``EngineFailed``        the engine could not start, or died again and again
             ``DamagedWeights``      packed weights on disk have changed
+            ``NotEnoughMemory``     the model does not fit what is available
 """
 
 import reprlib
@@ -174,6 +175,10 @@ class EngineError(GalleyError):
 
 class EngineFailed(EngineError):
     """The engine process could not start, or kept dying without making progress."""
+
+
+class NotEnoughMemory(EngineFailed):
+    """The model does not fit the memory that is available; the message says what would make it fit."""
 
 
 class DamagedWeights(EngineFailed):

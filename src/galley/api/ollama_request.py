@@ -1,9 +1,10 @@
 """Ollama's API: what requests hold, field by field, and what they are to the models.
 
-Fields that are taken and change nothing: ``keep_alive`` (models stay loaded), and the options by which
-Ollama's server loads a model (``num_gpu``, ``num_thread`` and the like), since the model is loaded.
+Fields that are taken and change nothing: the options by which Ollama's server loads a model (``num_gpu``,
+``num_thread`` and the like), since settings say how that is done.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -19,11 +20,16 @@ from galley.api.messages import (
     Strict,
 )
 from galley.api.structured_output import ANY_OBJECT, schema_grammar
-from galley.errors import RequestError
+from galley.errors import RequestError, shown
 from galley.tools.conversation import Conversation, Tool
 from galley.types import Grammar, ModelInfo, SamplingParams
 
 MAX_STOPS: Final = 2048
+
+_PART: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", re.ASCII)
+_DURATION: Final = re.compile(r"(-?)(0|(?:\d{1,9}(?:\.\d{1,9})?(?:ms|s|m|h)){1,4})", re.ASCII)
+"""As Go writes durations, which Ollama takes."""
+_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 _WITHOUT_LIMIT: Final = (-1, -2)
 """Values of ``num_predict``: no limit, and the rest of the context."""
@@ -44,7 +50,11 @@ NoImages: TypeAlias = Annotated[
     Annotated[list[str], Meta(max_length=0)] | None, Meta(description="Not supported.")
 ]
 KeepAlive: TypeAlias = Annotated[
-    float | str | None, Meta(description="Taken and not used: models stay loaded.")
+    float | str | None,
+    Meta(
+        description="How long a model that is loaded on request stays so after this request: seconds, or "
+        "a duration such as `5m` or `1h30m`; below 0: for ever. Others stay loaded."
+    ),
 ]
 Think: TypeAlias = Annotated[
     bool | Literal["low", "medium", "high"] | None,
@@ -167,6 +177,22 @@ class _Request(Strict, frozen=True, kw_only=True):
     options: OllamaOptions | None = None
     keep_alive: KeepAlive = None
     think: Think = None
+
+    @property
+    def kept_seconds(self) -> float | None:
+        """``keep_alive`` in seconds, below 0 for ever; None: as the settings say. Raises RequestError."""
+        if self.keep_alive is None or isinstance(self.keep_alive, int | float):
+            return self.keep_alive
+        match = _DURATION.fullmatch(self.keep_alive)
+        if match is None:
+            raise RequestError(
+                f"keep_alive must be seconds, or a duration such as 5m or 1h30m, got "
+                f"{shown(self.keep_alive)}",
+                param="keep_alive",
+            )
+        parts = _PART.findall(match[2])
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+        return -seconds if match[1] else seconds
 
     @property
     def streamed(self) -> bool:

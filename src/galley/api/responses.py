@@ -266,16 +266,27 @@ class Completion(_ChunkUsage):
     choices: list[CompletionChoice]
 
 
+ModelState = Literal["loaded", "loading", "unloaded"]
+
+
 class ModelCard(TypedDict):
-    """A served model."""
+    """A served model.
+
+    What is known only of a loaded model (`max_model_len`, `weights`, `memory`) is null while it is none.
+    `memory` is in bytes, and `expires_at` the Unix time at which a model that was loaded on request will be
+    unloaded if nobody asks for it; null if it stays.
+    """
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
-    max_model_len: int
+    max_model_len: int | None
     tasks: list[Task]
     weights: WeightReceipt | None
+    state: ModelState
+    memory: int | None
+    expires_at: int | None
 
 
 class ModelList(TypedDict):

@@ -93,10 +93,11 @@ async def _start(
     if line.url == "/v1/chat/completions":
         asked = validate(ChatRequest, line.body)
         _refuse_stream(asked.stream)
-        return await ChatAnswer.start(models.find(asked.model, "generate"), asked, caller)
+        return await ChatAnswer.start(await models.find(asked.model, "generate"), asked, caller)
     prompt = validate(CompletionRequest, line.body)
     _refuse_stream(prompt.stream)
-    return await CompletionAnswer.start(models.find(prompt.model, "generate"), prompt, caller)
+    served = await models.find(prompt.model, "generate")
+    return await CompletionAnswer.start(served, prompt, caller)
 
 
 def _refuse_stream(stream: bool | None) -> None:

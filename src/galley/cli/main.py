@@ -16,6 +16,7 @@ from galley.cli.graph import graph
 from galley.cli.keygen import keygen
 from galley.cli.options import Group
 from galley.cli.plan import plan
+from galley.cli.ps import ps
 from galley.cli.pull import list_models, pull, rm
 from galley.cli.quantize import quantize
 from galley.cli.run import run
@@ -54,6 +55,7 @@ for command in (
     keygen,
     pull,
     list_models,
+    ps,
     rm,
 ):
     app.add_command(command)

@@ -1,9 +1,13 @@
 """``galley serve``: the HTTP server with its engines."""
 
+import dataclasses
+
 import click
 
 from galley.cli.options import Command, Flags, with_flags
-from galley.config import Settings
+from galley.config import NamedModel, Settings
+from galley.errors import SettingsError
+from galley.formats.models_folder import models_in
 from galley.service.spawn import Spawner
 
 
@@ -22,9 +26,35 @@ def serve(flags: Flags, models: tuple[str, ...]) -> None:
     Options apply to all models; NAME.SETTING=VALUE after NAME=MODEL, such as chat.quantize=int4, or
     galley.yaml's models section sets an option of one model.
     """
-    settings = flags.settings_of(models)
+    settings = _with_folder(flags.settings_of(models))
     # The engine processes start now, so that they import their modules while this one imports the server.
     spawner = Spawner(settings, ahead=True)
     from galley.server.run import serve as run_server
 
     raise click.exceptions.Exit(run_server(settings, spawner))
+
+
+def _with_folder(settings: Settings) -> Settings:
+    """Settings that name the models of ``models_dir``, too.
+
+    Raises:
+        SettingsError: the folder cannot be read or holds no model, or a model without a name is given, too.
+    """
+    if not settings.models_dir:
+        return settings
+    if settings.model:
+        raise SettingsError(
+            f"beside models_dir a model needs a name: NAME={settings.model} (galley serve NAME=MODEL "
+            f"--models-dir {settings.models_dir})"
+        )
+    named = {model.name for model in settings.models}
+    found = tuple(
+        NamedModel(name, {"model": str(path)}, on_request=True)
+        for name, path in models_in(settings.models_dir).items()
+        if name not in named
+    )
+    if not (found or named):
+        raise SettingsError(
+            f"models_dir: {settings.models_dir} holds no models: folders with a config.json, or GGUF files"
+        )
+    return dataclasses.replace(settings, models=(*settings.models, *found))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from galley.config import EngineSettings
-from galley.errors import EngineFailed, SettingsError
+from galley.errors import EngineFailed, NotEnoughMemory, SettingsError
 from galley.graph.program import KVGroup, Program
 from galley.machine import address_space_left, available_memory, bytes_text
 from galley.ops.executor import ExecutorMemory, ExecutorOptions
@@ -141,7 +141,7 @@ def plan_memory(
     )
     if not ledger.fits:
         changes = _changes(settings, program, options, ledger, size, memory_of)
-        raise EngineFailed(refusal(name, ledger, changes))
+        raise NotEnoughMemory(refusal(name, ledger, changes))
     return size, ledger
 
 

@@ -1,6 +1,8 @@
 """The models that one server serves, by name, and what they share: settings, life and metrics."""
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Final
@@ -15,6 +17,7 @@ from galley.errors import (
 )
 from galley.gateway.caller import Caller
 from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
+from galley.gateway.on_request import OnRequest
 from galley.gateway.served import ServedModel
 from galley.observe.metrics import Metrics
 from galley.service.client import EngineState
@@ -52,6 +55,11 @@ class Registry:
         self.lifecycle = Lifecycle(self._state)
         models = [ServedModel(own, self.metrics, spawner) for own in settings.each_model()]
         self._models = {model.name: model for model in models}
+        self._on_request = OnRequest(
+            [model for model in models if model.on_request],
+            most=settings.max_loaded_models,
+            patience=settings.request_timeout,
+        )
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
@@ -68,13 +76,15 @@ class Registry:
     ) -> None:
         """Start all models at the same time; none is left running when one cannot start.
 
+        Models that are loaded on request are not started.
+
         Raises:
             ModelError: a model cannot be used; says which, if there are several.
             SettingsError, EngineFailed: as :meth:`ServedModel.start`, if there is one.
         """
         try:
             async with asyncio.TaskGroup() as group:
-                for model in self:
+                for model in self._at_start:
                     group.create_task(self._start(model, on_phase, on_ledger))
         except ExceptionGroup as errors:
             await self.close()
@@ -116,19 +126,23 @@ class Registry:
             Conflict, EngineNotReady, EngineFailed, ModelError: as :meth:`ServedModel.reload`; models that
                 were reloaded before it stay so.
         """
-        models = list(self) if name is None else [self.find(name)]
+        models = list(self) if name is None else [self.named(name)]
         return [
             model.name for model in models if await model.reload(only_if_changed=only_if_changed)
         ]
 
     async def close(self) -> None:
         """End the engine processes. Idempotent."""
+        await self._on_request.close()
         await asyncio.gather(*(model.close() for model in self))
 
-    def find(
+    async def find(
         self, name: str | None, task: Task | None = None, caller: Caller | None = None
     ) -> ServedModel:
-        """The model that a request means, which does what the request needs.
+        """The model that a request means, which does what the request needs; loaded, if it was not.
+
+        Make the request's Call before anything else is waited for: a model without calls may be unloaded
+        again after a second.
 
         Args:
             name: as the request has it. None means the only model, or the only one that does the task.
@@ -140,16 +154,31 @@ class Registry:
             RequestError: it does not do the task, or several could be meant.
             EngineNotReady, EngineFailed: as :meth:`ServedModel.backend`.
             QueueFull, DeadlineExceeded: the caller's request cannot be answered in time, whatever it is.
+            MemoryPressure: the model is not loaded, and others with requests leave no room for it.
         """
-        model = self._only(task) if name is None else self._models.get(name)
+        model = self._only(task) if name is None else self.named(name)
+        if caller is not None:
+            caller.record["model"] = model.name
+        model.check(task, caller)
+        if model.on_request:
+            deadline = math.inf if caller is None else caller.deadline
+            limit = time.monotonic() + self.settings.request_timeout
+            await self._on_request.ensure(model, min(deadline, limit))
+            model.check(task, caller)
+        return model
+
+    def named(self, name: str) -> ServedModel:
+        """The model of that name, loaded or not. Raises UnknownModel."""
+        model = self._models.get(name)
         if model is None:
             raise UnknownModel(
                 f"The model {str(name)[:100]!r} does not exist; this server has {self._listed()}"
             )
-        if caller is not None:
-            caller.record["model"] = model.name
-        model.check(task, caller)
         return model
+
+    def is_loading(self, model: ServedModel) -> bool:
+        """Whether a model is being loaded, at the start or because a request has asked for it."""
+        return self._on_request.is_loading(model) if model.on_request else not model.is_loaded
 
     def expect(self, task: Task | None = None, caller: Caller | None = None) -> None:
         """Before a request's body is read: raise if no model can answer it, whichever its body names.
@@ -174,9 +203,9 @@ class Registry:
     def _only(self, task: Task | None) -> ServedModel:
         fitting = list(self)
         if len(fitting) > 1:
-            if any(model.tasks is None for model in self):
+            if any(model.tasks is None for model in self._at_start):
                 raise EngineNotReady("The models are loading", retry_after=RETRY_SECONDS)
-            fitting = [model for model in self if task is None or task in (model.tasks or ())]
+            fitting = [m for m in self if task is None or m.tasks is None or task in m.tasks]
         if len(fitting) != 1:
             raise RequestError(
                 f"This server has {self._listed()}: say in the field model which is meant",
@@ -187,9 +216,15 @@ class Registry:
     def _listed(self) -> str:
         return ", ".join(map(repr, self._models))
 
+    @property
+    def _at_start(self) -> list[ServedModel]:
+        """The models that are loaded as long as the server runs."""
+        return [model for model in self if not model.on_request]
+
     def _state(self) -> EngineState:
-        states = {model.state for model in self}
-        return next(state for state in _WORST_FIRST if state in states)
+        """Of the worst of the models that are loaded at the start; others' failures are their requests'."""
+        states = {model.state for model in self._at_start}
+        return next((state for state in _WORST_FIRST if state in states), "ready")
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import hashlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -73,6 +74,11 @@ class ServedModel:
         name: in the API.
         metrics: what is counted for it.
         memory: refuses new requests when it is nearly used up.
+        on_request: whether it is loaded with a request for it, and unloaded when nobody asks any more.
+        keep_alive: seconds after its last request until it is unloaded, if it is loaded on request; below
+            0: never.
+        used: when it was last in use, on the monotonic clock, as far as anybody looked.
+        ledger: what it takes of the memory, once that is known.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics, spawner: Spawner) -> None:
@@ -82,7 +88,12 @@ class ServedModel:
         self.memory = MemoryWatch(settings.memory_limit_fraction)
         self.name = settings.served_model_name or _default_name(settings.model)
         self.metrics = metrics.model(self.name, self)
+        self.on_request = settings.load_on_request
+        self.keep_alive = settings.model_keep_alive
+        self.used = time.monotonic()
+        self.ledger: Ledger | None = None
         self._backend: Backend | None = None
+        self._tasks: tuple[Task, ...] | None = None
         self._speech: WeakKeyDictionary[Backend, SpeechModel] = WeakKeyDictionary()
         self._reloading = asyncio.Lock()
         self._retired: set[asyncio.Task[None]] = set()
@@ -98,7 +109,53 @@ class ServedModel:
             EngineFailed: the engine did not come up.
             SettingsError: it hears, and packages for that are not installed.
         """
-        self._backend = await self._load(on_phase, on_ledger)
+        try:
+            self._backend = await self._load(on_phase, on_ledger)
+        except BaseException:
+            self._spawner.release(self.settings.served_model_name)
+            raise
+        self._tasks = self._backend.engine.info.tasks
+
+    async def unload(self) -> None:
+        """End its processes and free its memory, until it is started again. For models without requests."""
+        if (backend := self._backend) is None:
+            return
+        self._backend = None
+        self._earlier_restarts += backend.engine.restarts
+        await backend.close()
+        self._spawner.release(self.settings.served_model_name)
+
+    def keep_for(self, seconds: float | None) -> None:
+        """From its latest request on it stays loaded for so long, if it is loaded on request.
+
+        Args:
+            seconds: below 0: for ever; None: as the settings say.
+        """
+        self.keep_alive = self.settings.model_keep_alive if seconds is None else seconds
+
+    @property
+    def expires_at(self) -> int | None:
+        """Unix time at which it will be unloaded if nobody asks for it; None: it stays."""
+        if not self.on_request or not 0 <= self.keep_alive < math.inf:
+            return None
+        unused = 0.0 if self.busy else time.monotonic() - self.used
+        return int(time.time() - unused + self.keep_alive)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it is in memory."""
+        return self._backend is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has requests, or is being reloaded; False for a model that is not loaded."""
+        backend = self._backend
+        return backend is not None and (
+            bool(backend.calls)
+            or backend.text.busy
+            or self._reloading.locked()
+            or bool(self._retired)
+        )
 
     async def reload(self, *, only_if_changed: bool = False) -> bool:
         """Load the model's files again, beside the engine that serves, and hand over to the new engine.
@@ -117,6 +174,8 @@ class ServedModel:
             EngineNotReady, EngineFailed: as :meth:`backend`.
             ModelError: the files cannot be used.
         """
+        if self.on_request and not self.is_loaded:
+            return False  # the next request loads what is there then
         old = self.backend()
         if self._reloading.locked():
             raise Conflict(f"{self.name} is being reloaded already; wait until that is done")
@@ -125,6 +184,7 @@ class ServedModel:
                 return False
             log.info("%s: loading its files again", self.name)
             self._backend = await self._load()
+            self._tasks = self._backend.engine.info.tasks
             self._earlier_restarts += old.engine.restarts
             retire = asyncio.create_task(self._retire(old))
             self._retired.add(retire)
@@ -154,6 +214,7 @@ class ServedModel:
                 on_phase(name, seconds)
 
         def planned(ledger: Ledger) -> None:
+            self.ledger = ledger
             self.metrics.planned(ledger)
             if on_ledger is not None:
                 on_ledger(ledger)
@@ -228,15 +289,18 @@ class ServedModel:
     def check(self, task: Task | None, caller: Caller | None = None) -> None:
         """Raise RequestError for a task that the model does not do, else as :meth:`backend`.
 
-        Every model does the task ``None``. With a ``caller`` whose request is for the engine's queue also
-        raise QueueFull, DeadlineExceeded or MemoryPressure, if that is certain before any work is done.
+        Every model does the task ``None``. A model that is to be loaded on request passes. With a
+        ``caller`` whose request is for the engine's queue also raise QueueFull, DeadlineExceeded or
+        MemoryPressure, if that is certain before any work is done.
         """
-        backend = self.backend()
         if task is not None and self.tasks is not None and task not in self.tasks:
             raise RequestError(
                 f"The model {self.name!r} cannot {task}; it can {', '.join(self.tasks)}",
                 param="model",
             )
+        if self.on_request and not self.is_loaded:
+            return
+        backend = self.backend()
         if caller is not None:
             self.memory.check()
             backend.engine.check_early(caller.deadline)
@@ -256,8 +320,8 @@ class ServedModel:
 
     @property
     def tasks(self) -> tuple[Task, ...] | None:
-        """What the model does; not known before it is loaded."""
-        return None if self._backend is None else self._backend.engine.info.tasks
+        """What the model does; not known before it is loaded for the first time."""
+        return self._tasks
 
     @property
     def state(self) -> EngineState:
@@ -288,8 +352,10 @@ class ServedModel:
         return None if self._backend is None else self._backend.engine.info
 
     @property
-    def is_ready(self) -> bool:
-        """Whether the engine takes requests now."""
+    def is_ready(self) -> bool | None:
+        """Whether the engine takes requests now; None for a model that waits for requests."""
+        if self.on_request and not self.is_loaded:
+            return None
         return self.state == "ready"
 
     @property

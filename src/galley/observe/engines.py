@@ -67,8 +67,8 @@ class ServedEngine(Protocol):
         """What the loaded model says of itself; None before it is loaded."""
 
     @property
-    def is_ready(self) -> bool:
-        """Whether the engine takes requests now."""
+    def is_ready(self) -> bool | None:
+        """Whether the engine takes requests now; None while a model that is loaded on request is not."""
 
     @property
     def token_budget(self) -> int:
@@ -170,7 +170,8 @@ class EngineCollector(Collector):
         waiting = _gauge("galley_requests_waiting", "Sequences waiting")
         for model, engine in self.models.items():
             restarts.add_metric([model], engine.engine.restarts)
-            ready.add_metric([model], float(engine.engine.is_ready))
+            if (is_ready := engine.engine.is_ready) is not None:
+                ready.add_metric([model], float(is_ready))
             running.add_metric([model], engine.last.running)
             waiting.add_metric([model], engine.last.waiting)
         yield from (restarts, ready, running, waiting)

@@ -37,7 +37,8 @@ def routes(models: Registry) -> list[Operation]:
         models.expect("generate", caller)
         asked = await body.read(request, MessagesRequest, max_bytes=max_bytes)
         note_prompt(caller, asked.messages, models.settings)
-        served = models.find(asked.model, "generate", caller)
+        find = models.find(asked.model, "generate", caller)
+        served = await while_connected(request.receive, find)
         start = MessageAnswer.start(served, asked, caller)
         answer = await while_connected(request.receive, start)
         if asked.stream:
@@ -51,7 +52,8 @@ def routes(models: Registry) -> list[Operation]:
         """How many tokens a conversation has."""
         models.expect("generate")
         asked = await body.read(request, CountRequest, max_bytes=max_bytes)
-        backend = models.find(asked.model, "generate").backend()
+        find = models.find(asked.model, "generate")
+        backend = (await while_connected(request.receive, find)).backend()
         with named_as_given():
             prompt = await prompt_of(backend, asked.conversation())
         answer: InputTokens = {"input_tokens": len(prompt)}

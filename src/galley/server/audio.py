@@ -81,7 +81,8 @@ async def _answer(
     with ExitStack() as held:
         asked, upload = await read_form(request, model, max_bytes=limit, budget=budget)
         held.callback(upload.close)
-        served = models.find(asked.model, task, caller)
+        find = models.find(asked.model, task, caller)
+        served = await while_connected(request.receive, find)
         call = Call(served, ENDPOINTS[task], caller)
         held.callback(call.close)
         begin = _begun(call, asked, upload)

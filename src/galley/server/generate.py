@@ -27,8 +27,9 @@ def routes(models: Registry) -> list[Operation]:
         models.expect("generate", caller)
         asked = await body.read(request, ChatRequest, max_bytes=max_bytes)
         note_prompt(caller, asked.messages, models.settings)
-        start = ChatAnswer.start(models.find(asked.model, "generate", caller), asked, caller)
-        answer = await while_connected(request.receive, start)
+        find = models.find(asked.model, "generate", caller)
+        served = await while_connected(request.receive, find)
+        answer = await while_connected(request.receive, ChatAnswer.start(served, asked, caller))
         return await _respond(request, answer, stream=bool(asked.stream))
 
     async def plain_completions(request: Request) -> Response:
@@ -37,7 +38,8 @@ def routes(models: Registry) -> list[Operation]:
         models.expect("generate", caller)
         asked = await body.read(request, CompletionRequest, max_bytes=max_bytes)
         note_prompt(caller, asked.prompt, models.settings)
-        served = models.find(asked.model, "generate", caller)
+        find = models.find(asked.model, "generate", caller)
+        served = await while_connected(request.receive, find)
         start = CompletionAnswer.start(served, asked, caller)
         answer = await while_connected(request.receive, start)
         return await _respond(request, answer, stream=bool(asked.stream))

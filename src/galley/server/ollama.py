@@ -1,6 +1,7 @@
 """Ollama's API: ``/api/chat``, ``/api/generate``, and what its clients ask of models."""
 
 import hashlib
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +33,9 @@ _LATEST: Final = ":latest"
 """Ollama's clients add it to names without a tag."""
 
 _FOREVER: Final = "9999-12-31T23:59:59Z"
-"""Until when a model stays loaded."""
+"""Until when a model stays loaded that was not loaded on request."""
+
+_STARTED: Final = int(time.time())
 
 
 class OllamaDetails(TypedDict):
@@ -97,7 +100,9 @@ def routes(models: Registry) -> list[Operation]:
         models.expect("generate", caller)
         asked = await body.read(request, OllamaChatRequest, max_bytes=max_bytes)
         note_prompt(caller, asked.messages, models.settings)
-        served = models.find(_name(models, asked.model), "generate", caller)
+        find = models.find(_name(models, asked.model), "generate", caller)
+        served = await while_connected(request.receive, find)
+        served.keep_for(asked.kept_seconds)
         if not asked.messages:
             return _respond_loaded(loaded(asked.model, chat=True), streamed=asked.streamed)
         start = OllamaGeneration.start(served, asked, caller)
@@ -110,7 +115,9 @@ def routes(models: Registry) -> list[Operation]:
         models.expect("generate", caller)
         asked = await body.read(request, OllamaGenerateRequest, max_bytes=max_bytes)
         note_prompt(caller, asked.prompt, models.settings)
-        served = models.find(_name(models, asked.model), "generate", caller)
+        find = models.find(_name(models, asked.model), "generate", caller)
+        served = await while_connected(request.receive, find)
+        served.keep_for(asked.kept_seconds)
         if not asked.prompt:
             return _respond_loaded(loaded(asked.model, chat=False), streamed=asked.streamed)
         start = OllamaGeneration.start(served, asked, caller)
@@ -123,16 +130,19 @@ def routes(models: Registry) -> list[Operation]:
         return Json(answer)
 
     async def running(_: Request) -> Response:
-        """The loaded models, which are all that are served."""
+        """The loaded models."""
         answer: OllamaModels = {
             "models": [
                 {
                     **_listed(served),
-                    "expires_at": _FOREVER,
+                    "expires_at": _FOREVER
+                    if served.expires_at is None
+                    else _time(served.expires_at),
                     "size_vram": 0,
                     "context_length": served.backend().engine.info.max_model_len,
                 }
                 for served in models
+                if served.is_loaded or not served.on_request
             ]
         }
         return Json(answer)
@@ -143,7 +153,8 @@ def routes(models: Registry) -> list[Operation]:
         name = asked.model or asked.name
         if not name:
             raise RequestError("Missing field 'model'", param="model")
-        return Json(_shown(models.find(_name(models, name))))
+        find = models.find(_name(models, name))
+        return Json(_shown(await while_connected(request.receive, find)))
 
     async def version(_: Request) -> Response:
         """The server's version."""
@@ -242,6 +253,8 @@ def _details(served: ServedModel) -> OllamaDetails:
 
 
 def _listed(served: ServedModel) -> OllamaModel:
+    if served.on_request and not served.is_loaded:
+        return _unloaded(served)
     backend = served.backend()
     ledger = backend.engine.info.ledger
     return {
@@ -251,6 +264,26 @@ def _listed(served: ServedModel) -> OllamaModel:
         "size": ledger.weights if ledger is not None else 0,
         "digest": hashlib.sha256(backend.files.encode()).hexdigest(),
         "details": _details(served),
+    }
+
+
+def _unloaded(served: ServedModel) -> OllamaModel:
+    """A model that waits for a request: no more than its name is known."""
+    details: OllamaDetails = {
+        "parent_model": "",
+        "format": "",
+        "family": "",
+        "families": [],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+    return {
+        "name": served.name,
+        "model": served.name,
+        "modified_at": _time(_STARTED),
+        "size": 0,
+        "digest": hashlib.sha256(served.name.encode()).hexdigest(),
+        "details": details,
     }
 
 

@@ -108,8 +108,8 @@ class _Places:
 async def _serve(models: Registry, socket: WebSocket) -> None:
     """One connection, from the handshake on."""
     try:
-        served = _asked_for(models, socket)
         await asyncio.to_thread(require_extra)
+        served = await _asked_for(models, socket)
         call = Call(served, ENDPOINT, caller_of(socket))
         with opened(call):
             # Its files are checked before the handshake is answered.
@@ -125,7 +125,7 @@ async def _serve(models: Registry, socket: WebSocket) -> None:
     await connection.serve(models.lifecycle)
 
 
-def _asked_for(models: Registry, socket: WebSocket) -> ServedModel:
+async def _asked_for(models: Registry, socket: WebSocket) -> ServedModel:
     models.expect("transcribe")
     query = socket.query_params
     for name in query:
@@ -135,7 +135,7 @@ def _asked_for(models: Registry, socket: WebSocket) -> ServedModel:
         raise RequestError(
             f"intent must be transcription, got {query['intent'][:64]!r}", param="intent"
         )
-    return models.find(query.get("model"), "transcribe")
+    return await models.find(query.get("model"), "transcribe")
 
 
 class _Connection:

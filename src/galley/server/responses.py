@@ -25,7 +25,8 @@ def routes(models: Registry) -> list[Operation]:
         models.expect("generate", caller)
         asked = await body.read(request, ResponseRequest, max_bytes=max_bytes)
         note_prompt(caller, asked.input, models.settings)
-        served = models.find(asked.model, "generate", caller)
+        find = models.find(asked.model, "generate", caller)
+        served = await while_connected(request.receive, find)
         answer = await while_connected(request.receive, ResponseAnswer.start(served, asked, caller))
         if asked.stream:
             return _Events(answer.events(), answer.close)

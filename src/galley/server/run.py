@@ -177,9 +177,11 @@ class _Run:
         except MemoryError:
             _complain("cannot start: memory ran out; allow more (container limit, ulimit -v)")
             return 1
-        *others, last = self._models.names
+        *others, last = [m.name for m in self._models if not m.on_request] or ["the server"]
         ready = f"{', '.join(others)} and {last} are ready" if others else f"{last} is ready"
         say(f"{ready} after {process_age():.2f} s: {self._url}/v1")
+        if on_request := [model.name for model in self._models if model.on_request]:
+            say(f"on request: {', '.join(on_request)}")
         return None
 
     async def _reload_when_told(self) -> None:

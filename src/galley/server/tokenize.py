@@ -15,6 +15,7 @@ from galley.gateway.served import Backend
 from galley.server import body
 from galley.server.answers import Json
 from galley.server.openapi import Operation
+from galley.server.sse import while_connected
 from galley.text.tokenizer import CERTAINLY_LONG
 
 LEAST_TOKENS: Final = 64 * 1024
@@ -29,7 +30,8 @@ def routes(models: Registry) -> list[Operation]:
         """The token ids of a prompt, or of messages as the chat template writes them."""
         models.expect()
         asked = await body.read(request, TokenizeRequest, max_bytes=max_bytes)
-        backend = models.find(asked.model).backend()
+        find = models.find(asked.model)
+        backend = (await while_connected(request.receive, find)).backend()
         tokens = await _tokens(backend, asked)
         answer: Tokens = {
             "tokens": tokens,
@@ -42,7 +44,8 @@ def routes(models: Registry) -> list[Operation]:
         """The text of token ids, special tokens included."""
         models.expect()
         asked = await body.read(request, DetokenizeRequest, max_bytes=max_bytes)
-        backend = models.find(asked.model).backend()
+        find = models.find(asked.model)
+        backend = (await while_connected(request.receive, find)).backend()
         _check_ids(asked.tokens, backend)
         text = await asyncio.to_thread(
             backend.tokenizer.decode, asked.tokens, skip_special_tokens=False

@@ -62,7 +62,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 class StartFailed(msgspec.Struct, tag="start_failed", frozen=True):
     """The engine cannot start, and trying again will not help."""
 
-    kind: Literal["model", "settings", "engine"]
+    kind: Literal["model", "settings", "memory", "engine"]
     message: str
 
 

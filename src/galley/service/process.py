@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 from galley.config import EngineSettings
-from galley.errors import EngineFailed, ModelError, SettingsError
+from galley.errors import EngineFailed, ModelError, NotEnoughMemory, SettingsError
 from galley.service.frames import (
     HEADER,
     FromEngine,
@@ -21,7 +21,12 @@ from galley.service.spawn import Spawned
 
 _READ_BYTES: Final = 1 << 18
 
-_ERRORS = {"model": ModelError, "settings": SettingsError, "engine": EngineFailed}
+_ERRORS = {
+    "model": ModelError,
+    "settings": SettingsError,
+    "memory": NotEnoughMemory,
+    "engine": EngineFailed,
+}
 
 
 class EngineProcess:

@@ -1,6 +1,5 @@
 """Processes of engines and text workers, begun; the engines' come first, so this imports little."""
 
-import itertools
 import os
 import socket
 import subprocess
@@ -42,22 +41,32 @@ class Spawner:
     def __init__(self, settings: Settings, *, ahead: bool = False) -> None:
         """``ahead``: begin a process for each model at once."""
         models = settings.each_model()
-        shared = len(models) > 1 and settings.take_turns
-        self._file = core_scheduler_file(_PLACES * len(models)) if shared else None
+        together = settings.most_loaded
+        shared = together > 1 and settings.take_turns
+        self._file = core_scheduler_file(_PLACES * together) if shared else None
         self._engines = {model.served_model_name: model.engine for model in models}
-        self._places = {
-            name: itertools.cycle(range(i * _PLACES, (i + 1) * _PLACES))
-            for i, name in enumerate(self._engines)
-        }
+        self._free = list(range(together))
+        """Numbers of models, of which each has so many places."""
+        self._numbers: dict[str, int] = {}
+        self._next = dict.fromkeys(self._engines, 0)
         self._environ = {FORMAT_VARIABLE: settings.log_format}
-        self._ahead = {name: self._begin(name) for name in self._engines if ahead}
+        at_start = [m.served_model_name for m in models if not m.load_on_request]
+        self._ahead = {name: self._begin(name) for name in at_start if ahead}
 
     def spawn(self, name: str) -> Spawned:
         """The process that was begun ahead for the model of that name, or a new one."""
         return self._ahead.pop(name, None) or self._begin(name)
 
+    def release(self, name: str) -> None:
+        """The model of that name is unloaded: another may have its places on the cores."""
+        if name in self._numbers:
+            self._free.append(self._numbers.pop(name))
+
     def _begin(self, name: str) -> Spawned:
-        place = next(self._places[name])
+        if name not in self._numbers:
+            self._numbers[name] = self._free.pop(0)
+        self._next[name] = (self._next[name] + 1) % _PLACES
+        place = self._numbers[name] * _PLACES + self._next[name]
         shared = None if self._file is None else (self._file, place)
         return spawn(self._engines[name], name, shared, environ=self._environ)
 

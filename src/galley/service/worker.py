@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
-from galley.errors import GalleyError, ModelError, SettingsError
+from galley.errors import GalleyError, ModelError, NotEnoughMemory, SettingsError
 from galley.observe import logs
 from galley.service.core_scheduler import CoreScheduler
 from galley.service.frames import (
@@ -145,7 +145,9 @@ def _load(
     return engine
 
 
-def _kind(error: GalleyError) -> Literal["model", "settings", "engine"]:
+def _kind(error: GalleyError) -> Literal["model", "settings", "memory", "engine"]:
+    if isinstance(error, NotEnoughMemory):
+        return "memory"
     if isinstance(error, ModelError):
         return "model"
     return "settings" if isinstance(error, SettingsError) else "engine"

@@ -83,7 +83,9 @@ async function loadModels() {
   for (;;) {
     try {
       const models = (await json("v1/models")).data;
-      const which = (task) => models.filter((model) => model.tasks.includes(task));
+      // What a model does that was never loaded is not known.
+      const which = (task) =>
+        models.filter((model) => !model.tasks.length || model.tasks.includes(task));
       offer(byId("chat-model"), which("generate"));
       offer(byId("transcript-model"), which("transcribe"));
       chat.ready(which("generate"));

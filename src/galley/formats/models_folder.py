@@ -1,0 +1,46 @@
+"""A folder of models, each of which is served by its name."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from galley.errors import SettingsError
+from galley.formats.gguf_file import is_gguf, split_files
+from galley.formats.source import CONFIG_FILE
+
+_UNFIT: Final = re.compile(r"[^\w.-]", re.ASCII)
+
+
+def models_in(folder: str) -> Mapping[str, Path]:
+    """The checkpoints right in a folder: folders with a ``config.json`` or GGUF files, and GGUF files.
+
+    Returns:
+        Name in the API to path, sorted by name. A name is that of the folder, or of the GGUF file without
+        its ending; characters that no name may have are ``-`` in it.
+
+    Raises:
+        SettingsError: it is no folder, cannot be read, or two models would have one name.
+    """
+    path = Path(folder).expanduser()
+    try:
+        entries = sorted(path.iterdir())
+    except OSError as error:
+        raise SettingsError(f"models_dir: {folder} cannot be read: {error.strerror}") from error
+    models: dict[str, Path] = {}
+    for entry in entries:
+        if not _is_model(entry):
+            continue
+        name = _UNFIT.sub("-", entry.name if entry.is_dir() else entry.stem).lstrip("-_.")
+        if name in models:
+            raise SettingsError(f"models_dir: {models[name]} and {entry} both have the name {name}")
+        models[name] = entry
+    return models
+
+
+def _is_model(entry: Path) -> bool:
+    if entry.name.startswith("."):
+        return False
+    if entry.is_dir():
+        return (entry / CONFIG_FILE).is_file() or any(entry.glob("*.gguf"))
+    return is_gguf(entry) and split_files(entry)[0] == entry

@@ -1,0 +1,172 @@
+"""Models that are loaded with the requests for them, and unloaded when nobody asks any more.
+
+One model is loaded at a time. When as many are loaded as may be, or the next does not fit the memory, the
+least recently used one makes room; a model with requests never does.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from galley.errors import (
+    DeadlineExceeded,
+    Draining,
+    EngineFailed,
+    GalleyError,
+    MemoryPressure,
+    NotEnoughMemory,
+)
+from galley.gateway.lifecycle import RETRY_SECONDS
+from galley.gateway.served import ServedModel
+
+log = logging.getLogger("galley.server")
+
+_LOOK_SECONDS: Final = 0.25
+_PROMISED_SECONDS: Final = 1.0
+"""So long a model stays loaded at least, for the request that it was loaded for to begin."""
+
+
+class OnRequest:
+    """Loads and unloads the models of one server whose ``on_request`` is set."""
+
+    def __init__(self, models: Sequence[ServedModel], *, most: int, patience: float) -> None:
+        """
+        Args:
+            models: those that are loaded on request.
+            most: that may be loaded at a time.
+            patience: seconds that a load waits for room while all loaded models have requests.
+        """
+        self._models = models
+        self._most = most
+        self._patience = patience
+        self._turn = asyncio.Lock()
+        self._loads: dict[ServedModel, asyncio.Task[GalleyError | None]] = {}
+        self._keeper: asyncio.Task[None] | None = None
+
+    def is_loading(self, model: ServedModel) -> bool:
+        """Whether a request has asked for the model, and it is not in memory yet."""
+        return model in self._loads
+
+    async def ensure(self, model: ServedModel, deadline: float) -> None:
+        """Wait until the model is loaded; begin to load it if nobody has. Others may wait for it, too.
+
+        Args:
+            model: one of those that are loaded on request.
+            deadline: on the monotonic clock. The load goes on beyond it.
+
+        Raises:
+            DeadlineExceeded: it was not loaded by then.
+            MemoryPressure: there is no room for it beside the models that have requests.
+            EngineFailed: it cannot be loaded; says why.
+            Draining: the server stops.
+        """
+        model.used = time.monotonic()
+        while not model.is_loaded:
+            load = self._loads.get(model) or self._begin(model)
+            left = max(0.0, deadline - time.monotonic())
+            await asyncio.wait({load}, timeout=left)
+            if not load.done():
+                raise DeadlineExceeded(
+                    f"{model.name} was not loaded within the request's time; it is being loaded, so that a "
+                    "later request need not wait (--request-timeout)"
+                )
+            if load.cancelled():
+                raise Draining("The server is shutting down", retry_after=RETRY_SECONDS)
+            if isinstance(error := load.result(), MemoryPressure):
+                raise MemoryPressure(str(error), retry_after=error.retry_after)
+            if error is not None:
+                raise EngineFailed(f"{model.name} cannot be loaded: {error}")
+            model.used = time.monotonic()
+
+    async def close(self) -> None:
+        """Stop loading and unloading. The models stay as they are. Idempotent."""
+        tasks = [*self._loads.values(), *([self._keeper] if self._keeper else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, model: ServedModel) -> "asyncio.Task[GalleyError | None]":
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._unload_unused())
+        load = self._loads[model] = asyncio.create_task(self._load(model))
+        load.add_done_callback(lambda _: self._loads.pop(model, None))
+        return load
+
+    async def _load(self, model: ServedModel) -> GalleyError | None:
+        """Load a model when it is its turn; what is wrong with it, if anything is."""
+        began = time.monotonic()
+        try:
+            async with self._turn:
+                patience = time.monotonic() + self._patience
+                while len(self._loaded()) >= self._most:
+                    await self._make_room(model, patience)
+                while not await self._fits(model):
+                    await self._make_room(model, patience)
+        except GalleyError as error:
+            log.error("%s cannot be loaded: %s", model.name, error)
+            return error
+        except MemoryError:
+            return EngineFailed("memory ran out")
+        model.used = time.monotonic()
+        log.info("%s was loaded on request in %.2f s", model.name, model.used - began)
+        return None
+
+    async def _fits(self, model: ServedModel) -> bool:
+        """Load the model; False if it does not fit the memory and others could be unloaded."""
+        try:
+            await model.start()
+        except NotEnoughMemory:
+            if not self._loaded():
+                raise
+            return False
+        return True
+
+    async def _make_room(self, model: ServedModel, patience: float) -> None:
+        """Unload the least recently used model of those without requests; wait until there is one.
+
+        Raises:
+            MemoryPressure: none was without requests before ``patience`` was over.
+        """
+        while time.monotonic() < patience:
+            idle = [m for m in self._loaded() if not m.busy and _unused_for(m) >= _PROMISED_SECONDS]
+            if idle:
+                least = min(idle, key=lambda m: m.used)
+                log.info("%s is unloaded to make room for %s", least.name, model.name)
+                await least.unload()
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+        names = ", ".join(m.name for m in self._loaded())
+        raise MemoryPressure(
+            f"There is no room for {model.name} beside models with requests: {names} "
+            "(--max-loaded-models, or more memory)",
+            retry_after=RETRY_SECONDS,
+        )
+
+    async def _unload_unused(self) -> None:
+        """For ever: unload models that nobody has asked for since their ``keep_alive``, or that failed."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for model in self._loaded():
+                if model.busy:
+                    model.used = time.monotonic()
+                elif _is_over(model) and not self._turn.locked():
+                    # Nothing is loaded meanwhile: the model may be the next to be asked for.
+                    async with self._turn:
+                        await model.unload()
+                    log.info("%s is unloaded", model.name)
+
+    def _loaded(self) -> list[ServedModel]:
+        return [model for model in self._models if model.is_loaded]
+
+
+def _is_over(model: ServedModel) -> bool:
+    """Whether nobody has asked for a loaded model for as long as it is kept, or its engine has failed."""
+    kept = math.inf if model.keep_alive < 0 else max(model.keep_alive, _PROMISED_SECONDS)
+    return model.state == "failed" or _unused_for(model) >= kept
+
+
+def _unused_for(model: ServedModel) -> float:
+    return time.monotonic() - model.used

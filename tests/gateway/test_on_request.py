@@ -1,0 +1,92 @@
+"""Who makes room for whom, with models whose engines are not started."""
+
+import asyncio
+import time
+
+import pytest
+
+from galley.config import Settings
+from galley.errors import EngineFailed, MemoryPressure, NotEnoughMemory
+from galley.gateway.on_request import OnRequest
+from galley.gateway.served import ServedModel
+from galley.observe.metrics import Metrics
+from galley.service.spawn import Spawner
+from galley.types import OnLedger, OnPhase
+
+
+class Weightless(ServedModel):
+    """A model of which as many fit the memory as the class says; it is busy when it is told to be."""
+
+    fitting = 1
+    memory_holds: set[str]
+
+    def __init__(self, name: str, memory_holds: set[str]) -> None:
+        settings = Settings(served_model_name=name, load_on_request=True)
+        super().__init__(settings, Metrics(), Spawner(settings))
+        self.memory_holds = memory_holds
+        self.has_requests = False
+
+    async def start(
+        self, on_phase: OnPhase | None = None, on_ledger: OnLedger | None = None
+    ) -> None:
+        if len(self.memory_holds) >= self.fitting:
+            raise NotEnoughMemory(f"{self.name} does not fit the memory")
+        self.memory_holds.add(self.name)
+
+    async def unload(self) -> None:
+        self.memory_holds.remove(self.name)
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.name in self.memory_holds
+
+    @property
+    def busy(self) -> bool:
+        return self.has_requests
+
+
+def models(*names: str, fitting: int) -> list[Weightless]:
+    Weightless.fitting = fitting
+    memory_holds: set[str] = set()
+    return [Weightless(name, memory_holds) for name in names]
+
+
+def run(models: list[Weightless], *asked: Weightless, most: int = 9, patience: float = 9) -> None:
+    """Ask for models one after another."""
+
+    async def ask() -> None:
+        loader = OnRequest(models, most=most, patience=patience)
+        try:
+            for model in asked:
+                await loader.ensure(model, time.monotonic() + 60)
+        finally:
+            await loader.close()
+
+    asyncio.run(ask())
+
+
+def test_what_does_not_fit_the_memory_takes_the_place_of_the_least_recently_used() -> None:
+    a, b, c = models("a", "b", "c", fitting=2)
+    run([a, b, c], a, b, a, c)
+    assert a.memory_holds == {"a", "c"}
+
+
+def test_a_model_with_requests_keeps_its_place() -> None:
+    a, b, c = models("a", "b", "c", fitting=2)
+    a.has_requests = True
+    run([a, b, c], a, b, c)
+    assert a.memory_holds == {"a", "c"}
+
+
+def test_without_room_it_is_said_beside_whom() -> None:
+    a, b = models("a", "b", fitting=1)
+    a.has_requests = True
+    with pytest.raises(MemoryPressure, match="no room for b beside models with requests: a"):
+        run([a, b], a, b, patience=0.3)
+    assert a.memory_holds == {"a"}
+
+
+def test_what_never_fits_is_refused_at_once() -> None:
+    [a] = models("a", fitting=0)
+    with pytest.raises(EngineFailed, match="a cannot be loaded: a does not fit the memory"):
+        run([a], a)
