@@ -302,12 +302,13 @@ void check_attention(KvType type, int64_t group, int64_t key_dim, int64_t value_
     const FloatRow q = normal(rows * width, 2.0f);
     Memory scratch(attend_scratch(rows * group, portable.cache));
     const float scale = 1.0f / std::sqrt(static_cast<float>(key_dim));
+    const float cap = window ? 3.0f : 0.0f;
     // kPairs rounds weights to bfloat16, which falls to either side.
     const double slack = type == KvType::kPairs ? 0.02 : 1e-4;
     for (int64_t first : {int64_t{0}, tokens / 2, tokens - rows}) {
         const auto attend = [&](const Context& c, float* out) {
-            return Attend{c.cache, 1,     q.data(), out,   width,  width, c.table.data(),
-                          0,       first, rows,     group, window, scale, scratch.data()};
+            return Attend{c.cache, 1,    q.data(), out,    width, width, c.table.data(), 0,
+                          first,   rows, group,    window, scale, cap,   scratch.data()};
         };
         FloatRow got(rows * out_width), expected(rows * out_width), merged(rows * out_width);
         kTested.attend(attend(portable, got.data()));
@@ -326,7 +327,8 @@ void check_attention(KvType type, int64_t group, int64_t key_dim, int64_t value_
     const auto weights = [&](const Kernels& k) {
         FloatRow out(rows * tokens);
         k.attention_weights({portable.cache, 0, q.data(), out.data(), width, tokens,
-                             portable.table.data(), tokens, 0, rows, 1, 0, scale, scratch.data()});
+                             portable.table.data(), tokens, 0, rows, 1, 0, scale, 0.0f,
+                             scratch.data()});
         return out;
     };
     close(what + ", weights", weights(kTested), weights(kPortable), 1e-5);
