@@ -137,9 +137,16 @@ class Lowered:
 
     @cached_property
     def _as_logits(self) -> list[int]:
-        """The logits, and what they are made of in their place, such as those before a soft cap."""
-        roots = {self._places[b].root for b in self.logits}
-        return [b for b, place in enumerate(self._places) if place.root in roots]
+        """The logits, and those that ops of one input change in their place, such as a soft cap."""
+        writers = {b: op for op in self.program.ops for b in op.outputs}
+        chain = list(self.logits)
+        for b in chain:
+            op = writers[b]
+            if op.name != "linear" and len(op.inputs) == 1:
+                [source] = op.inputs
+                if self._places[source].root == self._places[b].root:
+                    chain.append(source)
+        return chain if chain and writers[chain[-1]].name == "linear" else list(self.logits)
 
     @cached_property
     def _last_use(self) -> dict[int, int]:
