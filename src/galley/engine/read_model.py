@@ -1,7 +1,8 @@
 """From a checkpoint to a traced program and mapped weights: all that an executor is made of."""
 
+import logging
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from galley.audio import SpeechInfo
 from galley.config import EngineSettings
@@ -13,6 +14,8 @@ from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
 from galley.models.surplus import check_surplus
 from galley.ops.executor import ExecutorOptions
+
+log: Final = logging.getLogger("galley.weights")
 
 
 class Model(NamedTuple):
@@ -36,6 +39,8 @@ def read_model(settings: EngineSettings, folder: Path, executor: str = "cpu") ->
     """
     checkpoint = open_checkpoint(folder)
     tensors = checkpoint.weights()
+    for note in tensors.notes:
+        log.info("%s", note)
     program = build_program(checkpoint.config, tensors)
     checkpoint.check_token_ids(program.vocab_size)
     speech = read_speech(checkpoint.config, checkpoint.generation, program)

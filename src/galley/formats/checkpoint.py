@@ -8,8 +8,10 @@ from typing import Any
 from galley.errors import CheckpointError, ModelNotFound, RequestError, UnsupportedModel, shown
 from galley.formats import digests
 from galley.formats.json_file import read_json
-from galley.formats.safetensors import read_header, read_safetensors
-from galley.formats.weights import LoadedWeights, Weights
+from galley.formats.quantization import Section, quantization_of
+from galley.formats.quantized import typed_weights
+from galley.formats.safetensors import StoredTensor, read_header, read_safetensors
+from galley.formats.weights import Weights
 from galley.types import SamplingDefaults, SamplingParams
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -66,32 +68,43 @@ class Checkpoint:
         """All tensors, mapped: their bytes are read when they are touched.
 
         Raises:
-            CheckpointError: a shard is missing or damaged, or lacks a tensor that the index says it has.
+            CheckpointError: a shard is missing or damaged, or lacks a tensor that the index says it has, or
+                tensors contradict the quantization that the checkpoint says it has.
+            UnsupportedModel: it says one that is not read.
         """
+        return typed_weights(self._quantization(), self._stored())
+
+    def _quantization(self) -> Section | None:
+        return quantization_of(self.folder, self.config)
+
+    def _stored(self) -> dict[str, StoredTensor]:
         shard_of = self._index()
         if shard_of is None:
-            return LoadedWeights(read_safetensors(self.folder / SINGLE_FILE))
+            return read_safetensors(self.folder / SINGLE_FILE)
         shards = {path.name: read_safetensors(path) for path in self._weight_files()}
         for tensor, shard in shard_of.items():
             if tensor not in shards[shard]:
                 file = str(self.folder / INDEX_FILE)
                 raise CheckpointError(f"is not in {shard}", file=file, field=tensor)
         named = {tensor: shards[shard][tensor] for tensor, shard in shard_of.items()}
-        return LoadedWeights(
-            {**{t: w for found in shards.values() for t, w in found.items()}, **named}
-        )
+        return {**{t: w for found in shards.values() for t, w in found.items()}, **named}
 
     def content_hash(self) -> str:
         """See :class:`galley.formats.reader.CheckpointReader`."""
-        return digests.content_hash(self._weight_files())
+        return self._as_quantized(digests.content_hash(self._weight_files()))
 
     def outline(self) -> str:
         """See :class:`galley.formats.reader.CheckpointReader`."""
-        return digests.outline(self._headers())
+        return self._as_quantized(digests.outline(self._headers()))
 
     def state(self) -> str:
         """See :class:`galley.formats.reader.CheckpointReader`."""
-        return digests.state(self._headers())
+        return self._as_quantized(digests.state(self._headers()))
+
+    def _as_quantized(self, digest: str) -> str:
+        """With the quantization, which says what the files' integers mean."""
+        quantization = self._quantization()
+        return digest if quantization is None else digests.combined(digest, quantization.raw)
 
     def _headers(self) -> Iterator[tuple[Path, bytes]]:
         return ((path, read_header(path)) for path in self._weight_files())

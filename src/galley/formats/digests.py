@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from galley.errors import CheckpointError
 from galley.formats.json_file import open_file
@@ -49,3 +50,9 @@ def state(headers: Iterable[tuple[Path, bytes]]) -> str:
         known = (path.name, status.st_size, len(header), status.st_mtime_ns, status.st_ctime_ns)
         digest.update(json.dumps(known).encode() + header)
     return digest.hexdigest()
+
+
+def combined(digest: str, content: Mapping[str, Any]) -> str:
+    """Of a hash and a JSON object that says how to read what it is of."""
+    text = json.dumps(content, sort_keys=True, default=repr)
+    return hashlib.sha256(f"{digest}\0{text}".encode("utf-8", "backslashreplace")).hexdigest()

@@ -8,22 +8,57 @@ import math
 import os
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from galley.errors import CheckpointError, shown
 from galley.formats.json_file import MAX_JSON_BYTES, open_file, parse_json
 from galley.formats.weights import WEIGHT_TYPES, DenseWeight, WeightType
 from galley.machine import address_space_left, bytes_text
 
+DTYPES: Final = {
+    **WEIGHT_TYPES,
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("I16", "U16"), 2),
+    **dict.fromkeys(("I32", "U32"), 4),
+    **dict.fromkeys(("I64", "U64", "F64"), 8),
+}
+"""Element types of the format -> bytes per element; those of less than a byte are left out."""
 MAX_HEADER_BYTES: Final = MAX_JSON_BYTES
 _LENGTH_BYTES: Final = 8
 _MAX_ELEMENTS: Final = 2**48
 """Of a tensor, its empty dimensions left out: what the largest address spaces can map."""
 
 
-def read_safetensors(path: Path) -> dict[str, DenseWeight]:
+class StoredTensor(NamedTuple):
+    """A tensor as a file has it, whatever its element type.
+
+    ``data`` is uint8, 1-D, read-only, a view of the mapped file.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8]
+    file: Path
+
+    def dense(self) -> DenseWeight:
+        """The tensor as floats that models are made of; CheckpointError if its elements are none."""
+        if self.dtype not in WEIGHT_TYPES:
+            raise self.wrong(f"dtype {self.dtype!r} is not supported; known: {_KNOWN}")
+        return DenseWeight(self.name, cast(WeightType, self.dtype), self.shape, self.data)
+
+    def wrong(self, what: str) -> CheckpointError:
+        """The error that says ``what`` of this tensor."""
+        return CheckpointError(what, file=str(self.file), field=self.name)
+
+
+_KNOWN: Final = ", ".join(WEIGHT_TYPES)
+
+
+def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     """All tensors of one file, as views of its mapping.
 
     Raises:
@@ -107,15 +142,11 @@ def _offsets(path: Path, name: str, entry: Any) -> tuple[int, int]:
     return offsets[0], offsets[1]
 
 
-def _weight(
-    path: Path, name: str, entry: dict[str, Any], mapped: np.ndarray[Any, Any]
-) -> DenseWeight:
+def _weight(path: Path, name: str, entry: dict[str, Any], mapped: Any) -> StoredTensor:
     dtype, shape = entry.get("dtype"), entry.get("shape")
-    if not isinstance(dtype, str) or dtype not in WEIGHT_TYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CheckpointError(
-            f"dtype {shown(dtype)} is not supported; known: {', '.join(WEIGHT_TYPES)}",
-            file=str(path),
-            field=name,
+            f"dtype {shown(dtype)} is not supported; known: {_KNOWN}", file=str(path), field=name
         )
     if (
         not isinstance(shape, list)
@@ -124,12 +155,11 @@ def _weight(
     ):
         raise CheckpointError(f"bad shape {shown(shape)}", file=str(path), field=name)
     begin, stop = _offsets(path, name, entry)
-    elements = math.prod(shape)
-    if elements * WEIGHT_TYPES[dtype] != stop - begin:
+    needs = math.prod(shape) * DTYPES[dtype]
+    if needs != stop - begin:
         raise CheckpointError(
-            f"shape {shown(shape)} of {dtype} needs {elements * WEIGHT_TYPES[dtype]} bytes, "
-            f"has {stop - begin}",
+            f"shape {shown(shape)} of {dtype} needs {needs} bytes, has {stop - begin}",
             file=str(path),
             field=name,
         )
-    return DenseWeight(name, cast(WeightType, dtype), tuple(shape), mapped[begin:stop])
+    return StoredTensor(name, dtype, tuple(shape), mapped[begin:stop], path)

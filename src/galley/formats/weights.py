@@ -231,7 +231,13 @@ Weight: TypeAlias = DenseWeight | IntWeight | BlockWeight
 
 
 class Weights(Mapping[str, Weight]):
-    """Tensors by name. Indexing may read and unpack a tensor, each time anew; :meth:`info` never does."""
+    """Tensors by name. Indexing may read and unpack a tensor, each time anew; :meth:`info` never does.
+
+    Attributes:
+        notes: what an operator should know of how the format is read, a sentence each.
+    """
+
+    notes: tuple[str, ...] = ()
 
     @abstractmethod
     def info(self, name: str) -> TensorInfo:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from galley.errors import CheckpointError
-from galley.formats.weights import Weights
+from galley.formats.weights import DenseWeight, Weights
 from galley.graph.program import Program
 from galley.models.fields import FILE, Fields
 
@@ -34,8 +34,8 @@ def check_surplus(
 ) -> None:
     """Refuse a checkpoint with tensors that the program does not read: its config describes another model.
 
-    Layers of multi-token prediction that ``num_nextn_predict_layers`` counts are left out, and what
-    :data:`HARMLESS` and :data:`OUTPUTS` match.
+    Layers of multi-token prediction that ``num_nextn_predict_layers`` counts are left out, what
+    :data:`HARMLESS` and :data:`OUTPUTS` match, and biases of zeros, which some GPTQ tools add.
 
     Raises:
         CheckpointError: names the first tensors, and the field of config.json if it is one of layers.
@@ -50,6 +50,7 @@ def check_surplus(
         and name not in OUTPUTS
         and not HARMLESS.fullmatch(name)
         and not _drafts(name, stacks, drafting)
+        and not _zero_bias(name, weights)
     ]
     if not surplus:
         return
@@ -79,6 +80,13 @@ def _stacks(names: Mapping[str, object]) -> dict[str, int]:
         if layer := _LAYER.match(name):
             stacks[layer[1]] = max(stacks.get(layer[1], 0), int(layer[2]) + 1)
     return stacks
+
+
+def _zero_bias(name: str, weights: Weights) -> bool:
+    if not name.endswith(".bias") or len(weights.info(name).shape) != 1:
+        return False
+    weight = weights[name]
+    return isinstance(weight, DenseWeight) and not weight.data.any()
 
 
 def _drafts(name: str, stacks: Mapping[str, int], layers: int) -> bool:

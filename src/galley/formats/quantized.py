@@ -1,0 +1,85 @@
+"""The tensors of safetensors files as typed weights: dense, or packed as the config says."""
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+from galley.errors import UnsupportedModel, shown
+from galley.formats.awq import read_awq
+from galley.formats.compressed_tensors import read_compressed_tensors
+from galley.formats.fp8 import read_fp8
+from galley.formats.gptq import read_gptq
+from galley.formats.mxfp4 import read_mxfp4
+from galley.formats.quantization import Section
+from galley.formats.safetensors import StoredTensor
+from galley.formats.stored import (
+    INPUT_SCALES,
+    KV_SCALES,
+    Matrix,
+    Stored,
+    UnpackedWeights,
+    changes,
+)
+from galley.formats.weights import Weights
+
+ReadMatrices: TypeAlias = Callable[[Section, Stored], Mapping[str, Matrix]]
+
+METHODS: Final[Mapping[str, ReadMatrices]] = {
+    "awq": read_awq,
+    "compressed-tensors": read_compressed_tensors,
+    "fp8": read_fp8,
+    "gptq": read_gptq,
+    "mxfp4": read_mxfp4,
+}
+"""``quant_method`` -> what takes its tensors and gives the model's matrices."""
+
+
+def typed_weights(quantization: Section | None, tensors: Mapping[str, StoredTensor]) -> Weights:
+    """The model's tensors, none of them unpacked yet.
+
+    Args:
+        quantization: what the checkpoint says of it; None if nothing.
+        tensors: of its files.
+
+    Raises:
+        CheckpointError: tensors contradict the quantization, or are no floats and belong to none.
+        UnsupportedModel: the quantization is of another kind.
+    """
+    stored = Stored(tensors)
+    notes = [*_kv_scales(stored)]
+    matrices: Mapping[str, Matrix] = {}
+    if quantization is not None:
+        matrices = _method(quantization)(quantization, stored)
+        notes += [*_input_scales(stored, matrices), *changes(matrices)]
+    return UnpackedWeights(stored.dense(), matrices, tuple(notes))
+
+
+def _method(quantization: Section) -> ReadMatrices:
+    name = quantization.word("quant_method", "")
+    if name not in METHODS:
+        raise UnsupportedModel(
+            f"the checkpoint's quant_method is {shown(name)}, which is not read; known: "
+            f"{', '.join(sorted(METHODS))}, and GGUF files"
+        )
+    return METHODS[name]
+
+
+def _kv_scales(stored: Stored) -> list[str]:
+    scales = stored.take_matching(KV_SCALES)
+    if not scales:
+        return []
+    return [
+        f"{len(scales)} scales of keys and values (such as {scales[0].name}) are not needed: keys and "
+        "values are kept as kv_dtype says, int8 ones with a scale for each token and head"
+    ]
+
+
+def _input_scales(stored: Stored, matrices: Mapping[str, Matrix]) -> list[str]:
+    modules = [name.removesuffix(".weight") for name in matrices]
+    names = [f"{module}.{scale}" for module in modules for scale in INPUT_SCALES]
+    found = [name for name in names if stored.take_any(name) is not None]
+    if not found:
+        return []
+    return [
+        f"{len(found)} static scales of inputs (such as {found[0]}) are not used: where inputs are rounded "
+        "to int8 (activations), each token has a scale of its own, which no value exceeds"
+    ]

@@ -1,0 +1,131 @@
+"""Matrices of 8-bit and 4-bit floats with scales: FP8, MXFP4 and their kin.
+
+No kernel multiplies such floats: their values are tabulated, scaled and rounded to a dense kind. FP8 has 3
+bits behind the binary point and FP4 one, bfloat16 has 7: nothing but the scale's own digits is rounded,
+while int8 would lose every value far below its group's largest.
+
+Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats (MX) Specification 1.0.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from galley.formats.packed_integers import check_finite
+from galley.formats.safetensors import StoredTensor
+from galley.formats.stored import Bytes, Matrix, as_floats, checked, read_floats
+from galley.formats.weights import DENSE_KINDS, DenseWeight, Floats, TensorInfo, WeightType
+
+_CHUNK_VALUES: Final = 1 << 20
+
+
+def _table(exponent_bits: int, mantissa_bits: int, bias: int) -> Floats:
+    """The values of all codes, sign first, without infinities and NaN."""
+    codes = np.arange(1 << (1 + exponent_bits + mantissa_bits))
+    mantissa = codes & ((1 << mantissa_bits) - 1)
+    exponent = codes >> mantissa_bits & ((1 << exponent_bits) - 1)
+    whole = np.where(exponent == 0, 0, 1 << mantissa_bits)
+    power = np.maximum(exponent, 1) - bias - mantissa_bits
+    sign = np.where(codes >> (exponent_bits + mantissa_bits), -1.0, 1.0)
+    values: Floats = (sign * np.ldexp(1.0 * (whole + mantissa), power)).astype(np.float32)
+    return values
+
+
+def _e4m3() -> Floats:
+    table = _table(4, 3, 7)
+    table[[0x7F, 0xFF]] = np.nan
+    return table
+
+
+def _e5m2() -> Floats:
+    table = _table(5, 2, 15)
+    table[[0x7C, 0xFC]] = np.inf
+    table[[0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF]] = np.nan
+    return table
+
+
+FP8: Final[Mapping[str, Floats]] = {"F8_E4M3": _e4m3(), "F8_E5M2": _e5m2()}
+"""Element type -> the value of each byte."""
+
+FP4: Final = _table(2, 1, 1)
+"""E2M1: the value of each half byte."""
+
+
+def e8m0(tensor: StoredTensor) -> Floats:
+    """Scales that are a power of two, kept as its exponent plus 127; 255 is NaN.
+
+    Raises:
+        CheckpointError: one is NaN.
+    """
+    codes = tensor.data.reshape(tensor.shape)
+    values = np.ldexp(np.float32(1), codes.astype(np.int32) - 127).astype(np.float32)
+    return checked(tensor, np.where(codes == 255, np.float32(np.nan), values))
+
+
+def scales_of(tensor: StoredTensor) -> Floats:
+    """Scales of any type that formats keep them in."""
+    if tensor.dtype in ("U8", "F8_E8M0"):
+        return e8m0(tensor)
+    if tensor.dtype in FP8:
+        return checked(tensor, FP8[tensor.dtype][tensor.data].reshape(tensor.shape))
+    return read_floats(tensor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledFloats:
+    """A matrix [outputs, depth] of tabulated values, each times the scale of its block.
+
+    Attributes:
+        name: of the tensor that it is in the model.
+        weight: the tensor with the codes.
+        table: the value of each code: of a byte if it has 256 of them, else of half a byte, low half first.
+        shape: (outputs, depth).
+        block: rows and columns that share a scale; the last ones may be shorter.
+        scales: reads float32 [blocks of rows, blocks of columns].
+        floats: element type of the values.
+        stored: what it is, for people.
+    """
+
+    name: str
+    weight: StoredTensor
+    table: Floats
+    shape: tuple[int, int]
+    block: tuple[int, int]
+    scales: Callable[[], Floats]
+    floats: WeightType
+    stored: str
+
+    def matrix(self, change: str = "") -> Matrix:
+        """The matrix, with what becomes of it; ``change`` by itself says what :attr:`floats` does."""
+        exact = "no value changes" if self.floats == "F32" else "values times scales are rounded"
+        info = TensorInfo(self.shape, DENSE_KINDS[self.floats])
+        return Matrix(info, self.read, self.stored, self.weight.data.nbytes, change or exact)
+
+    def read(self) -> DenseWeight:
+        """Values times scales.
+
+        Raises:
+            CheckpointError: a scale or value is no finite number.
+        """
+        outputs, depth = self.shape
+        codes, scales = self.weight.data.reshape(outputs, -1), self.scales()
+        parts = []
+        step = max(1, _CHUNK_VALUES // depth)
+        for first in range(0, outputs, step):
+            rows = np.arange(first, min(outputs, first + step))
+            spread = scales[rows // self.block[0]].repeat(self.block[1], axis=1)[:, :depth]
+            with np.errstate(over="ignore", invalid="ignore"):
+                values = self._values(codes[rows])[:, :depth] * spread
+            if not np.isfinite(values).all():
+                raise self.weight.wrong("holds values that are infinite or NaN")
+            parts.append(as_floats(values, self.floats))
+        dense = DenseWeight(self.name, self.floats, self.shape, np.concatenate(parts))
+        return check_finite(self.weight, dense)
+
+    def _values(self, codes: Bytes) -> Floats:
+        if len(self.table) < 256:
+            codes = np.stack((codes & 15, codes >> 4), axis=-1).reshape(len(codes), -1)
+        values: Floats = self.table[codes]
+        return values

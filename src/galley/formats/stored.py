@@ -1,0 +1,228 @@
+"""The tensors of a checkpoint's files on their way to typed weights, and the matrices made of several."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from galley.errors import CheckpointError
+from galley.formats.safetensors import StoredTensor
+from galley.formats.weights import (
+    WEIGHT_TYPES,
+    DenseWeight,
+    Floats,
+    TensorInfo,
+    Weight,
+    Weights,
+    WeightType,
+)
+from galley.machine import bytes_text
+
+Bytes = npt.NDArray[np.uint8]
+
+_NUMPY: Final[Mapping[str, Any]] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "I8": np.int8,
+    "I32": np.int32,
+    "I64": np.int64,
+}
+
+KV_SCALES: Final = re.compile(
+    r".*\.(self_attn|attn)\.(((q|k|v|qkv)_proj\.)?((q|k|v|kv)(_cache)?|prob(_output)?)_(scale|zero_point)"
+    r"|(q|k|v)_proj\.output_(scale|zero_point))"
+)
+"""Scales that other programs keep keys and values with, or compute attention with."""
+
+INPUT_SCALES: Final = (
+    "input_scale",
+    "input_zero_point",
+    "input_global_scale",
+    "activation_scale",
+)
+"""Of a module: static scales that other programs round its inputs with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A tensor of the model that a format keeps as several, not yet unpacked.
+
+    Attributes:
+        info: what unpacking gives.
+        unpack: reads it.
+        stored: what the format keeps it as, for people.
+        stored_bytes: of the values in the files, without scales.
+        change: what happens to values that :attr:`info` has no kind for, for people; empty if nothing does.
+    """
+
+    info: TensorInfo
+    unpack: Callable[[], Weight]
+    stored: str
+    stored_bytes: int
+    change: str = ""
+
+
+class Stored:
+    """A checkpoint's tensors, of which a format takes those that it knows.
+
+    Attributes:
+        floats: the element type of most of the dense tensors' bytes: what values become that no kind of
+            integers holds.
+    """
+
+    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
+        self._left = dict(tensors)
+        sizes = dict.fromkeys(WEIGHT_TYPES, 0)
+        for tensor in tensors.values():
+            if (
+                tensor.dtype in sizes
+                and len(tensor.shape) > 1
+                and not tensor.name.endswith("scale")
+            ):
+                sizes[tensor.dtype] += tensor.data.nbytes
+        self.floats = cast(WeightType, max(sizes, key=lambda name: sizes[name]))
+
+    def modules(self, suffix: str) -> list[str]:
+        """Names of the modules, or tensors, that have a tensor of their name and this suffix."""
+        return [name.removesuffix(suffix) for name in self._left if name.endswith(suffix)]
+
+    def get(self, name: str) -> StoredTensor | None:
+        """A tensor, left where it is."""
+        return self._left.get(name)
+
+    def take(self, name: str) -> StoredTensor:
+        """A tensor that must be there; CheckpointError if it is not."""
+        tensor = self.take_any(name)
+        if tensor is None:
+            file = str(next(iter(self._left.values())).file.parent) if self._left else ""
+            raise CheckpointError("tensor is missing", file=file, field=name)
+        return tensor
+
+    def take_any(self, name: str) -> StoredTensor | None:
+        """A tensor that may be there."""
+        return self._left.pop(name, None)
+
+    def take_matching(self, pattern: re.Pattern[str]) -> list[StoredTensor]:
+        """All tensors with such names."""
+        return [self.take(name) for name in list(self._left) if pattern.fullmatch(name)]
+
+    def dense(self) -> dict[str, DenseWeight]:
+        """What was not taken; CheckpointError if it is not dense."""
+        return {name: tensor.dense() for name, tensor in self._left.items()}
+
+
+class UnpackedWeights(Weights):
+    """Dense tensors, mapped, and matrices, each unpacked anew whenever it is asked for."""
+
+    def __init__(
+        self,
+        dense: Mapping[str, DenseWeight],
+        matrices: Mapping[str, Matrix],
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self._dense = dense
+        self._matrices = matrices
+        self.notes = notes
+
+    def info(self, name: str) -> TensorInfo:
+        """See :class:`Weights`."""
+        if name in self._matrices:
+            return self._matrices[name].info
+        weight = self._dense[name]
+        return TensorInfo(weight.shape, weight.kind)
+
+    def __getitem__(self, name: str) -> Weight:
+        if name in self._matrices:
+            return self._matrices[name].unpack()
+        return self._dense[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._dense
+        yield from self._matrices
+
+    def __len__(self) -> int:
+        return len(self._dense) + len(self._matrices)
+
+
+def changes(matrices: Mapping[str, Matrix]) -> list[str]:
+    """One sentence for each way in which matrices are kept as something else than the files have."""
+    found: dict[tuple[str, str, str], list[Matrix]] = {}
+    for matrix in matrices.values():
+        if matrix.change:
+            kept = str(matrix.info.kind)
+            found.setdefault((matrix.stored, kept, matrix.change), []).append(matrix)
+    return [
+        f"{len(group)} matrices are {stored} in the checkpoint, which no kernel multiplies as they are: "
+        f"they are read as {kept} ({change}), {bytes_text(sum(map(_values_bytes, group)))} instead of "
+        f"{bytes_text(sum(matrix.stored_bytes for matrix in group))}"
+        for (stored, kept, change), group in found.items()
+    ]
+
+
+def _values_bytes(matrix: Matrix) -> int:
+    values = int(np.prod(matrix.info.shape, dtype=np.int64))
+    size = {"int4": 0.5, "int8": 1, "bf16": 2, "f16": 2}.get(matrix.info.kind.name, 4)
+    return int(values * size)
+
+
+def array(tensor: StoredTensor, dtype: str, shape: tuple[int | None, ...]) -> Any:
+    """The tensor's values, a view; None in ``shape`` stands for any size but 0.
+
+    Raises:
+        CheckpointError: the tensor is of another shape or element type.
+    """
+    fits = len(tensor.shape) == len(shape) and all(
+        have == want or (want is None and have > 0)
+        for have, want in zip(tensor.shape, shape, strict=True)
+    )
+    if tensor.dtype != dtype or not fits:
+        sizes = ", ".join("any" if size is None else str(size) for size in shape)
+        raise tensor.wrong(f"is {tensor.dtype} {list(tensor.shape)}, expected {dtype} [{sizes}]")
+    return tensor.data.view(_NUMPY.get(dtype, np.uint8)).reshape(tensor.shape)
+
+
+def scale_type(tensor: StoredTensor) -> WeightType:
+    """The element type of scales; CheckpointError if they are no floats."""
+    if tensor.dtype not in WEIGHT_TYPES:
+        raise tensor.wrong(f"is {tensor.dtype}, expected scales of {', '.join(WEIGHT_TYPES)}")
+    return cast(WeightType, tensor.dtype)
+
+
+def read_floats(tensor: StoredTensor) -> Floats:
+    """Scales as float32, in their shape.
+
+    Raises:
+        CheckpointError: one is infinite or NaN, or all are zero.
+    """
+    if scale_type(tensor) == "BF16":
+        values = (tensor.data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    else:
+        values = tensor.data.view(_NUMPY[tensor.dtype]).astype(np.float32)
+    return checked(tensor, values.reshape(tensor.shape))
+
+
+def checked(tensor: StoredTensor, scales: Floats) -> Floats:
+    """The scales that ``tensor`` has.
+
+    Raises:
+        CheckpointError: one is infinite or NaN, or all are zero.
+    """
+    if not np.isfinite(scales).all():
+        raise tensor.wrong("has a scale that is infinite or NaN")
+    if not scales.any():
+        raise tensor.wrong("has no scale but 0")
+    return scales
+
+
+def as_floats(values: Floats, dtype: WeightType) -> Bytes:
+    """Rounded to the nearest of an element type; flat bytes. BF16 needs finite values."""
+    if dtype == "BF16":
+        bits = np.ascontiguousarray(values).view(np.uint32)
+        made: Any = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    else:
+        made = np.ascontiguousarray(values).astype(_NUMPY[dtype])
+    flat: Bytes = made.reshape(-1).view(np.uint8)
+    return flat
