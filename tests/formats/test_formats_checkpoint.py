@@ -60,7 +60,7 @@ def test_the_librarys_files_are_read_bit_for_bit(tmp_path: Path) -> None:
         ({"a": entry(0, 8, [3])}, b"12345678", "needs 12 bytes"),
         ({"a": entry(0, 8, [2**62, 2**62])}, b"12345678", "bad shape"),
         ({"a": entry(0, 8, [-2])}, b"12345678", "bad shape"),
-        ({"a": entry(0, 8, [1], "I64")}, b"12345678", "dtype 'I64'"),
+        ({"a": entry(0, 8, [1], "I63")}, b"12345678", "dtype 'I63'"),
         ({"a": {"dtype": "F32", "shape": [2]}}, b"12345678", "bad data_offsets"),
         ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, True]}}, b"12345678", "bad data"),
         ({"a": 5}, b"12345678", "bad data_offsets"),
@@ -75,6 +75,13 @@ def test_headers_that_lie(tmp_path: Path, header: Any, data: bytes, said: str) -
         read_safetensors(path)
     assert said in str(caught.value)
     assert "bad.safetensors" in str(caught.value)
+
+
+def test_integers_that_no_quantization_explains_are_no_weights(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "ints.safetensors", {"a": entry(0, 8, [1], "I64")}, b"12345678")
+    tensor = read_safetensors(path)["a"]
+    with pytest.raises(CheckpointError, match="dtype 'I64' is not supported"):
+        tensor.dense()
 
 
 def test_header_lengths_that_lie(tmp_path: Path) -> None:
@@ -136,7 +143,7 @@ def test_config_and_tensors_that_disagree(
         ({"rms_norm_eps": 0}, "rms_norm_eps"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type 'longrope'"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_parameters.rope_type 'dynamic'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_scaling.type 'dynamic'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor"),
         ({"rope_parameters": [1]}, "rope_parameters"),

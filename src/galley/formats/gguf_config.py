@@ -12,6 +12,7 @@ ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
 """``general.architecture`` of what is read; Mistral's models call themselves llama."""
 
 ROPE_FACTORS: Final = "rope_freqs.weight"
+_ROPE_KINDS: Final = ("none", "linear", "yarn")
 """Tensor of divisors of the rotary frequencies: what llama.cpp keeps of Llama 3.1's scaling."""
 
 _SIZES: Final = {
@@ -162,6 +163,11 @@ def _rope(metadata: Metadata, config: Mapping[str, Any], factors: list[float] | 
             )
     rope = {"rope_theta": config.get("rope_theta", 10000.0)}
     kind = metadata.own("rope.scaling.type") or "none"
+    if kind not in _ROPE_KINDS:
+        raise UnsupportedModel(
+            f"{metadata.file}: rope.scaling.type {shown(kind)} is not supported; known: "
+            f"{', '.join(_ROPE_KINDS)}"
+        )
     factor = metadata.own("rope.scaling.factor") or metadata.own("rope.scale_linear")
     if factors is not None:
         if kind not in ("none", "linear") or (kind == "linear" and factor not in (None, 1.0)):

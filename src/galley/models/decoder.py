@@ -77,8 +77,6 @@ class DecoderConfig:
                 file=FILE,
                 field="num_key_value_heads",
             )
-        if self.head_dim % 2:
-            raise CheckpointError(f"is {self.head_dim}, must be even", file=FILE, field="head_dim")
 
 
 def read_decoder(
@@ -108,6 +106,8 @@ def read_decoder(
             field="hidden_size",
         )
     dim = config.count("head_dim", head_dim or max(1, hidden // heads), most=MAX_HEAD_DIM)
+    if dim % 2:
+        raise CheckpointError(f"is {dim}, must be even", file=FILE, field="head_dim")
     positions = config.count("max_position_embeddings", max_positions)
     rope = None
     if not config.section("rope_parameters").has(
