@@ -34,5 +34,7 @@ def eager(engine: Engine, chosen: Speculation, costs: dict[int, float] = FREE) -
     """The engine with guesses that cost what ``costs`` says."""
     proposers = proposers_of(EngineSettings(speculation=chosen))
     engine._guessing = Guessing(proposers, RowCosts(costs))
+    assert engine._guessing._speculator is not None
+    engine._guessing._speculator._trial.looks = lambda sequences: True  # type: ignore[method-assign]
     engine._scheduler.guess = engine._guessing.guess
     return engine

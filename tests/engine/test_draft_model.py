@@ -30,6 +30,7 @@ def drafting(folder: Path, draft: Path, **changes: Any) -> Engine:
     assert speculator is not None
     assert speculator._drafter is not None
     speculator._costs = RowCosts(FREE)
+    speculator._trial.looks = lambda sequences: True  # type: ignore[method-assign]
     speculator._drafter.costs = RowCosts({1: 1e-9, 64: 1e-9})
     return engine
 

@@ -317,7 +317,7 @@ def test_rows_that_a_layer_cannot_read_are_refused() -> None:
     for other in (integers, deeper):
         with pytest.raises(ValueError, match="quantized for other weights"):
             program.linear(other, None, layout, x, y)
-    with pytest.raises(ValueError, match="not as wide as the weights are deep"):
+    with pytest.raises(ValueError, match="narrower than what an op reads"):
         program.gelu(65, layout, x, y)
     with pytest.raises(ValueError, match="bias has the wrong size"):
         program.linear(exact, np.zeros(17, np.float32), None, x, y)

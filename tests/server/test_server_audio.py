@@ -171,7 +171,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
         "timestamp_granularities[0]",
     ),
     ({"include[]": "logprobs"}, "include"),
-    ({"chunking_strategy": "auto"}, "chunking_strategy"),
+    ({"chunking_strategy": "server_vad"}, "chunking_strategy"),
     ({"language": ["en", "de"]}, "language"),
     ({"language": "en", "language[]": "en"}, "language"),
     ({"file": "hello"}, "file"),

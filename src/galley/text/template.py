@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import jinja2
-from jinja2 import meta, nodes
+from jinja2 import nodes
 
 from galley.errors import CheckpointError, RequestError
 from galley.formats.gguf_file import is_gguf
@@ -84,12 +84,16 @@ class ChatTemplate:
     def variables(self) -> frozenset[str]:
         """Names of the variables that the template reads, or looks whether they are given."""
         tree = Sandbox().parse(self.source)
+        names = list(tree.find_all(nodes.Name))
+        # Jinja's own search compiles the template, which computes whatever is constant in it.
+        read = {name.name for name in names if name.ctx == "load"}
+        own = {name.name for name in names if name.ctx != "load"}
         tested = {
             test.node.name
             for test in tree.find_all(nodes.Test)
             if test.name == "defined" and isinstance(test.node, nodes.Name)
         }
-        return frozenset(meta.find_undeclared_variables(tree) | tested) - {CountSteps.NAME}
+        return frozenset(read - own | tested) - {CountSteps.NAME}
 
     def encode(
         self,
