@@ -13,11 +13,8 @@ import argparse
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
@@ -32,6 +29,7 @@ from rich.table import Table
 from scripts.benchmarks_page import Figure
 
 from benchmarks.http_load import Client
+from benchmarks.profiles import sampled
 from benchmarks.results_file import put
 from benchmarks.serving import Server, serving
 from galley.bench.engine import EngineBench
@@ -109,22 +107,11 @@ def children(pid: int) -> list[int]:
 
 def profiled(server: Server, count: int, folder: Path) -> None:
     """Samples every process of the server while ``count`` streams run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    program = shutil.which("py-spy") or str(Path(sys.executable).with_name("py-spy"))
-    record = (
-        f"{program} record --threads --native --format raw --duration {PROFILE_SECONDS}".split()
-    )
-    spies = [
-        subprocess.Popen(
-            [*record, "--pid", str(pid), "--output", str(folder / f"{count}-streams-{pid}.txt")]
-        )
-        for pid in (server.pid, *children(server.pid))
-    ]
-    end = time.monotonic() + PROFILE_SECONDS
-    while time.monotonic() < end:
-        asyncio.run(through_http(server, prompts(count, server.id_limit, 0)))
-    for spy in spies:
-        spy.wait()
+    pids = [server.pid, *children(server.pid)]
+    with sampled(pids, folder, f"{count}-streams", PROFILE_SECONDS):
+        end = time.monotonic() + PROFILE_SECONDS
+        while time.monotonic() < end:
+            asyncio.run(through_http(server, prompts(count, server.id_limit, 0)))
 
 
 def main() -> None:
