@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint test-clients audit schema soak fuzz sanitize bench demo-model demo-speech-model clean
+.PHONY: help run test lint test-clients audit schema soak fuzz sanitize bench demo-model demo-draft-model demo-speech-model clean
 
 help:
 	@echo "make run         serve the bundled models, show what they answer, keep serving (PORT=8000)"
@@ -22,6 +22,7 @@ help:
 	@echo "make fuzz        every fuzz target for FUZZ_SECONDS=1800 each (atheris, Linux)"
 	@echo "make bench       measure latency and throughput of the server"
 	@echo "make demo-model  train the bundled model again (up to two hours on two cores)"
+	@echo "make demo-draft-model  distil the bundled draft model again (some 20 minutes on a core)"
 	@echo "make demo-speech-model  train the bundled speech model (needs espeak-ng; about two hours)"
 	@echo "make clean       remove the virtual environment and the caches"
 
@@ -73,6 +74,9 @@ bench: $(VENV)/.installed-dev
 demo-model: $(VENV)/.installed-dev
 	$(BIN)/python -m recipes.assistant.train
 
+demo-draft-model: $(VENV)/.installed-dev
+	$(BIN)/python -m recipes.draft.train
+
 demo-speech-model: $(VENV)/.installed-dev
 	$(BIN)/python -m recipes.speech.train
 	$(BIN)/python -m recipes.speech.heads
@@ -98,9 +102,11 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-dev
 	@$(PIP) --editable '.[fuzz]'
 	@touch $@
 
+# uv, because pip tries version after version of what these clients want, for more than half an hour.
 $(VENV)-clients/.installed: pyproject.toml $(NATIVE) | $(BIN)/python
 	@$(PYTHON) -m venv $(VENV)-clients
-	@$(VENV)-clients/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,clients]'
+	@$(VENV)-clients/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@$(VENV)-clients/bin/uv pip install --quiet --python $(VENV)-clients/bin/python --editable '.[dev,clients]'
 	@touch $@
 
 $(BIN)/python:

@@ -33,7 +33,7 @@ from benchmarks.profiles import sampled
 from benchmarks.results_file import put
 from benchmarks.serving import Server, serving
 from galley.bench.engine import EngineBench
-from galley.config import EngineSettings
+from galley.engine_settings import EngineSettings
 
 PROMPT_TOKENS: Final = 64
 TOKENS: Final = 96

@@ -28,9 +28,9 @@ from galley.calibration.quantize import (
     Quantizer,
     linear_weights,
 )
-from galley.config import EngineSettings
 from galley.demo import heldout
 from galley.engine.read_model import read_model
+from galley.engine_settings import EngineSettings
 from galley.formats.source import resolve_model
 from galley.ops.executor import choose_executor
 from galley.quality.texts import Window, own_texts, read_texts

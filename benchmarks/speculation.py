@@ -1,7 +1,8 @@
 """Speculation: tokens a second against acceptance, and the acceptance that real tasks give.
 
     python -m benchmarks.speculation [MODEL] [--quantize int4] [--sequences 1,2,4,8,16,32]
-        [--acceptance 0,0.5,0.7,0.9,1] [--tasks] [--results benchmarks/results/FILE]
+        [--acceptance 0,0.5,0.7,0.9,1] [--tasks [--draft-model NAME]] [--peer HOME]
+        [--results benchmarks/results/FILE]
 
 Acceptance is controlled: guesses come from what the same requests got without speculation, each right with
 the given probability. How many are verified is for the engine to decide, which knows neither. Tokens a
@@ -9,8 +10,12 @@ second are those of a full batch: from the step in which the last sequence has i
 which the first one ends. The prediction is arithmetic: of the best number of guesses a sequence, the tokens
 that so many guesses bring on average, divided by what a step of so many rows takes beside one without.
 
+With ``--peer`` llama.cpp verifies guesses of the same acceptance, one sequence at a time: the shape of 1.24
+billion at 4 bits, in the folder in which ``python -m benchmarks.peers`` keeps it. It takes a number of
+guesses; the best one counts.
+
 With ``--tasks`` the bundled model's own: each proposer's acceptance and speed, texts held against those
-without. For an idle machine.
+without. With ``--draft-model``, that model's, too, alone and among the others. For an idle machine.
 """
 
 import argparse
@@ -28,15 +33,19 @@ from rich.console import Console
 from rich.table import Table
 from scripts.benchmarks_page import Figure
 
+from benchmarks.peers.child import Child
+from benchmarks.peers.install import converted, install, make_checkpoint
+from benchmarks.peers.llama_cpp import PEER as LLAMA_CPP
 from benchmarks.results_file import put
 from galley import LLM, SamplingParams
-from galley.config import EngineSettings, Speculation
 from galley.demo import heldout
 from galley.engine.engine import Engine
 from galley.engine.guessing import Guessing
 from galley.engine.load import load_engine
 from galley.engine.warm_up import measure_rows
+from galley.engine_settings import EngineSettings, Speculation
 from galley.formats.source import resolve_model
+from galley.machine import available_cores
 from galley.service.requests import expand
 from galley.speculation.proposer import Follower, Forced, Proposal
 from galley.speculation.row_costs import RowCosts
@@ -48,8 +57,16 @@ COMMAND: Final = "python -m benchmarks.speculation"
 PROMPT_TOKENS: Final = 32
 TURN: Final = 6
 """Steps with speculation, and as many without."""
-WAYS: Final[tuple[Speculation, ...]] = ("off", "prompt", "recent", "auto")
+WAYS: Final[dict[str, Speculation]] = {
+    "off": "off",
+    "prompt": "prompt",
+    "recent": "recent",
+    "auto": "auto",
+}
+DRAFT_WAYS: Final[dict[str, Speculation]] = {"draft": "draft", "auto and draft": "auto"}
+"""Of a draft model."""
 MOST_ROWS: Final = 64
+PEER_GUESSES: Final = (2, 4, 8)
 PARAMS: Final = SamplingParams(temperature=0, max_tokens=200)
 
 
@@ -171,7 +188,9 @@ def controlled(
     """
     engine = load_engine(settings, resolve_model(settings.model))
     groups = len(engine._kv.groups)
-    measured = measure_rows(engine._executor, groups, MOST_ROWS, seconds=5.0)
+    measured = measure_rows(
+        engine._executor, groups, MOST_ROWS, blocks=engine._kv.pool.total, seconds=5.0
+    )
     engine._kv.pool.forget_all()
     costs = RowCosts(measured)
     print("seconds by rows:", {rows: round(taken, 4) for rows, taken in sorted(measured.items())})
@@ -221,7 +240,7 @@ class Done:
 
     task: str
     at_once: int
-    proposer: Speculation
+    proposer: str
     seconds: float = 0.0
     tokens: int = 0
     proposed: int = 0
@@ -243,7 +262,9 @@ class Done:
         return [choice.text for choice in choices]
 
 
-def tasks(settings: EngineSettings, at_once: int, items: int) -> list[Done]:
+def tasks(
+    settings: EngineSettings, at_once: int, items: int, draft_model: str | None
+) -> list[Done]:
     """Each task without speculation and with each proposer, by turns of ``at_once`` conversations.
 
     Raises:
@@ -253,17 +274,23 @@ def tasks(settings: EngineSettings, at_once: int, items: int) -> list[Done]:
     wanted = conversations(items)
     made: list[Done] = []
     with contextlib.ExitStack() as stack:
-        engines: dict[Speculation, LLM] = {
-            proposer: stack.enter_context(
-                LLM(settings.model, speculation=proposer, kv_cache_tokens=16384, **own)
+        engines: dict[str, LLM] = {
+            way: stack.enter_context(
+                LLM(
+                    settings.model,
+                    speculation=speculation,
+                    draft_model=draft_model if way in DRAFT_WAYS else None,
+                    kv_cache_tokens=16384,
+                    **own,
+                )
             )
-            for proposer in WAYS
+            for way, speculation in {**WAYS, **(DRAFT_WAYS if draft_model else {})}.items()
         }
         for llm in engines.values():
             llm.chat(wanted["ticket"][:at_once], PARAMS)
         for task, all_of_it in wanted.items():
             sums = {proposer: Done(task, at_once, proposer) for proposer in engines}
-            order = list(WAYS)
+            order = list(engines)
             for i in range(0, len(all_of_it), at_once):
                 asked = all_of_it[i : i + at_once]
                 texts = {way: sums[way].add(engines[way], asked) for way in order}
@@ -318,6 +345,64 @@ def figures_of_tasks(done: Sequence[Done]) -> list[Figure]:
     return made
 
 
+@dataclass(frozen=True)
+class PeerPoint:
+    """A peer's ratio to its own pace without guesses, at the number of guesses that is best."""
+
+    rate: float
+    plain: float
+    ratio: float
+    guesses: int
+
+
+def peer_points(home: Path, threads: int, rates: Sequence[float], tokens: int) -> list[PeerPoint]:
+    """llama.cpp's, one sequence, with and without guesses by turns.
+
+    Raises:
+        PeerFailed: it cannot be installed, or fails.
+    """
+    install(LLAMA_CPP, home)
+    checkpoint = make_checkpoint("llama-1b", home)
+    file = converted(LLAMA_CPP, "Q4_0", checkpoint, home)
+    child = Child(LLAMA_CPP, "Q4_0", file, threads, home)
+    rng = random.Random(0)
+    prompt = [rng.randrange(5, 128000) for _ in range(PROMPT_TOKENS)]
+
+    def pace(guesses: int, rate: float) -> float:
+        made, seconds = child.ask(
+            {"prompt": prompt, "tokens": tokens, "guesses": guesses, "rate": rate}
+        )
+        return made / seconds
+
+    try:
+        pace(0, 0.0)
+        points = []
+        for rate in rates:
+            found = []
+            for guesses in PEER_GUESSES:
+                plain = pace(0, 0.0)
+                found.append((pace(guesses, rate) / plain, guesses, plain))
+            ratio, guesses, plain = max(found)
+            points.append(PeerPoint(rate, plain, ratio, guesses))
+    finally:
+        child.close()
+    return points
+
+
+def figure_of_peer(points: Sequence[PeerPoint]) -> Figure:
+    """Ratios to no guesses."""
+    return Figure(
+        what="1.24 billion, llama.cpp Q4_0: verifying guesses, 1 sequence, by acceptance",
+        unit="times",
+        at=tuple(f"{point.rate:.0%}" for point in points),
+        measured=tuple(round(point.ratio, 2) for point in points),
+        date=date.today().isoformat(),
+        command=f"{COMMAND} --peer HOME",
+        remark=f"to {statistics.median(point.plain for point in points):.1f} tokens/s without; the best of "
+        f"{', '.join(map(str, PEER_GUESSES))} guesses: {', '.join(str(p.guesses) for p in points)}",
+    )
+
+
 def main() -> None:
     """Measure, print, and write the figures if wanted."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -330,6 +415,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="of each output")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each run, at most")
     parser.add_argument("--tasks", action="store_true", help="the bundled model's tasks instead")
+    parser.add_argument("--peer", type=Path, metavar="HOME", help="llama.cpp instead")
+    parser.add_argument("--draft-model", help="of the tasks' model; galley-demo-draft is bundled")
     parser.add_argument("--items", type=int, default=64, help="conversations of each task")
     parser.add_argument("--results", type=Path, help="put the figures into this file, too")
     options = parser.parse_args()
@@ -342,23 +429,32 @@ def main() -> None:
         kv_cache_tokens=64 * (PROMPT_TOKENS + options.tokens),
     )
     sizes = [int(part) for part in options.sequences.split(",")]
-    if options.tasks:
-        done = [one for size in sizes for one in tasks(settings, size, options.items)]
+    rates = [float(part) for part in options.acceptance.split(",")]
+    if options.peer:
+        points = peer_points(options.peer, options.threads or available_cores(), rates, 96)
+        table = Table("acceptance", "without", "ratio", "guesses")
+        for found in points:
+            numbers = (f"{found.plain:.1f}", f"{found.ratio:.2f}", str(found.guesses))
+            table.add_row(f"{found.rate:.0%}", *numbers)
+        figures = [figure_of_peer(points)]
+    elif options.tasks:
+        done = [
+            one
+            for size in sizes
+            for one in tasks(settings, size, options.items, options.draft_model)
+        ]
         table = Table("task", "at once", "proposer", "tokens/s", "tokens", "proposed", "accepted")
         for one in done:
             told = (one.task, one.at_once, one.proposer, round(one.tokens_per_s, 1), one.tokens)
             table.add_row(*map(str, told), str(one.proposed), str(one.accepted))
         figures = figures_of_tasks(done)
     else:
-        rates = [float(part) for part in options.acceptance.split(",")]
         curves = controlled(settings, rates, sizes, options.tokens, options.seconds)
         table = Table("sequences", "acceptance", "without", "ratio", "arithmetic")
         for curve in curves:
             for point in curve.points:
-                numbers = (point.plain, point.ratio, point.told)
-                table.add_row(
-                    str(curve.sequences), f"{point.rate:.0%}", *(f"{n:.2f}" for n in numbers)
-                )
+                beside = (f"{n:.2f}" for n in (point.plain, point.ratio, point.told))
+                table.add_row(str(curve.sequences), f"{point.rate:.0%}", *beside)
         figures = figures_of_curves(options.name, curves)
     Console().print(table)
     if options.results:

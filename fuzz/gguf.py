@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from galley.config import EngineSettings
 from galley.engine.read_model import read_model
+from galley.engine_settings import EngineSettings
 from galley.errors import GalleyError
 from galley.formats.gguf_file import TYPES
 from galley.formats.reader import open_checkpoint

@@ -29,8 +29,9 @@ void AttentionPlan::cut(const Shape& shape, int threads) {
                 some.begin = row;
                 some.end = std::min(row + tile, rows.end);
                 some.first += row - rows.begin;
-                const int64_t last = some.keys ? some.keys - 1 : some.first + some.end - row - 1;
-                const int64_t first = some.keys ? 0 : first_chunk(some.first, shape.window);
+                int64_t last = some.first + shape.after + some.end - row - 1;
+                if (some.keys) last = shape.window ? std::min(last, some.keys - 1) : some.keys - 1;
+                const int64_t first = first_chunk(some.first + shape.after, shape.window);
                 const int64_t count = last_chunk(last) - first + 1;
                 tiles_.push_back({some, head, first, count, AttentionItem::kNone});
                 chunks += count;

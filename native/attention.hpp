@@ -7,7 +7,8 @@
 namespace galley {
 
 // Rows [begin, end) with keys in one table: of consecutive positions from `first` on, each of which
-// sees the keys up to its own, or if `keys` is not 0 all of so many.
+// sees the keys up to its own, or if `keys` is not 0 those of so many that its window holds, if
+// there is one.
 struct AttentionRows {
     int64_t begin, end, table, keys, first;
 };
@@ -25,10 +26,10 @@ class AttentionPlan {
   public:
     // What decides it, for a given step.
     struct Shape {
-        int64_t group, kv_heads, padded_value_dim, window;
+        int64_t group, kv_heads, padded_value_dim, window, after;
         bool operator==(const Shape& o) const {
             return group == o.group && kv_heads == o.kv_heads &&
-                   padded_value_dim == o.padded_value_dim && window == o.window;
+                   padded_value_dim == o.padded_value_dim && window == o.window && after == o.after;
         }
     };
 

@@ -49,10 +49,10 @@ void Execution::check_made(const SharedLayout& layout, const Slot& slot, int64_t
     runtime.need_scratch(4 * width);
 }
 
-int Execution::angles_for(const std::vector<float>& inv_freq, float scale) {
-    const auto same = [&](const Angles& a) { return a.inv_freq == inv_freq && a.scale == scale; };
+int Execution::angles_for(const Rotation& wanted) {
+    const auto same = [&](const Angles& a) { return a.of == wanted; };
     auto found = std::find_if(angles_.begin(), angles_.end(), same);
-    if (found == angles_.end()) found = angles_.insert(found, Angles{inv_freq, scale, {}, {}});
+    if (found == angles_.end()) found = angles_.insert(found, Angles{wanted, {}, {}});
     return static_cast<int>(found - angles_.begin());
 }
 
@@ -62,10 +62,37 @@ void Execution::begin(const Step& given) {
     arena_rows_ = step.rows;
     arena_ = runtime.arena(arena_bytes * step.rows);
     take_rows(step.rows);
-    for (int64_t s = 0; s < step.sequences; ++s)
-        plan.add({step.starts[s], step.starts[s + 1], s, 0, step.positions[step.starts[s]]});
+    for (int64_t s = 0; s < step.sequences; ++s) {
+        const int64_t begin = step.starts[s], end = step.starts[s + 1];
+        plan.add({begin, end, s, limits.whole_texts ? end - begin : 0, step.positions[begin]});
+    }
+    if (limits.whole_texts) number_blocks();
     if (limits.crosses) plan_cross_attention();
+    plan_adapters([](int64_t r) { return r; });
     turn_angles();
+}
+
+void Execution::take_wanted() {
+    rows = step.wanted_rows;
+    ended = rows == 0;
+    plan_adapters([&](int64_t r) { return step.wanted[r]; });
+}
+
+template <class Row>
+void Execution::plan_adapters(const Row& row) {
+    adapter_rows.clear();
+    if (!step.adapters) return;
+    for (int64_t r = 0; r < rows; ++r) {
+        const int64_t slot = step.adapters[sequence_of[row(r)]];
+        if (slot < 0) continue;
+        const bool goes_on = !adapter_rows.empty() && adapter_rows.back().end == r &&
+                             adapter_rows.back().slot == slot &&
+                             r - adapter_rows.back().begin < Adapters::kRows;
+        if (goes_on)
+            ++adapter_rows.back().end;
+        else
+            adapter_rows.push_back({r, r + 1, slot});
+    }
 }
 
 void Execution::take_rows(int64_t count) {
@@ -93,15 +120,15 @@ void Execution::plan_cross_attention() {
 
 void Execution::turn_angles() {
     for (Angles& a : angles_) {
-        const int64_t half = a.inv_freq.size();
+        const int64_t half = a.of.inv_freq.size();
         a.cos.resize(rows * half);
         a.sin.resize(rows * half);
         each_row(half * 16, [&](int64_t r, int) {
             const float position = static_cast<float>(step.positions[r]);
             for (int64_t i = 0; i < half; ++i) {
-                const float turn = position * a.inv_freq[i];
-                a.cos[r * half + i] = std::cos(turn) * a.scale;
-                a.sin[r * half + i] = std::sin(turn) * a.scale;
+                const float turn = position * a.of.inv_freq[i];
+                a.cos[r * half + i] = std::cos(turn) * a.of.scale;
+                a.sin[r * half + i] = std::sin(turn) * a.of.scale;
             }
         });
     }
@@ -113,6 +140,8 @@ void Execution::begin(const EncoderInputs& inputs) {
     step.sequences = inputs.count;
     step.tables = inputs.tables;
     frames = inputs.frames;
+    given = inputs.given;
+    adapter_rows.clear();
     arena_rows_ = inputs.starts[inputs.count];
     arena_ = runtime.arena(arena_bytes * arena_rows_);
     input_starts.assign(inputs.starts, inputs.starts + inputs.count + 1);
@@ -122,16 +151,22 @@ void Execution::begin(const EncoderInputs& inputs) {
 void Execution::take_inputs() {
     const int64_t count = input_starts.back();
     input_positions_.resize(count);
-    input_block_starts.assign(1, 0);
     step.starts = input_starts.data();
     step.positions = input_positions_.data();
     take_rows(count);
     for (int64_t input = 0; input < step.sequences; ++input) {
         const int64_t begin = input_starts[input], end = input_starts[input + 1];
         std::iota(input_positions_.begin() + begin, input_positions_.begin() + end, 0);
-        input_block_starts.push_back(input_block_starts.back() + blocks_of(end - begin));
         plan.add({begin, end, input, end - begin, 0});
     }
+    number_blocks();
+}
+
+void Execution::number_blocks() {
+    input_block_starts.assign(1, 0);
+    for (int64_t s = 0; s < step.sequences; ++s)
+        input_block_starts.push_back(input_block_starts.back() +
+                                     blocks_of(step.starts[s + 1] - step.starts[s]));
     input_blocks.resize(input_block_starts.back());
     std::iota(input_blocks.begin(), input_blocks.end(), 0);
 }
@@ -148,8 +183,9 @@ float* Execution::row(const Slot& slot, int64_t r) const {
 void Execution::turn(int angles, int64_t r, const float* x, int64_t width, int64_t head_dim,
                      float* y) const {
     const Angles& a = angles_[angles];
-    const int64_t pairs = a.inv_freq.size();
-    kernels.rope(x, a.cos.data() + r * pairs, a.sin.data() + r * pairs, pairs, width, head_dim, y);
+    const int64_t pairs = a.of.inv_freq.size();
+    const auto rope = a.of.adjacent ? kernels.rope_adjacent : kernels.rope;
+    rope(x, a.cos.data() + r * pairs, a.sin.data() + r * pairs, pairs, width, head_dim, y);
 }
 
 Tables Execution::tables_of(int64_t layer) const {

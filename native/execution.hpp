@@ -28,6 +28,7 @@ struct Tables {
 // One step; see galley.ops.executor.Batch.
 struct Step {
     const int64_t* tokens;
+    const int64_t* types;  // of the tokens; null: all 0
     const int64_t* positions;
     int64_t rows;
     const int64_t* starts;
@@ -39,6 +40,8 @@ struct Step {
     // Of each sequence the encoder output's rows in the cache, and their number; null for text.
     Tables cross_tables;
     const int64_t* cross_rows;
+    // Of each sequence the slot of its adapter, -1 for none; null: none has one.
+    const int64_t* adapters;
     // Of an aligner: its weights, [rows][aligned_heads][attention_rows], and no logits. What lies
     // beyond an encoder output's rows is not written.
     float* attention;
@@ -52,19 +55,55 @@ struct EncoderInputs {
     const int64_t* starts;
     int64_t count;
     Tables tables;
+    // What the program gives of its rows, [rows of all inputs][given_width], or null.
+    float* given;
 };
 
 // What a program's ops say of the steps that it can run.
 struct Limits {
     int64_t tokens = INT64_MAX;     // ids below it have a row in every embedding
+    int64_t types = INT64_MAX;      // as tokens, of their types
     int64_t positions = INT64_MAX;  // as tokens, of positions
     int64_t mels = 0;               // of an encoder
+    int64_t given_width = 0;        // of the rows that an encoder gives to its caller
     bool crosses = false;           // whether there is cross-attention
+    bool adapts = false;            // whether adapters are added anywhere
+    bool whole_texts = false;       // whether rows see others of their text without a cache
     int64_t aligned_heads = 0;      // whose weights are the result
     bool selects = false;           // whether wanted rows have been selected
     bool gives_logits = false;      // whether an op has written them, so that others may read
     bool all_wanted = false;        // logits are written without selecting: all rows must be wanted
     std::vector<int64_t> strides;   // of an encoder's convolutions
+};
+
+// The choices of all rows of a step, sorted by expert; see ops/experts.cpp.
+struct ExpertGroups {
+    // Blocks [begin, end) of a linear layer over the rows of one expert.
+    struct Item {
+        Linear linear;
+        int64_t begin, end;
+    };
+
+    std::vector<int64_t> starts, next;  // of each expert
+    std::vector<int64_t> rows, chosen;  // of each place: the row of the step, the expert
+    std::vector<int64_t> places;        // of each choice of each row
+    std::vector<Item> items;
+};
+
+// By position, of pairs of a head's columns.
+struct Rotation {
+    std::vector<float> inv_freq;
+    float scale;
+    bool adjacent;  // whether a pair is two neighbours
+
+    bool operator==(const Rotation& o) const {
+        return inv_freq == o.inv_freq && scale == o.scale && adjacent == o.adjacent;
+    }
+    // Whether a head of so many columns has the pairs.
+    void check(int64_t head_dim) const {
+        require(!inv_freq.empty() && 2 * static_cast<int64_t>(inv_freq.size()) <= head_dim,
+                "there are more angles than a head has pairs, or none");
+    }
 };
 
 class Execution {
@@ -82,10 +121,12 @@ class Execution {
     // Of `width` floats that become what `layout` wants, if it is not null.
     void check_made(const SharedLayout& layout, const Slot& slot, int64_t width);
     // Number of a table of rotation angles.
-    int angles_for(const std::vector<float>& inv_freq, float scale);
+    int angles_for(const Rotation& wanted);
 
     void begin(const Step& step);
     void begin(const EncoderInputs& inputs);
+    // The rows of the buffers in use are now those whose logits are wanted.
+    void take_wanted();
     // The rows of the buffers in use are now those that input_starts says.
     void take_inputs();
 
@@ -128,25 +169,31 @@ class Execution {
     // positions of the buffers in use.
     Step step{};
     const float* frames = nullptr;
+    float* given = nullptr;
     int64_t rows = 0;    // of the buffers in use; changes at select_rows and im2col
     bool ended = false;  // nobody wants what is left
     std::vector<int64_t> input_starts, finer_starts;
     std::vector<int64_t> sequence_of;
+    std::vector<AdapterRows> adapter_rows;  // of the buffers in use; of others nothing is added
     AttentionPlan plan, cross_plan;
-    // Tables of encoder_attention: all inputs' blocks one after another.
+    // Tables of encoder_attention: the blocks of all inputs or texts, one after another.
     std::vector<int64_t> input_blocks, input_block_starts;
     std::vector<float> zeros;
+    ExpertGroups experts;
 
   private:
     struct Angles {
-        std::vector<float> inv_freq;
-        float scale;
+        Rotation of;
         std::vector<float> cos, sin;  // [rows][inv_freq]
     };
     void check_inside(const Slot& slot, int64_t row_bytes) const;
     void take_rows(int64_t count);
+    void number_blocks();
     void plan_cross_attention();
     void turn_angles();
+    // row(r): which of the step's rows is row r of the buffers in use.
+    template <class Row>
+    void plan_adapters(const Row& row);
 
     std::vector<Angles> angles_;
     std::vector<int64_t> input_positions_;

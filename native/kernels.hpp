@@ -86,6 +86,19 @@ struct Linear {
     int64_t rows;
 };
 
+// Rows times a thin matrix of floats, float16 or bfloat16: y = scale * x W^T, which `adds` to what
+// is in y. Strides are in floats.
+struct LowRank {
+    const Matrix* matrix;
+    const float* x;
+    int64_t x_stride;
+    float* y;
+    int64_t y_stride;
+    int64_t rows;
+    float scale;
+    bool adds;
+};
+
 // kPairs: bfloat16 whose products are taken two at a time. Not for the paged cache: a token's
 // values lie beside its neighbour's, which must be finite.
 enum class KvType : int32_t { kF32, kBF16, kInt8, kPairs };
@@ -119,14 +132,18 @@ struct Attend {
     float* out;
     int64_t q_stride, out_stride;  // floats between tokens
     const int64_t* table;
-    int64_t keys;   // that each token sees; 0: those up to its own position
-    int64_t first;  // position of the first token, if keys is 0
+    int64_t keys;   // that there are; 0: those up to the last token's position
+    int64_t first;  // position of the first token, if keys is 0 or there is a window
     int64_t tokens;
     int64_t group;
-    int64_t window;  // 0: all
+    // A token sees so many keys, of which the last is `after` its own; 0: those up to its own or,
+    // if keys is not 0, all.
+    int64_t window;
+    int64_t after;
     float scale;
-    float cap;         // 0: none; or scores s become cap * tanh(s / cap)
-    uint8_t* scratch;  // attend_scratch() bytes, 64-byte aligned
+    float cap;           // 0: none; or scores s become cap * tanh(s / cap)
+    const float* sinks;  // null, or a score for each head of the group, which no value belongs to
+    uint8_t* scratch;    // attend_scratch() bytes, 64-byte aligned
 };
 
 // An op that makes y[i] of a[i] and, if it has two inputs, b[i], or if it is told a number, that.
@@ -150,6 +167,8 @@ struct Kernels {
     void (*linear_bf16)(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
     void (*linear_int8)(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
     void linear(const Linear&, int64_t begin, int64_t end, uint8_t* scratch) const;
+    // An adapter's factor, on few rows. A row's bits depend on nothing but the row.
+    void (*low_rank)(const LowRank&);
     // One row of floats -> one row of Activations for `matrix`, not kFloats.
     void (*quantize_input)(const Matrix& matrix, Inputs, const float* x, uint8_t* row,
                            int64_t sums);
@@ -157,11 +176,15 @@ struct Kernels {
     void (*embed)(const Matrix& matrix, int64_t index, float* y);
     void (*rms_norm)(const float* x, const float* weight, float eps, int64_t width, int64_t group,
                      float* y);
+    // Weights and bias (null: none) are as wide as the row.
     void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps,
-                       int64_t width, float* y);
-    // cos and sin: [pairs]; columns of a head from 2 * pairs on stay as they are.
+                       int64_t width, int64_t group, float* y);
+    // cos and sin: [pairs]; columns of a head from 2 * pairs on stay as they are. A pair is a
+    // column of the first half of those before and that of the second, or neighbours.
     void (*rope)(const float* x, const float* cos, const float* sin, int64_t pairs, int64_t width,
                  int64_t head_dim, float* y);
+    void (*rope_adjacent)(const float* x, const float* cos, const float* sin, int64_t pairs,
+                          int64_t width, int64_t head_dim, float* y);
     const Elementwise* elementwise;  // the last one has no name
     void (*write_kv)(const Cache&, const float* k, const float* v, int64_t block, int64_t slot);
     // The same for a block's 16 tokens, whose rows lie a stride apart.
@@ -201,7 +224,8 @@ constexpr int64_t kAttendRows = 64;
 constexpr int64_t kChunk = 512;
 constexpr int64_t kSpan = 64;  // of these share one update of the running maximum
 
-// Chunks [first, last] of the keys that the tokens from position `first` to `last` may see.
+// Chunks [first, last] of the keys that tokens may see. `first` is the last key that the first of
+// them sees with its window, `last` that of the last one.
 static inline int64_t first_chunk(int64_t first, int64_t window) {
     return window && first >= window ? (first - window + 1) / kChunk : 0;
 }

@@ -195,6 +195,8 @@ NB_MODULE(_native, m) {
         .def_prop_ro("outputs", [](const Packed& p) { return p.matrix().outputs; })
         .def_prop_ro("bytes", &Packed::bytes);
 
+    m.def("joined", &joined, "parts"_a);
+
     nb::class_<InputLayout>(m, "InputLayout")
         .def(
             "__init__",
@@ -227,6 +229,14 @@ NB_MODULE(_native, m) {
         .def("kv_bytes_per_block", &Runtime::kv_bytes_per_block)
         .def("allocate_kv", &Runtime::allocate_kv, "blocks"_a)
         .def("copy_block", &Runtime::copy_block, "from_"_a, "to"_a)
+        .def(
+            "set_adapter",
+            [](Runtime& r, int64_t slot, int64_t module, std::shared_ptr<Packed> a,
+               std::shared_ptr<Packed> b,
+               float scale) { r.set_adapter(slot, module, {std::move(a), std::move(b), scale}); },
+            "slot"_a, "module"_a, "a"_a, "b"_a, "scale"_a)
+        .def(
+            "clear_adapter", [](Runtime& r, int64_t slot) { r.adapters().clear(slot); }, "slot"_a)
         .def_prop_ro("isa", [](const Runtime& r) { return r.kernels().name; });
     bind_draw(runtime);
     bind_program(m);

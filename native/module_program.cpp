@@ -19,6 +19,12 @@ bool are_starts(const Ids& starts, int64_t count, size_t total) {
            starts(count) == static_cast<int64_t>(total);
 }
 
+// The same of blocks, of which a program without a cache has none.
+bool are_tables(const Ids& starts, int64_t count, size_t total) {
+    if (count > 0) return are_starts(starts, count, total);
+    return starts.size() == 1 && starts(0) == 0 && total == 0;
+}
+
 // Blocks, where each sequence's begin, and how many rows each sequence's encoder output has.
 using CrossArrays = std::tuple<Ids, Ids, Ids>;
 
@@ -27,7 +33,7 @@ Step step_of(int64_t groups, const Ids& tokens, const Ids& positions, const Ids&
              const Ids& tables, const Ids& table_starts, const std::optional<CrossArrays>& cross) {
     const auto sequences = static_cast<int64_t>(starts.size()) - 1;
     if (positions.size() != tokens.size() || !are_starts(starts, sequences, tokens.size()) ||
-        !are_starts(table_starts, groups * sequences, tables.size()))
+        !are_tables(table_starts, groups * sequences, tables.size()))
         throw std::invalid_argument("the arrays of a step do not fit together");
     Step step{};
     step.tokens = tokens.data();
@@ -50,12 +56,19 @@ Step step_of(int64_t groups, const Ids& tokens, const Ids& positions, const Ids&
 
 void forward(Program& program, const Ids& tokens, const Ids& positions, const Ids& starts,
              const Ids& tables, const Ids& table_starts, const Ids& wanted, FloatRows logits,
-             const std::optional<CrossArrays>& cross) {
+             const std::optional<CrossArrays>& cross, const std::optional<Ids>& adapters,
+             const std::optional<Ids>& types) {
     Step step =
         step_of(program.kv_groups(), tokens, positions, starts, tables, table_starts, cross);
+    if (types && types->size() != tokens.size())
+        throw std::invalid_argument("there is not one type for each token");
+    step.types = types ? types->data() : nullptr;
     if (logits.shape(0) != wanted.size() ||
         static_cast<int64_t>(logits.shape(1)) != program.vocab_size())
         throw std::invalid_argument("logits have the wrong shape");
+    if (adapters && static_cast<int64_t>(adapters->size()) != step.sequences)
+        throw std::invalid_argument("a step has an adapter, or none, for each sequence");
+    step.adapters = adapters ? adapters->data() : nullptr;
     step.wanted = wanted.data();
     step.wanted_rows = static_cast<int64_t>(wanted.size());
     step.logits = logits.data();
@@ -78,14 +91,20 @@ void align(Program& program, const Ids& tokens, const Ids& positions, const Ids&
 }
 
 void encode(Program& program, const FloatTable& frames, const Ids& starts, const Ids& tables,
-            const Ids& table_starts) {
+            const Ids& table_starts, std::optional<FloatRows> given) {
     const auto inputs = static_cast<int64_t>(starts.size()) - 1;
     if (!are_starts(starts, inputs, frames.shape(0)) ||
         static_cast<int64_t>(frames.shape(1)) != program.mels() ||
         !are_starts(table_starts, inputs, tables.size()))
         throw std::invalid_argument("the arrays of encoder inputs do not fit together");
-    const EncoderInputs all = {
-        frames.data(), starts.data(), inputs, {tables.data(), table_starts.data()}};
+    const EncoderInputs all = {frames.data(),
+                               starts.data(),
+                               inputs,
+                               {tables.data(), table_starts.data()},
+                               given ? given->data() : nullptr};
+    if (given && (static_cast<int64_t>(given->shape(0)) != program.encoded_rows(all) ||
+                  static_cast<int64_t>(given->shape(1)) != program.given_width()))
+        throw std::invalid_argument("the rows that are given have the wrong shape");
     nb::gil_scoped_release release;
     program.encode(all);
 }
@@ -98,19 +117,24 @@ void bind_program(nb::module_& m) {
         .def(nb::init<std::shared_ptr<Runtime>, int64_t, int64_t>(), "runtime"_a, "arena_bytes"_a,
              "vocab_size"_a)
         .def("forward", &forward, "tokens"_a, "positions"_a, "starts"_a, "tables"_a,
-             "table_starts"_a, "wanted"_a, "logits"_a, "cross"_a.none() = nb::none())
+             "table_starts"_a, "wanted"_a, "logits"_a, "cross"_a.none() = nb::none(),
+             "adapters"_a.none() = nb::none(), "types"_a.none() = nb::none())
         .def("align", &align, "tokens"_a, "positions"_a, "starts"_a, "tables"_a, "table_starts"_a,
              "attention"_a.noconvert(), "cross"_a)
-        .def("encode", &encode, "frames"_a, "starts"_a, "tables"_a, "table_starts"_a);
+        .def("encode", &encode, "frames"_a, "starts"_a, "tables"_a, "table_starts"_a,
+             "given"_a.none() = nb::none());
     bind_attention(program);
     bind_cross_attention(program);
     bind_elementwise(program);
     bind_embeddings(program);
     bind_encoder_attention(program);
+    bind_experts(program);
     bind_im2col(program);
     bind_linear(program);
+    bind_lora(program);
     bind_norms(program);
     bind_rope(program);
+    bind_route(program);
     bind_rows(program);
 }
 

@@ -38,10 +38,15 @@ void Program::check(const Step& step) const {
     for (int64_t r = 0; r < step.rows; ++r)
         require(step.tokens[r] >= 0 && step.tokens[r] < limits().tokens,
                 "a token id is out of range");
+    for (int64_t r = 0; step.types && r < step.rows; ++r)
+        require(step.types[r] >= 0 && step.types[r] < limits().types,
+                "a token's type is out of range");
     for (int64_t s = 0; s < step.sequences; ++s) {
         const int64_t begin = step.starts[s], end = step.starts[s + 1];
         require(begin < end, "a sequence has no rows");
         require(step.positions[begin] >= 0, "a position is negative");
+        require(!limits().whole_texts || step.positions[begin] == 0,
+                "a text is computed as a whole, from its first token on");
         for (int64_t r = begin + 1; r < end; ++r)
             require(step.positions[r] == step.positions[r - 1] + 1,
                     "a sequence's positions are not consecutive");
@@ -54,6 +59,10 @@ void Program::check(const Step& step) const {
     }
     check_blocks(step.tables, runtime_->kv_groups() * step.sequences);
     check_cross(step);
+    require(!step.adapters || limits().adapts, "this program takes no adapters");
+    for (int64_t s = 0; step.adapters && s < step.sequences; ++s)
+        require(step.adapters[s] >= -1 && step.adapters[s] < runtime_->adapters().slots(),
+                "an adapter's slot is empty");
     for (int64_t i = 0; i < step.wanted_rows; ++i)
         require(step.wanted[i] >= 0 && step.wanted[i] < step.rows, "a wanted row is out of range");
     require(step.wanted_rows <= step.rows, "more rows are wanted than there are");
@@ -94,6 +103,13 @@ void Program::check_blocks(const Tables& tables, int64_t count) const {
     for (int64_t i = 0; i < tables.starts[count]; ++i)
         require(tables.blocks[i] >= 0 && tables.blocks[i] < runtime_->kv_blocks(),
                 "a KV block is out of range");
+}
+
+int64_t Program::encoded_rows(const EncoderInputs& inputs) const {
+    int64_t rows = 0;
+    for (int64_t i = 0; i < inputs.count; ++i)
+        rows += encoded_rows(inputs.starts[i + 1] - inputs.starts[i]);
+    return rows;
 }
 
 int64_t Program::encoded_rows(int64_t frames) const {

@@ -31,6 +31,9 @@ class Program {
     int64_t vocab_size() const { return execution_.vocab_size; }
     int64_t aligned_heads() const { return limits().aligned_heads; }
     int64_t mels() const { return limits().mels; }
+    int64_t given_width() const { return limits().given_width; }
+    // Of the encoder's outputs, all of them.
+    int64_t encoded_rows(const EncoderInputs& inputs) const;
 
   private:
     const Limits& limits() const { return execution_.limits; }

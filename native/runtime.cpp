@@ -62,6 +62,11 @@ void Runtime::copy_block(int64_t from, int64_t to) {
     }
 }
 
+void Runtime::set_adapter(int64_t slot, int64_t module, Adapters::Factors factors) {
+    adapters_.set(slot, module, std::move(factors));
+    need_scratch(Adapters::kRows * adapters_.widest() * static_cast<int64_t>(sizeof(float)));
+}
+
 uint8_t* Runtime::grown(Memory& memory, int64_t bytes) {
     if (memory.size() < static_cast<std::size_t>(bytes)) memory = Memory(bytes);
     return memory.data();

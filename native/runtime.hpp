@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "adapters.hpp"
 #include "kernels.hpp"
 #include "memory.hpp"
 #include "pool.hpp"
@@ -48,6 +49,10 @@ class Runtime {
     const Cache& cache(int64_t layer) const { return layers_.at(layer).cache; }
     int64_t group_of(int64_t layer) const { return layers_.at(layer).group; }
 
+    // Set between two steps alone.
+    Adapters& adapters() { return adapters_; }
+    void set_adapter(int64_t slot, int64_t module, Adapters::Factors factors);
+
     // Working memory, grown to the largest wish so far: one that is no larger allocates nothing.
     // What a step leaves there is gone in the next, or in that of another program.
     uint8_t* arena(int64_t bytes) { return grown(arena_, bytes); }
@@ -71,9 +76,10 @@ class Runtime {
 
     const Kernels& kernels_;
     Pool pool_;
+    Adapters adapters_;
     std::vector<Layer> layers_;
     std::vector<Page> pages_;
-    int64_t groups_ = 1, blocks_ = 0;
+    int64_t groups_ = 0, blocks_ = 0;
     Memory arena_, scratch_, partials_, encoder_kv_;
     int64_t scratch_bytes_ = 0;  // a thread's share
     std::function<void()> pause_;

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     AutoConfig,
@@ -140,6 +141,133 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 5,
         "num_key_value_heads": 1,
     },
+    "glm4-moe": {
+        "model_type": "glm4_moe",
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 12,
+        "n_group": 3,
+        "topk_group": 2,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 23,
+        "routed_scaling_factor": 2.5,
+        "use_qk_norm": True,
+    },
+    "gpt-oss": {
+        "model_type": "gpt_oss",
+        "head_dim": 12,
+        "intermediate_size": 37,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 5,
+        "sliding_window": 20,
+        "swiglu_limit": 1.5,
+    },
+    "mixtral": {
+        "model_type": "mixtral",
+        "num_local_experts": 5,
+        "intermediate_size": 51,
+        "sliding_window": 24,
+    },
+    "qwen2-moe": {
+        "model_type": "qwen2_moe",
+        "num_hidden_layers": 3,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 33,
+        "shared_expert_intermediate_size": 40,
+        "mlp_only_layers": [1],
+    },
+    "qwen3-moe": {
+        "model_type": "qwen3_moe",
+        "head_dim": 20,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "tie_word_embeddings": True,
+    },
+    "olmoe": {
+        "model_type": "olmoe",
+        "hidden_size": 70,
+        "intermediate_size": 19,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 1,
+        "num_experts": 7,
+        "num_experts_per_tok": 7,
+    },
+    "glm": {"model_type": "glm", "head_dim": 20, "partial_rotary_factor": 0.5},
+    "glm4": {
+        "model_type": "glm4",
+        "num_key_value_heads": 1,
+        "head_dim": 34,
+        "attention_bias": False,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 5000.0,
+            "partial_rotary_factor": 1.0,
+        },
+    },
+    "cohere": {
+        "model_type": "cohere",
+        "hidden_size": 70,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 1,
+        "use_qk_norm": True,
+        "logit_scale": 0.5,
+    },
+    "cohere2": {
+        "model_type": "cohere2",
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 20,
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+    },
+    "starcoder2": {"model_type": "starcoder2", "sliding_window": 24, "num_hidden_layers": 3},
+    "starcoder2-odd": {
+        "model_type": "starcoder2",
+        "hidden_size": 70,
+        "intermediate_size": 131,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 1,
+        "use_bias": False,
+        "tie_word_embeddings": False,
+    },
+    "gpt_neox": {
+        "model_type": "gpt_neox",
+        "hidden_size": 64,
+        "num_key_value_heads": 4,
+        "initializer_range": 0.5,
+    },
+    "gpt_neox-sequential": {
+        "model_type": "gpt_neox",
+        "hidden_size": 70,
+        "intermediate_size": 131,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 5,
+        "initializer_range": 0.5,
+        "hidden_act": "gelu_fast",
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 5000.0,
+            "partial_rotary_factor": 0.6,
+        },
+        "use_parallel_residual": False,
+    },
+    "olmo3": {
+        "model_type": "olmo3",
+        "num_key_value_heads": 1,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 20,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 5000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        },
+    },
     "smollm3": {
         "model_type": "smollm3",
         "no_rope_layers": [1, 0],
@@ -150,7 +278,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 """Every family, and the shapes and rope scalings that differ; name -> config."""
 
-KNOWN_OPS = frozenset({"gemma3", "phi3", "granite", "olmo2", "smollm3"})
+ROUTED = frozenset({"glm4-moe", "mixtral", "qwen2-moe", "qwen3-moe"})
+"""Variants in which a rounding may send a row to another expert; in the others it goes to all."""
+
+MIXTURES = ROUTED | {"olmoe", "gpt-oss"}
+"""Variants with experts."""
+
+KNOWN_OPS = frozenset(
+    {"gemma3", "phi3", "granite", "olmo2", "smollm3", "glm", "glm4", "cohere2", "starcoder2"}
+    | {"olmo3", "starcoder2-odd", "gpt_neox", "gpt_neox-sequential"}
+    | MIXTURES
+)
 """Variants of ops that others have, too: the largest matrices of tests take a few of their combinations."""
 
 
@@ -177,14 +315,30 @@ def make_checkpoint(
     config = AutoConfig.for_model(**{**SHAPE, **VARIANTS[variant], **changes})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if name.endswith(("bias", "norm.weight", "layernorm.weight")):
-                parameter.add_(0.3 * torch.randn_like(parameter))
+                tensor.add_(0.3 * torch.randn_like(tensor))
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     make_tokenizer(folder)
     (folder / "generation_config.json").write_text(
         json.dumps({"eos_token_id": EOS} if generation is None else generation)
     )
+    return folder
+
+
+def with_outliers(folder: Path, times: float = 200.0) -> Path:
+    """A model some of whose normed inputs are so much larger, and the columns that they meet smaller."""
+    make_checkpoint(folder, "llama", hidden_size=64, head_dim=16)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name, tensor in tensors.items():
+        if name.endswith("layernorm.weight"):
+            tensor[::17] *= times
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight")):
+            tensor[:, ::17] /= times
+        if name.endswith("up_proj.weight"):
+            tensor[:, ::17] /= times
+    save_file(tensors, path, metadata={"format": "pt"})
     return folder
 
 
@@ -274,16 +428,22 @@ ALIGNMENT_HEADS = {
 """(Decoder layer, head) that each variant names; in the order of layers."""
 
 
-def make_whisper(folder: Path, variant: str = "whisper", *, seed: int = 0) -> Path:
-    """Write a random speech model of a known variant, its last ids laid out as Whisper's special tokens."""
+def make_whisper(folder: Path, variant: str = "whisper", *, seed: int = 0, **changes: Any) -> Path:
+    """Write a random speech model of a known variant, its last ids laid out as Whisper's special tokens.
+
+    ``changes`` are of its config.json.
+    """
     torch.manual_seed(seed)
-    config = WhisperConfig(**{**WHISPER_SHAPE, **WHISPER_VARIANTS[variant]})
+    config = WhisperConfig(**{**WHISPER_SHAPE, **WHISPER_VARIANTS[variant], **changes})
     model = WhisperForConditionalGeneration(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("bias", "norm.weight")) or "embed_positions" in name:
                 parameter.add_(0.3 * torch.randn_like(parameter))
     model.save_pretrained(folder)
-    generation = {**WHISPER_GENERATION, "alignment_heads": ALIGNMENT_HEADS[variant]}
+    heads = [
+        [layer, head] for layer, head in ALIGNMENT_HEADS[variant] if layer < config.decoder_layers
+    ]
+    generation = {**WHISPER_GENERATION, "alignment_heads": heads}
     (folder / "generation_config.json").write_text(json.dumps(generation))
     return folder

@@ -62,6 +62,20 @@ def test_a_call_that_must_come_behind_thinking(llm: LLM) -> None:
         assert answer.choices[0].tool_calls == []
 
 
+def test_a_stream_has_thinking_calls_and_text_apart(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=200, seed=1)
+    choice: dict[str, Any] = {"tools": [CLOCK], "tool_choice": "get_time", **THINKING}
+    choice["parallel_tool_calls"] = False
+    for options in (choice, THINKING):
+        [whole] = [output.choices[0] for output in llm.chat("What time is it?", params, **options)]
+        deltas = list(llm.chat_stream("What time is it?", params, **options))
+        assert "".join(delta.text for delta in deltas) == whole.text
+        assert "".join(delta.reasoning for delta in deltas) == whole.reasoning != ""
+        calls = [(call.name, call.arguments) for delta in deltas for call in delta.tool_calls]
+        assert calls == [(call.name, call.arguments) for call in whole.tool_calls]
+        assert deltas[-1].finish_reason == whole.finish_reason
+
+
 def test_what_is_wrong_is_named(llm: LLM) -> None:
     call = {"type": "function", "id": "1", "function": {"name": "f", "arguments": "[]"}}
     broken: Any = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]

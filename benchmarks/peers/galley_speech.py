@@ -20,7 +20,7 @@ class _Model:
         import numpy as np
 
         from galley.audio import EncoderInput
-        from galley.config import EngineSettings
+        from galley.engine_settings import EngineSettings
         from galley.local import LocalEngine
         from galley.ops import background
 

@@ -27,8 +27,30 @@ class Model(Protocol):
         ...
 
 
-def answer_text(model: Model, request: Mapping[str, Any]) -> list[float]:
-    """Seconds of ``{"prompts": lists of ids, "steps": count}``; 0 steps: prefill of the only prompt."""
+class Guesser(Protocol):
+    """A loaded language model that verifies guesses of the next tokens."""
+
+    def speculate(self, prompt: list[int], tokens: int, guesses: int, rate: float) -> list[float]:
+        """Tokens and seconds of decoding at least ``tokens`` behind one prompt, greedy.
+
+        In each step so many ``guesses`` are verified, each right with the probability ``rate``: they come
+        from what the same prompt got without guesses.
+        """
+        ...
+
+
+def answer_text(model: Any, request: Mapping[str, Any]) -> list[float]:
+    """Seconds of ``{"prompts": lists of ids, "steps": count}``; 0 steps: prefill of the only prompt.
+
+    ``{"prompt": ids, "tokens": count, "guesses": count, "rate": share}`` is :meth:`Guesser.speculate`'s.
+    """
+    if "rate" in request:
+        seconds: list[float] = model.speculate(**request)
+        return seconds
+    return _plain(model, request)
+
+
+def _plain(model: Model, request: Mapping[str, Any]) -> list[float]:
     prompts, steps = request["prompts"], request["steps"]
     return model.decode(prompts, steps) if steps else [model.prefill(prompts[0])]
 

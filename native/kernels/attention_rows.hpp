@@ -55,7 +55,7 @@ struct AttendRows {
     const Cache& cache;
     const int64_t rows, last;  // position of the last key
     float* scores;             // [rows][kSpan]
-    int64_t* positions;        // [rows], of the last key that each may see
+    int64_t* positions;        // [rows], of the last key that each may see; there may be fewer
     float* shrink;             // [rows], by how much a span made what was mixed before smaller
     float* rest;
 
@@ -64,13 +64,18 @@ struct AttendRows {
         : a(attend),
           cache(a.cache),
           rows(a.tokens * a.group),
-          last((a.keys ? a.keys : a.first + a.tokens) - 1),
+          last(last_key(attend)),
           scores(room),
           positions(reinterpret_cast<int64_t*>(scores + some * kSpan)),
           shrink(reinterpret_cast<float*>(positions + rows)),
           rest(shrink + rows) {
         for (int64_t row = 0; row < rows; ++row)
-            positions[row] = a.keys ? last : a.first + row / a.group;
+            positions[row] = a.keys && !a.window ? last : a.first + a.after + row / a.group;
+    }
+
+    static int64_t last_key(const Attend& a) {
+        const int64_t end = a.first + a.after + a.tokens;
+        return (!a.keys || (a.window && end < a.keys) ? end : a.keys) - 1;
     }
 
     const float* query(int64_t row) const {
@@ -79,7 +84,8 @@ struct AttendRows {
 
     // Where the keys begin that any of the rows may see.
     int64_t first_span() const {
-        return a.window && a.first >= a.window ? (a.first - a.window + 1) / kSpan * kSpan : 0;
+        const int64_t first = a.first + a.after;
+        return a.window && first >= a.window ? (first - a.window + 1) / kSpan * kSpan : 0;
     }
 
     uint8_t* piece_of(int64_t key) const {

@@ -20,8 +20,8 @@ struct Worker : Products {
 
     // Scores of the keys that a row may not see become -inf.
     void mask(int64_t row, int64_t span, int64_t columns) const {
-        const int64_t to = positions[row] - span;
-        const int64_t from = a.window ? to - a.window + 1 : 0;
+        const int64_t at = positions[row] - span, to = at < last - span ? at : last - span;
+        const int64_t from = a.window ? at - a.window + 1 : 0;
         if (from <= 0 && to >= columns - 1) return;
         for (int64_t c = 0; c < columns; c += kLanes) {
             float* s = scores + row * kSpan + c;
@@ -100,7 +100,7 @@ struct Worker : Products {
         const Softmax sums(rows, cache.padded_value_dim, rest);
         const Softmax part(rows, cache.padded_value_dim,
                            rest + partial_floats(rows, cache.padded_value_dim));
-        int64_t chunk = first_chunk(a.first, a.window);
+        int64_t chunk = first_chunk(a.first + a.after, a.window);
         take_chunk(chunk, sums);
         while (++chunk <= last_chunk(last)) {
             take_chunk(chunk, part);
@@ -146,7 +146,8 @@ struct Worker : Products {
 
 static inline void finish(const Attend& a, const Softmax& s) {
     for (int64_t row = 0; row < s.rows; ++row) {
-        const Floats total = splat(sum(load(s.totals + row * kLanes)));
+        Floats total = splat(sum(load(s.totals + row * kLanes)));
+        if (a.sinks) total = total + exp(splat(a.sinks[row % a.group] - s.best[row]));
         float* out = a.out + row / a.group * a.out_stride + row % a.group * a.cache.value_dim;
         for (int64_t d = 0; d < a.cache.value_dim; d += kLanes)
             store_some(out + d, load(s.mixed + row * s.padded + d) / total, a.cache.value_dim - d);

@@ -15,14 +15,17 @@ namespace GALLEY_ISA {
 void linear_float(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
 void linear_bf16(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
 void linear_int8(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
+void low_rank(const LowRank&);
 void quantize_input(const Matrix&, Inputs, const float* x, uint8_t* row, int64_t sums);
 void embed(const Matrix&, int64_t index, float* y);
 void rms_norm(const float* x, const float* weight, float eps, int64_t width, int64_t group,
               float* y);
 void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t width,
-                float* y);
+                int64_t group, float* y);
 void rope(const float* x, const float* cos, const float* sin, int64_t pairs, int64_t width,
           int64_t head_dim, float* y);
+void rope_adjacent(const float* x, const float* cos, const float* sin, int64_t pairs, int64_t width,
+                   int64_t head_dim, float* y);
 extern const Elementwise kElementwise[];
 void write_kv(const Cache&, const float* k, const float* v, int64_t block, int64_t slot);
 void write_kv_block(const Cache&, const float* k, int64_t k_stride, const float* v,

@@ -72,8 +72,10 @@ Attend attend(const Execution& e, const Attention& a, const AttentionItem& item,
     attend.tokens = rows.end - rows.begin;
     attend.group = group;
     attend.window = a.window;
+    attend.after = a.after;
     attend.scale = a.scale;
     attend.cap = a.cap;
+    attend.sinks = a.sinks ? a.sinks + head : nullptr;
     attend.scratch = e.runtime.scratch(thread);
     return attend;
 }
@@ -82,7 +84,8 @@ Attend attend(const Execution& e, const Attention& a, const AttentionItem& item,
 
 void attend_all(Execution& e, const Attention& a) {
     const int64_t group = a.heads / a.cache.kv_heads;
-    a.plan.cut({group, a.cache.kv_heads, a.cache.padded_value_dim, a.window}, e.pool.threads());
+    a.plan.cut({group, a.cache.kv_heads, a.cache.padded_value_dim, a.window, a.after},
+               e.pool.threads());
     float* partials = e.runtime.partials(a.plan.partial_floats());
     const auto& items = a.plan.items();
     e.pool.run(items.size(), 1, [&](int64_t begin, int64_t end, int thread) {

@@ -12,8 +12,10 @@ struct Attention {
     int64_t heads;
     float scale;
     int64_t window;
-    float cap;  // of scores; 0: none
+    float cap;           // of scores; 0: none
+    const float* sinks;  // of each head; null: none
     Slot q, y;
+    int64_t after = 0;  // see Attend
 };
 
 // A layer that was added. Throws std::invalid_argument if there is none of that number.

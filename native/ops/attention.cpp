@@ -7,9 +7,11 @@ namespace {
 
 class AttentionOp : public Op {
   public:
-    AttentionOp(int64_t layer, int64_t heads, float scale, int64_t window, float cap, Slot q,
-                Slot k, Slot v, Slot y)
-        : layer_(layer),
+    // `sinks`: of each head, or empty.
+    AttentionOp(std::vector<float> sinks, int64_t layer, int64_t heads, float scale, int64_t window,
+                float cap, Slot q, Slot k, Slot v, Slot y)
+        : sinks_(std::move(sinks)),
+          layer_(layer),
           heads_(heads),
           scale_(scale),
           window_(window),
@@ -23,6 +25,8 @@ class AttentionOp : public Op {
         const Cache& cache = checked_layer(e, layer_);
         require(window_ >= 0, "a window is negative");
         require(cap_ >= 0, "a cap is negative");
+        require(sinks_.empty() || static_cast<int64_t>(sinks_.size()) == heads_,
+                "there is not one sink for each head");
         check_kv(e, cache, k_, v_);
         check_attention(e, cache, heads_, q_, y_);
     }
@@ -35,9 +39,10 @@ class AttentionOp : public Op {
   protected:
     void attend(Execution& e) const {
         attend_all(e, {e.runtime.cache(layer_), e.tables_of(layer_), e.plan, heads_, scale_,
-                       window_, cap_, q_, y_});
+                       window_, cap_, sinks_.empty() ? nullptr : sinks_.data(), q_, y_});
     }
 
+    std::vector<float> sinks_;
     int64_t layer_, heads_;
     float scale_;
     int64_t window_;
@@ -48,21 +53,19 @@ class AttentionOp : public Op {
 // Attention of `turned` queries, which it makes of q; the turned keys go straight into the cache.
 class RopeAttentionOp : public AttentionOp {
   public:
-    RopeAttentionOp(std::vector<float> inv_freq, float rope_scale, int64_t layer, int64_t heads,
+    RopeAttentionOp(Rotation rotation, std::vector<float> sinks, int64_t layer, int64_t heads,
                     float scale, int64_t window, float cap, Slot q, Slot k, Slot v, Slot turned,
                     Slot y)
-        : AttentionOp(layer, heads, scale, window, cap, turned, k, v, y),
-          inv_freq_(std::move(inv_freq)),
-          rope_scale_(rope_scale),
+        : AttentionOp(std::move(sinks), layer, heads, scale, window, cap, turned, k, v, y),
+          rotation_(std::move(rotation)),
           unturned_(q) {}
 
     void check(Execution& e) override {
         AttentionOp::check(e);
         const Cache& cache = e.runtime.cache(layer_);
-        require(!inv_freq_.empty() && 2 * static_cast<int64_t>(inv_freq_.size()) <= cache.key_dim,
-                "there are more angles than a key has pairs, or none");
+        rotation_.check(cache.key_dim);
         e.check_floats_read(unturned_, heads_ * cache.key_dim);
-        angles_ = e.angles_for(inv_freq_, rope_scale_);
+        angles_ = e.angles_for(rotation_);
         e.runtime.need_scratch(4 * cache.kv_heads * cache.key_dim);  // turned keys
     }
 
@@ -80,8 +83,7 @@ class RopeAttentionOp : public AttentionOp {
     }
 
   private:
-    std::vector<float> inv_freq_;
-    float rope_scale_;
+    Rotation rotation_;
     int angles_ = 0;  // which table of the step
     Slot unturned_;
 };
@@ -89,19 +91,30 @@ class RopeAttentionOp : public AttentionOp {
 }  // namespace
 
 void bind_attention(ProgramClass& program) {
-    program.def("attention",
-                [](Program& p, int64_t layer, int64_t heads, float scale, int64_t window, float cap,
-                   SlotFields q, SlotFields k, SlotFields v, SlotFields y) {
-                    append<AttentionOp>(p, layer, heads, scale, window, cap, slot(q), slot(k),
-                                        slot(v), slot(y));
-                });
-    program.def("rope_attention", [](Program& p, std::vector<float> inv_freq, float rope_scale,
-                                     int64_t layer, int64_t heads, float scale, int64_t window,
-                                     float cap, SlotFields q, SlotFields k, SlotFields v,
-                                     SlotFields turned, SlotFields y) {
-        append<RopeAttentionOp>(p, std::move(inv_freq), rope_scale, layer, heads, scale, window,
-                                cap, slot(q), slot(k), slot(v), slot(turned), slot(y));
-    });
+    using namespace nanobind::literals;
+    const auto vector_of = [](const std::optional<Floats>& values) {
+        return values ? to_vector(*values) : std::vector<float>();
+    };
+    program.def(
+        "attention",
+        [=](Program& p, std::optional<Floats> sinks, int64_t layer, int64_t heads, float scale,
+            int64_t window, float cap, SlotFields q, SlotFields k, SlotFields v, SlotFields y) {
+            append<AttentionOp>(p, vector_of(sinks), layer, heads, scale, window, cap, slot(q),
+                                slot(k), slot(v), slot(y));
+        },
+        "sinks"_a.none(), "layer"_a, "heads"_a, "scale"_a, "window"_a, "cap"_a, "q"_a, "k"_a, "v"_a,
+        "y"_a);
+    program.def(
+        "rope_attention",
+        [=](Program& p, std::vector<float> inv_freq, float rope_scale, bool adjacent,
+            std::optional<Floats> sinks, int64_t layer, int64_t heads, float scale, int64_t window,
+            float cap, SlotFields q, SlotFields k, SlotFields v, SlotFields turned, SlotFields y) {
+            append<RopeAttentionOp>(p, Rotation{std::move(inv_freq), rope_scale, adjacent},
+                                    vector_of(sinks), layer, heads, scale, window, cap, slot(q),
+                                    slot(k), slot(v), slot(turned), slot(y));
+        },
+        "inv_freq"_a, "rope_scale"_a, "adjacent"_a, "sinks"_a.none(), "layer"_a, "heads"_a,
+        "scale"_a, "window"_a, "cap"_a, "q"_a, "k"_a, "v"_a, "turned"_a, "y"_a);
 }
 
 }  // namespace galley

@@ -39,10 +39,13 @@ void bind_cross_attention(ProgramClass& program);
 void bind_elementwise(ProgramClass& program);
 void bind_embeddings(ProgramClass& program);
 void bind_encoder_attention(ProgramClass& program);
+void bind_experts(ProgramClass& program);
 void bind_im2col(ProgramClass& program);
 void bind_linear(ProgramClass& program);
+void bind_lora(ProgramClass& program);
 void bind_norms(ProgramClass& program);
 void bind_rope(ProgramClass& program);
+void bind_route(ProgramClass& program);
 void bind_rows(ProgramClass& program);
 
 }  // namespace galley

@@ -1,4 +1,4 @@
-// Rows of a table, by token id or by position.
+// Rows of a table, by token id, by type of token or by position.
 #include <algorithm>
 #include <cstring>
 
@@ -29,21 +29,48 @@ class EmbedOp : public Op {
 
 class EmbedPositionsOp : public Op {
   public:
-    // `weight`: [positions][width].
-    EmbedPositionsOp(std::vector<float> weight, int64_t width, Slot y)
-        : weight_(std::move(weight)), width_(width), y_(y) {}
+    // `weight`: [positions][width], of which row `first` is that of position 0.
+    EmbedPositionsOp(std::vector<float> weight, int64_t first, int64_t width, Slot y)
+        : weight_(std::move(weight)), first_(first), width_(width), y_(y) {}
 
     void check(Execution& e) override {
         const auto size = static_cast<int64_t>(weight_.size());
         require(width_ > 0 && size % width_ == 0, "a table of positions has no whole rows");
         e.check_floats_written(y_, width_);
-        e.limits.positions = std::min(e.limits.positions, size / width_);
+        require(first_ >= 0 && first_ < size / width_, "a table has no row of position 0");
+        e.limits.positions = std::min(e.limits.positions, size / width_ - first_);
     }
 
     void run(Execution& e) const override {
         e.each_row(width_, [&](int64_t r, int) {
-            std::memcpy(e.row(y_, r), weight_.data() + e.step.positions[r] * width_,
+            std::memcpy(e.row(y_, r), weight_.data() + (first_ + e.step.positions[r]) * width_,
                         width_ * sizeof(float));
+        });
+    }
+
+  private:
+    std::vector<float> weight_;
+    int64_t first_, width_;
+    Slot y_;
+};
+
+class EmbedTypesOp : public Op {
+  public:
+    // `weight`: [types][width].
+    EmbedTypesOp(std::vector<float> weight, int64_t width, Slot y)
+        : weight_(std::move(weight)), width_(width), y_(y) {}
+
+    void check(Execution& e) override {
+        const auto size = static_cast<int64_t>(weight_.size());
+        require(width_ > 0 && size > 0 && size % width_ == 0, "a table of types has no whole rows");
+        e.check_floats_written(y_, width_);
+        e.limits.types = std::min(e.limits.types, size / width_);
+    }
+
+    void run(Execution& e) const override {
+        e.each_row(width_, [&](int64_t r, int) {
+            const int64_t type = e.step.types ? e.step.types[r] : 0;
+            std::memcpy(e.row(y_, r), weight_.data() + type * width_, width_ * sizeof(float));
         });
     }
 
@@ -60,9 +87,12 @@ void bind_embeddings(ProgramClass& program) {
         append<EmbedOp>(p, std::move(weight), slot(y));
     });
     program.def("embed_positions",
-                [](Program& p, const Floats& weight, int64_t width, SlotFields y) {
-                    append<EmbedPositionsOp>(p, to_vector(weight), width, slot(y));
+                [](Program& p, const Floats& weight, int64_t first, int64_t width, SlotFields y) {
+                    append<EmbedPositionsOp>(p, to_vector(weight), first, width, slot(y));
                 });
+    program.def("embed_types", [](Program& p, const Floats& weight, int64_t width, SlotFields y) {
+        append<EmbedTypesOp>(p, to_vector(weight), width, slot(y));
+    });
 }
 
 }  // namespace galley

@@ -1,4 +1,4 @@
-// Attention within encoder inputs: every row sees all of them.
+// Attention within encoder inputs and whole texts: a row sees all rows, or those near it.
 #include <algorithm>
 
 #include "attend.hpp"
@@ -10,10 +10,22 @@ namespace {
 class EncoderAttentionOp : public Op {
   public:
     // `cache`: of one layer's keys and values while it runs; its data is Runtime's.
-    EncoderAttentionOp(Cache cache, int64_t heads, float scale, Slot q, Slot k, Slot v, Slot y)
-        : cache_(cache), heads_(heads), scale_(scale), q_(q), k_(k), v_(v), y_(y) {}
+    // A row sees `before` rows before it and `after` after it; -1: all.
+    EncoderAttentionOp(Cache cache, int64_t heads, float scale, int64_t before, int64_t after,
+                       Slot q, Slot k, Slot v, Slot y)
+        : cache_(cache),
+          heads_(heads),
+          scale_(scale),
+          before_(before),
+          after_(after),
+          q_(q),
+          k_(k),
+          v_(v),
+          y_(y) {}
 
     void check(Execution& e) override {
+        require(before_ >= -1 && after_ >= -1, "a row sees a negative number of rows");
+        e.limits.whole_texts = true;
         check_kv(e, cache_, k_, v_);
         check_attention(e, cache_, heads_, q_, y_);
     }
@@ -25,10 +37,20 @@ class EncoderAttentionOp : public Op {
         cache.data = e.runtime.encoder_kv(blocks * cache.kv_heads * cache.head_bytes);
         write_all_kv(e, cache, tables, k_, v_);
         if (cache.type == KvType::kPairs) fill_pairs(e, cache, tables);
-        attend_all(e, {cache, tables, e.plan, heads_, scale_, 0, 0.0f, q_, y_});
+        attend_all(
+            e, {cache, tables, e.plan, heads_, scale_, window(), 0.0f, nullptr, q_, y_, after()});
     }
 
   private:
+    // More rows than there are.
+    static constexpr int64_t kAll = int64_t{1} << 40;
+
+    int64_t after() const { return before_ < 0 && after_ < 0 ? 0 : after_ < 0 ? kAll : after_; }
+    int64_t window() const {
+        if (before_ < 0 && after_ < 0) return 0;
+        return (before_ < 0 ? kAll : before_) + 1 + after();
+    }
+
     // An input's last value may have no neighbour; what lies there has no weight, but might be
     // infinite.
     static void fill_pairs(Execution& e, const Cache& cache, const Tables& tables) {
@@ -44,6 +66,7 @@ class EncoderAttentionOp : public Op {
     Cache cache_;
     int64_t heads_;
     float scale_;
+    int64_t before_, after_;
     Slot q_, k_, v_, y_;
 };
 
@@ -51,12 +74,13 @@ class EncoderAttentionOp : public Op {
 
 void bind_encoder_attention(ProgramClass& program) {
     program.def("encoder_attention", [](Program& p, int64_t heads, int64_t kv_heads,
-                                        int64_t key_dim, int64_t value_dim, float scale, bool exact,
-                                        SlotFields q, SlotFields k, SlotFields v, SlotFields y) {
+                                        int64_t key_dim, int64_t value_dim, float scale,
+                                        int64_t before, int64_t after, bool exact, SlotFields q,
+                                        SlotFields k, SlotFields v, SlotFields y) {
         require(kv_heads > 0 && key_dim > 0 && value_dim > 0, "a head has no columns");
         const KvType type = exact ? KvType::kF32 : KvType::kPairs;
         append<EncoderAttentionOp>(p, cache_of(kv_heads, key_dim, value_dim, type), heads, scale,
-                                   slot(q), slot(k), slot(v), slot(y));
+                                   before, after, slot(q), slot(k), slot(v), slot(y));
     });
 }
 

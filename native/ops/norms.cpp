@@ -6,23 +6,27 @@ namespace {
 
 struct Norm {
     std::vector<float> weight;
-    std::vector<float> bias;  // a layer norm's; empty for an RMS norm
+    std::vector<float> bias;  // a layer norm's; empty for none
     float eps;
     int64_t width;
+    int64_t layer_group;  // of a layer norm; 0 for an RMS norm
     SharedLayout layout;  // of the result; null: floats
 
     void check(Execution& e, const Slot& x, const Slot& y) const {
         require(!weight.empty() && width % static_cast<int64_t>(weight.size()) == 0,
                 "a norm's weights do not divide its width");
+        require(layer_group == 0 || (layer_group > 0 && width % layer_group == 0),
+                "normed heads do not divide the width");
         e.check_floats_read(x, width);
         e.check_made(layout, y, width);
     }
 
     void run(const Kernels& kernels, const float* x, float* y) const {
-        if (bias.empty())
+        if (layer_group == 0)
             kernels.rms_norm(x, weight.data(), eps, width, weight.size(), y);
         else
-            kernels.layer_norm(x, weight.data(), bias.data(), eps, width, y);
+            kernels.layer_norm(x, weight.data(), bias.empty() ? nullptr : bias.data(), eps, width,
+                               layer_group, y);
     }
 };
 
@@ -70,13 +74,16 @@ class AddNormOp : public Op {
 };
 
 Norm rms_norm(const Floats& weight, float eps, int64_t width, SharedInputs layout) {
-    return {to_vector(weight), {}, eps, width, std::move(layout)};
+    return {to_vector(weight), {}, eps, width, 0, std::move(layout)};
 }
 
-Norm layer_norm(const Floats& weight, const Floats& bias, float eps, SharedInputs layout) {
-    require(bias.size() == weight.size(), "bias has the wrong size");
+Norm layer_norm(const Floats& weight, const std::optional<Floats>& bias, float eps,
+                int64_t head_dim, SharedInputs layout) {
+    require(!bias || bias->size() == weight.size(), "bias has the wrong size");
+    require(head_dim > 0, "normed heads do not divide the width");
     const auto width = static_cast<int64_t>(weight.size());
-    return {to_vector(weight), to_vector(bias), eps, width, std::move(layout)};
+    return {to_vector(weight), bias ? to_vector(*bias) : std::vector<float>{}, eps, width, head_dim,
+            std::move(layout)};
 }
 
 }  // namespace
@@ -100,19 +107,21 @@ void bind_norms(ProgramClass& program) {
         "weight"_a, "eps"_a, "width"_a, "layout"_a.none(), "a"_a, "b"_a, "sum"_a, "y"_a);
     program.def(
         "layer_norm",
-        [](Program& p, const Floats& weight, const Floats& bias, float eps, SharedInputs layout,
-           SlotFields x, SlotFields y) {
-            append<NormOp>(p, layer_norm(weight, bias, eps, layout), slot(x), slot(y));
+        [](Program& p, const Floats& weight, const std::optional<Floats>& bias, float eps,
+           int64_t head_dim, SharedInputs layout, SlotFields x, SlotFields y) {
+            append<NormOp>(p, layer_norm(weight, bias, eps, head_dim, layout), slot(x), slot(y));
         },
-        "weight"_a, "bias"_a, "eps"_a, "layout"_a.none(), "x"_a, "y"_a);
+        "weight"_a, "bias"_a.none(), "eps"_a, "head_dim"_a, "layout"_a.none(), "x"_a, "y"_a);
     program.def(
         "add_layer_norm",
-        [](Program& p, const Floats& weight, const Floats& bias, float eps, SharedInputs layout,
-           SlotFields a, SlotFields b, SlotFields sum, SlotFields y) {
-            append<AddNormOp>(p, layer_norm(weight, bias, eps, layout), slot(a), slot(b), slot(sum),
-                              slot(y));
+        [](Program& p, const Floats& weight, const std::optional<Floats>& bias, float eps,
+           int64_t head_dim, SharedInputs layout, SlotFields a, SlotFields b, SlotFields sum,
+           SlotFields y) {
+            append<AddNormOp>(p, layer_norm(weight, bias, eps, head_dim, layout), slot(a), slot(b),
+                              slot(sum), slot(y));
         },
-        "weight"_a, "bias"_a, "eps"_a, "layout"_a.none(), "a"_a, "b"_a, "sum"_a, "y"_a);
+        "weight"_a, "bias"_a.none(), "eps"_a, "head_dim"_a, "layout"_a.none(), "a"_a, "b"_a,
+        "sum"_a, "y"_a);
 }
 
 }  // namespace galley

@@ -1,4 +1,4 @@
-// Rows that are copied: an encoder's frames, and those whose logits are wanted.
+// Rows that are copied: an encoder's frames, those whose logits are wanted, and parts of heads.
 #include <cstring>
 
 #include "bind.hpp"
@@ -27,6 +27,28 @@ class FeaturesOp : public Op {
     Slot y_;
 };
 
+// Rows of an encoder that its caller wants, too.
+class EncoderRowsOp : public Op {
+  public:
+    EncoderRowsOp(int64_t width, Slot x) : width_(width), x_(x) {}
+
+    void check(Execution& e) override {
+        require(width_ > 0, "a buffer has no columns");
+        e.check_floats_read(x_, width_);
+        e.limits.given_width = width_;
+    }
+
+    void run(Execution& e) const override {
+        if (e.given == nullptr) return;
+        for (int64_t r = 0; r < e.rows; ++r)
+            std::memcpy(e.given + r * width_, e.row(x_, r), width_ * sizeof(float));
+    }
+
+  private:
+    int64_t width_;
+    Slot x_;
+};
+
 class SelectRowsOp : public Op {
   public:
     SelectRowsOp(int64_t width, Slot x, Slot y) : width_(width), x_(x), y_(y) {}
@@ -39,8 +61,7 @@ class SelectRowsOp : public Op {
     }
 
     void run(Execution& e) const override {
-        e.rows = e.step.wanted_rows;
-        e.ended = e.rows == 0;
+        e.take_wanted();
         for (int64_t r = 0; r < e.rows; ++r)
             std::memcpy(e.row(y_, r), e.row(x_, e.step.wanted[r]), width_ * sizeof(float));
     }
@@ -50,14 +71,51 @@ class SelectRowsOp : public Op {
     Slot x_, y_;
 };
 
+class HeadColumnsOp : public Op {
+  public:
+    // `size` columns from `start` on of each head, `stride` columns wide; `width` in all.
+    HeadColumnsOp(int64_t start, int64_t size, int64_t stride, int64_t width, Slot x, Slot y)
+        : start_(start), size_(size), stride_(stride), width_(width), x_(x), y_(y) {}
+
+    void check(Execution& e) override {
+        require(size_ > 0 && width_ > 0 && width_ % size_ == 0,
+                "parts of heads do not divide the width");
+        require(start_ >= 0 && start_ < stride_ && size_ <= stride_ - start_ &&
+                    stride_ <= e.arena_bytes,
+                "a head does not have the columns that are wanted of it");
+        e.check_floats_written(y_, width_);
+        e.check_floats_read(x_, width_ / size_ * stride_);
+    }
+
+    void run(Execution& e) const override {
+        e.each_row(width_, [&](int64_t r, int) {
+            const float* x = e.row(x_, r) + start_;
+            float* y = e.row(y_, r);
+            for (int64_t at = 0; at < width_; at += size_, x += stride_)
+                std::memcpy(y + at, x, size_ * sizeof(float));
+        });
+    }
+
+  private:
+    int64_t start_, size_, stride_, width_;
+    Slot x_, y_;
+};
+
 }  // namespace
 
 void bind_rows(ProgramClass& program) {
     program.def("features", [](Program& p, int64_t mels, SlotFields y) {
         append<FeaturesOp>(p, mels, slot(y));
     });
+    program.def("encoder_rows", [](Program& p, int64_t width, SlotFields x) {
+        append<EncoderRowsOp>(p, width, slot(x));
+    });
     program.def("select_rows", [](Program& p, int64_t width, SlotFields x, SlotFields y) {
         append<SelectRowsOp>(p, width, slot(x), slot(y));
+    });
+    program.def("head_columns", [](Program& p, int64_t start, int64_t size, int64_t stride,
+                                   int64_t width, SlotFields x, SlotFields y) {
+        append<HeadColumnsOp>(p, start, size, stride, width, slot(x), slot(y));
     });
 }
 

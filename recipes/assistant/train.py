@@ -104,7 +104,7 @@ def batches(recipe: Recipe, tokeniser: Tokenizer, step: int) -> list[Batch]:
     rows: list[Row] = []
     while sum(len(ids) for ids, _ in rows) < recipe.step_tokens:
         if rng.random() < min(0.95, max(recipe.copy_floor, copying)):
-            rows.append(_copying(tokeniser, rng, longest=min(30, 12 + step // 15)))
+            rows.append(copy_row(tokeniser, rng, longest=min(30, 12 + step // 15)))
             continue
         row = _encode(tokeniser, example(rng, hard), recipe.prompt_weight)
         if len(row[0]) <= recipe.longest:
@@ -119,7 +119,7 @@ def batches(recipe: Recipe, tokeniser: Tokenizer, step: int) -> list[Batch]:
     return [_padded(group, token_id(tokeniser, PAD)) for group in groups]
 
 
-def _copying(tokeniser: Tokenizer, rng: random.Random, longest: int) -> Row:
+def copy_row(tokeniser: Tokenizer, rng: random.Random, longest: int) -> Row:
     """A message of random tokens to repeat: what teaches a young model to copy at all.
 
     Often they come from a small alphabet, as digits do, so that one token back is not enough to

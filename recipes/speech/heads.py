@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from galley.audio import EncoderInput
-from galley.config import EngineSettings
 from galley.demo.speech import SPEECH_MODEL_DIR
+from galley.engine_settings import EngineSettings
 from galley.formats.json_file import read_json
 from galley.local import LocalEngine
 from galley.service.requests import expand

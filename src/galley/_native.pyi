@@ -119,6 +119,9 @@ def packed_bytes(
 def kv_block_bytes(kv_heads: int, key_dim: int, value_dim: int, type: str) -> int:
     """Bytes of one KV block in a layer that :meth:`Runtime.add_kv_layer` adds with these arguments."""
 
+def joined(parts: Sequence[Packed]) -> list[Packed]:
+    """Matrices of floats with the same values, which lie one after another in one piece of memory."""
+
 class InputLayout:
     """Rows of activations, ready to be multiplied with matrices of one kind, depth and group.
 
@@ -155,6 +158,15 @@ class Runtime:
     def copy_block(self, from_: int, to: int) -> None:
         """What block ``from_`` holds, in every layer. IndexError for one that does not exist."""
 
+    def set_adapter(self, slot: int, module: int, a: Packed, b: Packed, scale: float) -> None:
+        """What an adapter adds to a module of the programs' ``lora`` ops: scale * b (a x), from now on.
+
+        ``a`` is [rank, depth] and ``b`` [outputs, rank], of floats of one kind.
+        """
+
+    def clear_adapter(self, slot: int) -> None:
+        """The slot is there, and adds nothing."""
+
     def draw(
         self,
         logits: npt.NDArray[np.float32],
@@ -183,6 +195,17 @@ class Program:
     ) -> None:
         """``layout``: of x; None for float32."""
 
+    def lora(
+        self,
+        modules: Sequence[tuple[int, int, int]],
+        depth: int,
+        width: int,
+        y: Slot,
+        x: Slot,
+        z: Slot,
+    ) -> None:
+        """``modules``: number, first column and columns of each layer in y; z is y's place."""
+
     def rms_norm(
         self,
         weight: npt.NDArray[np.float32],
@@ -206,8 +229,9 @@ class Program:
     def layer_norm(
         self,
         weight: npt.NDArray[np.float32],
-        bias: npt.NDArray[np.float32],
+        bias: npt.NDArray[np.float32] | None,
         eps: float,
+        head_dim: int,
         layout: InputLayout | None,
         x: Slot,
         y: Slot,
@@ -215,8 +239,9 @@ class Program:
     def add_layer_norm(
         self,
         weight: npt.NDArray[np.float32],
-        bias: npt.NDArray[np.float32],
+        bias: npt.NDArray[np.float32] | None,
         eps: float,
+        head_dim: int,
         layout: InputLayout | None,
         a: Slot,
         b: Slot,
@@ -224,10 +249,18 @@ class Program:
         y: Slot,
     ) -> None: ...
     def rope(
-        self, inv_freq: list[float], scale: float, head_dim: int, width: int, x: Slot, y: Slot
+        self,
+        inv_freq: list[float],
+        scale: float,
+        adjacent: bool,
+        head_dim: int,
+        width: int,
+        x: Slot,
+        y: Slot,
     ) -> None: ...
     def attention(
         self,
+        sinks: npt.NDArray[np.float32] | None,
         layer: int,
         heads: int,
         scale: float,
@@ -242,6 +275,8 @@ class Program:
         self,
         inv_freq: list[float],
         rope_scale: float,
+        adjacent: bool,
+        sinks: npt.NDArray[np.float32] | None,
         layer: int,
         heads: int,
         scale: float,
@@ -253,10 +288,46 @@ class Program:
         turned: Slot,
         y: Slot,
     ) -> None: ...
+    def route(
+        self,
+        bias: npt.NDArray[np.float32] | None,
+        experts: int,
+        per_token: int,
+        scores: str,
+        normalize: bool,
+        factor: float,
+        groups: int,
+        kept_groups: int,
+        group_best: int,
+        x: Slot,
+        y: Slot,
+    ) -> None: ...
+    def experts(
+        self,
+        gate: Sequence[tuple[Packed, InputLayout | None]],
+        up: Sequence[tuple[Packed, InputLayout | None]],
+        down: Sequence[tuple[Packed, InputLayout | None]],
+        gate_bias: npt.NDArray[np.float32] | None,
+        up_bias: npt.NDArray[np.float32] | None,
+        down_bias: npt.NDArray[np.float32] | None,
+        per_token: int,
+        alpha: float,
+        limit: float,
+        work: Slot,
+        x: Slot,
+        routes: Slot,
+        y: Slot,
+    ) -> None:
+        """Each expert's matrices, with what their inputs become; the biases one after another."""
+
+    def sigmoid_scale(self, width: int, x: Slot, gate: Slot, y: Slot) -> None: ...
     def silu_mul(
         self, width: int, layout: InputLayout | None, a: Slot, b: Slot, y: Slot
     ) -> None: ...
     def gelu_tanh_mul(
+        self, width: int, layout: InputLayout | None, a: Slot, b: Slot, y: Slot
+    ) -> None: ...
+    def gelu_mul(
         self, width: int, layout: InputLayout | None, a: Slot, b: Slot, y: Slot
     ) -> None: ...
     def scale(
@@ -265,12 +336,20 @@ class Program:
     def soft_cap(
         self, number: float, width: int, layout: InputLayout | None, x: Slot, y: Slot
     ) -> None: ...
+    def gelu_tanh(self, width: int, layout: InputLayout | None, x: Slot, y: Slot) -> None: ...
     def gelu(self, width: int, layout: InputLayout | None, x: Slot, y: Slot) -> None: ...
     def add(self, width: int, layout: InputLayout | None, a: Slot, b: Slot, y: Slot) -> None: ...
     def select_rows(self, width: int, x: Slot, y: Slot) -> None: ...
+    def head_columns(
+        self, start: int, size: int, stride: int, width: int, x: Slot, y: Slot
+    ) -> None: ...
     def features(self, mels: int, y: Slot) -> None: ...
+    def encoder_rows(self, width: int, x: Slot) -> None: ...
     def im2col(self, width: int, size: int, stride: int, x: Slot, y: Slot) -> None: ...
-    def embed_positions(self, weight: npt.NDArray[np.float32], width: int, y: Slot) -> None: ...
+    def embed_positions(
+        self, weight: npt.NDArray[np.float32], first: int, width: int, y: Slot
+    ) -> None: ...
+    def embed_types(self, weight: npt.NDArray[np.float32], width: int, y: Slot) -> None: ...
     def encoder_attention(
         self,
         heads: int,
@@ -278,6 +357,8 @@ class Program:
         key_dim: int,
         value_dim: int,
         scale: float,
+        before: int,
+        after: int,
         exact: bool,
         q: Slot,
         k: Slot,
@@ -301,11 +382,14 @@ class Program:
         wanted: Ids,
         logits: npt.NDArray[np.float32],
         cross: tuple[Ids, Ids, Ids] | None = None,
+        adapters: Ids | None = None,
+        types: Ids | None = None,
     ) -> None:
         """One step of sequences.
 
         ``cross``: the KV blocks of the sequences' encoder outputs, where each begins, and how many rows
-        each has.
+        each has. ``adapters``: the slot of each sequence's adapter, -1 for none. ``types``: of the tokens;
+        None: all 0.
         """
 
     def align(
@@ -329,5 +413,9 @@ class Program:
         starts: npt.NDArray[np.int64],
         tables: Ids,
         table_starts: Ids,
+        given: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        """Encoder inputs through a program that begins with ``features``."""
+        """Encoder inputs through a program that begins with ``features``.
+
+        ``given``: [rows of all outputs, width], filled by ``encoder_rows``.
+        """

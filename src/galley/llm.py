@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from galley.config import DType, EngineSettings, ExecutorName, KVType, Quantize
-from galley.errors import EngineError, ModelError, RequestError, shown
+from galley.engine_settings import DType, EngineSettings, ExecutorName, KVType, Quantize
+from galley.errors import EngineError, ModelError, RequestError, SettingsError, shown
 from galley.llm_chat import as_options, chat_prompt
 from galley.llm_inputs import (
     Conversation,
@@ -22,7 +22,7 @@ from galley.llm_inputs import (
     as_prompt,
     as_prompts,
 )
-from galley.llm_outputs import Choice, Result
+from galley.llm_outputs import ChatDelta, Choice, Result, chat_deltas
 from galley.local import Closable, LocalEngine
 from galley.service.protocol import Engine
 from galley.service.requests import expand
@@ -41,6 +41,9 @@ from galley.types import (
     Timing,
     TokenLogprob,
 )
+
+if TYPE_CHECKING:
+    from galley.llm_embed import Vectors
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -130,7 +133,7 @@ class LLM(Closable):
             kv_cache_tokens: size of the KV cache; default: from the memory available.
             max_batch_tokens: token budget of one engine step.
             prefix_cache: share the KV blocks of equal prefixes.
-            settings: any other field of :class:`galley.config.EngineSettings`.
+            settings: any other field of :class:`galley.engine_settings.EngineSettings`.
 
         Raises:
             ModelError: the model cannot be found or used.
@@ -159,11 +162,15 @@ class LLM(Closable):
         return llm
 
     def _load(self, settings: EngineSettings) -> None:
+        if settings.max_adapters:
+            raise SettingsError("max_adapters: adapters are for galley serve; leave it out")
         self._local = LocalEngine(settings)
         folder = self._local.folder
         self._tokenizer = Tokenizer.load(folder) if Tokenizer.is_there(folder) else None
         if self._tokenizer is not None:
             self._tokenizer.check_vocabulary(self.info.vocab_size, folder)
+            if self.info.embedding is None:
+                self._tokenizer.check_streamable()
         self._template = ChatTemplate.load(folder)
         self._format = chat_format(
             self._template,
@@ -217,7 +224,7 @@ class LLM(Closable):
             RequestError: the prompt or a parameter is wrong, or n is not 1.
             EngineError: in the midst of it, if the model breaks.
         """
-        return self._one(self._ids(as_prompt(prompt)), params)
+        return self._one(self._ids(as_prompt(prompt)), params)[0]
 
     def chat(
         self,
@@ -248,15 +255,23 @@ class LLM(Closable):
         return self._run([p.ids for p in prompts], [p.params for p in prompts], progress, parsers)
 
     def chat_stream(
-        self, messages: Conversation, params: SamplingParams | None = None
-    ) -> Iterator[Delta]:
-        """One answer as it is made. Dropping the iterator cancels the request.
+        self, messages: Conversation, params: SamplingParams | None = None, **options: Any
+    ) -> Iterator[ChatDelta]:
+        """One answer as it is made, thinking apart from text. Dropping the iterator cancels the request.
+
+        Args:
+            messages, params, options: as for :meth:`chat`.
 
         Raises:
             RequestError: the template refuses the messages, a parameter is wrong, or n is not 1.
             EngineError: in the midst of it, if the model breaks.
         """
-        return self._one(self.encode_chat(as_conversation(messages)), params)
+        conversation = as_options(options).conversation(as_conversation(messages))
+        [params] = as_params(params, 1)
+        prompt = chat_prompt(conversation, params, self._template, self._format, self.tokenizer)
+        parser = prompt.new_parser()
+        deltas, result = self._one(prompt.ids, prompt.params, parser)
+        return chat_deltas(deltas, result)
 
     def score(
         self, prompts: Sequence[Prompt] | Prompt, *, progress: bool = False
@@ -274,6 +289,60 @@ class LLM(Closable):
         params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
         outputs = self._run(ids, [params] * len(ids), progress)
         return [[entry.logprob for entry in o.prompt_logprobs or []] for o in outputs]
+
+    def embed(
+        self,
+        texts: Sequence[Prompt] | Prompt,
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        truncate: bool = False,
+        progress: bool = False,
+    ) -> "Vectors":
+        """Vectors of texts, [texts, width] float32, from a model of embeddings.
+
+        Args:
+            texts: or lists of token ids; a single one is a list of one.
+            dimensions: the first so many of each vector; None: all.
+            prompt_name: of a prompt of the model, such as "query", that is put before the texts.
+            truncate: cut texts to what the model takes; else those that are longer are refused.
+            progress: show a progress bar of finished texts on stderr or in the notebook.
+
+        Raises:
+            RequestError: a text or an argument is wrong, or the model does not embed; nothing was run.
+        """
+        from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+        from galley.llm_embed import embed
+
+        given = as_prompts(texts)
+        with tqdm(total=len(given), disable=not progress, unit="text") as bar:
+            return embed(
+                self._local,
+                lambda: self.tokenizer,
+                given,
+                dimensions=dimensions,
+                prompt_name=prompt_name,
+                truncate=truncate,
+                advance=bar.update,
+            )
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, truncate: bool = False
+    ) -> list[float]:
+        """How well each document answers the query, from a reranker (cross-encoder).
+
+        Args:
+            query: a text.
+            documents: texts.
+            truncate: cut pairs to what the model takes, the longer text first; else they are refused.
+
+        Raises:
+            RequestError: a text is too long, or the model does not rerank; then nothing was run.
+        """
+        from galley.llm_embed import rerank
+
+        return rerank(self._local, self.tokenizer, query, documents, truncate=truncate)
 
     def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
@@ -319,13 +388,15 @@ class LLM(Closable):
         eos = self.info.eos_token_ids
         return Result(TextStream.for_request(self._tokenizer, params, eos, shown=shown), parser)
 
-    def _one(self, ids: list[int], params: SamplingParams | None) -> Iterator[Delta]:
+    def _one(
+        self, ids: list[int], params: SamplingParams | None, parser: Parser | None = None
+    ) -> tuple[Iterator[Delta], Result]:
         [params] = as_params(params, 1)
         if params.n != 1:
             raise RequestError("a stream has one choice; n must be 1", param="n")
         request = self._expand(ids, params)[0]
-        result = self._result(params)
-        return _or_raise(self._deltas([request], {request.id: result}), result)
+        result = self._result(params, parser)
+        return _or_raise(self._deltas([request], {request.id: result}), result), result
 
     def _run(
         self,
@@ -341,7 +412,7 @@ class LLM(Closable):
             for request in group
         }
         requests = [request for group in groups for request in group]
-        from tqdm.auto import tqdm  # type: ignore[import-untyped]
+        from tqdm.auto import tqdm
 
         with tqdm(total=len(requests), disable=not progress, unit="answer") as bar:
             for delta in self._deltas(requests, results):

@@ -1,11 +1,12 @@
 """One choice of ``galley.LLM``, complete and in the making."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
 from galley.text.stream import Delta, TextStream
-from galley.tools.events import Call, Event
+from galley.tools.events import Call, CallEnd, Event, Reasoning, Text, whole
 from galley.tools.parser import Parser
 from galley.types import FinishReason, Output, Timing, TokenLogprob
 
@@ -37,6 +38,19 @@ class Choice:
     warnings: list[str] = field(default_factory=list)
 
 
+class ChatDelta(Delta, frozen=True, kw_only=True):
+    """What one engine output adds to a chat answer.
+
+    Attributes:
+        text: of the answer, with neither thinking nor calls.
+        reasoning: what the model thinks.
+        tool_calls: calls that have become complete.
+    """
+
+    reasoning: str = ""
+    tool_calls: list[Call] = msgspec.field(default_factory=list)
+
+
 @dataclass(slots=True)
 class Result:
     """A choice in the making; with a parser its events are those of a chat answer."""
@@ -63,3 +77,21 @@ class Result:
         if delta.finish_reason is not None:
             self.events += self.parser.finish()
         return delta
+
+
+def chat_deltas(deltas: Iterator[Delta], result: Result) -> Iterator[ChatDelta]:
+    """The deltas of one chat answer, taken apart; ``deltas`` are what ``result`` makes."""
+    seen = 0
+    for delta in deltas:
+        fields = msgspec.structs.asdict(delta)
+        if result.parser is None:
+            yield ChatDelta(**fields)
+            continue
+        events, seen = result.events[seen:], len(result.events)
+        calls = sum(isinstance(event, CallEnd) and not event.broken for event in events)
+        fields["text"] = "".join(event.text for event in events if isinstance(event, Text))
+        yield ChatDelta(
+            **fields,
+            reasoning="".join(event.text for event in events if isinstance(event, Reasoning)),
+            tool_calls=whole(result.events).calls[-calls:] if calls else [],
+        )

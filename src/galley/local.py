@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from galley.config import EngineSettings
+from galley.engine_settings import EngineSettings
 from galley.errors import EngineError
 from galley.formats.source import resolve_model
 from galley.service.protocol import Engine, find_loader

@@ -37,9 +37,10 @@ OnPhase: TypeAlias = Callable[[str, float], None]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
-Task = Literal["generate", "score", "transcribe", "translate", "align"]
+Task = Literal["generate", "score", "transcribe", "translate", "align", "embed", "rerank"]
 """What a model can be asked for: to continue a text, to tell the log-probabilities of a given text's
-tokens, to write down speech in its language or in English, and to time the tokens of a given transcript."""
+tokens, to write down speech in its language or in English, to time the tokens of a given transcript, to
+make a vector of a text, and to score how well a text answers another."""
 
 
 _TOKEN_LISTS: Final = ("suppress_tokens", "begin_suppress_tokens", "allowed_tokens")
@@ -293,6 +294,20 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float = 1.0
 
 
+class Adapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter that a request may name.
+
+    Attributes:
+        name: in the API.
+        path: of its folder, in PEFT's layout.
+        digest: of the state of its files: adapters of the same name never share keys and values.
+    """
+
+    name: str
+    path: str
+    digest: str
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to continue. ``n`` choices are n of these.
 
@@ -305,8 +320,11 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         cache_salt: requests share cached prefixes only with the same salt (tenant).
         encoder_input: the audio that a speech model transcribes; None for a text model.
         tenant: who asks; tenants that compete for the engine share its token budget by ``weight``.
+        adapter: that is added to the model; None: the model alone.
         weight: of the tenant, positive.
         tenant_priority: of the tenant among tenants, lower is sooner; ``priority`` orders a tenant's own.
+        second: of a pair of texts in ``prompt``, the first token of type 1; 0: all are of type 0.
+        dimensions: of the vector that is wanted; 0: all that there are.
     """
 
     id: str
@@ -319,6 +337,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     weight: float = 1.0
     tenant_priority: int = 0
+    adapter: Adapter | None = None
+    second: int = 0
+    dimensions: int = 0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -356,7 +377,9 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``prompt_logprobs`` (one entry for each prompt token after the first) and ``no_speech_prob`` come once,
     with the first, ``alignment`` with the last. ``scores`` has one entry for each of ``tokens``. Each only
     if it was asked for. ``timing`` comes with the first and the last, and with each that may be the last
-    because the request has stop strings.
+    because the request has stop strings. ``vector`` is all that comes of a text for a model that embeds or
+    reranks, in its only Output: float32 in the order of bytes of this machine, a single number if it is a
+    score.
     """
 
     request_id: str
@@ -366,6 +389,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scores: list[float] | None = None
     no_speech_prob: float | None = None
     alignment: Alignment | None = None
+    vector: bytes | None = None
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
@@ -381,6 +405,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
         prompt_proposed_tokens and so on: counters: guesses that were verified, by proposer.
         prompt_accepted_tokens and so on: counters: those of them that were right.
         busy_seconds: counter: time that was divided among requests; see ``engine/step_meter.py``.
+        adapters_loaded: gauge: LoRA adapters in memory, or on their way there.
+        adapter_loads, adapter_evictions: counters: of these, and of those that made room for others.
         schedule_seconds, forward_seconds, sample_seconds, emit_seconds: counters: where the time of steps
             went. What ``forward_seconds`` counts includes ``sample_seconds``, and steps of a draft model.
     """
@@ -412,22 +438,42 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     grammar_accepted_tokens: int = 0
     draft_proposed_tokens: int = 0
     draft_accepted_tokens: int = 0
+    adapters_loaded: int = 0
+    adapter_loads: int = 0
+    adapter_evictions: int = 0
+
+
+class ExpertCosts(msgspec.Struct, frozen=True):
+    """Of a mixture of experts: ``bytes`` of all its experts, of which a row reads the share ``share``."""
+
+    bytes: int = 0
+    share: float = 0.0
+
+    def further(self, rows: int) -> int:
+        """Bytes that a step of so many rows reads beyond those of one row, if all experts are as likely."""
+        return round(self.bytes * (1 - self.share - (1 - self.share) ** rows))
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     """What a step of a model reads and computes, apart from attention's own arithmetic.
 
     Attributes:
-        weight_bytes: read by every step, in the executor's layout.
+        weight_bytes: read by a step of one row, in the executor's layout.
         kv_bytes_per_token: keys and values that are read for each token of a sequence's context.
         row_operations: of linear layers for each token; a product and its addition are two.
         logit_operations: the same for each token whose logits are wanted, on top.
+        experts: of which further rows read more.
     """
 
     weight_bytes: int
     kv_bytes_per_token: int
     row_operations: int
     logit_operations: int
+    experts: ExpertCosts = ExpertCosts()
+
+    def weights_read(self, rows: int) -> int:
+        """Bytes of weights that a step of so many rows reads."""
+        return self.weight_bytes + self.experts.further(rows)
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
@@ -444,6 +490,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         kv_per_token: bytes of keys and values that a token takes.
         kv_tokens, kv: tokens that the KV cache holds, and its bytes.
         reserve: bytes kept for the server, text workers and unread answers.
+        adapters: bytes of the slots for LoRA adapters, when all are taken.
         available: bytes that can still be taken, of the machine, the container or the device.
         requests: (tokens of a request, prompt and output; how many such requests run at a time).
     """
@@ -467,11 +514,12 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     reserve: int
     available: int
     requests: tuple[tuple[int, int], ...] = ()
+    adapters: int = 0
 
     @property
     def total(self) -> int:
         """Bytes of all parts."""
-        return self.weights + self.kv + self.buffers + self.reserve
+        return self.weights + self.adapters + self.kv + self.buffers + self.reserve
 
     @property
     def fits(self) -> bool:
@@ -502,6 +550,28 @@ class WeightReceipt(msgspec.Struct, frozen=True, kw_only=True):
     top1: float | None = None
 
 
+class EmbeddingInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model says of the vectors or scores that it makes.
+
+    Attributes:
+        pooling: how, such as "mean".
+        normalized: vectors have length 1.
+        width: numbers of a vector; 1 for scores.
+        dimensions: to which a vector may be cut; empty: to any.
+        prompts: name -> what is put before a text.
+        default_prompt: the name of the one that is put before texts without a name; None: none is.
+        pair_types: the second text of a pair has tokens of type 1.
+    """
+
+    pooling: str
+    normalized: bool
+    width: int
+    dimensions: tuple[int, ...] = ()
+    prompts: dict[str, str] = {}
+    default_prompt: str | None = None
+    pair_types: bool = False
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a ready engine says of itself.
 
@@ -510,7 +580,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         speech: what a model that transcribes says of its audio; None for all others.
         ledger: of the memory; None from an engine that keeps none.
         grammars: whether texts can be made to follow one (``SamplingParams.grammar``).
+        adapters: slots for LoRA adapters in memory; 0: the model takes none.
         weights: their kinds and what these cost; None from an engine that does not tell.
+        embedding: of a model that embeds or reranks; it has no KV cache. None for all others.
     """
 
     name: str
@@ -533,6 +605,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     ledger: Ledger | None = None
     grammars: bool = False
     weights: WeightReceipt | None = None
+    adapters: int = 0
+    embedding: EmbeddingInfo | None = None
 
     @property
     def max_request_tokens(self) -> int:
@@ -541,6 +615,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     def max_beam_tokens(self, beams: int) -> int:
         """The most tokens of each of so many hypotheses, in the worst case that they share no block."""
+        if self.embedding is not None:
+            return self.max_model_len
         audio = 0 if self.speech is None else blocks_for(self.speech.max_rows)
         blocks = (self.kv_cache_tokens // BLOCK_TOKENS - audio) // beams
         return min(self.max_model_len, BLOCK_TOKENS * blocks)

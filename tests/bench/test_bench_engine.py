@@ -7,7 +7,7 @@ import pytest
 
 from galley.bench.engine import EngineBench, Workload, bench_engine
 from galley.bench.report import Machine, Spread
-from galley.config import EngineSettings
+from galley.engine_settings import EngineSettings
 from galley.errors import EngineError, RequestError, SettingsError
 from tests.checkpoints import SHAPE, make_checkpoint
 

@@ -5,8 +5,8 @@ import pytest
 
 from galley.calibration.forward import TeacherForced
 from galley.calibration.layerwise import Layerwise
-from galley.config import EngineSettings
 from galley.engine.read_model import read_model
+from galley.engine_settings import EngineSettings
 from galley.formats.weights import DenseWeight
 from galley.ops.executor import choose_executor
 from galley.quant.rtn import quantize_int8

@@ -1,5 +1,6 @@
 """galley quantize: what it writes, against compressed-tensors and transformers; interruptions; refusals."""
 
+import dataclasses
 import filecmp
 import json
 from pathlib import Path
@@ -14,14 +15,22 @@ from transformers import AutoModelForCausalLM
 
 from galley import SettingsError, UnsupportedModel
 from galley.calibration.compressed import tensors_of, write_tensors
+from galley.calibration.forward import TeacherForced
 from galley.calibration.measures import Divergence, Loss, following
-from galley.calibration.quantize import METHODS, Method, Plan, Quantizer, linear_weights
-from galley.config import EngineSettings
+from galley.calibration.quantize import (
+    INPUTS,
+    METHODS,
+    Method,
+    Plan,
+    Quantizer,
+    linear_weights,
+)
 from galley.engine.read_model import Model, read_model
+from galley.engine_settings import Activations, EngineSettings
 from galley.ops.executor import choose_executor
 from galley.quant.grid import Scheme, nearest
 from galley.quant.weights import dequantize
-from tests.checkpoints import random_ids
+from tests.checkpoints import random_ids, with_outliers
 from tests.cli.command import galley
 from tests.conftest import CheckpointMaker
 
@@ -58,6 +67,23 @@ def loss_in_transformers(folder: Path, out: Path) -> Loss:
     return divergence.loss()
 
 
+def loss_beside(folder: Path, out: Path, *, activations: Activations) -> Loss:
+    """Of Galley, the inputs of whose layers are rounded."""
+    divergence = Divergence()
+    base = EngineSettings(dtype="float32", kv_dtype="float32", threads=1)
+    rounded = dataclasses.replace(base, activations=activations)
+    with (
+        TeacherForced(base, folder, longest=48) as truth,
+        TeacherForced(rounded, out, longest=48) as forced,
+    ):
+        for window in HELD_OUT:
+            p, q = (
+                np.concatenate([x.copy() for _, x in m.logits(window)]) for m in (truth, forced)
+            )
+            divergence.add(p, q, following([window]))
+    return divergence.loss()
+
+
 @pytest.mark.parametrize("outputs", [16, 21])
 @pytest.mark.parametrize(
     "scheme",
@@ -83,7 +109,7 @@ def test_compressed_tensors_reads_the_same_values(
     assert np.array_equal(found.numpy(), dequantize(weight))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in INPUTS])
 def test_transformers_loads_it_and_finds_the_same_loss(
     folder: Path, tmp_path: Path, method: Method
 ) -> None:
@@ -98,18 +124,35 @@ def test_transformers_loads_it_and_finds_the_same_loss(
 
 
 @pytest.mark.parametrize(
-    ("variant", "scheme"),
+    ("variant", "method", "scheme"),
     [
-        ("llama-head-dim-bias", Scheme(8)),
-        ("qwen3", Scheme(4, 32)),  # wider than what divides the rows
+        ("llama-head-dim-bias", "gptq", Scheme(8)),
+        ("qwen3", "gptq", Scheme(4, 32)),  # wider than what divides the rows
+        ("cohere", "awq", Scheme(8)),  # one norm for all, and a head that is not last
+        ("gpt_neox", "awq", Scheme(8)),
     ],
 )
 def test_other_shapes_and_kinds(
-    checkpoint: CheckpointMaker, tmp_path: Path, variant: str, scheme: Scheme
+    checkpoint: CheckpointMaker, tmp_path: Path, variant: str, method: Method, scheme: Scheme
 ) -> None:
-    told = quantizer(checkpoint(variant), tmp_path / "out", "gptq", scheme).run()
+    told = quantizer(checkpoint(variant), tmp_path / "out", method, scheme).run()
     found = loss_in_transformers(checkpoint(variant), tmp_path / "out")
     assert found.kl == pytest.approx(told.kl, rel=0.02, abs=1e-6)
+
+
+def test_smoothquant_spares_a_model_with_outliers_what_rounding_its_inputs_costs(
+    tmp_path: Path,
+) -> None:
+    folder = with_outliers(tmp_path / "outliers")
+    losses = {}
+    for method in ("rtn", "smoothquant"):
+        out = tmp_path / method
+        told = quantizer(folder, out, method, Scheme(8)).run()
+        losses[method] = loss_beside(folder, out, activations="int8")
+        assert told.kl == pytest.approx(losses[method].kl, rel=0.05) or method == "rtn"
+    assert losses["smoothquant"].kl < losses["rtn"].kl / 10
+    # In transformers, whose inputs stay floats, the folded scales change nothing.
+    assert loss_in_transformers(folder, tmp_path / "smoothquant").kl < losses["smoothquant"].kl
 
 
 def test_an_interrupted_run_goes_on_and_writes_the_same(folder: Path, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from galley.calibration.forward import TeacherForced
 from galley.calibration.measures import Divergence, following
 from galley.calibration.quantize import linear_weights
 from galley.calibration.sensitivity import Choice, Part, assign, bytes_of_others, parts_of
-from galley.config import EngineSettings
 from galley.engine.read_model import read_model
+from galley.engine_settings import EngineSettings
 from galley.ops.executor import choose_executor
 from galley.quant.grid import Scheme
 from tests.checkpoints import random_ids

@@ -36,6 +36,11 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "batching_delay": st.floats(0, 3600),
     "speculation": st.sampled_from(["auto", "off", "prompt", "recent", "grammar", "draft"]),
     "draft_model": st.none() | TEXT,
+    "max_adapters": st.none() | st.integers(1, 1024),
+    "adapter_rank": st.integers(1, 1024),
+    "adapter": st.lists(
+        st.sampled_from(["fr=/adapters/fr", "legal-2=a=b"]), max_size=2, unique=True
+    ).map(tuple),
     "host": TEXT,
     "port": st.integers(0, 65535),
     "served_model_name": TEXT,
@@ -59,6 +64,9 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "tls_key": TEXT,
     "page": st.booleans(),
     "max_queue": st.integers(0, 10**6),
+    "stored_responses": st.integers(0, 10**6),
+    "stored_response_bytes": st.integers(1, 1 << 40),
+    "stored_response_seconds": st.integers(1, 10**9),
     "max_body_bytes": st.integers(1, 10**9),
     "max_audio_bytes": st.integers(1, 10**12),
     "max_audio_seconds": st.floats(1, 1e6),

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from hypothesis import given
 
 from galley.cli.options import SAMPLING_HELP, Command, Flags, with_flags
-from galley.config import EngineSettings, Settings, setting_types
+from galley.config import Settings
+from galley.engine_settings import EngineSettings, setting_types
 from galley.types import SamplingParams
 
 from .any_settings import SOME_SETTINGS

@@ -16,6 +16,7 @@ import pytest
 
 from galley import LLM, SamplingParams
 from galley.cli.run import _model_and_prompt
+from tests.tools.checkpoint import make_calling
 
 from .command import environment, galley
 
@@ -134,7 +135,7 @@ def test_an_empty_prompt_is_refused(checkpoint: Path) -> None:
 class Terminal:
     """A session in a pseudo-terminal, as a person has it."""
 
-    def __init__(self, *args: str | Path) -> None:
+    def __init__(self, *args: str | Path, term: str = "dumb") -> None:
         self._fd, terminal = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "galley", "run", *map(str, args)],
@@ -142,7 +143,7 @@ class Terminal:
             stdout=terminal,
             stderr=terminal,
             start_new_session=True,
-            env=environment(TERM="dumb", INPUTRC="/dev/null"),
+            env=environment(TERM=term, INPUTRC="/dev/null"),
         )
         os.close(terminal)
         self.screen = ""
@@ -220,6 +221,27 @@ def test_a_conversation_has_history_until_it_is_cleared(terminal: Terminal, llm:
     assert words(terminal.wait_for("\n>>> ")) == words(alone)
     terminal.type("/exit\n")
     assert terminal.leave() == 0
+
+
+def test_thinking_is_dim_in_a_terminal_and_in_no_pipe(tmp_path: Path) -> None:
+    folder = make_calling(tmp_path / "thinking")
+    template = folder / "chat_template.jinja"
+    condition = "enable_thinking is defined and enable_thinking %}"
+    template.write_text(template.read_text().replace(condition, "true %}"))
+    flags = ("--temperature", "0", "--max-tokens", "12", *ONE_THREAD)
+    with LLM(folder, threads=1) as llm:
+        [answer] = llm.chat("the cat", SamplingParams(temperature=0.0, max_tokens=12))
+    reasoning, text = answer.choices[0].reasoning, answer.text
+    letters = re.compile(r"[!-~]")
+    assert letters.search(reasoning)
+    piped = galley("run", str(folder), "the cat", *flags)
+    assert piped.stdout == text + "\n"
+    for term, before in (("xterm", "\x1b[2m"), ("dumb", "(thinking) ")):
+        terminal = Terminal(folder, "the cat", *flags, term=term)
+        terminal.wait_for(re.escape(before))
+        after = r"\(answer\)" if term == "dumb" else re.escape("\x1b[0m")
+        assert letters.findall(terminal.wait_for(after)) == letters.findall(reasoning)
+        assert terminal.leave() == 0
 
 
 def test_commands_and_ways_to_leave(terminal: Terminal) -> None:

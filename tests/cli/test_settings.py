@@ -9,7 +9,8 @@ import pytest
 import yaml
 from hypothesis import given
 
-from galley.config import EngineSettings, Settings, setting_types
+from galley.config import Settings
+from galley.engine_settings import EngineSettings, setting_types
 from galley.errors import SettingsError
 from tests.cli.any_settings import SOME_SETTINGS, VALUES
 
@@ -151,6 +152,8 @@ def test_a_wrong_variable_is_named(tmp_path: Path) -> None:
         {"port": 70000},
         {"port": -1},
         {"max_queue": -1},
+        {"stored_responses": -1},
+        {"stored_response_bytes": 0},
         {"drain_seconds": -0.1},
         {"drain_seconds": float("nan")},
         {"drain_seconds": float("inf")},

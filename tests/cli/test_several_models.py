@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from galley.cli.options import Flags
-from galley.config import Settings, named_models
+from galley.config import Settings
 from galley.errors import SettingsError
+from galley.named_models import named_models
 
 from .command import galley
 

@@ -1,13 +1,17 @@
 """Guesses whatever they cost: from a function of the sequence, or from the real proposers."""
 
+import dataclasses
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
+from pathlib import Path
+from typing import Any
 
-from galley.config import EngineSettings, Speculation
 from galley.engine.engine import Engine
 from galley.engine.guessing import Guessing, proposers_of
+from galley.engine.load import load_engine
 from galley.engine.scheduler import Guess, Work
 from galley.engine.sequence import Sequence
+from galley.engine_settings import EngineSettings, Speculation
 from galley.speculation.row_costs import RowCosts
 
 FREE = {1: 1.0, 64: 1.0}
@@ -37,4 +41,18 @@ def eager(engine: Engine, chosen: Speculation, costs: dict[int, float] = FREE) -
     assert engine._guessing._speculator is not None
     engine._guessing._speculator._trial.looks = lambda sequences: True  # type: ignore[method-assign]
     engine._scheduler.guess = engine._guessing.guess
+    return engine
+
+
+def drafting(folder: Path, draft: Path, **changes: Any) -> Engine:
+    """An engine with a draft model whose steps, like all guesses, cost next to nothing."""
+    settings = EngineSettings(threads=1, kv_cache_tokens=512)
+    asked = {"draft_model": str(draft), "speculation": "draft"} | changes
+    engine = load_engine(dataclasses.replace(settings, **asked), folder)
+    speculator = engine._guessing._speculator
+    assert speculator is not None
+    assert speculator._drafter is not None
+    speculator._costs = RowCosts(FREE)
+    speculator._trial.looks = lambda sequences: True  # type: ignore[method-assign]
+    speculator._drafter.costs = RowCosts({1: 1e-9, 64: 1e-9})
     return engine

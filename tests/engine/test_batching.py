@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galley.config import Batching, EngineSettings
 from galley.engine.batching import BatchGatherer
 from galley.engine.engine import Engine
 from galley.engine.load import load_engine
 from galley.engine.sequence import Sequence
+from galley.engine_settings import Batching, EngineSettings
 from galley.types import EngineRequest
 from tests.conftest import CheckpointMaker
 from tests.engine.machine import PARAMS

@@ -10,29 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from galley.config import EngineSettings
-from galley.engine.engine import Engine
 from galley.engine.load import load_engine
+from galley.engine_settings import EngineSettings
 from galley.errors import GalleyError, SettingsError
-from galley.speculation.row_costs import RowCosts
 from tests.conftest import CheckpointMaker
-from tests.engine.guesses import FREE
+from tests.engine.guesses import drafting
 from tests.engine.requests import PROMPTS, WISHES, request, run, seen
 
 SMALL = EngineSettings(threads=1, kv_cache_tokens=512)
-
-
-def drafting(folder: Path, draft: Path, **changes: Any) -> Engine:
-    """An engine with a draft model whose steps, like all guesses, cost next to nothing."""
-    asked = {"draft_model": str(draft), "speculation": "draft"} | changes
-    engine = load_engine(dataclasses.replace(SMALL, **asked), folder)
-    speculator = engine._guessing._speculator
-    assert speculator is not None
-    assert speculator._drafter is not None
-    speculator._costs = RowCosts(FREE)
-    speculator._trial.looks = lambda sequences: True  # type: ignore[method-assign]
-    speculator._drafter.costs = RowCosts({1: 1e-9, 64: 1e-9})
-    return engine
 
 
 @pytest.fixture(scope="module")
@@ -177,8 +162,9 @@ def test_models_that_cannot_guess_are_refused(
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     (foreign / "tokenizer.json").write_text(json.dumps(tokenizer))
     for path, draft, said in (
-        (folder, whisper, "is a speech model"),
-        (whisper, folder, "is a speech model"),
+        (folder, whisper, "is a speech model and the model is not"),
+        (whisper, folder, "the model is a speech model and draft_model .* is not"),
+        (whisper, checkpoint("whisper-odd-128"), "mels is 128, the model's 80"),
         (folder, checkpoint("mistral-window"), "sliding window"),
         (folder, tmp_path / "nowhere", "nowhere"),
         (folder, foreign, '"[ab]" is token'),

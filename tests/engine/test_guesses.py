@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from galley import SamplingParams
-from galley.config import EngineSettings
 from galley.engine.engine import Engine
 from galley.engine.load import load_engine
 from galley.engine.sequence import Sequence
+from galley.engine_settings import EngineSettings
 from galley.service.requests import expand
 from galley.types import BLOCK_TOKENS, Output, blocks_for
 from tests.conftest import CheckpointMaker

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from galley.config import EngineSettings, Quantize
 from galley.engine.load import load_engine
 from galley.engine.memory import KVSize
+from galley.engine_settings import EngineSettings, Quantize
 from galley.errors import EngineFailed
 from galley.graph.program import KVGroup
 from galley.ops import background

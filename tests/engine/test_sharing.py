@@ -6,9 +6,9 @@ from typing import Literal
 import pytest
 
 from galley import SamplingParams
-from galley.config import EngineSettings
 from galley.engine.engine import Engine
 from galley.engine.load import load_engine
+from galley.engine_settings import EngineSettings
 from galley.service.requests import expand
 from galley.types import LIVE_PRIORITY
 from tests.conftest import CheckpointMaker

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from galley import SamplingParams
-from galley.config import EngineSettings, ExecutorName
 from galley.engine.engine import Engine
 from galley.engine.load import load_engine
+from galley.engine_settings import EngineSettings, ExecutorName
 from galley.service.requests import expand
 from tests.conftest import CheckpointMaker
 

@@ -3,10 +3,10 @@
 import pytest
 
 from galley import SamplingParams
-from galley.config import EngineSettings, ExecutorName
 from galley.engine.engine import Engine
 from galley.engine.load import load_engine
 from galley.engine.read_model import read_model
+from galley.engine_settings import EngineSettings, ExecutorName
 from galley.ops.cpu import kv_bytes_per_block, kv_bytes_per_token
 from galley.service.requests import expand
 from galley.types import BLOCK_TOKENS

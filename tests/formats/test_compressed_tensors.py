@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from galley.calibration.quantize import Plan, Quantizer, linear_weights
-from galley.config import EngineSettings
 from galley.engine.read_model import read_model
+from galley.engine_settings import EngineSettings
 from galley.errors import ModelError
 from galley.formats.reader import open_checkpoint
 from galley.formats.weights import IntWeight

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from galley import LLM, SamplingParams
-from galley.config import EngineSettings
 from galley.engine.read_model import read_model
+from galley.engine_settings import EngineSettings
 from galley.errors import ModelNotFound, UnsupportedModel
 from galley.formats.gguf_file import TYPES
 from galley.formats.reader import open_checkpoint

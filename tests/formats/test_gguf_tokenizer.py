@@ -10,10 +10,12 @@ from typing import Any, Final
 import gguf
 import pytest
 import sentencepiece
+from llguidance import LLMatcher
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
 
 from galley.errors import CheckpointError
+from galley.grammar.vocabulary import load_vocabulary
 from galley.text.tokenizer import Tokenizer
 
 TEXT: Final = [
@@ -44,6 +46,21 @@ def written(path: Path, model: str, tokens: list[str], **more: Any) -> Path:
     writer.write_kv_data_to_file()
     writer.close()
     return path
+
+
+def check_grammars(path: Path, tokenizer: Tokenizer) -> None:
+    """A grammar of one text takes the tokens of that text, special ones but the end refused."""
+    vocabulary = load_vocabulary(path)
+    special = sorted(tokenizer.special_ids - {vocabulary.eos_token})
+    for text in strings(60):
+        tokens = tokenizer.encode_plain(text)
+        whole = b"".join(map(tokenizer.token_bytes, tokens)).decode()
+        grammar = LLMatcher.grammar_from_lark(f"start: {json.dumps(whole, ensure_ascii=False)}")
+        matcher = LLMatcher(vocabulary, grammar, log_level=0)
+        for token in tokens:
+            assert not any(matcher.validate_tokens([other]) for other in special)
+            assert matcher.consume_token(token), (text, token, matcher.get_error())
+        assert matcher.is_accepting(), text
 
 
 @pytest.mark.parametrize("prefix", [True, False])
@@ -89,6 +106,7 @@ def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
         assert tokenizer.decode(truth.encode(text)) == text
     assert tokenizer.encode("<s>a") == [1, 1, *truth.encode("a")]
     assert tokenizer.encode_plain("<s>a") == truth.encode("<s>a")
+    check_grammars(path, tokenizer)
 
 
 PATTERNS: Final = {
@@ -135,6 +153,7 @@ def test_byte_pairs(pre: str, tmp_path: Path) -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.encode("<tool>") == [*begin, len(tokens) - 1]
     assert tokenizer.special_ids == {len(tokens) - 2}
+    check_grammars(path, tokenizer)
 
 
 def test_what_contradicts_itself_is_named(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from galley.config import EngineSettings
 from galley.engine.read_model import read_model
+from galley.engine_settings import EngineSettings
 from galley.errors import ModelError
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer

@@ -8,8 +8,8 @@ import gguf
 import numpy as np
 import pytest
 
-from galley.config import EngineSettings
 from galley.engine.read_model import read_model
+from galley.engine_settings import EngineSettings
 from galley.errors import ModelError
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer

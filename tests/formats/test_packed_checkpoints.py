@@ -11,8 +11,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from galley.config import EngineSettings
 from galley.engine.read_model import read_model
+from galley.engine_settings import EngineSettings
 from galley.errors import CheckpointError, ModelError, UnsupportedModel
 from galley.formats.reader import open_checkpoint
 from galley.formats.weights import DenseWeight, IntWeight

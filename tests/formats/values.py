@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from galley.config import EngineSettings
 from galley.engine.read_model import read_model
+from galley.engine_settings import EngineSettings
 from galley.formats.weights import DenseWeight, IntWeight, Weight
 from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import forward

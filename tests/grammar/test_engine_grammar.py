@@ -10,9 +10,9 @@ import jsonschema_rs
 import pytest
 
 from galley import LLM, RequestError, SamplingParams
-from galley.config import EngineSettings
 from galley.engine.engine import Engine
 from galley.engine.load import load_engine
+from galley.engine_settings import EngineSettings
 from galley.grammar.check import check
 from galley.grammar.vocabulary import load_vocabulary
 from galley.service.requests import expand

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from galley.config import Activations, EngineSettings, Quantize
 from galley.engine.load import load_engine
+from galley.engine_settings import Activations, EngineSettings, Quantize
 from galley.errors import SettingsError
 from galley.formats.checkpoint import Checkpoint
 from galley.graph.passes import PASSES, run_passes
 from galley.graph.passes.drop_dead import drop_dead
+from galley.graph.passes.fuse_rope_kv import fuse_rope_kv
 from galley.graph.passes.hoist_select_rows import hoist_select_rows
 from galley.graph.passes.merge_linears import merge_linears
 from galley.graph.program import Program
@@ -120,6 +121,37 @@ def test_the_last_layer_computes_wanted_rows_alone(checkpoint: CheckpointMaker) 
     # The stream of the last layer and its attention are read by nobody else.
     assert all(len(readers[b]) == 1 for b in selected[:1])
     assert program.ops[attention].output in selected
+
+
+def test_an_mlp_beside_attention_reads_the_rows_that_it_rounds_itself(
+    checkpoint: CheckpointMaker,
+) -> None:
+    """The last layer's MLP is for wanted rows alone; its input is selected before it is rounded."""
+    traced_program = quantized(traced(checkpoint("cohere")), "int8", "int8")
+    program = hoist_select_rows(traced_program)
+    names = [op.name for op in program.ops]
+    attention = len(names) - 1 - names[::-1].index("attention")
+    assert names[attention + 1 : attention + 4] == ["select_rows"] * 3
+    writers = {b: op for op in program.ops for b in op.outputs}
+    selects = [op for op in program.ops if op.name == "select_rows"]
+    assert "quantize_input" not in {writers[op.inputs[0]].name for op in selects}
+    rounds = counts(program)["quantize_input"]
+    assert rounds == counts(traced_program)["quantize_input"] + 1
+    # Of the first layer one matrix: q, k, v, gate and up; of the last, gate and up have fewer rows.
+    merged = [len(op.weights["weight"]) for op in merge_linears(program).ops if op.name == "linear"]
+    assert merged == [5, 1, 1, 3, 1, 2, 1, 1]
+
+
+@pytest.mark.parametrize("adjacent", [(True, True), (False, False), (True, False)], ids=str)
+def test_rotations_are_fused_where_they_are_the_same(adjacent: tuple[bool, bool]) -> None:
+    def describe(g: Tracer) -> Buffer:
+        x = g.embed("e", vocab=8, width=4)
+        q, k = (g.rope(x, head_dim=4, inv_freq=(1.0, 0.5), scale=1.0, adjacent=a) for a in adjacent)
+        return g.linear(g.attention(q, k, x, key_dim=4, scale=1.0, window=0), "head", 8)
+
+    program = fuse_rope_kv(trace(describe, max_positions=8))
+    found = [op.attrs["adjacent"] for op in program.ops if op.name == "rope_attention"]
+    assert found == ([adjacent[0]] if adjacent[0] == adjacent[1] else [])
 
 
 def test_layers_with_and_without_bias_stay_apart() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from galley.config import DType, EngineSettings, ExecutorName
 from galley.engine.load import load_engine
+from galley.engine_settings import DType, EngineSettings, ExecutorName
 from galley.ops.executor import Batch, Executor, Ints, forward
 from galley.types import BLOCK_TOKENS
 

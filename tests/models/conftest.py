@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from galley.config import EngineSettings
+from galley.engine_settings import EngineSettings
 from galley.local import LocalEngine
 from tests.conftest import CheckpointMaker
 from tests.engines import native

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from galley import LLM, SamplingParams
-from galley.config import DType, ExecutorName
+from galley.engine_settings import DType, ExecutorName
 from galley.ops.executor import Batch, forward
 from galley.types import BLOCK_TOKENS
-from tests.checkpoints import KNOWN_OPS, VARIANTS, make_checkpoint, random_ids
+from tests.checkpoints import KNOWN_OPS, MIXTURES, VARIANTS, make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker
 from tests.models.chunks import executor_of, grouped, run_chunks
 
@@ -22,7 +22,10 @@ LENGTH = 150
 
 def truth(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",  # others want whole cache lines of widths
     ).eval()
 
 
@@ -95,6 +98,8 @@ def test_greedy_tokens_agree_in_mixed_batches(
     combinations = list(itertools.product((8, 64), (True, False), (True, False)))
     if variant in KNOWN_OPS:
         combinations = [(8, True, True), (64, False, False)]
+    if variant in MIXTURES and name == "reference":  # which computes a tile for each expert
+        combinations = combinations[:1]
     for chunk, prefix_cache, tight in combinations:
         with LLM(
             folder,
@@ -104,12 +109,15 @@ def test_greedy_tokens_agree_in_mixed_batches(
             prefix_cache=prefix_cache,
             # 128 tokens hold the longest request alone, but never the batch of 8.
             kv_cache_tokens=128 if tight else 2048,
+            # Guesses may end requests before the batch is full, as steps' times have it.
+            speculation="off" if tight else "auto",
             threads=1,
         ) as llm:
+            preempted = 0
             for _ in range(2):
                 outputs = llm.generate(prompts, GREEDY)
                 assert [o.token_ids for o in outputs] == expected, (chunk, prefix_cache, tight)
-            preempted = sum(o.timing.preemptions for o in outputs)
+                preempted += sum(o.timing.preemptions for o in outputs)
             assert (preempted > 0) == tight
             assert (outputs[-1].cached_tokens > 0) == prefix_cache or tight
 

@@ -7,8 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
+from galley.calibration.quantize import check_dense
+from galley.engine.read_model import read_model
+from galley.engine_settings import EngineSettings
 from galley.errors import CheckpointError, GalleyError, UnsupportedModel
 from galley.formats.json_file import read_json
 from galley.graph.program import Program
@@ -67,6 +71,21 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("smollm3", {"no_rope_layers": [1, 0, 1]}, "no_rope_layers"),
     ("granite", {"logits_scaling": 0}, "logits_scaling"),
+    ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+    ("glm4-moe", {"n_group": 5}, "n_group"),
+    ("glm4-moe", {"topk_group": 4}, "topk_group"),
+    ("glm4-moe", {"num_experts_per_tok": 9}, "topk_group"),
+    ("qwen3-moe", {"num_experts_per_tok": 17}, "num_experts_per_tok"),
+    ("qwen3-moe", {"num_experts": 2**40, "num_local_experts": None}, "num_experts"),
+    ("glm", {"partial_rotary_factor": 0.35, "rope_parameters": None}, "partial_rotary_factor"),
+    ("glm4", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+    ("cohere", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ("cohere", {"logit_scale": -1.0}, "logit_scale"),
+    ("cohere2", {"layer_types": ["full_attention"]}, "layer_types"),
+    ("starcoder2", {"hidden_act": "silu"}, "hidden_act 'silu'"),
+    ("starcoder2", {"norm_epsilon": 0}, "norm_epsilon"),
+    ("gpt_neox", {"hidden_act": "relu"}, "hidden_act 'relu'"),
+    ("gpt_neox", {"num_attention_heads": 5}, "hidden_size"),
 ]
 
 
@@ -139,6 +158,63 @@ def test_gemma_3_that_reads_images_answers_text(executor: Any, tmp_path: Path) -
     assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
+def test_pythia_as_its_checkpoints_say_it(tmp_path: Path) -> None:
+    """config.json of transformers 4, and the buffers that were saved with the tensors."""
+    config: dict[str, Any] = {"rotary_pct": 0.5, "rotary_emb_base": 5000, "hidden_act": "gelu"}
+    folder = make_checkpoint(tmp_path, "gpt_neox", rope_parameters=None, **config)
+    said = json.loads((folder / "config.json").read_text())
+    assert said.pop("rope_parameters")["partial_rotary_factor"] == 0.5
+    (folder / "config.json").write_text(json.dumps({**said, **config}))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tensors = load_file(folder / "model.safetensors")
+    for layer in range(2):
+        name = f"gpt_neox.layers.{layer}.attention"
+        tensors[f"{name}.bias"] = torch.ones(1, 1, 512, 512, dtype=torch.bool)
+        tensors[f"{name}.masked_bias"] = torch.tensor(-1e9)
+        tensors[f"{name}.rotary_emb.inv_freq"] = torch.ones(4)
+    save_file(tensors, folder / "model.safetensors")
+    ids = random_ids(1, 90)
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    got = run_chunks(executor_of(folder, executor="cpu"), ids, [60, 30], first_block=0)
+    assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_command_r_turns_where_it_has_a_window() -> None:
+    """config.json of transformers 4 of R7B: a pattern instead of a list of layers."""
+    program = built(
+        model_type="cohere2",
+        sliding_window=512,
+        sliding_window_pattern=3,
+        rope_theta=50000,
+        num_key_value_heads=2,
+    )
+    windows = [op.attrs["window"] for op in program.ops if op.name == "attention"]
+    assert windows == [512, 512, 0, 512, 512, 0]
+    ropes = [op.attrs for op in program.ops if op.name == "rope"]
+    assert [a["inv_freq"][1] for a in ropes] == pytest.approx([50000 ** (-2 / 12)] * 8)
+    assert {a["adjacent"] for a in ropes} == {True}
+    nowhere = built(model_type="cohere2", sliding_window=None, num_key_value_heads=2)
+    assert "rope" not in {op.name for op in nowhere.ops}
+
+
+def test_olmo_3_as_its_checkpoints_say_it() -> None:
+    """config.json of transformers 4: what scales rotations is for layers without a window."""
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    program = built(
+        model_type="olmo3",
+        sliding_window=4096,
+        max_position_embeddings=65536,
+        rope_theta=500000,
+        rope_scaling={**yarn, "attention_factor": 1.25},
+    )
+    assert program.max_positions == 65536
+    scales = [op.attrs["scale"] for op in program.ops if op.name == "rope"][::2]
+    windows = [op.attrs["window"] for op in program.ops if op.name == "attention"]
+    assert windows == [4096, 4096, 4096, 0, 4096, 4096]
+    assert scales == [1.25 if not window else 1.0 for window in windows]
+
+
 def test_phi_4_mini_has_the_context_of_its_short_factors() -> None:
     factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     program = built(
@@ -152,3 +228,9 @@ def test_phi_4_mini_has_the_context_of_its_short_factors() -> None:
     assert program.max_positions == 4096
     (scale,) = {op.attrs["scale"] for op in program.ops if op.name == "rope"}
     assert scale == pytest.approx(1.1902380714238083)  # sqrt(1 + ln 32 / ln 4096)
+
+
+def test_galley_quantize_refuses_experts_by_what_serves_them(checkpoint: CheckpointMaker) -> None:
+    folder = checkpoint("qwen3-moe")
+    with pytest.raises(UnsupportedModel, match="--quantize int4"):
+        check_dense(read_model(EngineSettings(model=str(folder)), folder))

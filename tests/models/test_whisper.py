@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from galley.config import DType, EngineSettings, ExecutorName, Quantize
 from galley.engine.read_model import read_model
+from galley.engine_settings import DType, EngineSettings, ExecutorName, Quantize
 from galley.graph.program import Op
 from galley.ops.executor import (
     EncoderBatch,

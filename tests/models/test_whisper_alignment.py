@@ -14,7 +14,7 @@ import torch
 
 from galley import SamplingParams
 from galley.audio import SpeechInfo
-from galley.config import ExecutorName
+from galley.engine_settings import ExecutorName
 from galley.errors import CheckpointError, RequestError
 from galley.formats.checkpoint import Checkpoint
 from galley.local import LocalEngine

@@ -9,7 +9,7 @@ import pytest
 
 from galley import LLM, SamplingParams
 from galley.audio import EncoderInput, TimestampRules
-from galley.config import EngineSettings
+from galley.engine_settings import EngineSettings
 from galley.errors import EngineFailed, RequestError
 from galley.local import LocalEngine
 from galley.service.requests import expand

@@ -18,8 +18,8 @@ from transformers.generation.logits_process import (
 
 from galley import SamplingParams
 from galley.audio import EncoderInput, SpeechInfo, TimestampRules
-from galley.config import DType, EngineSettings, ExecutorName, Quantize
 from galley.engine.read_model import read_model
+from galley.engine_settings import DType, EngineSettings, ExecutorName, Quantize
 from galley.local import LocalEngine
 from galley.ops.executor import (
     Batch,

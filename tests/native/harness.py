@@ -1,6 +1,7 @@
 """The native kernels and executor, reachable piece by piece, and a torch truth that rounds as they do."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -11,15 +12,17 @@ import torch
 from torch.nn.functional import linear
 
 from galley import _native
-from galley.config import Activations, DType, EngineSettings, KVType, Quantize
 from galley.engine.load import load_engine
+from galley.engine_settings import Activations, DType, EngineSettings, KVType, Quantize
 from galley.formats.checkpoint import Checkpoint
 from galley.formats.weights import DenseWeight, LoadedWeights, Weight
+from galley.graph.adapters import with_adapters
 from galley.graph.program import Op, Program
 from galley.graph.quantize_inputs import quantize_inputs
 from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
 from galley.ops.executor import Batch, Executor, ExecutorOptions
+from galley.ops.isa import choose_isa
 from galley.ops.kinds import plan_activations, plan_kinds
 from galley.ops.packing import pack
 from galley.ops.reference import ReferenceExecutor
@@ -120,12 +123,10 @@ def run_linear(
 
 
 def run_rows(runtime: _native.Runtime, program: _native.Program, rows: int, width: int) -> Floats:
-    """Token r of one sequence is row r; all rows are wanted."""
-    runtime.allocate_kv(-(-rows // BLOCK_TOKENS))
+    """Token r of one sequence is row r; all rows are wanted. There is no cache."""
     out = np.full((rows, width), np.nan, dtype=np.float32)
     at = np.arange(rows)
-    tables = np.arange(-(-rows // BLOCK_TOKENS))
-    program.forward(at, at, np.array([0, rows]), tables, np.array([0, len(tables)]), at, out)
+    program.forward(at, at, np.array([0, rows]), at[:0], np.zeros(1, np.int64), at, out)
     return out
 
 
@@ -178,6 +179,8 @@ class RoundingExecutor(ReferenceExecutor):
     """
 
     rounding: Callable[[torch.Tensor], torch.Tensor]
+    routing: Callable[[torch.Tensor], torch.Tensor]
+    """Of the inputs of routers, whose matrices are of a kind of their own."""
     kv_rounding: Callable[[torch.Tensor], torch.Tensor]
     window_rounding: Callable[[torch.Tensor], torch.Tensor]
     isa: str = ""
@@ -197,10 +200,12 @@ class RoundingExecutor(ReferenceExecutor):
         rounded = [[self.window_rounding(tile) for tile in tiles] for tiles in inputs]
         return super()._encoder_attention(op, step, rounded)
 
-    def _linear(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        weight = self._weights[op.tensor("weight")]
-        bias = self._weights[op.tensor("bias")] if "bias" in op.weights else None
-        return [linear(self.rounding(tile), weight, bias) for tile in inputs[0]]
+    def _multiply(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        routers = (self._weights[name] for name in self._program.routers)
+        routes = any(weight is router for router in routers)
+        return linear((self.routing if routes else self.rounding)(x), weight, bias)
 
 
 def round_int8(x: torch.Tensor) -> torch.Tensor:
@@ -222,7 +227,7 @@ _DEQUANTIZED: Final[Mapping[str, Callable[[DenseWeight], Floats]]] = {
 }
 
 
-def dequantized(weight: Weight, quantize: Quantize) -> DenseWeight:
+def dequantized(weight: Weight, quantize: str) -> DenseWeight:
     """What ``quantize`` makes of a dense tensor, as float32."""
     assert isinstance(weight, DenseWeight)
     return dataclasses.replace(as_weight(_DEQUANTIZED[quantize](weight)), name=weight.name)
@@ -235,18 +240,20 @@ def rounding_executor(
     activations: str = "float32",
     kv_dtype: KVType = "float32",
     isa: str = "",
+    adapters: int = 0,
 ) -> RoundingExecutor:
-    """Torch on the dequantized weights, with 256 blocks of KV.
+    """Torch on the dequantized weights, with 256 blocks of KV and slots for so many adapters.
 
     ``activations``: what the inputs of linear layers are rounded to; unless it is float32, windows'
     queries, keys and values are rounded to bfloat16.
     """
     checkpoint = Checkpoint.open(folder)
     program = program_of(folder)
-    matrices = program.matrices
+    kinds = plan_kinds(program, quantize)
+    program = with_adapters(program) if adapters else program
     weights = LoadedWeights(
         {
-            name: dequantized(weight, quantize) if name in matrices else weight
+            name: dequantized(weight, kinds[name].name) if name in kinds else weight
             for name, weight in program.take_weights(checkpoint.weights(), folder="").items()
         }
     )
@@ -254,10 +261,20 @@ def rounding_executor(
         program,
         weights,
         ExecutorOptions(
-            dtype="float32", quantize="float32", kv_dtype="float32", device="cpu", threads=1
+            dtype="float32",
+            quantize="float32",
+            kv_dtype="float32",
+            device="cpu",
+            threads=1,
+            adapters=adapters,
         ),
     )
     executor.rounding = ROUNDING[activations]
+    routers = {name: kinds[name] for name in program.routers}
+    planned = plan_activations(kinds, quantize, activations, choose_isa(os.environ))
+    executor.routing = ROUNDING[
+        next((planned[kind.name] for kind in routers.values()), activations)
+    ]
     executor.kv_rounding = ROUNDING[kv_dtype]
     executor.isa = isa
     executor.window_rounding = ROUNDING["float32" if activations == "float32" else "bfloat16"]

@@ -241,10 +241,16 @@ void check_row_ops() {
             k.rms_norm(x.data(), a.data(), 1e-5f, width, width, y);
         });
         check_rows("layer_norm", width, 1e-5, [&](const Kernels& k, float* y) {
-            k.layer_norm(x.data(), a.data(), b.data(), 1e-5f, width, y);
+            k.layer_norm(x.data(), a.data(), b.data(), 1e-5f, width, width, y);
+        });
+        check_rows("layer_norm of halves", width, 1e-5, [&](const Kernels& k, float* y) {
+            k.layer_norm(x.data(), a.data(), nullptr, 1e-5f, width, width / 2, y);
         });
         check_rows("rope", width, 0.0, [&](const Kernels& k, float* y) {
             k.rope(x.data(), a.data(), b.data(), width / 3, width, width, y);
+        });
+        check_rows("rope_adjacent", width, 0.0, [&](const Kernels& k, float* y) {
+            k.rope_adjacent(x.data(), a.data(), b.data(), width / 3, width, width, y);
         });
         for (const Elementwise* op = kPortable.elementwise; op->name; ++op) {
             const std::string name = op->name;
@@ -307,8 +313,9 @@ void check_attention(KvType type, int64_t group, int64_t key_dim, int64_t value_
     const double slack = type == KvType::kPairs ? 0.02 : 1e-4;
     for (int64_t first : {int64_t{0}, tokens / 2, tokens - rows}) {
         const auto attend = [&](const Context& c, float* out) {
-            return Attend{c.cache, 1,    q.data(), out,    width, width, c.table.data(), 0,
-                          first,   rows, group,    window, scale, cap,   scratch.data()};
+            return Attend{c.cache, 1,       q.data(),      out,   width,  width, c.table.data(),
+                          0,       first,   rows,          group, window, 0,     scale,
+                          cap,     nullptr, scratch.data()};
         };
         FloatRow got(rows * out_width), expected(rows * out_width), merged(rows * out_width);
         kTested.attend(attend(portable, got.data()));
@@ -327,7 +334,7 @@ void check_attention(KvType type, int64_t group, int64_t key_dim, int64_t value_
     const auto weights = [&](const Kernels& k) {
         FloatRow out(rows * tokens);
         k.attention_weights({portable.cache, 0, q.data(), out.data(), width, tokens,
-                             portable.table.data(), tokens, 0, rows, 1, 0, scale, 0.0f,
+                             portable.table.data(), tokens, 0, rows, 1, 0, 0, scale, 0.0f, nullptr,
                              scratch.data()});
         return out;
     };

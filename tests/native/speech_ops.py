@@ -56,8 +56,10 @@ class Heads:
         return self.kv_heads * self.group * self.value_dim
 
 
-def attend(heads: Heads, q: Floats, k: Floats, v: Floats) -> Doubles:
-    """Every row of q over all rows of k and v, in float64."""
+def attend(
+    heads: Heads, q: Floats, k: Floats, v: Floats, near: tuple[int, int] = (-1, -1)
+) -> Doubles:
+    """Every row of q over rows of k and v, so many ``near`` before and after it, in float64; -1: all."""
 
     def split(x: Floats) -> Doubles:
         """[rows, kv_heads, ...]"""
@@ -65,6 +67,9 @@ def attend(heads: Heads, q: Floats, k: Floats, v: Floats) -> Doubles:
 
     queries = split(q).reshape(len(q), heads.kv_heads, heads.group, -1)
     scores = np.einsum("qhgd,khd->hgqk", queries, split(k)) * heads.scale
+    ahead = np.arange(len(k))[None] - np.arange(len(q))[:, None]
+    before, after = (len(q) + len(k) if n < 0 else n for n in near)
+    scores = np.where((ahead < -before) | (ahead > after), -np.inf, scores)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     mixed: Doubles = np.einsum("hgqk,khd->qhgd", weights, split(v))

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from galley.config import Activations, Quantize
 from galley.demo import MODEL_DIR, heldout
+from galley.engine_settings import Activations, Quantize
 from galley.ops.executor import Executor, forward
 from galley.ops.isa import ISA_VARIABLE
 from recipes.assistant.tokeniser import encode_turns, load_tokeniser

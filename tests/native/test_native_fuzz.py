@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from galley.config import Quantize
+from galley.engine_settings import Quantize
 from galley.formats.weights import LoadedWeights, Weights
 from galley.graph.program import Program
 from galley.models.registry import build_program

@@ -58,7 +58,10 @@ class Build:
             return list(pool.map(lambda file: self.compile(file, given, f"{isa}-"), files))
 
     def link(self, kernels: list[Path], *defined: str) -> Path:
-        files = [NATIVE / f"{name}.cpp" for name in ("isa", "memory", "pool", "runtime")]
+        files = [
+            NATIVE / f"{name}.cpp"
+            for name in ("adapters", "isa", "memory", "packed", "pool", "rounding", "runtime")
+        ]
         files.append(Path(__file__).with_name("kernels_agree.cpp"))
         flags = [f"-D{name}" for name in (f"GALLEY_TESTED=kernels_{self.isa}", *defined)]
         objects = [self.compile(file, flags) for file in files]

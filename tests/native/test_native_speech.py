@@ -57,12 +57,12 @@ def test_layer_norm(isa: str, rows: int, width: int, seed: int) -> None:
     wide = x.astype(np.float64)
     centred = wide - wide.mean(1, keepdims=True)
     expected = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5) * weight + bias
-    got = run_op(x, isa, lambda p, a, b: p.layer_norm(weight, bias, 1e-5, None, a, b))
+    got = run_op(x, isa, lambda p, a, b: p.layer_norm(weight, bias, 1e-5, width, None, a, b))
     # What rounding the mean to float32 costs grows with the offset of a row.
     spread = np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5)
     slack = 1e-6 * (1 + np.abs(wide).max(1, keepdims=True) / spread)
     assert (np.abs(got - expected) <= slack * (np.abs(weight) + np.abs(bias) + 1)).all()
-    again = run_op(x, isa, lambda p, a, b: p.layer_norm(weight, bias, 1e-5, None, a, a))
+    again = run_op(x, isa, lambda p, a, b: p.layer_norm(weight, bias, 1e-5, width, None, a, a))
     assert again.shape == got.shape
 
 
@@ -111,7 +111,7 @@ class Encoder:
         turns = np.arange(most_rows) * (2 * np.pi / most_rows)
         points = np.zeros((most_rows, width), np.float32)
         points[:, 0], points[:, 1] = 5000 * np.cos(turns), 5000 * np.sin(turns)
-        encoder.embed_positions(points.reshape(-1), width, slots[-1])
+        encoder.embed_positions(points.reshape(-1), 0, width, slots[-1])
         encoder.cross_kv(0, slots[-1], slots[-2])
         (q, y), arena = slots_of(width, width)
         decoder = _native.Program(runtime, arena, width)
@@ -171,8 +171,15 @@ def test_im2col_makes_a_convolution_of_a_product(
         assert np.allclose(around @ kernel.reshape(7, -1).T, expected[0].T.numpy(), atol=1e-9)
 
 
-def encoder_attention(heads: Heads, *, isa: str, exact: bool = True, threads: int = 1) -> Encoder:
-    """Its features are q, k and v side by side."""
+def encoder_attention(
+    heads: Heads,
+    *,
+    isa: str,
+    exact: bool = True,
+    threads: int = 1,
+    near: tuple[int, int] = (-1, -1),
+) -> Encoder:
+    """Its features are q, k and v side by side; ``near``: rows that are seen before and after."""
     q, k, v = heads.widths
     return Encoder.of(
         (q + k + v, heads.width),
@@ -182,6 +189,7 @@ def encoder_attention(heads: Heads, *, isa: str, exact: bool = True, threads: in
             heads.key_dim,
             heads.value_dim,
             heads.scale,
+            *near,
             exact,
             s[0],
             (s[0][0], s[0][1], 4 * q),
@@ -201,53 +209,65 @@ def parts(heads: Heads, window: Floats, isa: str, exact: bool) -> list[Floats]:
     )
 
 
+spans = st.sampled_from([-1, -1, 0, 3, 64, 200])
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     isa=isas,
     heads=st.builds(Heads, st.integers(1, 3), st.integers(1, 2), dims, dims),
     lengths=st.lists(st.one_of(st.integers(1, 70), st.integers(490, 530)), min_size=1, max_size=4),
+    near=st.tuples(spans, spans),
     exact=st.booleans(),
     threads=st.integers(1, 3),
     seed=seeds,
 )
 def test_encoder_attention(
-    isa: str, heads: Heads, lengths: list[int], exact: bool, threads: int, seed: int
+    isa: str,
+    heads: Heads,
+    lengths: list[int],
+    near: tuple[int, int],
+    exact: bool,
+    threads: int,
+    seed: int,
 ) -> None:
     """Products of float32; or of bfloat16 queries, keys, values and, not rounded in the truth, weights."""
     rng = np.random.default_rng(seed)
     windows = [random_window(heads, n, rng) for n in lengths]
-    encoder = encoder_attention(heads, isa=isa, exact=exact, threads=threads)
+    encoder = encoder_attention(heads, isa=isa, exact=exact, threads=threads, near=near)
     got = encoder.run(windows, lengths, heads.width)
     for window, result in zip(windows, got, strict=True):
-        expected = attend(heads, *parts(heads, window, isa, exact))
+        q, k, v = parts(heads, window, isa, exact)
+        expected = attend(heads, q, k, v, near)
         error = np.abs(result - expected).max() / max(np.abs(expected).max(), 1e-30)
         assert error <= (3e-5 if exact else 5e-3)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
-    ("heads", "exact"),
+    ("heads", "exact", "near"),
     [
-        (Heads(2, 1, 64, 64), True),
-        (Heads(3, 1, 20, 20), True),
-        (Heads(2, 1, 33, 33), False),
-        (Heads(2, 1, 40, 23), False),
-        (Heads(1, 3, 17, 64), True),
+        (Heads(2, 1, 64, 64), True, (-1, -1)),
+        (Heads(3, 1, 20, 20), True, (64, 64)),
+        (Heads(2, 1, 33, 33), False, (-1, 0)),
+        (Heads(2, 1, 40, 23), False, (-1, -1)),
+        (Heads(1, 3, 17, 64), True, (700, 0)),
     ],
 )
 def test_a_whole_window_has_the_same_bits_alone_among_others_and_on_any_threads(
-    heads: Heads, exact: bool, isa: str
+    heads: Heads, exact: bool, near: tuple[int, int], isa: str
 ) -> None:
     """Windows of infinities before it show nowhere."""
     rng = np.random.default_rng(5)
     long, others = random_window(heads, 1499, rng), [random_window(heads, n, rng) for n in (1, 33)]
     width = heads.width
-    (alone,) = encoder_attention(heads, isa=isa, exact=exact).run([long], [1499], width)
-    expected = attend(heads, *parts(heads, long, isa, exact))
+    (alone,) = encoder_attention(heads, isa=isa, exact=exact, near=near).run([long], [1499], width)
+    q, k, v = parts(heads, long, isa, exact)
+    expected = attend(heads, q, k, v, near)
     error = np.abs(alone - expected).max() / np.abs(expected).max()
     assert error <= (3e-5 if exact else 5e-3)
     for threads in (1, 2, 4):
-        encoder = encoder_attention(heads, isa=isa, exact=exact, threads=threads)
+        encoder = encoder_attention(heads, isa=isa, exact=exact, threads=threads, near=near)
         encoder.run([np.full((1500, len(long[0])), np.inf, np.float32)], [1500], width)
         for windows in ([long], [others[0], long, others[1]], [others[1], long, long]):
             got = encoder.run(windows, [len(w) for w in windows], width)

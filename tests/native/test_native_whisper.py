@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import WhisperForConditionalGeneration
 
-from galley.config import Activations, KVType, Quantize
+from galley.engine_settings import Activations, KVType, Quantize
 from galley.formats.checkpoint import Checkpoint
 from galley.graph.passes import PASSES, run_passes
 from galley.graph.plan import least_arena, plan_arena

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from galley.config import EngineSettings
 from galley.engine.load import load_engine
+from galley.engine_settings import EngineSettings
 from galley.errors import DamagedWeights
 from galley.ops import background
 from galley.ops.draws import sampling_record

@@ -1,6 +1,7 @@
 """The chat in Chromium, beside what the openai SDK gets for the same question."""
 
 import math
+from pathlib import Path
 
 import httpx
 import pytest
@@ -9,6 +10,7 @@ from selenium.webdriver.common.keys import Keys
 from tests.page.browser import Browser
 from tests.page.conftest import KEY
 from tests.server.serving import Server, until
+from tests.tools.checkpoint import make_calling
 
 pytestmark = pytest.mark.xdist_group("page")
 
@@ -106,6 +108,33 @@ def running(served: Server) -> float:
         for line in text.splitlines()
         if line.startswith("galley_requests_running{")
     )
+
+
+def test_thinking_stands_apart_from_the_answer(browser: Browser, tmp_path: Path) -> None:
+    folder = make_calling(tmp_path / "thinking")
+    template = folder / "chat_template.jinja"
+    condition = "enable_thinking is defined and enable_thinking %}"
+    template.write_text(template.read_text().replace(condition, "true %}"))
+    with Server(folder, tmp_path / "log", threads=1, kv_cache_tokens=2048) as server:
+        browser.open(server)
+        browser.until(browser.find("chat-send").is_enabled)
+        browser.find("chat-temperature").send_keys("0")
+        browser.run("document.getElementById('chat-max-tokens').value = '12'")
+        ask(browser, QUESTION)
+        browser.until(lambda: "of thinking" in browser.content(".receipt"))
+        answer = httpx.post(
+            f"{server.url}/v1/chat/completions",
+            json={"messages": [{"role": "user", "content": QUESTION}]}
+            | {"temperature": 0, "max_tokens": 12},
+        ).json()
+    message = answer["choices"][0]["message"]
+    assert message["reasoning_content"]
+    assert browser.content(".thinking .tokens") == message["reasoning_content"]
+    assert browser.content(".turn.assistant > .tokens") == (message["content"] or "")
+    thinking = browser.all(".thinking")[0]
+    assert thinking.get_attribute("open")
+    browser.all(".thinking summary")[0].send_keys(Keys.ENTER)
+    assert not thinking.get_attribute("open")
 
 
 def test_a_refusal_is_told_in_the_servers_words(signed_in: Browser) -> None:

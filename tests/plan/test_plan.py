@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galley.cli.main import app
-from galley.config import EngineSettings
 from galley.engine.load import load_engine
+from galley.engine_settings import EngineSettings
 from galley.errors import SettingsError
 from galley.formats.json_file import read_json
 from galley.models.registry import build_program

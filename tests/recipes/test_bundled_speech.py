@@ -14,8 +14,8 @@ from ctranslate2.converters import TransformersConverter
 
 from galley import SamplingParams, Transcriber
 from galley.audio import EncoderInput
-from galley.config import EngineSettings
 from galley.demo.speech import SPEECH_MODEL_DIR
+from galley.engine_settings import EngineSettings
 from galley.formats.source import BUNDLED_SPEECH
 from galley.local import LocalEngine
 from galley.service.requests import expand

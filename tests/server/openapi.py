@@ -38,6 +38,14 @@ SLOW_SECONDS: Final = 5.0
 """No answer to a random request takes longer, on a machine that is busy with other tests."""
 SPOKEN = [operation for operation in OPERATIONS if "/audio/" in operation.path]
 """What a text model refuses; test_server_audio.py asks a speech model."""
+ADAPTERS = [operation for operation in OPERATIONS if operation.path.startswith("/v1/adapters")]
+"""What wants a model that takes adapters; test_adapters.py has one."""
+OF_VECTORS = [
+    operation
+    for operation in OPERATIONS
+    if operation.path.endswith(("/embeddings", "/embed", "/rerank", "/score"))
+]
+"""As well; test_embeddings.py asks models of embeddings."""
 
 
 def check_answers(server: Server, operation: Any) -> None:

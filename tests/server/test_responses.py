@@ -10,6 +10,8 @@ from openai import OpenAI
 from pydantic import BaseModel
 
 from galley.api.response_answer import _Items
+from galley.api.response_request import ResponseRequest
+from galley.api.validate import validate
 from galley.tools.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text
 from tests.server.refusals import error_of
 from tests.server.serving import Server
@@ -133,6 +135,21 @@ def test_items_reach_the_template(server: Server) -> None:
     assert tokens(reasoning={"effort": "none"}) > bare
 
 
+def test_instructions_and_what_the_conversation_begins_with_are_one_system_message() -> None:
+    def said(**fields: Any) -> list[dict[str, Any]]:
+        return validate(ResponseRequest, fields).as_conversation().messages
+
+    user = {"role": "user", "content": "Who?"}
+    rules = [{"role": "developer", "content": "Rhyme."}, {"role": "system", "content": "In Latin."}]
+    assert said(instructions="Be brief.", input=[*rules, user, rules[0]]) == [
+        {"role": "system", "content": "Be brief.\n\nRhyme.\n\nIn Latin."},
+        user,
+        {"role": "system", "content": "Rhyme."},
+    ]
+    assert said(input=[rules[0], user]) == [{"role": "system", "content": "Rhyme."}, user]
+    assert said(input="Who?") == [user]
+
+
 def test_items_begin_grow_and_are_done_one_after_another() -> None:
     items = _Items("x")
     events: list[Event] = [
@@ -231,7 +248,7 @@ def test_fields_that_ask_for_nothing_and_the_receipt(server: Server) -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 10**9}, "max_output_tokens"),
         ({"temperature": -1}, "temperature"),
-        ({"store": True}, "store"),
+        ({"conversation": "conv_1"}, "conversation"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),

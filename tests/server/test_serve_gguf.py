@@ -1,5 +1,6 @@
 """A GGUF file behind the API: the answers go on when a damaged one takes its place."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,23 @@ def server(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     log = tmp_path_factory.mktemp("server") / "log"
     with Server(path, log, kv_cache_tokens=2 * CONTEXT, threads=1, admin_key=ADMIN_KEY) as running:
         yield running
+
+
+def test_answers_have_the_form_that_a_schema_asks_for(server: Server) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    with server.openai() as client:
+        said = client.chat.completions.create(
+            model="small",
+            messages=[{"role": "user", "content": "Where?"}],
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+            max_tokens=100,
+        )
+    assert json.loads(said.choices[0].message.content or "")["city"] in ("Paris", "Rome")
 
 
 def test_a_file_is_served_by_its_name_and_survives_a_damaged_one(

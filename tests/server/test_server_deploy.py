@@ -12,7 +12,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from galley.config import Settings, setting_types
+from galley.config import Settings
+from galley.engine_settings import setting_types
 from galley.observe.resources import GPU_METRICS
 from galley.speech.audio import Recording
 from tests.observe.prometheus import DEPLOY, RULES, Prometheus, needed, promtool

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from galley.config import EngineSettings
+from galley.engine_settings import EngineSettings
 from galley.types import (
     EngineRequest,
     EngineStats,

@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from galley import SamplingParams
-from galley.config import EngineSettings, Settings
+from galley.config import Settings
+from galley.engine_settings import EngineSettings
 from galley.errors import EngineNotReady, ModelError, QueueFull, RequestError, SettingsError
 from galley.service.client import EngineClient
 from galley.service.requests import choice_seed, expand

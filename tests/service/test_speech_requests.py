@@ -11,7 +11,7 @@ import pytest
 
 from galley import SamplingParams
 from galley.audio import Alignment, EncoderInput
-from galley.config import EngineSettings
+from galley.engine_settings import EngineSettings
 from galley.local import LocalEngine
 from galley.service.client import EngineClient
 from galley.service.requests import expand

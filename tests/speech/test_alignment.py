@@ -14,7 +14,7 @@ from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 
 from galley import SamplingParams
 from galley.audio import Alignment, EncoderInput
-from galley.config import EngineSettings, ExecutorName
+from galley.engine_settings import EngineSettings, ExecutorName
 from galley.local import LocalEngine
 from galley.service.requests import expand
 from galley.speech.alignment import _smooth, affinity, first_rows, token_times

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import (
     AddedToken,
@@ -31,6 +31,11 @@ LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+TEKKEN_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 BYTE_LEVEL_SPECIAL = [
     "<|begin_of_text|>",
     "<|end_of_text|>",
@@ -44,16 +49,39 @@ BYTE_LEVEL_WORDS = ["<think>", "</think>", "<tool_call>", "    "]
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
-def byte_level(folder: Path, *, ignore_merges: bool = False) -> Path:
+class Split(NamedTuple):
+    """How texts are split before pairs are merged: by a pattern, or GPT-2's; after NFC; around digits."""
+
+    pattern: str | None = None
+    nfc: bool = False
+    ignore_merges: bool = False
+    digits: bool = False
+
+
+SPLITS = {
+    "gpt-2": Split(),
+    "llama-bpe": Split(LLAMA3_SPLIT, ignore_merges=True),
+    "smaug-bpe": Split(LLAMA3_SPLIT),
+    "qwen2": Split(LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}"), nfc=True),
+    "tekken": Split(TEKKEN_SPLIT, ignore_merges=True),
+    "smollm": Split(digits=True),
+}
+"""By llama.cpp's names."""
+
+
+def byte_level(folder: Path, *, ignore_merges: bool = False, split: Split | None = None) -> Path:
     """As Llama 3 and Qwen have it; Llama 3's ``ignore_merges`` takes whole words from the vocabulary."""
+    split = split or Split(LLAMA3_SPLIT, nfc=True, ignore_merges=ignore_merges)
     inner = Tokenizer(models.BPE())
-    inner.normalizer = normalizers.NFC()
-    inner.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(LLAMA3_SPLIT), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    if split.nfc:
+        inner.normalizer = normalizers.NFC()
+    steps: list[pre_tokenizers.PreTokenizer] = []
+    if split.digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    if split.pattern is not None:
+        steps.append(pre_tokenizers.Split(Regex(split.pattern), "isolated"))
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.pattern is None)
+    inner.pre_tokenizer = pre_tokenizers.Sequence([*steps, words])
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=600,
@@ -69,19 +97,20 @@ def byte_level(folder: Path, *, ignore_merges: bool = False) -> Path:
     )
 
     def edit(file: dict[str, Any]) -> None:
-        file["model"]["ignore_merges"] = ignore_merges
+        file["model"]["ignore_merges"] = split.ignore_merges
 
     eos = {"__type": "AddedToken", "content": "<|eot_id|>", "special": True}  # older files' way
     config = {"bos_token": "<|begin_of_text|>", "eos_token": eos}
     return write(folder, inner, config, edit)
 
 
-def sentencepiece(folder: Path, *, legacy: bool = True) -> Path:
+def sentencepiece(folder: Path, *, legacy: bool = True, complete: bool = False) -> Path:
     """As Llama 2 and Mistral have it: byte fallback, and a space before the first word.
 
     Args:
         legacy: the space comes from a normaliser, before each text between special tokens; otherwise
             from the pre-tokeniser, at the start only.
+        complete: all pairs that make a piece are merged, as in tokenisers that were SentencePiece's.
     """
     inner = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     if legacy:
@@ -113,6 +142,15 @@ def sentencepiece(folder: Path, *, legacy: bool = True) -> Path:
 
     def edit(file: dict[str, Any]) -> None:
         file["added_tokens"] = [t for t in file["added_tokens"] if t["content"] in special]
+        vocabulary = file["model"]["vocab"]
+        if complete:
+            file["model"]["merges"] = [
+                [piece[:at], piece[at:]]
+                for piece in sorted(vocabulary, key=vocabulary.__getitem__)
+                if vocabulary[piece] >= len(special) + len(BYTE_TOKENS)
+                for at in range(1, len(piece))
+                if {piece[:at], piece[at:]} <= vocabulary.keys()
+            ]
 
     config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
     return write(folder, inner, config, edit)

@@ -175,7 +175,7 @@ class MessageAnswer:
             "id": f"msg_{self._call.caller.request_id}",
             "type": "message",
             "role": "assistant",
-            "model": self._call.served.name,
+            "model": self._call.model,
             "content": content,
             "stop_reason": reason,
             "stop_sequence": self._stop_sequence(reason),

@@ -42,7 +42,7 @@ class ChatAnswer:
 
     def __init__(self, call: Call, asked: ChatRequest, generation: Generation) -> None:
         """Made by :meth:`start`."""
-        self._served = call.served
+        self._model = call.model
         self._asked = asked
         self._caller = call.caller
         self._generation = generation
@@ -84,7 +84,7 @@ class ChatAnswer:
             "id": f"chatcmpl-{self._caller.request_id}",
             "object": "chat.completion",
             "created": int(time.time()),
-            "model": self._served.name,
+            "model": self._model,
             "choices": [choice.built(logprobs=bool(self._asked.logprobs)) for choice in choices],
             "usage": usage(self._generation.usage(), self._generation.receipt),
         }
@@ -98,7 +98,7 @@ class ChatAnswer:
                 "id": f"chatcmpl-{self._caller.request_id}",
                 "object": "chat.completion.chunk",
                 "created": created,
-                "model": self._served.name,
+                "model": self._model,
                 "choices": list(choices),
             }
             if asked.continuous_usage:

@@ -85,7 +85,7 @@ class CompletionAnswer:
             "id": f"cmpl-{call.caller.request_id}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": call.served.name,
+            "model": call.model,
         }
         self._scores: dict[int, list[TokenLogprob]] = {}
         self._begun: set[int] = set()

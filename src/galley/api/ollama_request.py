@@ -168,6 +168,22 @@ class OllamaTool(Strict, frozen=True, kw_only=True):
             )
 
 
+def kept_seconds(keep_alive: float | str | None) -> float | None:
+    """``keep_alive`` in seconds, below 0 for ever; None: as the settings say. Raises RequestError."""
+    if keep_alive is None or isinstance(keep_alive, int | float):
+        return keep_alive
+    match = _DURATION.fullmatch(keep_alive)
+    if match is None:
+        raise RequestError(
+            f"keep_alive must be seconds, or a duration such as 5m or 1h30m, got "
+            f"{shown(keep_alive)}",
+            param="keep_alive",
+        )
+    parts = _PART.findall(match[2])
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    return -seconds if match[1] else seconds
+
+
 class _Request(Strict, frozen=True, kw_only=True):
     """What both ways to generate have."""
 
@@ -181,18 +197,7 @@ class _Request(Strict, frozen=True, kw_only=True):
     @property
     def kept_seconds(self) -> float | None:
         """``keep_alive`` in seconds, below 0 for ever; None: as the settings say. Raises RequestError."""
-        if self.keep_alive is None or isinstance(self.keep_alive, int | float):
-            return self.keep_alive
-        match = _DURATION.fullmatch(self.keep_alive)
-        if match is None:
-            raise RequestError(
-                f"keep_alive must be seconds, or a duration such as 5m or 1h30m, got "
-                f"{shown(self.keep_alive)}",
-                param="keep_alive",
-            )
-        parts = _PART.findall(match[2])
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-        return -seconds if match[1] else seconds
+        return kept_seconds(self.keep_alive)
 
     @property
     def streamed(self) -> bool:

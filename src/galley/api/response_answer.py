@@ -1,5 +1,6 @@
 """OpenAI's Responses API: answers, whole and as events."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
@@ -8,7 +9,8 @@ from typing import Any, Final, Literal, NotRequired, Self, TypedDict
 import msgspec
 
 from galley.api.errors import to_api_error
-from galley.api.response_request import ResponseRequest
+from galley.api.response_request import InputItem, ResponseRequest
+from galley.api.response_store import ResponseStore, StoredResponse
 from galley.api.responses import ReceiptFields, told_receipt
 from galley.errors import RequestError
 from galley.gateway.call import Call, opened
@@ -73,9 +75,9 @@ class ResponseObject(TypedDict):
     model: str
     output: list[dict[str, Any]]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     reasoning: dict[str, str | None]
-    store: Literal[False]
+    store: bool
     temperature: float | None
     text: dict[str, Any]
     tool_choice: Any
@@ -105,28 +107,53 @@ class ResponseEvent(TypedDict):
 class ResponseAnswer:
     """The answer to one request, on its way; ask for it whole or in events, once."""
 
-    def __init__(self, call: Call, asked: ResponseRequest, generation: Generation) -> None:
+    def __init__(
+        self,
+        call: Call,
+        asked: ResponseRequest,
+        generation: Generation,
+        earlier: list[InputItem],
+        store: ResponseStore,
+    ) -> None:
         """Made by :meth:`start`."""
         self._call = call
         self._asked = asked
         self._generation = generation
+        self._earlier = earlier
+        self._store = store
+        self._stored = store.is_on and asked.store is not False
         self._created = int(time.time())
         self._items = _Items(call.caller.request_id)
 
     @classmethod
-    async def start(cls, served: ServedModel, asked: ResponseRequest, caller: Caller) -> Self:
+    async def start(
+        cls, served: ServedModel, asked: ResponseRequest, caller: Caller, store: ResponseStore
+    ) -> Self:
         """Hand the request to the engine; ``asked.stream`` is not looked at.
+
+        Args:
+            store: has what the request goes on from, and gets the answer.
 
         Raises:
             GalleyError: as ``errors.to_api_error`` tells clients.
         """
+        if asked.store and not store.is_on:
+            raise RequestError(
+                "store: this server stores no responses (--stored-responses); only false is supported",
+                param="store",
+            )
+        earlier: list[InputItem] = []
+        if asked.previous_response_id is not None:
+            previous = store.previous(caller.tenant.name, asked.previous_response_id)
+            # It may be megabytes, and others wait meanwhile.
+            earlier = await asyncio.to_thread(previous.conversation)
         with _named_as_given(), opened(Call(served, ENDPOINT, caller)) as call:
-            params, conversation = asked.sampling(), asked.as_conversation()
+            params, conversation = asked.sampling(), asked.as_conversation(earlier)
             call.check_early(0)
             generation = await converse(
                 call, conversation, params, constrained_by=asked.constrained_by
             )
-        return cls(call, asked, generation)
+        return cls(call, asked, generation, earlier, store)
 
     def close(self) -> None:
         """Cancel what still runs. Idempotent."""
@@ -143,7 +170,7 @@ class ResponseAnswer:
                 finish = piece.finish or finish
         for _ in self._items.ended(cut=finish == "length"):
             pass
-        return self._response(finish)
+        return await self._complete(finish)
 
     async def events(self) -> AsyncGenerator[ResponseEvent, None]:
         """The streamed answer, in the documented order. Raises as :meth:`whole`."""
@@ -165,8 +192,19 @@ class ResponseAnswer:
                 finish = piece.finish or finish
         for made in self._items.ended(cut=finish == "length"):
             yield numbered(made)
-        response = self._response(finish)
+        response = await self._complete(finish)
         yield numbered({"type": f"response.{response['status']}", "response": response})
+
+    async def _complete(self, finish: Finish | None) -> ResponseObject:
+        """The whole answer, and a copy of it in the store."""
+        response = self._response(finish)
+        if self._stored:
+            made = await asyncio.to_thread(
+                StoredResponse.of, response, self._earlier, self._asked.input
+            )
+            kept = self._store.keep(self._call.caller.tenant.name, response["id"], made)
+            response["store"] = self._stored = kept
+        return response
 
     def _response(self, finish: Finish | None) -> ResponseObject:
         asked = self._asked
@@ -185,12 +223,12 @@ class ResponseAnswer:
             "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens,
             "metadata": asked.metadata or {},
-            "model": self._call.served.name,
+            "model": self._call.model,
             "output": self._items.kept if finish is not None else [],
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": asked.previous_response_id,
             "reasoning": _told(asked.reasoning) or {"effort": None, "summary": None},
-            "store": False,
+            "store": self._stored,
             "temperature": asked.temperature,
             "text": {"format": (_told(asked.text) or {}).get("format") or {"type": "text"}},
             "tool_choice": _told(asked.tool_choice) or "auto",

@@ -1,10 +1,11 @@
 """OpenAI's Responses API: what requests hold, field by field, and what they are to the models.
 
 Fields that are taken and change nothing: ``user``, ``safety_identifier``, ``prompt_cache_key`` (prefixes
-are cached anyway), ``metadata`` (told again in the answer), ``store`` (only ``false``: nothing is stored,
-so there is no ``previous_response_id``) and ``service_tier`` (``auto`` and ``default``: there is one).
+are cached anyway), ``metadata`` (told again in the answer) and ``service_tier`` (``auto`` and ``default``:
+there is one).
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -165,7 +166,9 @@ class ResponseRequest(Strict, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] | None = None
-    store: Annotated[bool | None, Meta(extra_json_schema={"enum": [False, None]})] = None
+    store: Annotated[
+        bool | None, Meta(description="Whether the answer is kept; it is if the server keeps any.")
+    ] = None
     truncation: Literal["disabled"] | None = None
     service_tier: Literal["auto", "default"] | None = None
     background: Literal[False] | None = None
@@ -176,12 +179,10 @@ class ResponseRequest(Strict, frozen=True, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    previous_response_id: Annotated[None, Meta(description="Nothing is stored.")] = None
-    conversation: Annotated[None, Meta(description="Nothing is stored.")] = None
-
-    def __post_init__(self) -> None:
-        if self.store:
-            raise RequestError("store: only false is supported; nothing is stored", param="store")
+    previous_response_id: Annotated[
+        str | None, Meta(description="The conversation goes on from this response.")
+    ] = None
+    conversation: Annotated[None, Meta(description="See `previous_response_id`.")] = None
 
     @property
     def constrained_by(self) -> str:
@@ -202,8 +203,11 @@ class ResponseRequest(Strict, frozen=True, kw_only=True):
         }
         return SamplingParams(max_tokens=self.max_output_tokens, grammar=self._grammar, **given)
 
-    def as_conversation(self) -> Conversation:
+    def as_conversation(self, earlier: Sequence[InputItem] = ()) -> Conversation:
         """What is to be answered, and how.
+
+        Args:
+            earlier: items of the conversation before this request's.
 
         Raises:
             RequestError: fields contradict each other, or a call's arguments are no JSON object.
@@ -212,11 +216,14 @@ class ResponseRequest(Strict, frozen=True, kw_only=True):
         items = self.input
         if isinstance(items, str):
             items = [InputItem(role="user", content=items)]
-        said = _turns(items)
-        if self.instructions is not None:
-            said.insert(0, {"role": "system", "content": self.instructions})
+        if len(earlier) + len(items) > MAX_MESSAGES:
+            raise RequestError(
+                f"input: the conversation would have {len(earlier) + len(items)} items, at most "
+                f"{MAX_MESSAGES} are taken",
+                param="input",
+            )
         return Conversation(
-            messages=said,
+            messages=_begun(self.instructions, _turns([*earlier, *items], skip=len(earlier))),
             tools=tuple(
                 Tool(
                     name=tool.name,
@@ -234,8 +241,24 @@ class ResponseRequest(Strict, frozen=True, kw_only=True):
         )
 
 
-def _turns(items: list[InputItem]) -> list[dict[str, Any]]:
-    """Items as messages: thinking and calls belong to the assistant's message before or behind them."""
+def _begun(instructions: str | None, turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages behind one system message, which many templates allow at most.
+
+    It has the instructions, which stand above all else, and what the conversation itself begins with.
+    """
+    first = next((n for n, turn in enumerate(turns) if turn["role"] != "system"), len(turns))
+    said = [turn["content"] for turn in turns[:first]]
+    if instructions is not None:
+        said.insert(0, instructions)
+    system = [{"role": "system", "content": "\n\n".join(said)}] if said else []
+    return system + turns[first:]
+
+
+def _turns(items: list[InputItem], skip: int = 0) -> list[dict[str, Any]]:
+    """Items as messages: thinking and calls belong to the assistant's message before or behind them.
+
+    Errors name the field of an item as if the first ``skip`` of them were not there.
+    """
     turns: list[dict[str, Any]] = []
     own: dict[str, Any] | None = None  # the assistant's, to which more may be added
     for index, item in enumerate(items):
@@ -262,7 +285,7 @@ def _turns(items: list[InputItem]) -> list[dict[str, Any]]:
         elif item.type == "reasoning":
             own["reasoning_content"] = own.get("reasoning_content", "") + _text(item.content)
         else:
-            function = {"name": item.name, "arguments": _arguments(item, index)}
+            function = {"name": item.name, "arguments": _arguments(item, index - skip)}
             call = {"type": "function", "id": item.call_id, "function": function}
             own.setdefault("tool_calls", []).append(call)
     return turns

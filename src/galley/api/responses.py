@@ -63,6 +63,32 @@ class Reloaded(TypedDict):
     model: str
 
 
+class AdapterCard(TypedDict):
+    """A LoRA adapter of `model`. Requests say its `id` or `name` as their model."""
+
+    id: str
+    object: Literal["adapter"]
+    created: int
+    name: str
+    model: str
+    path: str
+
+
+class AdapterList(TypedDict):
+    """Answer of `GET /v1/adapters`."""
+
+    object: Literal["list"]
+    data: list[AdapterCard]
+
+
+class AdapterUnloaded(TypedDict):
+    """The LoRA adapter that requests may not name any more."""
+
+    id: str
+    object: Literal["adapter"]
+    deleted: Literal[True]
+
+
 class ReceiptFields(TypedDict, total=False):
     """What a request took: milliseconds, and with `price_per_hour` its cost in that currency.
 
@@ -274,7 +300,7 @@ class ModelCard(TypedDict):
 
     What is known only of a loaded model (`max_model_len`, `weights`, `memory`) is null while it is none.
     `memory` is in bytes, and `expires_at` the Unix time at which a model that was loaded on request will be
-    unloaded if nobody asks for it; null if it stays.
+    unloaded if nobody asks for it; null if it stays. `parent` is the model that a LoRA adapter is added to.
     """
 
     id: str
@@ -287,6 +313,7 @@ class ModelCard(TypedDict):
     state: ModelState
     memory: int | None
     expires_at: int | None
+    parent: str | None
 
 
 class ModelList(TypedDict):

@@ -26,6 +26,7 @@ from galley.api.structured_output import (
     StructuredOutputs,
     constraint_of,
 )
+from galley.config import ADAPTER_NAME
 from galley.errors import RequestError
 from galley.tools.conversation import Conversation
 from galley.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
@@ -289,7 +290,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.prompt, str):
-            _check_prompts(self.prompt)
+            check_items(self.prompt, "prompt")
 
     def sampling(self) -> SamplingParams:
         """How to generate.
@@ -344,15 +345,26 @@ class ReloadRequest(Strict, frozen=True, kw_only=True):
     model: str
 
 
-def _check_prompts(items: list[Any]) -> None:
+class AdapterRequest(Strict, frozen=True, kw_only=True):
+    """Body of `POST /v1/adapters`: a LoRA adapter in a folder of the server, in PEFT's layout.
+
+    `model` is what it is added to, where there are several.
+    """
+
+    name: Annotated[str, Meta(pattern=ADAPTER_NAME, max_length=100)]
+    path: str
+    model: str | None = None
+
+
+def check_items(items: list[Any], param: str) -> None:
     """Raise RequestError unless the items are of one kind, and no more than of that kind are taken."""
     kinds = {type(item) for item in items}
     if len(kinds) > 1:
         raise RequestError(
-            "prompt: expected texts, token ids or lists of token ids, not a mixture", param="prompt"
+            f"{param}: expected texts, token ids or lists of token ids, not a mixture", param=param
         )
     if kinds != {int} and len(items) > MAX_PROMPTS:
-        raise RequestError(f"prompt: at most {MAX_PROMPTS} items are taken", param="prompt")
+        raise RequestError(f"{param}: at most {MAX_PROMPTS} items are taken", param=param)
 
 
 def _token_keys(bias: dict[str, float]) -> dict[int, float]:

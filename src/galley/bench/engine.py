@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from galley.bench.report import Machine, Point, Run, Step, make_point
-from galley.config import EngineSettings
 from galley.engine.engine import Engine
 from galley.engine.load import load_engine
+from galley.engine_settings import EngineSettings
 from galley.errors import EngineError, SettingsError
 from galley.formats.source import resolve_model
 from galley.ops import background

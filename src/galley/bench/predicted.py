@@ -20,8 +20,8 @@ from galley.bench.engine import EngineBench
 from galley.bench.machine import read_rate
 from galley.bench.report import Machine as Peaks
 from galley.bench.report import Step
-from galley.config import EngineSettings, KVType, Quantize
 from galley.engine.read_model import read_model
+from galley.engine_settings import EngineSettings, KVType, Quantize
 from galley.formats.source import resolve_model
 from galley.machine import available_cores, bytes_text
 from galley.ops.cpu import SCRATCH_BYTES

@@ -83,7 +83,7 @@ class Step:
 
     def bytes(self, costs: StepCosts) -> int:
         """Bytes of weights, keys and values that the step must read."""
-        return costs.weight_bytes + self.context * costs.kv_bytes_per_token
+        return costs.weights_read(self.rows) + self.context * costs.kv_bytes_per_token
 
     def operations(self, costs: StepCosts) -> int:
         """Operations of the step's linear layers."""

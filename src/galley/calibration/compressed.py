@@ -45,9 +45,7 @@ def tensors_of(weight: IntWeight | DenseWeight) -> dict[str, Raw]:
     unsigned: npt.NDArray[np.uint8] = np.bitwise_xor(_bytes(weight.q), offset)
     found = {
         f"{module}.weight_packed": _words(unsigned.reshape(weight.shape), weight.bits),
-        f"{module}.weight_scale": Raw(
-            "BF16", weight.scales.shape, _bytes(bf16_bits(weight.scales))
-        ),
+        f"{module}.weight_scale": _scales(weight),
         f"{module}.weight_shape": Raw("I64", (2,), _bytes(np.array(weight.shape, np.int64))),
     }
     if weight.zeros is not None:
@@ -118,6 +116,14 @@ def quantization_config(schemes: Mapping[str, Scheme], ignored: Sequence[str]) -
         "ignore": [module_of(name) for name in ignored],
         "kv_cache_scheme": None,
     }
+
+
+def _scales(weight: IntWeight) -> Raw:
+    """In their type: bfloat16, or float16, which GGUF files have."""
+    assert weight.scale_type in ("BF16", "F16")
+    if weight.scale_type == "F16":
+        return Raw("F16", weight.scales.shape, _bytes(weight.scales.astype(np.float16)))
+    return Raw("BF16", weight.scales.shape, _bytes(bf16_bits(weight.scales)))
 
 
 def _words(unsigned: npt.NDArray[np.uint8], bits: int) -> Raw:

@@ -13,12 +13,15 @@ import numpy as np
 from galley.calibration import store
 from galley.calibration.layerwise import LOGIT_ROWS, Layerwise, text_batch, text_steps
 from galley.calibration.measures import Divergence, Loss, following
-from galley.config import EngineSettings
 from galley.engine import load
+from galley.engine.embedding_engine import EmbeddingEngine
 from galley.engine.engine import Engine
+from galley.engine.load_embedding import load_embedding
 from galley.engine.read_model import Model, read_model
+from galley.engine_settings import EngineSettings
 from galley.errors import UnsupportedModel
 from galley.formats.reader import CheckpointReader
+from galley.models.vector_models import makes_vectors
 from galley.ops.executor import Batch, Executor, ExecutorOptions, choose_executor, forward
 from galley.ops.sampling import Logits
 from galley.quality_gate import QualityGate
@@ -32,6 +35,24 @@ _TOKENS: Final = 64
 
 _DEARER: Final = ("int8",)
 """What is tried for a model that fails, before the checkpoint's own kind."""
+
+
+def load_any(
+    settings: EngineSettings,
+    folder: Path,
+    on_phase: OnPhase | None = None,
+    pause: Callable[[], None] | None = None,
+    on_ledger: OnLedger | None = None,
+) -> Engine | EmbeddingEngine:
+    """Galley's own engine for the checkpoint: for one of embeddings, or that which generates.
+
+    Raises:
+        ModelError, SettingsError, EngineFailed: as :func:`galley.engine.load_embedding.load_embedding` and
+            :func:`load_engine`.
+    """
+    embeds = load.retrying(folder, lambda: makes_vectors(folder))
+    load_one = load_embedding if embeds else load_engine
+    return load_one(settings, folder, on_phase, pause, on_ledger)
 
 
 def load_engine(

@@ -45,6 +45,7 @@ class Layerwise:
         options: ExecutorOptions,
         *,
         quantize: str | None = None,
+        inputs: str | None = None,
     ) -> None:
         """Nothing is computed yet.
 
@@ -55,11 +56,13 @@ class Layerwise:
             factory: of the executor that runs slices.
             options: how, but for kinds.
             quantize: what dense matrices become; None: exactly what they are.
+            inputs: what those of integer matrices are rounded to; None: they stay floats.
         """
         self.program = program
         self._weights = weights
         self._factory = factory
         self._quantize = quantize
+        self._inputs = inputs
         self._options = dataclasses.replace(options, weight_cache=None, pause=None)
         self._ids: Ints = np.concatenate([np.asarray(w, dtype=np.int64) for w in windows])
         self._lengths = [len(window) for window in windows]
@@ -173,7 +176,7 @@ class Layerwise:
         """Integers' own choice would round the rows to integers, too, which is not the weights' loss."""
         if self._quantize is not None or all(isinstance(w, DenseWeight) for w in tensors.values()):
             return self._options.activations
-        return self._options.dtype
+        return self._inputs or self._options.dtype
 
     def _kinds(self, program: Program, tensors: Mapping[str, Weight]) -> dict[str, str]:
         """What dense matrices of a slice are kept as: exactly what they are, if nothing else was said."""

@@ -27,7 +27,9 @@ def producer_of(program: Program, buffer: int) -> Producer | None:
     op = writers[buffer]
     if op.name == "rms_norm" and op.attrs["head_dim"] == op.width and not op.attrs["offset"]:
         return Producer(None, op.weights["weight"])
-    if op.name in ("silu_mul", "gelu_tanh_mul"):  # linear in the second input
+    if op.name == "layer_norm" and op.attrs["head_dim"] == op.width and "bias" not in op.weights:
+        return Producer(None, op.weights["weight"])
+    if op.name in ("silu_mul", "gelu_tanh_mul", "gelu_mul"):  # linear in the second input
         source = op.inputs[1]
         made = writers[source]
         if made.name == "linear" and len(program.readers()[source]) == 1:

@@ -22,19 +22,23 @@ from galley.calibration.layerwise import Layerwise
 from galley.calibration.measures import Divergence, Loss, following
 from galley.calibration.rounding import Rounding, rounding_of
 from galley.engine.read_model import Model
-from galley.engine.weight_receipt import QUANTIZED_KEY
 from galley.errors import SettingsError, UnsupportedModel
+from galley.formats.quantization import QUANTIZED_KEY
 from galley.formats.weights import DenseWeight, IntWeight
 from galley.graph.program import Program
 from galley.ops.executor import ExecutorFactory
 from galley.quant.grid import Scheme
 
-Method = Literal["rtn", "mse", "gptq", "awq"]
-METHODS: Final[tuple[Method, ...]] = ("rtn", "mse", "gptq", "awq")
-CALIBRATED: Final = ("gptq", "awq")
+Method = Literal["rtn", "mse", "gptq", "awq", "smoothquant"]
+METHODS: Final[tuple[Method, ...]] = ("rtn", "mse", "gptq", "awq", "smoothquant")
+CALIBRATED: Final = ("gptq", "awq", "smoothquant")
 """Methods that look at what reaches the layers."""
 
+INPUTS: Final[Mapping[str, str]] = {"smoothquant": "int8"}
+"""Method -> what inputs are rounded to when its loss is measured; else they stay floats."""
+
 OnLayer: TypeAlias = Callable[[str], None]
+OnWritten: TypeAlias = Callable[[Path], None]
 
 _STATE_FOLDER: Final = ".galley-quantize"
 _WEIGHTS: Final = (".safetensors", ".safetensors.index.json", ".bin", ".pth", ".gguf")
@@ -80,8 +84,8 @@ class Plan:
 def linear_weights(program: Program) -> list[str]:
     """The weights that linear layers read and nothing else: no embedding, no head that is tied to one."""
     embedded = {op.tensor("weight") for op in program.ops if op.name == "embed"}
-    head = program.ops[-1].weights.get("weight", ())
     names = [name for op in program.ops if op.name == "linear" for name in op.weights["weight"]]
+    head = names[-1:]
     return [name for name in names if name not in embedded and name not in head]
 
 
@@ -137,10 +141,12 @@ class Quantizer:
         self._held_out = [list(w) for w in windows[::HELD_OUT]]
         self._windows = calibration_windows(windows)
 
-        def layerwise(texts: Sequence[Sequence[int]]) -> Layerwise:
-            return Layerwise(model.program, model.weights, texts, factory, model.options)
+        def layerwise(texts: Sequence[Sequence[int]], inputs: str | None = None) -> Layerwise:
+            made = (model.program, model.weights, texts, factory, model.options)
+            return Layerwise(*made, inputs=inputs)
 
-        self._runs = {"base": layerwise(self._held_out), "measured": layerwise(self._held_out)}
+        measured = layerwise(self._held_out, INPUTS.get(plan.method))
+        self._runs = {"base": layerwise(self._held_out), "measured": measured}
         if plan.method in CALIBRATED:
             self._runs["calibration"] = layerwise(self._windows)
         self.layers = tuple(self._find_layers())
@@ -154,11 +160,17 @@ class Quantizer:
             return ""
         return hashlib.sha256(json.dumps(self._windows).encode()).hexdigest()[:16]
 
-    def run(self, on_layer: OnLayer = lambda name: None) -> Loss:
+    def run(
+        self,
+        on_layer: OnLayer = lambda name: None,
+        on_written: OnWritten = lambda folder: None,
+    ) -> Loss:
         """Write the checkpoint, and what it loses on the texts that were held out.
 
         Args:
             on_layer: told each layer that has been written.
+            on_written: told the folder when all is written; what it does is done again after an
+                interruption.
 
         Raises:
             UnsupportedModel: a matrix holds values that are infinite or NaN.
@@ -184,6 +196,8 @@ class Quantizer:
             on_layer(layer.name)
         loss = self._loss()
         self._finish(loss)
+        on_written(self._out)
+        shutil.rmtree(self._state)
         return loss
 
     def _quantised(self, rounding: Rounding, layer: Layer) -> list[IntWeight | DenseWeight]:
@@ -193,7 +207,7 @@ class Quantizer:
             return [rounding.alone(name) for name in names]
         for buffer in layer.buffers:
             rows = run.advance(buffer)
-            for weight in rounding.see(buffer, self._names(buffer), rows.T @ rows):
+            for weight in rounding.see(buffer, self._names(buffer), rows):
                 run.replace(weight)
         return rounding.end_layer()
 
@@ -290,7 +304,8 @@ class Quantizer:
         shapes = self._model.program.shapes
         kept = {name: s.fitting(shapes[name][1]) for name, s in schemes.items()}
         config["quantization_config"] = quantization_config(
-            kept, [_head(name) for name in everything if name not in schemes]
+            kept,
+            [each for name in everything if name not in schemes for each in linear_names(name)],
         )
         config[QUANTIZED_KEY] = {
             "method": self._plan.method,
@@ -299,9 +314,8 @@ class Quantizer:
             "kl99": loss.kl_p99,
             "top1": loss.top1,
         }
-        _copy_others(folder, self._out)
+        copy_others(folder, self._out)
         (self._out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        shutil.rmtree(self._state)
 
     def _write_index(self) -> None:
         shards = [self._shard(number) for number in range(len(self.layers) + 1)]
@@ -311,9 +325,14 @@ class Quantizer:
         (self._out / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _head(name: str) -> str:
-    """A head that is tied to the embedding is a linear layer of its own in transformers."""
-    return "lm_head.weight" if "embed" in name else name
+def linear_names(name: str) -> list[str]:
+    """What transformers calls the layer of a weight: a head tied to the embedding is a layer of its own.
+
+    That of GPT-NeoX has had two names.
+    """
+    if "embed_in" in name or "embed_out" in name:
+        return ["embed_out.weight", "lm_head.weight"]
+    return ["lm_head.weight"] if "embed" in name else [name]
 
 
 def _names_in(path: Path) -> list[str]:
@@ -322,7 +341,7 @@ def _names_in(path: Path) -> list[str]:
     return [name for name in header if name != "__metadata__"]
 
 
-def _copy_others(source: Path, out: Path) -> None:
+def copy_others(source: Path, out: Path) -> None:
     """Tokenizer, template, generation defaults: every file that holds no weights."""
     for path in source.iterdir():
         if path.is_file() and not path.name.endswith(_WEIGHTS) and path.name != "config.json":
@@ -330,9 +349,14 @@ def _copy_others(source: Path, out: Path) -> None:
 
 
 def check_dense(model: Model) -> None:
-    """Raises UnsupportedModel if the model hears speech, or its weights are quantised in the checkpoint."""
+    """Raises UnsupportedModel if the model hears speech or has experts, or its weights are quantised."""
     if model.speech is not None:
         raise UnsupportedModel("galley quantize is for language models, and this one hears speech")
+    if any(op.signature.routed for op in model.program.ops):
+        raise UnsupportedModel(
+            "galley quantize does not quantise experts, which this model has: serve it with --quantize "
+            "int4 or int8, which round them to nearest"
+        )
     weights = model.weights
     for name in model.program.matrices:
         if not weights.info(name).kind.is_dense:

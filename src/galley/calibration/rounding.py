@@ -1,8 +1,9 @@
 """From a layer's weights and what reaches them to integers: one class a method."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,11 @@ from galley.formats.weights import DenseWeight, Floats, IntWeight
 from galley.quant.awq import clipped, input_scales
 from galley.quant.gptq import factor_of, gptq
 from galley.quant.grid import Grid, Scheme, check_finite, groups_of, integer_weight, nearest, steps
-from galley.quant.weights import bf16_bits, to_float32
+from galley.quant.smoothquant import smoothing_scales
+from galley.quant.weights import as_dense, to_float32
+
+_SAMPLED: Final = 256
+"""Rows of inputs at most that scales are compared by, spread evenly."""
 
 
 class Rounding(Protocol):
@@ -28,8 +33,8 @@ class Rounding(Protocol):
         """A matrix without calibration."""
         ...
 
-    def see(self, buffer: int, names: Sequence[str], hessian: Floats) -> list[IntWeight]:
-        """The inputs of some matrices, as the sum of x x'; those that are integers now."""
+    def see(self, buffer: int, names: Sequence[str], rows: Floats) -> list[IntWeight]:
+        """The inputs of some matrices, [tokens, depth]; those that are integers now."""
         ...
 
     def end_layer(self) -> list[IntWeight | DenseWeight]:
@@ -45,6 +50,8 @@ def rounding_of(
         return _Gptq(model, schemes, act_order)
     if method == "awq":
         return _Awq(model, schemes)
+    if method == "smoothquant":
+        return _SmoothQuant(model, schemes)
     return _Nearest(model, schemes, clip=method == "mse")
 
 
@@ -57,7 +64,7 @@ class _Nearest:
     def alone(self, name: str) -> IntWeight:
         return nearest(name, _matrix(self._model, name), self._schemes[name], clip=self._clip)
 
-    def see(self, buffer: int, names: Sequence[str], hessian: Floats) -> list[IntWeight]:
+    def see(self, buffer: int, names: Sequence[str], rows: Floats) -> list[IntWeight]:
         return [self.alone(name) for name in names]
 
     def end_layer(self) -> list[IntWeight | DenseWeight]:
@@ -74,10 +81,10 @@ class _Gptq:
     def alone(self, name: str) -> IntWeight:
         return nearest(name, _matrix(self._model, name), self._schemes[name], clip=True)
 
-    def see(self, buffer: int, names: Sequence[str], hessian: Floats) -> list[IntWeight]:
+    def see(self, buffer: int, names: Sequence[str], rows: Floats) -> list[IntWeight]:
         if not names:
             return []
-        factor, order = factor_of(hessian, act_order=self._act_order)
+        factor, order = factor_of(rows.T @ rows, act_order=self._act_order)
         found: list[IntWeight] = []
         for scheme in dict.fromkeys(self._schemes[name] for name in names):
             alike = [name for name in names if self._schemes[name] == scheme]
@@ -110,13 +117,19 @@ def _gptq(
 
 @dataclass(frozen=True)
 class _Inputs:
+    """What some matrices read: the sum of x x', the largest magnitudes, and some of the rows."""
+
     buffer: int
     names: Sequence[str]
     hessian: Floats
+    largest: Floats
+    sample: Floats
 
 
-class _Awq:
-    """Scales are found with what the layers were before, so all of a layer is done at its end."""
+class _Scaled(ABC):
+    """Columns are scaled, and what makes their inputs is divided by the same scales.
+
+    Scales are found with what the layers were before, so all of a layer is done at its end."""
 
     sequential = False
 
@@ -127,8 +140,18 @@ class _Awq:
     def alone(self, name: str) -> IntWeight:
         return nearest(name, _matrix(self._model, name), self._schemes[name])
 
-    def see(self, buffer: int, names: Sequence[str], hessian: Floats) -> list[IntWeight]:
-        self._inputs.append(_Inputs(buffer, names, hessian))
+    @abstractmethod
+    def _scales(self, matrices: Sequence[Floats], inputs: _Inputs, scheme: Scheme) -> Floats:
+        """Of the columns of matrices with the same inputs: [depth]."""
+
+    @abstractmethod
+    def _round(self, name: str, matrix: Floats, hessian: Floats) -> IntWeight:
+        """A scaled matrix as integers."""
+
+    def see(self, buffer: int, names: Sequence[str], rows: Floats) -> list[IntWeight]:
+        largest = np.abs(rows).max(axis=0)
+        sample = rows[:: -(-len(rows) // _SAMPLED)].copy()
+        self._inputs.append(_Inputs(buffer, names, rows.T @ rows, largest, sample))
         return []
 
     def end_layer(self) -> list[IntWeight | DenseWeight]:
@@ -141,7 +164,7 @@ class _Awq:
             scales = np.ones(len(one.hessian), np.float32)
             if one.names and producer is not None and self._foldable(producer, matrices):
                 group = [matrices[name] for name in one.names]
-                scales = input_scales(group, one.hessian, self._schemes[one.names[0]])
+                scales = self._scales(group, one, self._schemes[one.names[0]])
                 scales = self._fold(producer, scales, matrices, vectors)
             for name in one.names:
                 matrices[name] = matrices[name] * scales
@@ -165,13 +188,18 @@ class _Awq:
             weight = self._model.weights[name]
             assert isinstance(weight, DenseWeight)
             before = to_float32(weight).reshape(-1)
-            after = _as_type(weight, before / scales)
+            after = as_dense(weight.name, weight.dtype, before / scales, weight.shape)
             vectors[name] = after
             if producer.rows is None:
                 now = to_float32(after).reshape(-1)
                 usable = (now != 0) & (before != 0)
                 scales = np.where(usable, before / np.where(usable, now, 1), 1).astype(np.float32)
         return scales
+
+
+class _Awq(_Scaled):
+    def _scales(self, matrices: Sequence[Floats], inputs: _Inputs, scheme: Scheme) -> Floats:
+        return input_scales(matrices, inputs.hessian, scheme)
 
     def _round(self, name: str, matrix: Floats, hessian: Floats) -> IntWeight:
         scheme = self._schemes[name]
@@ -180,19 +208,17 @@ class _Awq:
         return integer_weight(name, integers.reshape(matrix.shape), grid, scheme)
 
 
+class _SmoothQuant(_Scaled):
+    def _scales(self, matrices: Sequence[Floats], inputs: _Inputs, scheme: Scheme) -> Floats:
+        return smoothing_scales(matrices, inputs.largest, inputs.sample, scheme)
+
+    def _round(self, name: str, matrix: Floats, hessian: Floats) -> IntWeight:
+        return nearest(name, matrix, self._schemes[name])
+
+
 def _matrix(model: Model, name: str) -> Floats:
     weight = model.weights[name]
     assert isinstance(weight, DenseWeight)
     values = to_float32(weight)
     check_finite(name, values)
     return values
-
-
-def _as_type(weight: DenseWeight, values: Floats) -> DenseWeight:
-    """Other values in the type of the tensor."""
-    if weight.dtype == "BF16":
-        raw = bf16_bits(values).view(np.uint8)
-    else:
-        kind = np.float16 if weight.dtype == "F16" else np.float32
-        raw = values.astype(kind).view(np.uint8)
-    return DenseWeight(weight.name, weight.dtype, weight.shape, raw)

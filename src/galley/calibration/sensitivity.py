@@ -139,7 +139,9 @@ def _bytes(model: Model, names: Sequence[str], scheme: Scheme | None) -> int:
             total += outputs * depth * _dense_bytes(kind)
         else:
             groups = depth // scheme.columns(depth)
-            scale = _SCALE_BYTES + (0 if scheme.symmetric else scheme.bits / 8)
+            # Beside zero points of so many bits, GGUF's minima are as wide as scales.
+            zero = scheme.bits / 8 if scheme.scale_type == "BF16" else _SCALE_BYTES
+            scale = _SCALE_BYTES + (0 if scheme.symmetric else zero)
             total += math.ceil(outputs * (depth * scheme.bits / 8 + groups * scale))
     return total
 

@@ -10,7 +10,8 @@ import click
 from galley.cli.batch_files import Results, read_lines, result_id, scan
 from galley.cli.options import Command, Flags, start_logging, with_flags
 from galley.cli.terminal import progress
-from galley.config import EngineSettings, Settings
+from galley.config import Settings
+from galley.engine_settings import EngineSettings
 from galley.errors import RequestError
 
 _AHEAD: Final = 2

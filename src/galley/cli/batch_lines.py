@@ -9,6 +9,8 @@ import msgspec
 
 from galley.api.chat import ChatAnswer
 from galley.api.completions import CompletionAnswer
+from galley.api.embedding_request import EmbeddingsRequest
+from galley.api.embeddings import EMBEDDINGS, embeddings
 from galley.api.errors import envelope, to_api_error
 from galley.api.json_body import parse_json
 from galley.api.schemas import ChatRequest, CompletionRequest, Strict
@@ -27,7 +29,7 @@ class BatchLine(Strict, frozen=True, kw_only=True):
 
     custom_id: str
     method: Literal["POST"]
-    url: Literal["/v1/chat/completions", "/v1/completions"]
+    url: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
     body: dict[str, Any]
 
 
@@ -75,6 +77,8 @@ async def _respond(
 async def _complete(models: Registry, line: BatchLine, caller: Caller) -> dict[str, Any]:
     while True:
         try:
+            if line.url == EMBEDDINGS:
+                return await _embed(models, line, caller)
             answer = await _start(models, line, caller)
             try:
                 whole = await answer.whole()
@@ -87,16 +91,24 @@ async def _complete(models: Registry, line: BatchLine, caller: Caller) -> dict[s
             await asyncio.sleep(min(error.retry_after, LONGEST_WAIT))
 
 
+async def _embed(models: Registry, line: BatchLine, caller: Caller) -> dict[str, Any]:
+    asked = validate(EmbeddingsRequest, line.body)
+    served = await models.find(asked.model, "embed")
+    return dict(await embeddings(served, asked, caller))
+
+
 async def _start(
     models: Registry, line: BatchLine, caller: Caller
 ) -> ChatAnswer | CompletionAnswer:
     if line.url == "/v1/chat/completions":
         asked = validate(ChatRequest, line.body)
         _refuse_stream(asked.stream)
-        return await ChatAnswer.start(await models.find(asked.model, "generate"), asked, caller)
+        return await ChatAnswer.start(
+            await models.find(asked.model, "generate", caller), asked, caller
+        )
     prompt = validate(CompletionRequest, line.body)
     _refuse_stream(prompt.stream)
-    served = await models.find(prompt.model, "generate")
+    served = await models.find(prompt.model, "generate", caller)
     return await CompletionAnswer.start(served, prompt, caller)
 
 

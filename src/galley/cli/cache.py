@@ -97,9 +97,11 @@ def prune(everything: bool, older_than: float | None, max_size: int | None) -> N
         freed += file.size
         left -= file.size
     from galley.calibration import store
-    from galley.ops.packed_files import tidy
+    from galley.ops.packed_files import forget_measured, tidy
 
     tidy(folder)  # what led to them
+    if everything:
+        forget_measured(folder)
     for result in store.stored():
         days = (time.time() - result.used) / DAY_SECONDS
         if everything or (older_than is not None and days > older_than):

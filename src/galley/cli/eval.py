@@ -13,7 +13,7 @@ from galley.cli.options import MODEL_HELP, Command, Flags, Group, start_logging,
 from galley.cli.report import check_folders, json_option, write_json
 from galley.cli.terminal import progress, table
 from galley.cli.transcribe import speech_options, speech_settings, transcribe_options
-from galley.config import EngineSettings
+from galley.engine_settings import EngineSettings
 from galley.types import SamplingParams
 
 if TYPE_CHECKING:

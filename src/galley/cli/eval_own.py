@@ -9,7 +9,7 @@ import click
 from galley.cli.options import Command, Flags, start_logging, with_flags
 from galley.cli.report import check_folders, json_option, write_json
 from galley.cli.terminal import progress
-from galley.config import EngineSettings
+from galley.engine_settings import EngineSettings
 from galley.errors import RequestError
 from galley.types import SamplingParams
 

@@ -9,7 +9,8 @@ import click
 from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
 from galley.cli.report import check_folders, json_option, write_json, write_text
 from galley.cli.terminal import progress, table
-from galley.config import EngineSettings, Quantize, Settings
+from galley.config import Settings
+from galley.engine_settings import EngineSettings, Quantize
 
 if TYPE_CHECKING:
     from galley.llm import LLM

@@ -10,7 +10,9 @@ from galley import __version__
 from galley.cli.batch import batch
 from galley.cli.bench import bench_group
 from galley.cli.cache import cache_group
+from galley.cli.distill import distill
 from galley.cli.doctor import doctor
+from galley.cli.embed import embed
 from galley.cli.eval import eval_group
 from galley.cli.graph import graph
 from galley.cli.keygen import keygen
@@ -18,6 +20,7 @@ from galley.cli.options import Group
 from galley.cli.plan import plan
 from galley.cli.ps import ps
 from galley.cli.pull import list_models, pull, rm
+from galley.cli.qat import qat
 from galley.cli.quantize import quantize
 from galley.cli.run import run
 from galley.cli.serve import serve
@@ -44,6 +47,7 @@ for command in (
     serve,
     run,
     batch,
+    embed,
     transcribe,
     plan,
     doctor,
@@ -51,6 +55,8 @@ for command in (
     eval_group,
     bench_group,
     quantize,
+    distill,
+    qat,
     cache_group,
     keygen,
     pull,

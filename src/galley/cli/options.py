@@ -16,7 +16,9 @@ from typing import Any, Final, Literal
 import click
 from click.core import ParameterSource
 
-from galley.config import EngineSettings, Settings, named_models, setting_types
+from galley.config import Settings
+from galley.engine_settings import EngineSettings, setting_types
+from galley.named_models import named_models
 from galley.types import SamplingParams
 
 EPILOG: Final = (

@@ -10,7 +10,8 @@ import click
 from galley.cli.options import MODEL_HELP, Command, Flags, with_flags
 from galley.cli.report import check_folders, write_json
 from galley.cli.terminal import progress, table
-from galley.config import KVType, Settings
+from galley.config import Settings
+from galley.engine_settings import KVType
 from galley.errors import SettingsError
 from galley.machine import bytes_text
 
@@ -26,7 +27,8 @@ _PATH: Final = click.Path(path_type=Path)
 _READ_BYTES: Final = 256 << 20
 """Read at a time when the memory's bandwidth is measured."""
 
-_PRECISIONS: Final = ("float32", "bf16", "int8", "int4")
+_PRECISIONS: Final = ("float32", "bf16", "f16", "int8", "int4")
+_COMPARED: Final = ("bf16", "int8", "int4")
 
 
 @click.command(cls=Command)
@@ -87,7 +89,7 @@ def plan(
     )
     if program.encoder is not None:
         raise SettingsError(f"{config}: galley plan knows language models; this one hears")
-    chosen = precisions or _PRECISIONS[1:]
+    chosen = precisions or _COMPARED
     if measure:
         _measure(settings, program, chosen, asked, json_file)
         return

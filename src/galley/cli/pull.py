@@ -7,8 +7,8 @@ import click
 from galley.cli.options import Command
 from galley.cli.terminal import ago, in_bytes, table
 from galley.errors import RequestError
-from galley.formats.aliases import aliases_of, hub_id_of
-from galley.formats.source import BUNDLED, BUNDLED_SPEECH, HUB_GGUF, HUB_ID, resolve_model
+from galley.formats.aliases import aliases_of
+from galley.formats.source import BUNDLED, BUNDLED_MODELS, hub_name, resolve_model
 
 _MODEL = "hub id (org/name), GGUF file of one (org/name/FILE.gguf) or short name (llama3.2)"
 
@@ -21,12 +21,12 @@ def pull(model: str, revision: str) -> None:
 
     Files that are here already are not downloaded again, and a broken download goes on where it was.
     """
-    if model in (BUNDLED, BUNDLED_SPEECH):
+    if model in BUNDLED_MODELS:
         resolve_model(model)
         click.echo(f"{model} comes with Galley: there is nothing to download")
         return
-    found = hub_id_of(model) or model
-    if not (HUB_ID.fullmatch(found) or HUB_GGUF.fullmatch(found)):
+    found = hub_name(model)
+    if found is None:
         raise RequestError(f"{model!r} is no {_MODEL}")
     if found != model:
         click.echo(f"{model} is {found}")
@@ -56,7 +56,7 @@ def rm(models: tuple[str, ...]) -> None:
     from galley.formats.hub_cache import remove
 
     for model in models:
-        if model in (BUNDLED, BUNDLED_SPEECH):
+        if model in BUNDLED_MODELS:
             raise RequestError(f"{model} comes with Galley, and goes with it")
         click.echo(f"removed {model} ({in_bytes(remove(model))})")
     click.echo("galley cache prune removes packed weights that no start can use any more")

@@ -1,8 +1,7 @@
-"""``galley quantize``: a checkpoint with integer weights, that vLLM and transformers read, too."""
+"""``galley quantize``: a checkpoint with integer weights that vLLM and transformers read, or llama.cpp."""
 
-import hashlib
+import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,21 +10,32 @@ import click
 
 from galley.cli.cache import parse_size
 from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
-from galley.cli.terminal import progress, table
+from galley.cli.quantize_plan import Wanted, plan_of
+from galley.cli.terminal import progress
+from galley.cli.texts import texts_for
 from galley.config import Settings
 from galley.errors import SettingsError
 
 if TYPE_CHECKING:
     from galley.calibration.measures import Loss
-    from galley.calibration.quantize import Method, Plan, Quantizer
-    from galley.calibration.sensitivity import Choice, Part
+    from galley.calibration.to_gguf import ToGGUF
     from galley.engine.read_model import Model
-    from galley.ops.executor import ExecutorFactory
-    from galley.quality.texts import Texts
 
-_METHODS: Final = ("rtn", "mse", "gptq", "awq")
-_MEASURED_TOKENS: Final = 1024
-"""On which the sensitivity of parts is measured."""
+_METHODS: Final = ("rtn", "mse", "gptq", "awq", "smoothquant", "none")
+_GGUF: Final = "gguf"
+_OF_METHODS: Final = {
+    "bits": "--bits",
+    "group": "--group",
+    "symmetric": "--symmetric",
+    "act_order": "--act-order",
+    "budget": "--budget",
+    "max_kl": "--max-kl",
+    "ignore": "--ignore",
+    "data": "--data",
+    "tokens": "--tokens",
+    "context": "--context",
+}
+"""Options that say nothing of ``--method none``."""
 
 _SETTINGS: Final = ("revision", "executor", "device", "threads")
 
@@ -33,22 +43,31 @@ _SETTINGS: Final = ("revision", "executor", "device", "threads")
 @click.command(cls=Command)
 @with_flags(_SETTINGS, extra=("log_level",))
 @click.argument("model", help=MODEL_HELP)
-@click.argument("out", type=click.Path(path_type=Path, file_okay=False), help="the new folder")
+@click.argument("out", type=click.Path(path_type=Path), help="the new folder, or the .gguf file")
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(("compressed-tensors", _GGUF)),
+    default="compressed-tensors",
+    show_default=True,
+    help="a folder that vLLM and transformers read; gguf: one file that llama.cpp reads",
+)
 @click.option(
     "--method",
     type=click.Choice(_METHODS),
     default="gptq",
     show_default=True,
     help="rtn: round to nearest; mse: clip each group for the least error; gptq: errors are made up for "
-    "by later columns; awq: columns with large inputs are scaled up first",
+    "by later columns; awq: columns with large inputs are scaled up first; smoothquant: so that "
+    "inputs lose least as int8 (--bits 8); none: gguf alone, all values as "
+    "they are",
 )
 @click.option("--bits", type=click.Choice(("4", "8")), default="4", show_default=True)
 @click.option(
     "--group",
     type=click.IntRange(min=0),
-    default=128,
-    show_default=True,
-    help="columns that share a scale: a multiple of 16; 0: whole rows",
+    default=None,
+    help="columns that share a scale: a multiple of 16, 128 by default; 0: whole rows; gguf: 32",
 )
 @click.option(
     "--symmetric/--zero-points",
@@ -101,141 +120,123 @@ _SETTINGS: Final = ("revision", "executor", "device", "threads")
     show_default=True,
     help="tokens of a window at most",
 )
+@click.option(
+    "--nearest-tokenizer",
+    is_flag=True,
+    help="gguf: write a tokenizer that llama.cpp has none like as the nearest that it has",
+)
 def quantize(flags: Flags, model: str, out: Path, **wanted: Any) -> None:
-    """Quantise a checkpoint's linear layers, measure what that costs, and write it as compressed-tensors.
+    """Quantise a checkpoint's linear layers, measure what that costs, and write it.
 
     A run that was interrupted goes on where it was when it is started again.
     """
     settings = flags.settings(model=model)
     start_logging(settings)
-    began = time.monotonic()
-    quantizer, texts = _prepare(settings, out, **wanted)
-    with progress("layers", len(quantizer.layers), done=quantizer.done) as bar:
-        loss = quantizer.run(lambda name: bar.update(1))
-    print(_told(out, loss, texts.source, time.monotonic() - began))
+    _check(out, **wanted)
+    gguf = wanted.pop("file_format") == _GGUF
+    nearest = wanted.pop("nearest_tokenizer")
+    read = _read(settings)
+    made = _gguf(settings, read, nearest) if gguf else None
+    if wanted["method"] == "none":
+        assert made is not None
+        _write(read, made, out)
+        print(f"{out}: {_megabytes(out)} MB, every value as it was")
+    else:
+        _quantize(settings, read, out, made, **wanted)
 
 
-def _prepare(
-    settings: Settings,
-    out: Path,
-    *,
-    data: Path | None,
-    tokens: int,
-    context: int,
-    budget: int | None,
-    max_kl: float | None,
-    **how: Any,
-) -> "tuple[Quantizer, Texts]":
-    from galley.calibration.quantize import Quantizer
+def _check(
+    out: Path, *, file_format: str, method: str, nearest_tokenizer: bool, **wanted: Any
+) -> None:
+    """Raises SettingsError for options that contradict each other."""
+    gguf = file_format == _GGUF
+    if gguf != (out.suffix == ".gguf"):
+        expected = "a name that ends in .gguf" if gguf else "a folder, or --format gguf"
+        raise SettingsError(f"OUT {out}: expected {expected}")
+    if gguf and out.exists():
+        raise SettingsError(f"{out} exists: write to a new file")
+    if nearest_tokenizer and not gguf:
+        raise SettingsError(
+            "--nearest-tokenizer is for --format gguf; folders keep their tokenizer"
+        )
+    if method != "none":
+        return
+    if not gguf:
+        raise SettingsError("--method none is for --format gguf: the folder is what it would write")
+    context = click.get_current_context()
+    for name, option in _OF_METHODS.items():
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            raise SettingsError(f"{option} is for methods that quantise, and --method is none")
+
+
+def _read(settings: Settings) -> "Model":
     from galley.engine.read_model import read_model
     from galley.formats.source import resolve_model
     from galley.ops.executor import choose_executor
 
-    executor, factory = choose_executor(settings.executor, settings.device)
+    executor, _ = choose_executor(settings.executor, settings.device)
     folder = resolve_model(settings.model, revision=settings.revision)
     # Keys and values are not what is measured here.
-    read = read_model(replace(settings, kv_dtype="float32"), folder, executor)
-    plan = _plan(read, **how)
-    texts = _texts(settings, read, data, tokens, context)
-    if budget is not None or max_kl is not None:
-        plan = _mixed(read, factory, plan, texts, budget, max_kl)
-    return Quantizer(read, factory, out, plan, texts.windows), texts
+    return read_model(replace(settings, kv_dtype="float32"), folder, executor)
 
 
-def _plan(
+def _gguf(settings: Settings, read: "Model", nearest: bool) -> "ToGGUF":
+    """What the file will say; what cannot be is refused before anything is computed."""
+    from galley.calibration.to_gguf import prepare
+
+    made = prepare(read, Path(settings.model).name, nearest_tokenizer=nearest)
+    for note in made.notes:
+        print(note)
+    return made
+
+
+def _write(read: "Model", made: "ToGGUF", out: Path) -> None:
+    from galley.calibration.to_gguf import write
+
+    write(read, made, out)
+
+
+def _quantize(
+    settings: Settings,
     read: "Model",
+    out: Path,
+    made: "ToGGUF | None",
     *,
-    method: "Method",
-    bits: str,
-    group: int,
-    symmetric: bool,
-    act_order: bool,
-    ignore: tuple[str, ...],
-) -> "Plan":
-    from galley.calibration.quantize import Plan, linear_weights
-    from galley.quant.grid import Scheme
+    data: Path | None,
+    tokens: int,
+    context: int,
+    **options: Any,
+) -> None:
+    from galley.calibration.quantize import Quantizer
+    from galley.ops.executor import choose_executor
 
-    if bits == "8" and not symmetric:
-        raise SettingsError("--zero-points are for --bits 4; integers of 8 bits are symmetric")
-    if group % 16:
-        raise SettingsError(f"--group {group}: expected a multiple of 16, or 0 for whole rows")
-    linears = linear_weights(read.program)
-    names = [name for name in linears if not any(part in name for part in ignore)]
-    if not names:
-        raise SettingsError(f"--ignore {' '.join(ignore)} leaves no layer to quantise")
-    scheme = Scheme(4 if bits == "4" else 8, group, symmetric)
-    return Plan(method, dict.fromkeys(names, scheme), act_order)
+    began = time.monotonic()
+    texts = texts_for(settings, read, data, tokens=tokens, context=context)
+    _, factory = choose_executor(settings.executor, settings.device)
+    plan = plan_of(read, factory, texts, Wanted(**options, gguf=made is not None))
+    folder = out if made is None else out.with_name(f"{out.name}.layers")
+    quantizer = Quantizer(read, factory, folder, plan, texts.windows)
 
+    def finish(written: Path) -> None:
+        if made is not None:
+            _write(_read(replace(settings, model=str(written))), made, out)
 
-def _mixed(
-    read: "Model",
-    factory: "ExecutorFactory",
-    plan: "Plan",
-    texts: "Texts",
-    budget: int | None,
-    max_kl: float | None,
-) -> "Plan":
-    """Another scheme for each part, by what it loses; the table of that is printed."""
-    from galley.calibration.quantize import calibration_windows
-    from galley.calibration.sensitivity import assign, bytes_of_others, parts_of, schemes_of
-    from galley.quant.grid import Scheme
-
-    names = list(plan.schemes)
-    first = plan.schemes[names[0]]
-    schemes = (replace(first, bits=4), Scheme(8))
-    windows = calibration_windows(texts.windows, _MEASURED_TOKENS)
-    with progress("parts", 0) as bar:
-        parts = parts_of(read, factory, windows, names, schemes, lambda name: bar.update(1))
-    room = None if budget is None else budget - bytes_of_others(read, names)
-    choices = assign(parts, most_bytes=room, most_kl=max_kl)
-    print(_choices_table(parts, choices))
-    chosen = schemes_of(parts, choices)
-    if not chosen:
-        raise SettingsError("no layer needs to be quantised for that: take the checkpoint as it is")
-    return replace(plan, schemes=chosen)
-
-
-def _choices_table(parts: "Sequence[Part]", choices: "Sequence[Choice]") -> str:
-    rows = []
-    for part, choice in zip(parts, choices, strict=True):
-        kl = {c.scheme.bits if c.scheme else 0: f"{c.kl:.2g}" for c in part.choices}
-        more = f" and {len(part.names) - 1} more" if len(part.names) > 1 else ""
-        taken = f"int{choice.scheme.bits}" if choice.scheme else "as it is"
-        name = part.names[0].removesuffix(".weight")
-        rows.append((f"{name}{more}", kl[4], kl[8], taken, f"{choice.bytes / 1e6:.4g}"))
-    total = sum(choice.kl for choice in choices)
-    size = sum(choice.bytes for choice in choices) / 1e6
-    rows.append(("all", "", "", f"KL {total:.2g}", f"{size:.4g}"))
-    return table(("layers", "KL as int4", "KL as int8", "taken", "MB"), rows, left=(0, 3))
-
-
-def _texts(
-    settings: Settings, read: "Model", data: Path | None, tokens: int, context: int
-) -> "Texts":
-    """From the file, or as the model makes them; these are kept for the next time."""
-    from galley.calibration import store
-    from galley.llm import LLM
-    from galley.quality.texts import Texts, own_texts, read_texts
-
-    known = f"{read.checkpoint.state()} own text {tokens} {context}"
-    name = hashlib.sha256(known.encode()).hexdigest()[:32]
-    kept = store.get(name, Texts) if data is None else None
-    if kept is not None:
-        return kept
-    with LLM.from_settings(settings) as llm:
-        window = min(context, llm.info.max_request_tokens)
-        if data is not None:
-            return read_texts(llm, data, context=window, tokens=tokens)
-        texts = own_texts(llm, context=window, tokens=tokens)
-    store.put(name, f"calibration text of {settings.model}, {texts.tokens} tokens", texts)
-    return texts
+    with progress("layers", len(quantizer.layers), done=quantizer.done) as bar:
+        loss = quantizer.run(lambda name: bar.update(1), finish)
+    if made is not None:
+        shutil.rmtree(folder)
+    print(_told(out, loss, texts.source, time.monotonic() - began))
 
 
 def _told(out: Path, loss: "Loss", source: str, seconds: float) -> str:
-    size = sum(path.stat().st_size for path in out.glob("*.safetensors"))
     return (
-        f"{out}: {size / 1e6:.4g} MB, {seconds:.0f} s\n"
+        f"{out}: {_megabytes(out)} MB, {seconds:.0f} s\n"
         f"perplexity {loss.base_perplexity:.4g} -> {loss.perplexity:.4g}, KL {loss.kl:.2g} "
         f"(99 %: {loss.kl_p99:.2g}), same likeliest token {loss.top1:.2%}, on {loss.tokens} tokens that "
         f"were held out: {source}"
     )
+
+
+def _megabytes(out: Path) -> str:
+    files = [out] if out.is_file() else out.glob("*.safetensors")
+    return f"{sum(path.stat().st_size for path in files) / 1e6:.4g}"

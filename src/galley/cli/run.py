@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
-from galley.config import EngineSettings
+from galley.engine_settings import EngineSettings
 from galley.errors import RequestError
 from galley.formats.aliases import ALIASES, hub_id_of, looks_like_name
-from galley.formats.source import BUNDLED, BUNDLED_SPEECH, HUB_GGUF, HUB_ID
+from galley.formats.source import BUNDLED, BUNDLED_MODELS, HUB_GGUF, HUB_ID
 from galley.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _unknown(name: str) -> str:
 
 
 def _names_model(text: str) -> bool:
-    if text in (BUNDLED, BUNDLED_SPEECH) or hub_id_of(text) is not None:
+    if text in BUNDLED_MODELS or hub_id_of(text) is not None:
         return True
     path_like = text.startswith(("/", "./", "../", "~"))
     # os.path, because pathlib raises for what can be no path, and any prompt may come by here.
@@ -121,15 +121,22 @@ class Chat:
         """
         question = {"role": "user", "content": prompt}
         said: list[str] = []
+        thought: list[str] = []
+        shown = _Shown()
         with _Interrupt() as interrupt:
             # Leaving the loop drops the stream, which cancels the request in the engine.
             for delta in self._llm.chat_stream([*self.messages, question], self._params):
                 said.append(delta.text)
-                _print(delta.text)
+                thought.append(delta.reasoning)
+                shown.thinking(delta.reasoning)
+                shown.text(delta.text)
                 if interrupt.seen:
                     break
-        print(flush=True)
-        self.messages += [question, {"role": "assistant", "content": "".join(said)}]
+        shown.end()
+        answer = {"role": "assistant", "content": "".join(said)}
+        if any(thought):
+            answer["reasoning_content"] = "".join(thought)
+        self.messages += [question, answer]
         return not interrupt.seen
 
 
@@ -155,9 +162,39 @@ class _Interrupt:
         self.seen = True
 
 
-def _print(text: str) -> None:
-    sys.stdout.write(_CONTROL.sub("", text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
+class _Shown:
+    """An answer on its way to stdout: thinking is dim in a terminal, and left out of a pipe or file."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stdout.isatty()
+        plain = os.environ.get("TERM", "dumb") == "dumb" or "NO_COLOR" in os.environ
+        self._marks = ("(thinking) ", "\n(answer) ") if plain else ("\x1b[2m", "\x1b[0m\n")
+        self._thinks = False
+
+    def thinking(self, text: str) -> None:
+        if text and self._terminal:
+            if not self._thinks:
+                self._write(self._marks[0])
+            self._thinks = True
+            self._write(_CONTROL.sub("", text))
+
+    def text(self, text: str) -> None:
+        if text:
+            self._answers()
+            self._write(_CONTROL.sub("", text) if self._terminal else text)
+
+    def end(self) -> None:
+        self._answers()
+        self._write("\n")
+
+    def _answers(self) -> None:
+        if self._thinks:
+            self._write(self._marks[1])
+        self._thinks = False
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def _converse(chat: Chat) -> None:

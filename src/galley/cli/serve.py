@@ -5,9 +5,10 @@ import dataclasses
 import click
 
 from galley.cli.options import Command, Flags, with_flags
-from galley.config import NamedModel, Settings
+from galley.config import Settings
 from galley.errors import SettingsError
 from galley.formats.models_folder import models_in
+from galley.named_models import NamedModel
 from galley.service.spawn import Spawner
 
 

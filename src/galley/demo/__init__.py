@@ -1,4 +1,4 @@
-"""The bundled language model, a small call-centre assistant, and its held-out sets."""
+"""The bundled language model, a small call-centre assistant, its draft model, and its held-out sets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 MODEL_DIR: Path = Path(__file__).parent / "model"
 """Folder of the packaged checkpoint, in Hugging Face layout."""
 
+DRAFT_DIR: Path = Path(__file__).parent / "draft"
+"""Folder of a smaller model of the same vocabulary, which guesses for it."""
+
 DATA_DIR: Path = Path(__file__).parent / "data"
 """Folder of the fixed held-out sets."""
 
-__all__ = ["DATA_DIR", "MODEL_DIR"]
+__all__ = ["DATA_DIR", "DRAFT_DIR", "MODEL_DIR"]

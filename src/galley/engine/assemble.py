@@ -1,7 +1,7 @@
 """Turns a step's work into the arrays an executor takes, and collects what the tasks want of its logits."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from galley.engine.encoder_cache import EncoderCache, EncoderFeatures
 from galley.engine.kv import KVCache
 from galley.engine.scheduler import Work
+from galley.engine.sequence import Sequence as EngineSequence
 from galley.ops.executor import NO_TOKENS, Batch, CrossContext, EncoderBatch
 from galley.ops.sampling import SamplingBatch
 
@@ -74,7 +75,15 @@ def _token_batch(
         tables=tuple([table[g] for g in range(len(kv.groups)) for table in tables]),
         wanted=wanted,
         cross=_cross_context(plan, encoder_cache),
+        adapters=_adapters(plan),
     )
+
+
+def _adapters(plan: Sequence[Work]) -> "array[int] | None":
+    """The slot of each hypothesis' adapter; None if there are no adapters in the step."""
+    if all(work.sequence.adapter < 0 for work in plan):
+        return None
+    return array("q", [w.sequence.adapter for w in plan for _ in range(w.sequence.task.width)])
 
 
 def _encoder_batch(plan: Sequence[Work], encoder_cache: EncoderCache) -> EncoderBatch | None:
@@ -93,15 +102,20 @@ def _encoder_batch(plan: Sequence[Work], encoder_cache: EncoderCache) -> Encoder
 def _cross_context(plan: Sequence[Work], encoder_cache: EncoderCache) -> CrossContext | None:
     if plan[0].sequence.features is None:
         return None
-    rows = [
-        (work.sequence.id, _features(work).rows)
-        for work in plan
-        for _ in range(work.sequence.task.width)
-    ]
-    return CrossContext(
-        tables=tuple(encoder_cache.table(request_id) for request_id, _ in rows),
-        rows=np.array([count for _, count in rows], dtype=np.int64),
-    )
+    works = [work.sequence for work in plan for _ in range(work.sequence.task.width)]
+    return cross_context(works, encoder_cache)
+
+
+def cross_context(
+    hypotheses: Iterable[EngineSequence], encoder_cache: EncoderCache
+) -> CrossContext:
+    """What these sequences of a speech model attend to, one of several hypotheses as often as these."""
+    tables, rows = [], []
+    for sequence in hypotheses:
+        assert sequence.features is not None
+        tables.append(encoder_cache.table(sequence.id))
+        rows.append(sequence.features.rows)
+    return CrossContext(tables=tuple(tables), rows=np.array(rows, dtype=np.int64))
 
 
 def _features(work: Work) -> EncoderFeatures:

@@ -1,7 +1,8 @@
 """Hashes of block contents: equal hashes mean equal keys and values.
 
 The hash of a full block covers its own 16 tokens, all tokens before them, the encoder input that they
-belong to and the tenant's salt. Hashes of one sequence form a chain: each is made of the one before.
+belong to, the LoRA adapter and the tenant's salt. Hashes of one sequence form a chain: each is made of the
+one before.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,11 @@ def salt_hash(salt: str) -> bytes:
     return blake2b(
         salt.encode(errors="surrogatepass"), digest_size=16, person=b"galley-kv"
     ).digest()
+
+
+def adapter_hash(root: bytes, digest: str) -> bytes:
+    """Where the chains under one LoRA adapter begin: keys and values depend on that adapter."""
+    return blake2b(root + digest.encode(), digest_size=16, person=b"galley-adapter").digest()
 
 
 def encoder_input_hash(root: bytes, digest: bytes) -> bytes:

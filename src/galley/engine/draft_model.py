@@ -5,20 +5,28 @@ Source: Y. Leviathan et al., "Fast Inference from Transformers via Speculative D
 
 import time
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
+from galley.engine.assemble import cross_context
+from galley.engine.encoder_cache import EncoderCache, EncoderFeatures
 from galley.engine.kv import KVCache
 from galley.engine.sequence import Sequence
 from galley.ops.draws import NO_TOKEN
-from galley.ops.executor import Batch, Executor
+from galley.ops.executor import Batch, EncoderBatch, EncoderRows, Executor, encode
 from galley.ops.sampling import SamplingBatch
 from galley.speculation.drafter import Wanted
 from galley.speculation.row_costs import RowCosts
 
 _clock: Final = time.perf_counter
+
+_MOST_ENCODED: Final = 64
+"""Encoder outputs that are remembered; what is forgotten is encoded again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,16 +49,19 @@ class DraftModel:
 
     Its keys and values lie in the same blocks as those of the model that it guesses for, by the same
     tables, so nothing else is to be kept, counted or taken back. Tokens are drawn with the request's own
-    noise: where both models are equally sure, they draw the same.
+    noise and under its own rules: where both models are equally sure, they draw the same. A speech model
+    encodes a sequence's audio before it first guesses for it, if it does not share the other's encoder.
 
     Args:
         executor: of the draft model, whose KV cache has as many blocks.
         costs: of its steps by rows.
         kv: block tables.
+        encoder_cache: block tables of encoder outputs.
         group: the KV group that keeps all tokens.
         vocab_size: of the model that is guessed for; other tokens are no guesses.
         max_len: the draft model's context.
         max_rows: of one of its steps.
+        shares_encoder: its encoder inputs are the rows of the other model's encoder.
     """
 
     def __init__(
@@ -58,21 +69,27 @@ class DraftModel:
         executor: Executor,
         costs: RowCosts,
         kv: KVCache,
+        encoder_cache: EncoderCache,
         *,
         group: int,
         vocab_size: int,
         max_len: int,
         max_rows: int,
+        shares_encoder: bool = False,
     ) -> None:
         self.costs = costs
         self.seconds = 0.0
         self._executor = executor
         self._kv = kv
+        self._encoder_cache = encoder_cache
         self._group = group
         self._vocab_size = vocab_size
         self._max_len = max_len
         self._max_rows = max_rows
+        self._shares_encoder = shares_encoder
         self._progress: dict[str, _Progress] = {}
+        self._encoded: OrderedDict[bytes, array[int]] = OrderedDict()
+        """Hash of an encoder input -> the blocks of its encoder output, the latest last."""
 
     def forget(self, sequence: Sequence) -> None:
         """It has come to its end."""
@@ -82,7 +99,12 @@ class DraftModel:
         """See :class:`galley.speculation.drafter.Drafter`."""
         if len(sequence.tokens) >= self._max_len:
             return 0
-        return len(sequence.tokens) - self._progress_of(sequence).computed
+        rows = len(sequence.tokens) - self._progress_of(sequence).computed
+        if sequence.features is not None and not self._has_encoded(sequence, sequence.features):
+            if self._shares_encoder:
+                return 0
+            rows += sequence.features.rows
+        return rows
 
     def draft(self, wanted: Tokens[Wanted[Sequence]]) -> list[Tokens[int]]:
         """See :class:`galley.speculation.drafter.Drafter`."""
@@ -120,6 +142,10 @@ class DraftModel:
                 continue
             behind = sequence.tokens[progress.computed : progress.computed + left]
             left -= len(behind)
+            features = sequence.features
+            if features is not None and not self._has_encoded(sequence, features):
+                table = self._encoder_cache.table(sequence.id)
+                self._encode(features.root, features.features, table)
             if progress.computed + len(behind) == end:
                 whole.append((sequence, behind))
                 ready.append(i)
@@ -140,6 +166,7 @@ class DraftModel:
         tokens, positions = array("q"), array("q")
         starts, wanted = array("q", [0]), array("q")
         tables: list[array[int]] = []
+        heard: list[Sequence] = []
         sampling = SamplingBatch()
         for place, (sequence, added) in enumerate(rows):
             progress = self._progress[sequence.id]
@@ -150,17 +177,27 @@ class DraftModel:
                 )
                 wanted.append(len(tokens) + len(added) - 1)
                 sampling.draw(place, begin + len(added), sequence.task.sampling_record)
+                adjustment = sequence.task.adjustment(known)
+                if adjustment is not None:
+                    sampling.adjustments[place] = adjustment
             else:
                 begin = progress.computed
             tokens.extend(added)
             positions.extend(range(begin, begin + len(added)))
             starts.append(len(tokens))
             tables.append(progress.table)
+            if sequence.features is not None:
+                heard.append(sequence)
         if not tables:
             return
         began = _clock()
         batch = Batch(
-            tokens=tokens, positions=positions, starts=starts, tables=tuple(tables), wanted=wanted
+            tokens=tokens,
+            positions=positions,
+            starts=starts,
+            tables=tuple(tables),
+            wanted=wanted,
+            cross=cross_context(heard, self._encoder_cache) if heard else None,
         )
         result = self._executor.execute(batch, sampling)
         if len(tokens) == len(tables):
@@ -168,6 +205,33 @@ class DraftModel:
         for place, token in zip(drawn, result.tokens, strict=True):
             if token != NO_TOKEN and token < self._vocab_size:
                 guesses[place].append(token)
+
+    def take_encoded(self, sequences: Iterable[Sequence], rows: EncoderRows) -> None:
+        """``rows`` [all rows, width] are what the other model's encoder made of their audio, in order."""
+        assert self._shares_encoder
+        first = 0
+        for sequence in sequences:
+            assert sequence.features is not None
+            own = rows[first : first + sequence.features.rows]
+            first += len(own)
+            self._encode(sequence.features.root, own, self._encoder_cache.table(sequence.id))
+
+    def _has_encoded(self, sequence: Sequence, features: EncoderFeatures) -> bool:
+        return self._encoded.get(features.root) == self._encoder_cache.table(sequence.id)
+
+    def _encode(self, root: bytes, inputs: EncoderRows, table: "array[int]") -> None:
+        """In a step of its own: there are buffers for one encoder input.
+
+        Of other encoder outputs in the same blocks nothing is left.
+        """
+        starts = np.array([0, len(inputs)], dtype=np.int64)
+        encode(self._executor, EncoderBatch(inputs, starts, (table,)))
+        taken = set(table)
+        for other in [r for r, held in self._encoded.items() if not taken.isdisjoint(held)]:
+            del self._encoded[other]
+        self._encoded[root] = array("q", table)
+        while len(self._encoded) > _MOST_ENCODED:
+            self._encoded.popitem(last=False)
 
     def _progress_of(self, sequence: Sequence) -> _Progress:
         """As it is now that the sequence has got more tokens, or other blocks."""

@@ -2,34 +2,35 @@
 
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future, wait
-from typing import Final, NamedTuple
+from concurrent.futures import Future
+from typing import Final
 
 import msgspec
 
+from galley.engine.adapters import AdapterPool
 from galley.engine.assemble import assemble
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import MAX_FEATURE, EncoderCache, EncoderFeatures
 from galley.engine.guessing import Guessing
 from galley.engine.kv import KVCache, check_blocks
+from galley.engine.preparing import Prepared, Preparing
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
 from galley.engine.step_meter import StepMeter
-from galley.errors import GalleyError
-from galley.grammar.matcher import GrammarMatcher, Grammars
+from galley.errors import EngineError
 from galley.ops.executor import Executor
-from galley.types import LIVE_PRIORITY, EngineRequest, EngineStats, ModelInfo, Output, Timing
+from galley.types import (
+    LIVE_PRIORITY,
+    Adapter,
+    EngineRequest,
+    EngineStats,
+    ModelInfo,
+    Output,
+    Timing,
+)
 
 _GATHERING_SECONDS: Final = 0.002
-"""How long a step sleeps in which a static batch waits to be full, or all requests for their grammars."""
-
-
-class _Compiling(NamedTuple):
-    """A request that waits for its grammar."""
-
-    request: EngineRequest
-    arrival: float
-    compiled: Future[GrammarMatcher]
+"""How long a step sleeps in which a static batch waits to be full, or all requests for what they need."""
 
 
 class Engine:
@@ -46,7 +47,7 @@ class Engine:
         priority_steps: int,
         meter: StepMeter | None = None,
         guessing: Guessing | None = None,
-        grammars: Grammars | None = None,
+        preparing: Preparing | None = None,
     ) -> None:
         self.info = info
         self._executor = executor
@@ -58,8 +59,8 @@ class Engine:
         self._meter = meter or StepMeter()
         self._guessing = guessing or Guessing()
         self._sequences: dict[str, Sequence] = {}
-        self._grammars = grammars
-        self._compiling: list[_Compiling] = []
+        self._preparing = Preparing() if preparing is None else preparing
+        self._grammars, self._adapters = self._preparing.grammars, self._preparing.adapters
         self._steps = 0
         self._prefill_tokens = 0
         self._decode_tokens = 0
@@ -74,7 +75,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._sequences or self._refused or self._compiling)
+        return bool(self._sequences or self._refused or self._preparing)
 
     @property
     def is_live(self) -> bool:
@@ -83,17 +84,29 @@ class Engine:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request; its tokens come out of later steps."""
-        grammar = request.sampling.grammar
-        if grammar is None:
-            self._begin(request, time.monotonic())
-        else:
-            assert self._grammars is not None, "ModelInfo.grammars says so"
-            compiled = self._grammars.compile(grammar, request.output)
-            self._compiling.append(_Compiling(request, time.monotonic(), compiled))
+        if not self._preparing.add(request):
+            self._begin(Prepared(request, time.monotonic()))
 
-    def _begin(
-        self, request: EngineRequest, arrival: float, grammar: GrammarMatcher | None = None
-    ) -> None:
+    def load_adapter(self, adapter: Adapter) -> Future[object]:
+        """Read and check a LoRA adapter, while steps go on.
+
+        Returns:
+            What is done when requests may name it; raises ModelError if it cannot be used.
+        """
+        return self._adapter_pool.load(adapter)
+
+    def unload_adapter(self, adapter: Adapter) -> None:
+        """Free what it takes; requests that have it go on to their end."""
+        self._adapter_pool.unload(adapter)
+
+    @property
+    def _adapter_pool(self) -> AdapterPool:
+        if self._adapters is None:
+            raise EngineError("the engine has no room for adapters: set max_adapters")
+        return self._adapters
+
+    def _begin(self, prepared: Prepared) -> None:
+        request, arrival, grammar, slot = prepared
         assert request.id not in self._sequences, request.id
         features = self._features(request)
         if features is not None and not features.usable:
@@ -109,6 +122,7 @@ class Engine:
             stop_ids=frozenset((*eos, *sampling.stop_token_ids)),
             features=features,
             grammar=grammar,
+            adapter=slot,
         )
         if not self._sequences:
             self._meter.awake()
@@ -126,21 +140,22 @@ class Engine:
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests, wherever they are; unknown ids have finished already."""
         for request_id in request_ids:
-            self._compiling = [one for one in self._compiling if one.request.id != request_id]
+            self._preparing.abort(request_id)
             self._refused = [o for o in self._refused if o.request_id != request_id]
             if sequence := self._sequences.pop(request_id, None):
                 self._guessing.end(sequence)  # a stop string may have been found in it
                 self._scheduler.remove(sequence)
+                self._preparing.release(sequence.request)
 
     def step(self) -> list[Output]:
         """Schedule, assemble, execute, commit, emit: what came out for each sequence that advanced."""
-        if self._compiling:
-            self._begin_compiled()
+        if self._preparing:
+            self._begin_prepared()
         if self._refused:
             refused, self._refused = self._refused, []
             return refused
-        if not self._sequences:  # all that there is waits for its grammar
-            wait([one.compiled for one in self._compiling], _GATHERING_SECONDS)
+        if not self._sequences:  # all that there is waits for its grammar or adapter
+            self._preparing.pause(_GATHERING_SECONDS)
             return []
         meter = self._meter
         meter.begin()
@@ -156,6 +171,8 @@ class Engine:
                 sampling.masks_filled = self._grammars.fill(sampling.mask_fills)
             meter.assembled()
             result = self._executor.execute(batch, sampling)
+            if result.encoded is not None:
+                self._guessing.encoded(plan, result.encoded)
             meter.executed(plan)
         except BaseException:
             # An interrupt in a notebook: the blocks of this step were promised and never filled.
@@ -170,17 +187,13 @@ class Engine:
         meter.end()
         return outputs
 
-    def _begin_compiled(self) -> None:
-        """Requests whose grammars are ready become sequences."""
-        done = [one for one in self._compiling if one.compiled.done()]
-        self._compiling = [one for one in self._compiling if one not in done]
-        for request, arrival, compiled in done:
-            try:
-                self._begin(request, arrival, compiled.result())
-            except GalleyError as error:
-                self._refused.append(
-                    Output(request_id=request.id, finish_reason="error", error=str(error))
-                )
+    def _begin_prepared(self) -> None:
+        """Requests whose grammars and adapters are there become sequences."""
+        for one in self._preparing.ready():
+            if isinstance(one, Output):
+                self._refused.append(one)
+            else:
+                self._begin(one)
 
     def check_blocks(self) -> None:
         """Assert conservation: each block is free, cached, or used once for each table that holds it."""
@@ -194,7 +207,7 @@ class Engine:
         draft, drafted = self._guessing.counts("draft"), self._guessing.draft_seconds
         return EngineStats(
             running=len(self._scheduler.running),
-            waiting=self._scheduler.waiting + len(self._compiling),
+            waiting=self._scheduler.waiting + len(self._preparing),
             kv_used_blocks=self._kv.pool.used,
             kv_cached_blocks=self._kv.pool.cached,
             kv_total_blocks=self._kv.pool.total,
@@ -220,12 +233,17 @@ class Engine:
             grammar_accepted_tokens=grammar.accepted,
             draft_proposed_tokens=draft.proposed,
             draft_accepted_tokens=draft.accepted,
+            adapters_loaded=0 if self._adapters is None else self._adapters.loaded,
+            adapter_loads=0 if self._adapters is None else self._adapters.loads,
+            adapter_evictions=0 if self._adapters is None else self._adapters.evictions,
         )
 
     def close(self) -> None:
         """End the threads; all else that the engine holds is memory, and goes with it."""
         if self._grammars is not None:
             self._grammars.close()
+        if self._adapters is not None:
+            self._adapters.close()
 
     def _account(self, plan: list[Work]) -> None:
         now = time.monotonic()
@@ -265,4 +283,5 @@ class Engine:
                 del self._sequences[sequence.id]
                 self._guessing.end(sequence)
                 self._scheduler.remove(sequence)
+                self._preparing.release(sequence.request)
         return outputs

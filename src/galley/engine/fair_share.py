@@ -8,9 +8,22 @@ and what one does not use goes to the others.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
-from galley.engine.sequence import Sequence
-from galley.types import LIVE_PRIORITY
+from galley.types import LIVE_PRIORITY, EngineRequest
+
+
+class Work(Protocol):
+    """What tenants compete with: a sequence, or a text. The lesser of a tenant's own comes first."""
+
+    @property
+    def request(self) -> EngineRequest:
+        """What it comes of."""
+
+    def __lt__(self, other: Any) -> bool: ...
+
+
+Candidate = TypeVar("Candidate", bound=Work)
 
 
 @dataclass(slots=True)
@@ -36,7 +49,7 @@ class FairShare:
         """Whether sequences of more than one tenant are in the engine."""
         return len(self._active) > 1
 
-    def join(self, sequence: Sequence) -> None:
+    def join(self, sequence: Work) -> None:
         """A sequence of the tenant comes. Time in which a tenant had none is not made up for."""
         request = sequence.request
         tenant = self._active.get(request.tenant)
@@ -50,20 +63,20 @@ class FairShare:
         tenant.weight = request.weight
         tenant.unfinished += 1
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: Work) -> None:
         """A sequence of the tenant is finished or aborted."""
         tenant = self._active[sequence.request.tenant]
         tenant.unfinished -= 1
         if not tenant.unfinished:
             del self._active[sequence.request.tenant]
 
-    def charge(self, sequence: Sequence, tokens: int) -> None:
+    def charge(self, sequence: Work, tokens: int) -> None:
         """The sequence computes so many tokens. Nothing is noted while one tenant has the engine alone."""
         if len(self._active) > 1:
             tenant = self._active[sequence.request.tenant]
             tenant.time += tokens / tenant.weight
 
-    def next(self, candidates: Iterable[Sequence]) -> Sequence:
+    def next(self, candidates: Iterable[Candidate]) -> Candidate:
         """The one of the ``candidates``, each its tenant's first, whose tenant's turn it is."""
         return min(candidates, key=self._place)
 
@@ -71,7 +84,7 @@ class FairShare:
         """The part of the engine that is the tenant's by weight, in (0, 1]."""
         return self._active[tenant].weight / sum(t.weight for t in self._active.values())
 
-    def _place(self, sequence: Sequence) -> tuple[float, Sequence]:
+    def _place(self, sequence: Work) -> tuple[float, Work]:
         request = sequence.request
         # Only the operator says who comes before whom; live audio cannot wait.
         live = request.priority <= LIVE_PRIORITY

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 
-from galley.config import EngineSettings
+from galley.engine.block_hashes import salt_hash
 from galley.engine.draft_model import DraftModel
 from galley.engine.scheduler import Work
 from galley.engine.sequence import Sequence
+from galley.engine_settings import EngineSettings
+from galley.ops.executor import EncoderRows
 from galley.speculation.forced_tokens import ForcedTokens
 from galley.speculation.prompt_lookup import PromptLookup
 from galley.speculation.proposer import Proposer
@@ -46,14 +48,19 @@ class Guessing:
             self._speculator = Speculator(made, costs, draft_model)
 
     def begin(self, sequence: Sequence) -> None:
-        """A sequence was added. Speech is not guessed: transcripts repeat neither prompt nor each other."""
+        """A sequence was added."""
         params = sequence.request.sampling
-        if self._speculator is None or params.speculation == "off" or sequence.features:
+        if self._speculator is None or params.speculation == "off":
             return
         if params.num_beams == 1 and not params.alignment:
             grammar = sequence.task.grammar
             forced = None if grammar is None else grammar.forced
-            sequence.guesser = self._speculator.follow(sequence.root, forced)
+            sequence.guesser = self._speculator.follow(_salt(sequence), forced)
+
+    def encoded(self, plan: Iterable[Work], rows: EncoderRows) -> None:
+        """The encoder has made ``rows`` of the audio that was encoded in this step."""
+        if self._draft_model is not None:
+            self._draft_model.take_encoded([w.sequence for w in plan if w.encodes], rows)
 
     def guess(self, plan: list[Work], budget: int) -> list[tuple[int, tuple[int, ...]]]:
         """See :data:`galley.engine.scheduler.Guess`."""
@@ -91,7 +98,7 @@ class Guessing:
         """A sequence has come to its end, or nobody wants more of it."""
         if self._speculator is not None and sequence.guesser is not None:
             prompt = len(sequence.request.prompt)
-            self._speculator.remember(sequence.root, sequence.tokens, prompt)
+            self._speculator.remember(_salt(sequence), sequence.tokens, prompt)
         if self._draft_model is not None:
             self._draft_model.forget(sequence)
 
@@ -104,3 +111,8 @@ class Guessing:
         """Of that proposer, so far."""
         none = Counts()
         return none if self._speculator is None else self._speculator.counts.get(proposer, none)
+
+
+def _salt(sequence: Sequence) -> bytes:
+    """Whose texts may show in guesses for each other: a tenant's transcripts, though of other audio."""
+    return salt_hash(sequence.request.cache_salt) if sequence.features else sequence.root

@@ -4,8 +4,9 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from galley.config import EngineSettings
+from galley.engine.adapters import AdapterPool
 from galley.engine.batching import BatchGatherer
 from galley.engine.blocks import BlockPool
 from galley.engine.draft_model import DraftModel
@@ -15,15 +16,17 @@ from galley.engine.guessing import Guessing, proposers_of
 from galley.engine.kv import KVCache
 from galley.engine.load_draft import load_draft, read_draft
 from galley.engine.memory import KVSize, plan_memory
-from galley.engine.read_model import read_model
+from galley.engine.preparing import Preparing
+from galley.engine.read_model import Model, read_model
 from galley.engine.scheduler import Scheduler
 from galley.engine.step_meter import Pauses, StepMeter
 from galley.engine.warm_up import MEASURED_ROWS, measure_rows, warm_up
 from galley.engine.weight_receipt import held_kinds, weight_receipt
-from galley.errors import DamagedWeights, EngineFailed
+from galley.engine_settings import EngineSettings
+from galley.errors import DamagedWeights, EngineFailed, SettingsError
 from galley.formats.gguf_file import is_gguf, split_files
 from galley.grammar.matcher import Grammars
-from galley.graph.program import Program
+from galley.graph.adapters import with_adapters
 from galley.machine import address_space_left, available_memory
 from galley.ops.executor import (
     Executor,
@@ -31,9 +34,12 @@ from galley.ops.executor import (
     ExecutorOptions,
     choose_executor,
 )
+from galley.ops.measured_steps import measured_steps
 from galley.ops.rows import check_isa
 from galley.speculation.row_costs import RowCosts
 from galley.types import ModelInfo, OnLedger, OnPhase
+
+T = TypeVar("T")
 
 
 def load_engine(
@@ -56,11 +62,20 @@ def load_engine(
         ModelError, SettingsError: the checkpoint or the settings cannot be used.
         EngineFailed: there is not enough memory; the message has three changes that would make it fit.
     """
+    return retrying(folder, lambda: _load(settings, folder, on_phase, pause, on_ledger))
+
+
+def retrying(folder: Path, load: Callable[[], T]) -> T:
+    """What ``load`` makes of the checkpoint in ``folder``, the second time if packed weights were damaged.
+
+    Raises:
+        EngineFailed: memory ran out.
+    """
     try:
         try:
-            return _load(settings, folder, on_phase, pause, on_ledger)
+            return load()
         except DamagedWeights:  # they are packed anew
-            return _load(settings, folder, on_phase, pause, on_ledger)
+            return load()
     except MemoryError as error:
         files = split_files(folder) if is_gguf(folder) else folder.glob("*.safetensors")
         needs = sum(path.stat().st_size for path in files) / 2**20
@@ -80,13 +95,26 @@ def _load(
     on_ledger: OnLedger | None,
 ) -> Engine:
     phases: dict[str, float] = {}
-    clock = _Phases(phases, on_phase)
+    clock = StartPhases(phases, on_phase)
     executor_name, factory = choose_executor(settings.executor, settings.device)
     check_isa()
     clock.end("import")
-    checkpoint, program, weights, options, speech = read_model(settings, folder, executor_name)
+    model = read_model(settings, folder, executor_name)
+    checkpoint, program, weights, options, speech, _ = model
     name, family = settings.model or folder.name, str(checkpoint.config["model_type"])
-    draft = read_draft(settings, program, folder, executor_name, factory)
+    draft = read_draft(settings, model, folder, executor_name, factory)
+    if draft is not None:
+        program = draft.guessed.program
+    if settings.adapter_slots:
+        if speech is not None:
+            raise SettingsError(
+                f"max_adapters is {settings.adapter_slots}, but {name} hears speech, and adapters are "
+                "for text models: leave it out"
+            )
+        program = with_adapters(program)
+        options = dataclasses.replace(
+            options, adapters=settings.adapter_slots, adapter_rank=settings.adapter_rank
+        )
 
     def memory_of(options: ExecutorOptions) -> ExecutorMemory:
         memory = factory.memory(program, weights, options)
@@ -111,18 +139,20 @@ def _load(
     executor.allocate_kv(kv.blocks)
     pool = BlockPool(kv.blocks)
     cache = KVCache(pool, prefix_cache=settings.prefix_cache, groups=kv.groups)
+    encoder_cache = EncoderCache(pool, sharing=settings.prefix_cache)
     draft_model: DraftModel | None = None
     if draft is not None:
         draft_model = load_draft(
             draft,
             factory,
             cache,
+            encoder_cache,
             vocab_size=program.vocab_size,
             max_rows=settings.max_batch_tokens,
             pause=pauses,
         )
     warm_up(executor, program, speech)
-    guessing = _guessing(settings, executor, program, kv, draft_model)
+    guessing = _guessing(settings, executor, model, kv, draft_model)
     clock.end("warm-up")
     phases["ready"] = sum(phases.values())
     info = ModelInfo(
@@ -148,8 +178,8 @@ def _load(
         weights=weight_receipt(
             checkpoint, program, held_kinds(executor_name, program, weights, options)
         ),
+        adapters=options.adapters,
     )
-    encoder_cache = EncoderCache(pool, sharing=settings.prefix_cache)
     scheduler = Scheduler(
         cache,
         encoder_cache,
@@ -161,6 +191,10 @@ def _load(
     )
     steps = settings.priority_steps
     meter = StepMeter(None if pauses is None else lambda: pauses.seconds)
+    adapters = None
+    if options.adapters:
+        shapes = {name: program.shapes[name] for name in program.adapted}
+        adapters = AdapterPool(executor, shapes, slots=options.adapters, rank=options.adapter_rank)
     grammars = Grammars(folder, program.vocab_size, checkpoint.eos_token_ids)
     return Engine(
         executor,
@@ -171,25 +205,32 @@ def _load(
         priority_steps=steps,
         meter=meter,
         guessing=guessing,
-        grammars=grammars,
+        preparing=Preparing(grammars, adapters),
     )
 
 
 def _guessing(
     settings: EngineSettings,
     executor: Executor,
-    program: Program,
+    model: Model,
     kv: KVSize,
     draft_model: DraftModel | None,
 ) -> Guessing:
-    """Nothing is guessed for speech, nor where a state has taken tokens in for good."""
+    """Nothing is guessed where a state has taken tokens in for good."""
+    program = model.program
     proposers = proposers_of(settings)
     most = min(settings.logit_rows, kv.max_model_len, kv.tokens)
     stateful = any(group.state_blocks for group in program.kv_groups)
     nobody = not proposers and draft_model is None
-    if nobody or program.encoder is not None or stateful or most < MEASURED_ROWS[1]:
+    if nobody or stateful or most < MEASURED_ROWS[1]:
         return Guessing()
-    measured = measure_rows(executor, len(program.kv_groups), most)
+    groups = len(program.kv_groups)
+    measured = measured_steps(
+        executor,
+        model.options,
+        f"{most} rows",
+        lambda: measure_rows(executor, groups, most, model.speech, blocks=kv.blocks),
+    )
     return Guessing(proposers, RowCosts(measured), settings.logit_rows, draft_model)
 
 
@@ -200,13 +241,16 @@ def _gatherer(settings: EngineSettings) -> BatchGatherer | None:
     return BatchGatherer(settings.running_limit, delay)
 
 
-class _Phases:
+class StartPhases:
+    """Times the phases of an engine's start, one after the other."""
+
     def __init__(self, phases: dict[str, float], on_phase: OnPhase | None) -> None:
         self._phases = phases
         self._on_phase = on_phase
         self._last = time.monotonic()
 
     def end(self, name: str) -> None:
+        """The phase of that name is over."""
         now = time.monotonic()
         self._phases[name] = now - self._last
         self._last = now

@@ -4,17 +4,25 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from galley.config import EngineSettings
+import numpy as np
+
+from galley.audio import SpeechInfo
 from galley.engine.draft_model import DraftModel
+from galley.engine.encoder_cache import EncoderCache
 from galley.engine.kv import KVCache
 from galley.engine.read_model import Model, read_model
 from galley.engine.warm_up import MEASURED_ROWS, measure_rows, warm_up
+from galley.engine_settings import EngineSettings
 from galley.errors import SettingsError
 from galley.formats.source import resolve_model
 from galley.formats.vocabulary import first_difference
-from galley.graph.program import Program
+from galley.formats.weights import DenseWeight, Weight
+from galley.models.speech import share_encoder
+from galley.models.whisper import DECODER
 from galley.ops.executor import ExecutorFactory, ExecutorMemory
+from galley.ops.measured_steps import measured_steps
 from galley.speculation.row_costs import RowCosts
+from galley.types import BLOCK_TOKENS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,11 +33,15 @@ class Draft:
         model: what its executor is made of.
         memory: what that will hold.
         group: KV group of the other model in whose blocks its keys and values will lie.
+        guessed: the other model, as it is to be loaded beside this one.
+        shares_encoder: both have the same encoder, and the other model's works for both.
     """
 
     model: Model
     memory: ExecutorMemory
     group: int
+    guessed: Model
+    shares_encoder: bool
 
     def beside(self, memory: ExecutorMemory) -> ExecutorMemory:
         """What both models hold."""
@@ -40,13 +52,14 @@ class Draft:
             kv_block=memory.kv_block + mine.kv_block,
             row=memory.row + mine.row,
             logits=memory.logits + mine.logits,
+            encoder=memory.encoder + mine.encoder,
             scratch=memory.scratch + mine.scratch,
         )
 
 
 def read_draft(
     settings: EngineSettings,
-    program: Program,
+    guessed: Model,
     folder: Path,
     executor: str,
     factory: ExecutorFactory,
@@ -55,7 +68,7 @@ def read_draft(
 
     Args:
         settings: of the engine.
-        program: of the model that is guessed for.
+        guessed: the model that is guessed for.
         folder: its checkpoint.
         executor: name of what runs both.
         factory: makes it.
@@ -72,9 +85,10 @@ def read_draft(
         settings, model=name, speculation="off", draft_model=None, max_model_len=None
     )
     model = read_model(own, place, executor)
+    model = model._replace(program=dataclasses.replace(model.program, aligner=None))
+    program = guessed.program
+    _check_audio(name, model.speech, guessed.speech)
     for what, one in (("draft_model " + name, model.program), ("the model", program)):
-        if one.encoder is not None:
-            raise SettingsError(f"{what} is a speech model: draft_model is for text models")
         if any(group.state_blocks for group in one.kv_groups):
             raise SettingsError(
                 f"{what} keeps a state that cannot take tokens back: leave draft_model out"
@@ -90,13 +104,61 @@ def read_draft(
         )
     if (difference := first_difference(folder, place)) is not None:
         raise SettingsError(f"draft_model {name} has another vocabulary: {difference}")
-    return Draft(model, factory.memory(model.program, model.weights, model.options), whole[0])
+    shares = _same_encoder(model, guessed)
+    if shares:
+        giver, taker = share_encoder(
+            program, guessed.checkpoint.config, model.program, model.checkpoint.config
+        )
+        guessed, model = guessed._replace(program=giver), model._replace(program=taker)
+    memory = factory.memory(model.program, model.weights, model.options)
+    return Draft(model, memory, whole[0], guessed, shares)
+
+
+def _same_encoder(one: Model, other: Model) -> bool:
+    """Whether both have the same encoder, number by number, as Distil-Whisper has its teacher's."""
+    if one.program.encoder is None or other.program.encoder is None:
+        return False
+    names, others = (
+        {n: s for n, s in model.program.encoder.shapes.items() if not n.startswith(DECODER)}
+        for model in (one, other)
+        if model.program.encoder is not None
+    )
+    return names == others and all(
+        _same_values(one.weights[name], other.weights[name]) for name in names
+    )
+
+
+def _same_values(one: Weight, other: Weight) -> bool:
+    if not isinstance(one, DenseWeight) or not isinstance(other, DenseWeight):
+        return False
+    return one.dtype == other.dtype and np.array_equal(one.data, other.data)
+
+
+def _check_audio(name: str, draft: SpeechInfo | None, guessed: SpeechInfo | None) -> None:
+    """Both or neither are speech models; the audio of one is audio for the other.
+
+    Raises:
+        SettingsError: else.
+    """
+    if (draft is None) != (guessed is None):
+        which = (f"draft_model {name}", "the model")[draft is None]
+        other = ("the model", f"draft_model {name}")[draft is None]
+        raise SettingsError(f"{which} is a speech model and {other} is not")
+    if draft is None or guessed is None:
+        return
+    for what in ("mels", "stride", "max_frames"):
+        mine, theirs = getattr(draft, what), getattr(guessed, what)
+        if mine < theirs if what == "max_frames" else mine != theirs:
+            raise SettingsError(
+                f"draft_model {name} hears other features: {what} is {mine}, the model's {theirs}"
+            )
 
 
 def load_draft(
     draft: Draft,
     factory: ExecutorFactory,
     kv: KVCache,
+    encoder_cache: EncoderCache,
     *,
     vocab_size: int,
     max_rows: int,
@@ -108,6 +170,7 @@ def load_draft(
         draft: what :func:`read_draft` has read.
         factory: of its executor.
         kv: block tables of the other model.
+        encoder_cache: those of its encoder outputs.
         vocab_size: of the other model.
         max_rows: of a step.
         pause: see :class:`galley.ops.executor.ExecutorOptions`.
@@ -117,14 +180,24 @@ def load_draft(
     executor = factory(program, draft.model.weights, options)
     assert executor.kv_bytes_per_block() == draft.memory.kv_block
     executor.allocate_kv(kv.pool.total)
-    warm_up(executor, program, None)
-    most = min(MEASURED_ROWS[-1], max_rows, kv.pool.total * 16, program.max_positions)
+    speech = draft.model.speech
+    warm_up(executor, program, speech)
+    most = min(MEASURED_ROWS[-1], max_rows, kv.pool.total * BLOCK_TOKENS, program.max_positions)
+    most = max(most, MEASURED_ROWS[1])
+    measured = measured_steps(
+        executor,
+        draft.model.options,
+        f"{most} rows, sharing {draft.shares_encoder}",
+        lambda: measure_rows(executor, 1, most, speech, blocks=kv.pool.total),
+    )
     return DraftModel(
         executor,
-        RowCosts(measure_rows(executor, 1, max(most, MEASURED_ROWS[1]))),
+        RowCosts(measured),
         kv,
+        encoder_cache,
         group=draft.group,
         vocab_size=vocab_size,
         max_len=program.max_positions,
         max_rows=max_rows,
+        shares_encoder=draft.shares_encoder,
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from galley.config import EngineSettings
+from galley.engine_settings import EngineSettings
 from galley.errors import EngineFailed, NotEnoughMemory, SettingsError
 from galley.graph.program import KVGroup, Program
 from galley.machine import address_space_left, available_memory, bytes_text
@@ -111,7 +111,7 @@ def plan_memory(
     if available is None:
         available = min(available_memory(), address_space_left())
     buffers = memory.buffers(settings.max_batch_tokens, settings.logit_rows)
-    left = available - memory.weights - buffers - RESERVE_BYTES
+    left = available - memory.weights - memory.adapters - buffers - RESERVE_BYTES
     size = replace(size, blocks=_kv_blocks(settings, size, left))
     if size.blocks <= size.encoder_blocks:
         raise EngineFailed(
@@ -138,11 +138,80 @@ def plan_memory(
         reserve=RESERVE_BYTES,
         available=available,
         requests=size.requests(settings.running_limit),
+        adapters=memory.adapters,
     )
     if not ledger.fits:
         changes = _changes(settings, program, options, ledger, size, memory_of)
         raise NotEnoughMemory(refusal(name, ledger, changes))
     return size, ledger
+
+
+def plan_without_cache(
+    settings: EngineSettings,
+    program: Program,
+    options: ExecutorOptions,
+    executor: str,
+    memory_of: Callable[[ExecutorOptions], ExecutorMemory],
+    *,
+    name: str,
+    family: str,
+    longest: int,
+    all_rows: bool,
+) -> tuple[int, Ledger]:
+    """(most tokens of a text, ledger) of a model that reads whole texts, each in one step.
+
+    Args:
+        settings, program, options, executor, memory_of, name, family: as for :func:`plan_memory`.
+        longest: tokens of a text that the model was made for. Where nobody asks for so many, as many are
+            taken as fit the memory.
+        all_rows: what is made of a text takes the rows of all its tokens.
+
+    Raises:
+        SettingsError: ``max_model_len`` exceeds the model's positions.
+    """
+    memory = memory_of(options)
+    available = memory.free
+    if available is None:
+        available = min(available_memory(), address_space_left())
+    left = available - memory.weights - RESERVE_BYTES
+
+    def buffers(tokens: int) -> int:
+        rows = max(settings.max_batch_tokens, tokens)
+        return memory.buffers(rows, rows if all_rows else settings.max_batch_tokens)
+
+    most = _max_model_len(settings, program) if settings.max_model_len else longest
+    while settings.max_model_len is None and most > LEAST_TOKENS and buffers(most) > left:
+        most = max(LEAST_TOKENS, most // 2)
+    ledger = Ledger(
+        family=family,
+        parameters=sum(map(math.prod, program.all_shapes.values())),
+        executor=executor,
+        isa=memory.isa,
+        device=options.device,
+        threads=options.threads,
+        quantize=options.quantize,
+        inputs=memory.activations,
+        kv_dtype=options.kv_dtype,
+        max_model_len=most,
+        step_tokens=settings.max_batch_tokens,
+        weights=memory.weights,
+        buffers=buffers(most),
+        kv_per_token=0,
+        kv_tokens=0,
+        kv=0,
+        reserve=RESERVE_BYTES,
+        available=available,
+        requests=((most, max(1, settings.max_batch_tokens // most)),),
+    )
+    if not ledger.fits:
+        missing = bytes_text(ledger.total - ledger.available)
+        changes = [
+            f"{missing} more memory: a larger container limit or ulimit -v",
+            "--quantize int8 or int4, if that is not so yet",
+            "--max-model-len and --max-batch-tokens of less: buffers are for the longest text",
+        ]
+        raise NotEnoughMemory(refusal(name, ledger, changes))
+    return most, ledger
 
 
 def refusal(name: str, ledger: Ledger, changes: Sequence[str]) -> str:
@@ -153,8 +222,10 @@ def refusal(name: str, ledger: Ledger, changes: Sequence[str]) -> str:
             (f"{ledger.quantize} weights", ledger.weights),
             (f"KV cache of {ledger.kv_tokens:,} tokens", ledger.kv),
             ("buffers", ledger.buffers),
+            *([("adapters", ledger.adapters)] if ledger.adapters else ()),
             ("reserve", ledger.reserve),
         )
+        if count
     )
     listed = "".join(f"\n  {i}. {change}" for i, change in enumerate(changes, 1))
     return (
@@ -205,7 +276,7 @@ def _changes(
     per_parameter = memory_of(
         replace(options, quantize="int4") if ledger.executor == "cpu" else options
     ).weights / max(1, ledger.parameters)
-    room = ledger.available - ledger.buffers - ledger.reserve - least
+    room = ledger.available - ledger.buffers - ledger.adapters - ledger.reserve - least
     if room > 0:
         kind = "int4" if ledger.executor == "cpu" else options.quantize
         changes.append(

@@ -5,14 +5,16 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from galley.audio import SpeechInfo
-from galley.config import EngineSettings
+from galley.engine_settings import EngineSettings
 from galley.formats.reader import CheckpointReader, open_checkpoint
 from galley.formats.weights import DENSE_KINDS, Weights
 from galley.graph.program import Program
 from galley.machine import available_cores
+from galley.models.embedding import Head
 from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
 from galley.models.surplus import check_surplus
+from galley.models.vector_models import UNREAD, read_vector_model
 from galley.ops.executor import ExecutorOptions
 
 log: Final = logging.getLogger("galley.weights")
@@ -21,7 +23,7 @@ log: Final = logging.getLogger("galley.weights")
 class Model(NamedTuple):
     """All that an executor is made of. ``weights`` are views of the checkpoint's files.
 
-    ``speech`` is None for a text model.
+    ``speech`` is None for a text model, ``head`` for one that makes no vectors or scores of texts.
     """
 
     checkpoint: CheckpointReader
@@ -29,6 +31,7 @@ class Model(NamedTuple):
     weights: Weights
     options: ExecutorOptions
     speech: SpeechInfo | None
+    head: Head | None
 
 
 def read_model(settings: EngineSettings, folder: Path, executor: str = "cpu") -> Model:
@@ -41,15 +44,22 @@ def read_model(settings: EngineSettings, folder: Path, executor: str = "cpu") ->
     tensors = checkpoint.weights()
     for note in tensors.notes:
         log.info("%s", note)
-    program = build_program(checkpoint.config, tensors)
-    checkpoint.check_token_ids(program.vocab_size)
-    speech = read_speech(checkpoint.config, checkpoint.generation, program)
+    vectors = read_vector_model(checkpoint, tensors)
+    if vectors is not None:
+        program, head = vectors
+        speech = None
+        checkpoint.check_token_ids(program.token_ids)
+    else:
+        program, head = build_program(checkpoint.config, tensors), None
+        checkpoint.check_token_ids(program.vocab_size)
+        speech = read_speech(checkpoint.config, checkpoint.generation, program)
     if speech is not None:
         program = with_aligner(program, checkpoint.config, speech)
     weights = program.take_weights(tensors, folder=str(folder))
-    check_surplus(program, tensors, checkpoint.config, folder=str(folder))
+    unread = None if head is None else UNREAD
+    check_surplus(program, tensors, checkpoint.config, folder=str(folder), unread=unread)
     options = _executor_options(settings, executor, checkpoint, weights, hears=speech is not None)
-    return Model(checkpoint, program, weights, options, speech)
+    return Model(checkpoint, program, weights, options, speech, head)
 
 
 def _executor_options(

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Collection
 from dataclasses import InitVar, dataclass, field
 
-from galley.engine.block_hashes import salt_hash
+from galley.engine.block_hashes import adapter_hash, salt_hash
 from galley.engine.encoder_cache import EncoderFeatures
 from galley.engine.tasks import Task, task_of
 from galley.grammar.matcher import GrammarMatcher
@@ -32,6 +32,7 @@ class Sequence:
         cached: prompt tokens that the prefix cache supplied when the sequence first ran.
         arrival, started, first_token: seconds on the engine's clock; 0 until it happens.
         timed: each of its Outputs may be the last one (because of stop strings) and carries a timing.
+        adapter: the slot of its LoRA adapter; -1 for none.
         features: its encoder input; None for a text model.
         grammar: where its output stands in the request's grammar, for its task.
         engine_seconds: its share of the engine's time so far.
@@ -46,6 +47,7 @@ class Sequence:
     stop_ids: Collection[int] = ()
     features: EncoderFeatures | None = None
     grammar: InitVar[GrammarMatcher | None] = None
+    adapter: int = -1
     id: str = field(init=False)
     tokens: list[int] = field(init=False)
     task: Task = field(init=False)
@@ -70,6 +72,8 @@ class Sequence:
         self.task = task_of(request, self.stop_ids, grammar)
         self.timed = bool(request.sampling.stop)
         self.root = self.features.root if self.features else salt_hash(request.cache_salt)
+        if request.adapter is not None:
+            self.root = adapter_hash(self.root, request.adapter.digest)
         self.restart()
 
     def restart(self) -> None:

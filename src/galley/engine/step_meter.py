@@ -53,6 +53,13 @@ class StepMeter:
 
     def executed(self, plan: Plan[Work]) -> None:
         """Charge the step's sequences, before any of them has changed."""
+        rows = [_rows(work) for work in plan]
+        share = self.share(rows)
+        for work, count in zip(plan, rows, strict=True):
+            work.sequence.engine_seconds += share * count
+
+    def share(self, rows: Plan[int]) -> float:
+        """Seconds for each row of the step that has just been executed; ``rows`` of each of its parts."""
         self._mark = now = _clock()
         seconds = now - self._since
         if self._paused is not None:
@@ -60,11 +67,8 @@ class StepMeter:
         self._since = now
         self.seconds = seconds
         self.busy_seconds += seconds
-        rows = [_rows(work) for work in plan]
         self.sequences, self.tokens = len(rows), sum(rows)
-        share = seconds / self.tokens
-        for work, count in zip(plan, rows, strict=True):
-            work.sequence.engine_seconds += share * count
+        return seconds / self.tokens
 
     def end(self) -> None:
         """The step's results are on their way."""

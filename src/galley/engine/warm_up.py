@@ -10,7 +10,7 @@ from galley.graph.program import Program
 from galley.ops.draws import GREEDY
 from galley.ops.executor import Batch, CrossContext, EncoderBatch, Executor
 from galley.ops.sampling import SamplingBatch
-from galley.types import BLOCK_TOKENS
+from galley.types import BLOCK_TOKENS, blocks_for
 
 MEASURED_ROWS: Final = (1, 4, 8, 2, 6, 16, 32, 64)
 """In the order in which they are measured."""
@@ -29,7 +29,8 @@ def warm_up(executor: Executor, program: Program, speech: SpeechInfo | None) -> 
     starts = np.array([0, 1], dtype=np.int64)
     cross, inputs = None, None
     if speech is not None:
-        silence = np.zeros((1, speech.mels), dtype=np.float32)
+        assert program.encoder is not None
+        silence = np.zeros((1, program.encoder.mels), dtype=np.float32)
         inputs = EncoderBatch(features=silence, starts=starts, tables=(one,))
         cross = CrossContext(tables=(one,), rows=one)
     batch = Batch(
@@ -45,17 +46,26 @@ def warm_up(executor: Executor, program: Program, speech: SpeechInfo | None) -> 
 
 
 def measure_rows(
-    executor: Executor, groups: int, most: int, *, seconds: float = MEASURING_SECONDS
+    executor: Executor,
+    groups: int,
+    most: int,
+    speech: SpeechInfo | None = None,
+    *,
+    blocks: int,
+    seconds: float = MEASURING_SECONDS,
 ) -> dict[int, float]:
     """Seconds of a step that computes so many rows and draws a token from each, up to ``most`` rows.
 
     Each is the faster of two, measured one after the other, because the first steps of a process are slow.
-    The rows are one sequence's, in the first blocks, which no request has yet.
+    The rows are one sequence's, in the first blocks, which no request has yet; a speech model's attend to
+    the longest encoder output that fits behind them.
 
     Args:
         executor: warmed up.
         groups: KV groups of the model; none may keep a state.
         most: as far as blocks, context and token budget go.
+        speech: of a speech model.
+        blocks: of the KV cache.
         seconds: no measurement begins later, but for the first two numbers of rows; what has none is left
             out.
     """
@@ -65,20 +75,29 @@ def measure_rows(
         needed = rows in MEASURED_ROWS[:2]
         if rows > most or (not needed and time.perf_counter() - began > seconds):
             continue
-        took = _seconds(executor, groups, rows)
+        cross = None if speech is None else _longest_output(speech, blocks_for(rows), blocks)
+        took = _seconds(executor, groups, rows, cross)
         measured[rows] = min(measured.get(rows, took), took)
     return measured
 
 
-def _seconds(executor: Executor, groups: int, rows: int) -> float:
+def _longest_output(speech: SpeechInfo, first: int, blocks: int) -> CrossContext:
+    """Of one sequence, in the blocks from ``first`` on; what they hold does not matter."""
+    rows = min(speech.max_rows, BLOCK_TOKENS * (blocks - first))
+    table = np.arange(first, first + blocks_for(rows), dtype=np.int64)
+    return CrossContext(tables=(table,), rows=np.array([rows], dtype=np.int64))
+
+
+def _seconds(executor: Executor, groups: int, rows: int, cross: CrossContext | None) -> float:
     positions = np.arange(rows, dtype=np.int64)
-    blocks = np.arange(-(-rows // BLOCK_TOKENS), dtype=np.int64)
+    blocks = np.arange(blocks_for(rows), dtype=np.int64)
     batch = Batch(
         tokens=np.zeros(rows, dtype=np.int64),
         positions=positions,
         starts=np.array([0, rows], dtype=np.int64),
         tables=(blocks,) * groups,
         wanted=positions,
+        cross=cross,
     )
     sampling = SamplingBatch()
     for row in range(rows):

@@ -5,15 +5,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
+from galley.formats.quantization import QUANTIZED_KEY
 from galley.formats.reader import CheckpointReader
 from galley.formats.weights import Kinds, Weights
 from galley.graph.program import Program
 from galley.ops.executor import ExecutorOptions
 from galley.ops.kinds import own_kinds, plan_kinds
 from galley.types import WeightReceipt
-
-QUANTIZED_KEY: Final = "galley_quantize"
-"""In ``config.json``: what ``galley quantize`` says of the weights that it wrote."""
 
 _LEAST_SHARE: Final = 0.01
 """Of the parameters; rarer kinds are not told."""

@@ -11,11 +11,15 @@ from galley.formats.json_file import read_json
 from galley.formats.quantization import Section, quantization_of
 from galley.formats.quantized import typed_weights
 from galley.formats.safetensors import StoredTensor, read_header, read_safetensors
+from galley.formats.stacked import UnstackedExperts
 from galley.formats.weights import Weights
 from galley.types import SamplingDefaults, SamplingParams
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+
+_OWN = frozenset({"nomic_bert"})
+"""Families whose checkpoints bring code for others, and which Galley has itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Checkpoint:
         if not folder.is_dir():
             raise ModelNotFound(f"model folder {folder} does not exist")
         config = read_json(folder / "config.json")
-        if "auto_map" in config:
+        if "auto_map" in config and config.get("model_type") not in _OWN:
             raise UnsupportedModel(
                 f"{folder / 'config.json'}: auto_map asks for code from the checkpoint to be run; "
                 "Galley never does"
@@ -72,7 +76,11 @@ class Checkpoint:
                 tensors contradict the quantization that the checkpoint says it has.
             UnsupportedModel: it says one that is not read.
         """
-        return typed_weights(self._quantization(), self._stored())
+        quantization = self._quantization()
+        weights = typed_weights(quantization, self._stored())
+        if self.config.get("model_type") == "gpt_oss":
+            return UnstackedExperts(weights, outputs_last=quantization is None)
+        return weights
 
     def _quantization(self) -> Section | None:
         return quantization_of(self.folder, self.config)

@@ -1,6 +1,5 @@
 """A GGUF checkpoint, of one file or split into several: configuration and typed weights."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from galley.formats.checkpoint import check_eos, sampling_defaults
 from galley.formats.gguf_blocks import kind_of, weight_of
 from galley.formats.gguf_config import ROPE_FACTORS, Metadata, config_of, generation_of
 from galley.formats.gguf_file import GGUFFile, GGUFTensor, read_gguf, split_files
+from galley.formats.gguf_names import hf_name, permuted_heads, unpermuted
 from galley.formats.json_file import open_file
 from galley.formats.weights import (
     IntWeight,
@@ -25,27 +25,6 @@ from galley.formats.weights import (
 from galley.types import SamplingDefaults
 
 _MAX_FACTORS: Final = 1 << 13
-
-_NAMES: Final = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER_NAMES: Final = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_LAYER: Final = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)", re.ASCII)
-_PERMUTED: Final = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +160,10 @@ class _GGUFWeights(Weights):
                         file=str(file.path),
                         field=name,
                     )
-                if _hf_name(name) in self._places:
+                if hf_name(name) in self._places:
                     raise CheckpointError("stands twice", file=str(file.path), field=name)
                 heads = _heads(file, name, tensor, config) if permuted else 0
-                self._places[_hf_name(name)] = _Place(tensor, file, name, heads)
+                self._places[hf_name(name)] = _Place(tensor, file, name, heads)
 
     def info(self, name: str) -> TensorInfo:
         """See :class:`galley.formats.weights.Weights`."""
@@ -196,7 +175,7 @@ class _GGUFWeights(Weights):
         tensor = place.tensor
         data = _bytes_of(place.file, tensor)
         if place.heads:
-            data = _unpermuted(data.reshape(tensor.shape[0], -1), place.heads)
+            data = unpermuted(data.reshape(tensor.shape[0], -1), place.heads)
         weight = weight_of(name, tensor.type, tensor.shape, data)
         if isinstance(weight, IntWeight):
             _check_scales(weight, place)
@@ -210,10 +189,10 @@ class _GGUFWeights(Weights):
 
 
 def _heads(file: GGUFFile, name: str, tensor: GGUFTensor, config: Mapping[str, Any]) -> int:
-    layer = _LAYER.fullmatch(name)
-    if layer is None or layer[2] not in _PERMUTED:
+    key = permuted_heads(name)
+    if key is None:
         return 0
-    heads = config.get(_PERMUTED[layer[2]], config.get("num_attention_heads"))
+    heads = config.get(key, config.get("num_attention_heads"))
     if type(heads) is not int or heads < 1 or tensor.shape[0] % (2 * heads):
         raise CheckpointError(
             f"has {tensor.shape[0]} rows, which {shown(heads)} heads cannot share",
@@ -221,24 +200,6 @@ def _heads(file: GGUFFile, name: str, tensor: GGUFTensor, config: Mapping[str, A
             field=name,
         )
     return heads
-
-
-def _hf_name(name: str) -> str:
-    """The name in Hugging Face's checkpoints; unknown ones stay, to be refused by that name."""
-    if layer := _LAYER.fullmatch(name):
-        role = _LAYER_NAMES.get(layer[2], layer[2])
-        return f"model.layers.{int(layer[1])}.{role}.{layer[3]}"
-    stem, _, suffix = name.rpartition(".")
-    return f"{_NAMES[stem]}.{suffix}" if stem in _NAMES else name
-
-
-def _unpermuted(rows: Any, heads: int) -> Any:
-    """Rows of llama's q and k as Hugging Face has them.
-
-    llama.cpp's converter interleaves the halves of each head, since it rotates neighbours.
-    """
-    pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, -1)
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
 
 def _check_scales(weight: IntWeight, place: _Place) -> None:

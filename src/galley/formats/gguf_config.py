@@ -3,10 +3,12 @@
 The keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, "Standardized key-value pairs".
 """
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from galley.errors import CheckpointError, UnsupportedModel, shown
+from galley.formats.quantization import QUANTIZED_KEY
 
 ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
 """``general.architecture`` of what is read; Mistral's models call themselves llama."""
@@ -43,9 +45,20 @@ _REFUSED: Final = (
 )
 """Keys of what the models here do not do, where they are neither 0 nor false."""
 
-_SAMPLING: Final = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+SAMPLING: Final = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+"""Field of generation_config.json -> key, without ``general.sampling`` in front."""
+
+RECEIPT: Final = {"method": str, "calibration": str, "kl": float, "kl99": float, "top1": float}
+"""What ``galley quantize`` says of its file: key, without ``galley.quantize`` in front, and type."""
+
 _END_IDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
-_END_TEXTS: Final = frozenset(
+END_TEXTS: Final = frozenset(
     {"<|eot_id|>", "<|im_end|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<end_of_turn>"}
 )
 """Tokens that end a turn, whatever the file says; llama.cpp's list."""
@@ -144,6 +157,8 @@ def config_of(
                 f"{metadata.file}: {architecture}.attention.sliding_window is not supported"
             )
         config["model_type"] = "mistral"
+    if receipt := receipt_of(metadata):
+        config[QUANTIZED_KEY] = receipt
     return config
 
 
@@ -195,11 +210,30 @@ def generation_of(metadata: Metadata) -> dict[str, Any]:
     """``generation_config.json``: what ends a text, and defaults of sampling if the file has any."""
     ids = {metadata.token(name) for name in _END_IDS} - {None}
     tokens = metadata.strings("tokenizer.ggml.tokens")
-    ids |= {token for token, text in enumerate(tokens) if text in _END_TEXTS}
+    ids |= {token for token, text in enumerate(tokens) if text in END_TEXTS}
     generation: dict[str, Any] = {
         "eos_token_id": sorted(token for token in ids if token is not None)
     }
-    for name, key in _SAMPLING.items():
+    for name, key in SAMPLING.items():
         if (value := metadata.raw.get(f"general.sampling.{key}")) is not None:
-            generation[name] = value
+            # A float32 as people write it: 0.7, not 0.699999988.
+            generation[name] = float(f"{value:.7g}") if isinstance(value, float) else value
     return generation
+
+
+def receipt_of(metadata: Metadata) -> dict[str, Any]:
+    """What ``galley quantize`` measured when it wrote the file; empty if it did not.
+
+    Raises:
+        CheckpointError: a value is of another type.
+    """
+    found = {}
+    for name, kind in RECEIPT.items():
+        key = f"galley.quantize.{name}"
+        value = metadata.raw.get(key)
+        odd = isinstance(value, float) and not math.isfinite(value)
+        if value is not None and (odd or type(value) is not kind):
+            raise CheckpointError(f"is {shown(value)}", file=metadata.file, field=key)
+        if value is not None:
+            found[name] = value
+    return found

@@ -70,7 +70,7 @@ def read_file(path: Path) -> bytes:
                 f"has {size} bytes, at most {MAX_JSON_BYTES} are read", file=str(path)
             )
         try:
-            return file.read(MAX_JSON_BYTES)
+            return file.read(size)
         except OSError as error:
             raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from error
 

@@ -13,6 +13,9 @@ _SECTIONS: Final = ("quantization_config", "compression_config")
 GPTQ_FILE: Final = "quantize_config.json"
 """Where early GPTQ tools wrote what config.json does not say."""
 
+QUANTIZED_KEY: Final = "galley_quantize"
+"""In ``config.json``: what ``galley quantize`` says of the weights that it wrote."""
+
 
 class Section:
     """A JSON object of unknown quality about quantization.

@@ -12,6 +12,7 @@ from galley.formats.mxfp4 import read_mxfp4
 from galley.formats.quantization import Section
 from galley.formats.safetensors import StoredTensor
 from galley.formats.stored import (
+    BUFFERS,
     INPUT_SCALES,
     KV_SCALES,
     Matrix,
@@ -45,6 +46,7 @@ def typed_weights(quantization: Section | None, tensors: Mapping[str, StoredTens
         UnsupportedModel: the quantization is of another kind.
     """
     stored = Stored(tensors)
+    stored.take_matching(BUFFERS)
     notes = [*_kv_scales(stored)]
     matrices: Mapping[str, Matrix] = {}
     if quantization is not None:

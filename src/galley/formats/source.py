@@ -1,7 +1,7 @@
 """Finds a model's folder: of a bundled model, a given folder, or a hub id that is downloaded."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,8 +10,13 @@ from galley.formats.aliases import hub_id_of
 from galley.formats.gguf_file import is_gguf, split_files
 
 BUNDLED: Final = "galley-demo"
+BUNDLED_DRAFT: Final = "galley-demo-draft"
 BUNDLED_SPEECH: Final = "galley-demo-speech"
+BUNDLED_MODELS: Final = (BUNDLED, BUNDLED_DRAFT, BUNDLED_SPEECH)
 """Names of the bundled models. They cannot be hub ids, which have a slash."""
+
+OnBytes = Callable[[int, int], None]
+"""Told (completed, total) bytes of a download; the total grows while files are found."""
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
@@ -27,7 +32,13 @@ _WANTED: Final = ("*.safetensors", "*.json", "*.jinja")
 _UNWANTED: Final = ("*/*", "consolidated*.safetensors")
 
 
-def resolve_model(model: str, *, revision: str = "main", show_progress: bool = True) -> Path:
+def resolve_model(
+    model: str,
+    *,
+    revision: str = "main",
+    show_progress: bool = True,
+    on_bytes: OnBytes | None = None,
+) -> Path:
     """The folder that holds ``model``'s checkpoint, or the GGUF file that it is.
 
     Args:
@@ -38,25 +49,15 @@ def resolve_model(model: str, *, revision: str = "main", show_progress: bool = T
             broken downloads are resumed. Pickled weights and code are never downloaded.
         revision: branch, tag or commit of a hub id.
         show_progress: draw progress bars on stderr while downloading.
+        on_bytes: told of the progress instead, by several threads; what it raises ends the download.
 
     Raises:
         ModelNotFound: the bundled speech model is not part of this installation; the folder, hub id or
             revision does not exist or may not be read; or the model is not in the cache and the hub cannot
             be reached.
     """
-    if model in ("", BUNDLED):
-        from galley.demo import MODEL_DIR
-
-        return MODEL_DIR
-    if model == BUNDLED_SPEECH:
-        from galley.demo.speech import SPEECH_MODEL_DIR
-
-        if not (SPEECH_MODEL_DIR / "model.safetensors").exists():
-            raise ModelNotFound(
-                f"{BUNDLED_SPEECH} comes with Galley's source, not with its wheel, which is kept small: "
-                "run from a checkout (make run), or give another speech model"
-            )
-        return SPEECH_MODEL_DIR
+    if not model or model in BUNDLED_MODELS:
+        return _bundled(model)
     path = _existing(model)
     if path is not None and path.is_dir():
         return _only_gguf(path) or path
@@ -66,10 +67,11 @@ def resolve_model(model: str, *, revision: str = "main", show_progress: bool = T
         raise ModelNotFound(f"{model} is a file; give the folder that holds it, or a GGUF file")
     if model.startswith((".", "/", "~")) or model.endswith("/"):
         raise ModelNotFound(f"the folder {model} does not exist")
+    bars = None if show_progress and on_bytes is None else _silent_bar(on_bytes)
     model = hub_id_of(model) or model
     if named := HUB_GGUF.fullmatch(model):
         wanted = [path.as_posix() for path in split_files(Path(named[2]))]
-        folder = _download(named[1], revision, show_progress, wanted=wanted, unwanted=())
+        folder = _download(named[1], revision, bars, wanted=wanted, unwanted=())
         if not (folder / named[2]).is_file():
             raise ModelNotFound(f"{named[1]} (revision {revision}) has no file {named[2]}")
         return folder / named[2]
@@ -78,13 +80,31 @@ def resolve_model(model: str, *, revision: str = "main", show_progress: bool = T
             f"{shown(model)} is neither a folder nor a hub id such as org/name nor a short name such as "
             "llama3.2"
         )
-    folder = _download(model, revision, show_progress)
+    folder = _download(model, revision, bars)
     if not any(folder.glob("*.safetensors")):
         raise ModelNotFound(
             f"{model} (revision {revision}) holds no *.safetensors; Galley loads no other weights from "
             f"the hub but GGUF files by name ({model}/FILE.gguf), pickles least of all"
         )
     return folder
+
+
+def hub_name(model: str) -> str | None:
+    """The hub id, or GGUF file of one, that a hub id, such a file or a short name means; else None."""
+    found = hub_id_of(model) or model
+    return found if HUB_ID.fullmatch(found) or HUB_GGUF.fullmatch(found) else None
+
+
+def _bundled(name: str) -> Path:
+    from galley.demo import DRAFT_DIR, MODEL_DIR
+    from galley.demo.speech import SPEECH_MODEL_DIR
+
+    if name == BUNDLED_SPEECH and not (SPEECH_MODEL_DIR / "model.safetensors").exists():
+        raise ModelNotFound(
+            f"{BUNDLED_SPEECH} comes with Galley's source, not with its wheel, which is kept small: "
+            "run from a checkout (make run), or give another speech model"
+        )
+    return {BUNDLED_DRAFT: DRAFT_DIR, BUNDLED_SPEECH: SPEECH_MODEL_DIR}.get(name, MODEL_DIR)
 
 
 def resolve_config(model: str, *, revision: str = "main") -> Path:
@@ -105,7 +125,8 @@ def resolve_config(model: str, *, revision: str = "main") -> Path:
     if path is None:
         model = hub_id_of(model) or model
     if path is None and HUB_ID.fullmatch(model):
-        return _download(model, revision, show_progress=False, wanted=(CONFIG_FILE,)) / CONFIG_FILE
+        folder = _download(model, revision, _silent_bar(), wanted=(CONFIG_FILE,))
+        return folder / CONFIG_FILE
     found = resolve_model(model, revision=revision)
     return found if is_gguf(found) else found / CONFIG_FILE
 
@@ -136,7 +157,7 @@ def _existing(model: str) -> Path | None:
 def _download(
     repo: str,
     revision: str,
-    show_progress: bool,
+    bars: type | None,
     wanted: Sequence[str] = _WANTED,
     unwanted: Sequence[str] = _UNWANTED,
 ) -> Path:
@@ -152,7 +173,7 @@ def _download(
             allow_patterns=list(wanted),
             ignore_patterns=list(unwanted),
             local_files_only=silence is not None,
-            tqdm_class=None if show_progress else _silent_bar(),
+            tqdm_class=bars,
         )
     except errors.HFValidationError as error:
         raise ModelNotFound(f"{repo!r} is no hub id: {error}") from error
@@ -206,11 +227,22 @@ def _reason(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _silent_bar() -> type:
+def _silent_bar(on_bytes: OnBytes | None = None) -> type:
+    """A class of progress bars that draw nothing; those that count bytes tell ``on_bytes``."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     class Silent(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
+            # Of two bars of bytes one counts those on the way, which may be compressed.
+            counts = kwargs.get("unit") == "B" and not str(kwargs.get("name")).endswith(".transfer")
+            self._on_bytes = on_bytes if counts else None
+            self._done = 0
             super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if self._on_bytes is not None:
+                self._done += int(n or 0)
+                self._on_bytes(self._done, int(self.total or 0))
+            return None
 
     return Silent

@@ -37,6 +37,12 @@ KV_SCALES: Final = re.compile(
 )
 """Scales that other programs keep keys and values with, or compute attention with."""
 
+MASK: Final = re.compile(r".*\.(attn|attention)\.bias")
+"""Names of causal masks that GPT-2's and GPT-NeoX's checkpoints have saved as buffers."""
+
+BUFFERS: Final = re.compile(r"(.+\.)?embeddings\.(position_ids|token_type_ids)")
+"""Integers 0, 1, 2, ... and zeros, which early transformers saved with encoders."""
+
 INPUT_SCALES: Final = (
     "input_scale",
     "input_zero_point",
@@ -110,8 +116,12 @@ class Stored:
         return [self.take(name) for name in list(self._left) if pattern.fullmatch(name)]
 
     def dense(self) -> dict[str, DenseWeight]:
-        """What was not taken; CheckpointError if it is not dense."""
-        return {name: tensor.dense() for name, tensor in self._left.items()}
+        """What was not taken, without causal masks; CheckpointError if it is not dense."""
+        return {name: tensor.dense() for name, tensor in self._left.items() if not _is_mask(tensor)}
+
+
+def _is_mask(tensor: StoredTensor) -> bool:
+    return tensor.dtype in ("BOOL", "U8") and MASK.fullmatch(tensor.name) is not None
 
 
 class UnpackedWeights(Weights):

@@ -47,7 +47,7 @@ class Call:
         self.caller = caller
         self.generated = 0
         self.receipt = Receipt(served.settings.price_per_hour)
-        caller.record.setdefault("model", served.name)
+        caller.record.setdefault("model", served.name_with(caller.adapter))
         self.backend = served.backend()
         served.memory.check()
         self._open: set[CallStream] = set()
@@ -66,6 +66,11 @@ class Call:
     def info(self) -> ModelInfo:
         """What the model says of itself."""
         return self.backend.engine.info
+
+    @property
+    def model(self) -> str:
+        """The name of what answers: the model's, or the adapter's behind it."""
+        return self.served.name_with(self.caller.adapter)
 
     def check_early(self, priority: int) -> None:
         """To be called before text work: raise QueueFull if no answer can come before the deadline.
@@ -226,6 +231,7 @@ class Call:
                 weight=tenant.weight,
                 tenant_priority=tenant.priority,
                 priority=_priority(request, tenant),
+                adapter=self.caller.adapter,
             )
             for request in requests
         ]

@@ -13,9 +13,10 @@ from galley.gateway.key_file import Tenant
 from galley.gateway.tenants import ANYBODY, Account
 from galley.observe.tenants import TenantMetrics
 from galley.observe.tracing import Trace
+from galley.types import Adapter
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Caller:
     """Where a request comes from.
 
@@ -26,6 +27,7 @@ class Caller:
         arrived: on the monotonic clock, in seconds.
         deadline: on the same clock: until when the answer is of use; infinite where that is not known.
         trace: what its trace will tell.
+        adapter: the LoRA adapter that the request names, once its model is found.
     """
 
     request_id: str
@@ -34,6 +36,7 @@ class Caller:
     arrived: float = field(default_factory=time.monotonic)
     deadline: float = math.inf
     trace: Trace = field(default_factory=Trace)
+    adapter: Adapter | None = None
 
     @property
     def tenant(self) -> Tenant:

@@ -9,12 +9,14 @@ from typing import Final
 
 from galley.config import Settings
 from galley.errors import (
+    Conflict,
     EngineNotReady,
     GalleyError,
     ModelError,
     RequestError,
     UnknownModel,
 )
+from galley.gateway.adapters import ServedAdapter
 from galley.gateway.caller import Caller
 from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
 from galley.gateway.on_request import OnRequest
@@ -145,9 +147,10 @@ class Registry:
         again after a second.
 
         Args:
-            name: as the request has it. None means the only model, or the only one that does the task.
+            name: as the request has it: of a model, or of an adapter. None means the only
+                model, or the only one that does the task.
             task: what the request needs; None: nothing but a model.
-            caller: whose request is for the engine's queue.
+            caller: whose request is for the engine's queue, and told the adapter.
 
         Raises:
             UnknownModel: no model has the name.
@@ -156,25 +159,74 @@ class Registry:
             QueueFull, DeadlineExceeded: the caller's request cannot be answered in time, whatever it is.
             MemoryPressure: the model is not loaded, and others with requests leave no room for it.
         """
-        model = self._only(task) if name is None else self.named(name)
+        model, adapter = (self._only(task), None) if name is None else self._meant(name)
         if caller is not None:
-            caller.record["model"] = model.name
+            caller.record["model"] = model.name if adapter is None else f"{model.name}:{adapter}"
         model.check(task, caller)
         if model.on_request:
             deadline = math.inf if caller is None else caller.deadline
             limit = time.monotonic() + self.settings.request_timeout
             await self._on_request.ensure(model, min(deadline, limit))
             model.check(task, caller)
+        if adapter is not None and caller is not None:
+            caller.adapter = model.adapters.named(adapter)
         return model
 
     def named(self, name: str) -> ServedModel:
         """The model of that name, loaded or not. Raises UnknownModel."""
         model = self._models.get(name)
         if model is None:
-            raise UnknownModel(
-                f"The model {str(name)[:100]!r} does not exist; this server has {self._listed()}"
-            )
+            raise self._unknown(name)
         return model
+
+    def _meant(self, name: str) -> tuple[ServedModel, str | None]:
+        """The model, and the name of its adapter: a model's name, MODEL:ADAPTER, or an adapter's alone.
+
+        Raises:
+            UnknownModel: there is none.
+            RequestError: several models have such an adapter.
+        """
+        if name in self._models:
+            return self._models[name], None
+        base, _, own = name.rpartition(":")
+        if base in self._models and own in self._models[base].adapters:
+            return self._models[base], own
+        having = [model for model in self if name in model.adapters]
+        if not having:
+            raise self._unknown(name)
+        if len(having) > 1:
+            choices = " or ".join(f"{model.name}:{name}" for model in having)
+            raise RequestError(
+                f"Several models have an adapter {name!r}: say {choices}", param="model"
+            )
+        return having[0], name
+
+    async def load_adapter(self, model: ServedModel, name: str, path: str) -> ServedAdapter:
+        """One more LoRA adapter of a model that is loaded.
+
+        Raises:
+            Conflict: the name is a model's, or that of another of the model's adapters.
+            ModelError, SettingsError: the adapter cannot be used, or the model takes none.
+            EngineNotReady, EngineFailed: as :meth:`ServedModel.backend`.
+        """
+        if name in self._models:
+            raise Conflict(f"{name!r} is the name of a model: give the adapter another")
+        return await model.adapters.load(model.backend().engine, name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        """An adapter may not be named any more. Raises as :meth:`find`."""
+        model, adapter = self._meant(name)
+        if adapter is None:
+            raise UnknownModel(f"{name!r} is a model, no adapter")
+        engine = model.backend().engine if model.is_loaded else None
+        await model.adapters.unload(engine, adapter)
+
+    def _unknown(self, name: str) -> UnknownModel:
+        adapters = sum(len(model.adapters) for model in self)
+        more = f", and {adapters} adapters (GET /v1/models)" if adapters else ""
+        return UnknownModel(
+            f"The model {str(name)[:100]!r} does not exist; this server has {self._listed()}{more}"
+        )
 
     def is_loading(self, model: ServedModel) -> bool:
         """Whether a model is being loaded, at the start or because a request has asked for it."""
@@ -199,6 +251,13 @@ class Registry:
                 model.check(task, caller)
                 return
         best.check(task, caller)
+
+    def task_of_pairs(self, name: str | None) -> Task | None:
+        """By which a model is found that scores pairs, if none is named: rerankers come first."""
+        if name is not None:
+            return None
+        reranks = any("rerank" in (model.tasks or ()) for model in self)
+        return "rerank" if reranks else "embed"
 
     def _only(self, task: Task | None) -> ServedModel:
         fitting = list(self)

@@ -1,23 +1,23 @@
 """One served model: its engine and text side, with everything that requests need to know of it."""
 
 import asyncio
-import concurrent.futures
 import hashlib
 import logging
 import math
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 from galley.config import Settings
 from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError
 from galley.formats.gguf_file import is_gguf, split_files
 from galley.formats.source import BUNDLED, resolve_model
+from galley.gateway.adapters import ServedAdapters
 from galley.gateway.caller import Caller
+from galley.gateway.daemon_thread import in_daemon_thread
 from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.gateway.memory_watch import MemoryWatch
 from galley.observe.metrics import Metrics
@@ -29,12 +29,10 @@ from galley.speech import require_installed
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from galley.tools.formats import ChatFormat, chat_format
-from galley.types import EngineStats, Ledger, ModelInfo, OnLedger, OnPhase, Task
+from galley.types import Adapter, EngineStats, Ledger, ModelInfo, OnLedger, OnPhase, Task
 
 if TYPE_CHECKING:
     from galley.speech.model import SpeechModel
-
-T = TypeVar("T")
 
 log = logging.getLogger("galley.server")
 
@@ -73,6 +71,7 @@ class ServedModel:
         settings: the model's own, and the limits.
         name: in the API.
         metrics: what is counted for it.
+        adapters: LoRA adapters that requests may name.
         memory: refuses new requests when it is nearly used up.
         on_request: whether it is loaded with a request for it, and unloaded when nobody asks any more.
         keep_alive: seconds after its last request until it is unloaded, if it is loaded on request; below
@@ -88,6 +87,7 @@ class ServedModel:
         self.memory = MemoryWatch(settings.memory_limit_fraction)
         self.name = settings.served_model_name or _default_name(settings.model)
         self.metrics = metrics.model(self.name, self)
+        self.adapters = ServedAdapters(settings.adapter_paths)
         self.on_request = settings.load_on_request
         self.keep_alive = settings.model_keep_alive
         self.used = time.monotonic()
@@ -202,7 +202,7 @@ class ServedModel:
 
     async def _resolve(self) -> Path:
         model, revision = self.settings.model, self.settings.revision
-        return await _in_daemon_thread(lambda: resolve_model(model, revision=revision))
+        return await in_daemon_thread(lambda: resolve_model(model, revision=revision))
 
     async def _load(
         self, on_phase: OnPhase | None = None, on_ledger: OnLedger | None = None
@@ -245,6 +245,8 @@ class ServedModel:
             if info.speech is not None:
                 require_installed()
             tokenizer.check_vocabulary(info.vocab_size, folder)
+            if info.embedding is None:
+                tokenizer.check_streamable()
             text = TextPool(
                 self.settings,
                 self.name,
@@ -260,6 +262,7 @@ class ServedModel:
             )
             if template.exists:
                 await text.warm()
+            self.adapters.serve(await self.adapters.begin(engine))
         except BaseException:
             await engine.close()
             raise
@@ -272,6 +275,10 @@ class ServedModel:
         await asyncio.gather(*self._retired, return_exceptions=True)
         if self._backend is not None:
             await self._backend.close()
+
+    def name_with(self, adapter: Adapter | None) -> str:
+        """The model's name in the API, or that of one of its adapters."""
+        return self.name if adapter is None else f"{self.name}:{adapter.name}"
 
     def backend(self) -> Backend:
         """What answers requests.
@@ -395,18 +402,3 @@ def _default_name(model: str) -> str:
     if is_gguf(Path(model)):
         return Path(model).stem
     return Path(model).resolve().name if Path(model).is_dir() else model
-
-
-async def _in_daemon_thread(work: Callable[[], T]) -> T:
-    """As ``asyncio.to_thread``, but a download that nobody wants any more does not delay the exit."""
-    future: concurrent.futures.Future[T] = concurrent.futures.Future()
-    future.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name="galley-resolve").start()
-    return await asyncio.wrap_future(future)

@@ -106,6 +106,9 @@ def _line(above: Box, below: Box) -> str:
 
 def _short_weights(op: Op) -> str:
     """``model.layers.3.self_attn.q_proj.weight`` and its neighbours as ``3: q_proj, k_proj``."""
+    if op.signature.routed:
+        layer = next((part for part in op.weights["gate"][0].split(".") if part.isdigit()), "")
+        return f"layer {layer}: {op.attrs['per_token']} of {len(op.weights['gate'])}"
     names = op.weights.get("weight", ())
     parts = [name.removesuffix(".weight").split(".") for name in names]
     layer = next((part for part in parts[0] if part.isdigit()), "") if parts else ""
@@ -115,6 +118,11 @@ def _short_weights(op: Op) -> str:
 
 def _details(op: Op) -> str:
     """What the pointer shows."""
-    weights = [f"{role}: {name}" for role, names in op.weights.items() for name in names]
+    weights = []
+    for role, names in op.weights.items():
+        if op.signature.routed:
+            weights.append(f"{role}: {names[0]} and those of {len(names) - 1} more experts")
+        else:
+            weights += [f"{role}: {name}" for name in names]
     attrs = [f"{name}: {value}" for name, value in op.attrs.items() if name != "inv_freq"]
     return "\n".join([op.name, *weights, *attrs])

@@ -66,6 +66,12 @@ class Op:
         (name,) = self.weights[role]
         return name
 
+    def for_a_row(self, whole: int) -> int:
+        """How much one row needs of what all tensors of a role take: those of its experts."""
+        if not self.signature.routed:
+            return whole
+        return whole * int(self.attrs["per_token"]) // len(self.weights["gate"])
+
     def reading(self, names: Mapping[int, int]) -> Self:
         """This op with other inputs: ``names`` maps old buffers to new ones, where they differ."""
         return dataclasses.replace(self, inputs=tuple(names.get(b, b) for b in self.inputs))
@@ -119,6 +125,9 @@ class KVGroup:
 class Program:
     """A traced model. The last op's output is the logits, ``[wanted rows, vocab_size]``.
 
+    Of a model of embeddings that is what its vectors are made of, instead: ``vocab_size`` columns for each
+    wanted row. It has no cache; its sequences are whole texts.
+
     An encoder ends in ``cross_kv`` instead: the encoder output lies in the KV cache. An aligner ends
     in ``cross_weights``: it is a decoder that says where it looks.
 
@@ -135,6 +144,7 @@ class Program:
         aligner: a speech model's decoder up to the last head that follows the speech, for the weights of
             these heads.
         kinds: matrix name -> how an executor keeps it; empty until that is decided (:meth:`with_kinds`).
+        adapted: the matrices whose products ``lora`` ops add to, in the order of their numbers.
     """
 
     ops: tuple[Op, ...]
@@ -146,6 +156,7 @@ class Program:
     encoder: "Program | None" = None
     aligner: "Program | None" = None
     kinds: Kinds = field(default_factory=dict)
+    adapted: tuple[str, ...] = ()
 
     def take_weights(self, weights: Weights, *, folder: str) -> Weights:
         """The tensors that this program and its encoder use, kernels of convolutions as matrices.
@@ -192,6 +203,17 @@ class Program:
         )
         return dataclasses.replace(self, encoder=encoder, aligner=aligner, kinds=kinds)
 
+    @property
+    def routers(self) -> frozenset[str]:
+        """The matrices whose products choose experts."""
+        routed = {op.inputs[0] for op in self.ops if op.name == "route"}
+        return frozenset(
+            name
+            for op in self.ops
+            if op.name == "linear" and op.output in routed
+            for name in op.weights["weight"]
+        )
+
     def kind_of(self, op: Op) -> WeightKind:
         """Of the matrix that ``op`` packs; all tensors of a merged one are of one kind."""
         return self.kinds[op.weights["weight"][0]]
@@ -213,6 +235,12 @@ class Program:
         )
 
     @property
+    def token_ids(self) -> int:
+        """How many there are: rows of the embedding."""
+        [table] = {op.tensor("weight") for op in self.ops if op.name == "embed"}
+        return self.shapes[table][0]
+
+    @property
     def aligned_heads(self) -> int:
         """Of an aligner: how many heads' weights it gives."""
         return sum(len(op.attrs["chosen"]) for op in self.ops if op.name == "cross_weights")
@@ -228,6 +256,11 @@ class Program:
     def max_rows(self) -> int:
         """Of an encoder: the same of the longest input."""
         return self.rows_of(self.max_positions)
+
+    @property
+    def given_width(self) -> int:
+        """Of an encoder: columns of the rows that it gives to its caller; 0 if it gives none."""
+        return next((op.attrs["columns"] for op in self.ops if op.name == "encoder_rows"), 0)
 
     @property
     def mels(self) -> int:
@@ -269,11 +302,15 @@ class Program:
         selected = False
         for op in self.ops:
             selected |= op.name == "select_rows"
-            for name in op.weights["weight"] if op.signature.multiplies else ():
-                products = math.prod(self.shapes[name])
-                rows += 0 if selected else 2 * products
-                wanted += 2 * products if selected else 0
+            products = op.for_a_row(self.products(op))
+            rows += 0 if selected else 2 * products
+            wanted += 2 * products if selected else 0
         return rows, wanted
+
+    def products(self, op: Op) -> int:
+        """Of linear layers: elements of their matrices; of experts, those of all."""
+        roles = op.signature.matrices if op.signature.multiplies else ()
+        return sum(math.prod(self.shapes[name]) for role in roles for name in op.weights[role])
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values over all layers for one token."""

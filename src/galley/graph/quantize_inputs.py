@@ -25,7 +25,8 @@ class RowLayout(NamedTuple):
 def quantize_inputs(program: Program, activations: Mapping[str, str]) -> Program:
     """A ``quantize_input`` in front of linear layers whose inputs do not stay float32.
 
-    Layers share the rounded rows if they read the same buffer and their matrices want the same layout.
+    ``experts`` round theirs themselves, and are told to what. Layers share the rounded rows if they read
+    the same buffer and their matrices want the same layout.
     Where any input is rounded, ``encoder_attention`` is no longer exact either.
 
     Args:
@@ -48,6 +49,8 @@ def quantize_inputs(program: Program, activations: Mapping[str, str]) -> Program
                         Op("quantize_input", (x,), (y,), (widths[x],), {}, {"layout": layout})
                     )
                 op = op.reading({x: quantized[x, layout]})
+        elif op.signature.rounds:
+            op = dataclasses.replace(op, attrs={**op.attrs, "inputs": dict(activations)})
         ops.append(op)
     return program.with_ops(_inexact(op) if quantized else op for op in ops)
 

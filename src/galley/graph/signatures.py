@@ -7,23 +7,53 @@ embed           token ids -> rows of ``weight`` [vocab, width]
 linear          x [T, k] @ ``weight`` [n, k]^T (+ ``bias`` [n])
 rms_norm        x * rsqrt(mean(x^2) + eps) * (``weight`` + ``offset``), over each group of
                 ``head_dim`` columns (all columns when head_dim is the width); arXiv:1910.07467
-rope            rotates the two halves of each head's first 2 * len(inv_freq) columns by
-                position * inv_freq, times ``scale``; the others stay; arXiv:2104.09864
+rope            rotates pairs of each head's first 2 * len(inv_freq) columns by position *
+                inv_freq, times ``scale``; the others stay; arXiv:2104.09864. A pair is a column
+                of their first half and that of the second, or neighbours if ``adjacent``
 attention       q, k, v -> causal attention over the paged KV of ``layer``, written first;
                 softmax(q k^T * scale) v; ``window`` > 0 limits keys to the last ``window``.
                 ``cap`` > 0 makes each score s = q k^T * scale cap * tanh(s / cap); arXiv:2408.00118.
-                q has heads * ``key_dim`` columns, the result heads * ``value_dim``
+                q has heads * ``key_dim`` columns, the result heads * ``value_dim``. ``sinks`` has for each
+                head a score that takes part in the softmax and belongs to no value; arXiv:2309.17453
 silu_mul        silu(a) * b
-gelu_tanh_mul   gelu(a) * b, gelu by its tanh approximation; arXiv:1606.08415
+gelu_tanh       gelu(x) by its tanh approximation; arXiv:1606.08415
+gelu            gelu(x): x * normal distribution function of x, by erf; arXiv:1606.08415
+gelu_tanh_mul   gelu(a) * b, gelu by its tanh approximation
+gelu_mul        gelu(a) * b, gelu by erf
+layer_norm      (x - mean) * rsqrt(variance + eps) * ``weight`` (+ ``bias``), mean and variance of
+                each group of ``head_dim`` columns, which have weights of their own;
+                arXiv:1607.06450
 add             a + b
 scale           x * ``factor``
 soft_cap        cap * tanh(x / ``cap``)
 columns         the columns of x from ``start`` on: a view, nothing moves
+head_columns    of each head of x, ``stride`` columns wide, the ``size`` columns from ``start`` on
 select_rows     keeps the rows whose logits are wanted
+lora            y, x -> y + the low-rank products of the adapter of the row's sequence, if it has one, with
+                x: for each of ``modules`` (number of a linear layer in ``Program.adapted``, first column,
+                columns) scale * b (a x) is added to these columns of y; arXiv:2106.09685
 ==============  ================================================================================
 
-Speech models have these, too. An encoder input is one stretch of audio, whose rows are consecutive; ops
-that look beyond a row stay within it:
+Mixtures of experts (arXiv:1701.06538) have these, too:
+
+==============  ================================================================================
+route           the logits of a router, one for each expert -> the ``per_token`` experts of the
+                greatest scores (the lower number of equals), greatest first, then their weights.
+                ``scores`` are the "softmax" or "sigmoid" of the logits. What is compared is the
+                score plus the expert's ``bias``, if there is one; what weighs is the score, divided
+                by the sum of those chosen if it is to ``normalize``, times ``factor``. Of ``groups``
+                of experts of one size, only ``kept_groups`` are looked at: those with the greatest
+                sums of their ``group_best`` greatest; arXiv:2412.19437
+experts         x, routes -> the weighted sum, in the order of the choices, of
+                silu(x ``gate``^T) * (x ``up``^T) ``down``^T. Each role lists one matrix an expert. An
+                expert's weights are read once for all rows that chose it, those of others never.
+                ``limit`` > 0 makes of gate's and up's products g and u, g at most ``limit`` and u
+                within it, g * sigmoid(``alpha`` * g) * (u + 1); arXiv:2508.10925
+sigmoid_scale   x * sigmoid(b), b [T, 1]
+==============  ================================================================================
+
+Models of speech and of embeddings have these, too. An encoder input is one stretch of audio, or a text of
+which a step has all tokens; its rows are consecutive, and ops that look beyond a row stay within it:
 
 ================  ==============================================================================
 features          the encoder inputs' log-mel frames, one row each
@@ -32,10 +62,11 @@ im2col            x [T, c] -> [ceil(T / stride), c * size] for each input: row r
                   row r * stride + t - size // 2. With the flattened [n, c, size] kernel of a convolution
                   as ``weight``, ``linear`` on it is that convolution
 embed_positions   positions in the encoder input, or of the tokens in their sequence -> rows of ``weight``
-                  [positions, width]
-layer_norm        (x - mean) * rsqrt(variance + eps) * ``weight`` + ``bias``; arXiv:1607.06450
-gelu              x * normal distribution function of x, by erf; arXiv:1606.08415
-encoder_attention  q, k, v -> softmax(q k^T * scale) v over all rows of the encoder input
+                  [positions, width], in which row ``first`` is that of position 0
+embed_types       types of the tokens (in a pair of texts 0 or 1) -> rows of ``weight`` [types, width]
+encoder_attention  q, k, v -> softmax(q k^T * scale) v over rows of the encoder input: from ``before`` rows
+                  before a row's own to ``after`` behind it; -1 is all there are
+encoder_rows      x -> no output; the executor's result: the encoder's rows, for another model
 cross_kv          k, v -> into the paged KV of ``layer``, by the encoder output's block table; nothing else
 cross_attention   q -> softmax(q k^T * scale) v over the whole encoder output of the sequence, as
                   cross_kv left it in ``layer``
@@ -82,6 +113,10 @@ class Signature:
         view: it names a part of its input; nothing is computed.
         reads_a_row: computing a row reads one row of its weights, not all of them.
         multiplies: each weight is multiplied and added once for each row.
+        routed: a role lists a matrix for each of several experts, which are packed by themselves; a row
+            reads and multiplies ``per_token`` of them.
+        rounds: it rounds its inputs itself, to what its attribute ``inputs`` says by the kind of a matrix.
+        works: it is told where it has working memory (:func:`galley.ops.lowering.work_bytes`).
         quantizes: it can quantize its last output itself, as ``<op>_quantize``.
         base: of ``<op>_quantize``, the op.
         colour: of its box in the picture.
@@ -99,20 +134,37 @@ class Signature:
     view: bool = False
     reads_a_row: bool = False
     multiplies: bool = False
+    routed: bool = False
+    rounds: bool = False
+    works: bool = False
     quantizes: bool = False
     base: str = ""
     colour: str = "#eeeeee"
 
 
 _WEIGHT: Final = frozenset({"weight"})
-_WEIGHT_BIAS: Final = frozenset({"weight", "bias"})
+_BIAS: Final = frozenset({"bias"})
 _NORM: Final = ("eps", "head_dim", "offset")
 _HEADS: Final = ("heads", "kv_heads", "key_dim", "value_dim", "scale")
 _ATTENTION: Final = ("layer", *_HEADS, "window", "cap")
 _ATTENTION_ARGUMENTS: Final = ("layer", "heads", "scale", "window", "cap")
+_ROUTE: Final = (
+    "experts",
+    "per_token",
+    "scores",
+    "normalize",
+    "factor",
+    "groups",
+    "kept_groups",
+    "group_best",
+)
+_EXPERT: Final = frozenset({"gate", "up", "down"})
+_EXPERT_BIAS: Final = ("gate_bias", "up_bias", "down_bias")
+_SINKS: Final = frozenset({"sinks"})
 _BLUE: Final = "#cfe3ff"
 _GREEN: Final = "#d9f2d9"
 _ORANGE: Final = "#ffd9c2"
+_YELLOW: Final = "#fff3b8"
 
 
 def _elementwise(inputs: int, *attrs: str) -> Signature:
@@ -144,9 +196,10 @@ def _layer_norm(inputs: int = 1, outputs: int = 1) -> Signature:
     return Signature(
         inputs,
         outputs,
-        weights=_WEIGHT_BIAS,
-        attrs=("eps",),
-        arguments=("weight", "bias", "eps", "layout"),
+        weights=_WEIGHT,
+        optional=_BIAS,
+        attrs=("eps", "head_dim"),
+        arguments=("weight", "bias", "eps", "head_dim", "layout"),
         per_row=True,
         in_place=True,
         quantizes=True,
@@ -165,7 +218,7 @@ _OPS: Final[Mapping[str, Signature]] = {
     "linear": Signature(
         1,
         weights=_WEIGHT,
-        optional=frozenset({"bias"}),
+        optional=_BIAS,
         matrices=_WEIGHT,
         arguments=("weight", "bias", "input_layout"),
         per_row=True,
@@ -175,31 +228,85 @@ _OPS: Final[Mapping[str, Signature]] = {
     "rms_norm": _rms_norm(),
     "rope": Signature(
         1,
-        attrs=("head_dim", "inv_freq", "scale"),
-        arguments=("inv_freq", "scale", "head_dim", "width"),
+        attrs=("head_dim", "inv_freq", "scale", "adjacent"),
+        arguments=("inv_freq", "scale", "adjacent", "head_dim", "width"),
         in_place=True,
         colour="#ffeecb",
     ),
-    "attention": Signature(3, attrs=_ATTENTION, arguments=_ATTENTION_ARGUMENTS, colour=_ORANGE),
+    "attention": Signature(
+        3,
+        optional=_SINKS,
+        attrs=_ATTENTION,
+        arguments=("sinks", *_ATTENTION_ARGUMENTS),
+        colour=_ORANGE,
+    ),
     "silu_mul": _elementwise(2),
     "gelu_tanh_mul": _elementwise(2),
+    "gelu_tanh": _elementwise(1),
+    "gelu": _elementwise(1),
+    "layer_norm": _layer_norm(),
+    "gelu_mul": _elementwise(2),
     "add": _elementwise(2),
     "scale": _elementwise(1, "factor"),
     "soft_cap": _elementwise(1, "cap"),
     "columns": Signature(1, attrs=("start",), per_row=True, view=True),
+    "head_columns": Signature(
+        1,
+        attrs=("start", "size", "stride"),
+        arguments=("start", "size", "stride", "width"),
+        per_row=True,
+    ),
     "select_rows": Signature(1, arguments=("width",), colour="#e8dcf7"),
+    "route": Signature(
+        1,
+        optional=frozenset({"bias"}),
+        attrs=_ROUTE,
+        arguments=("bias", *_ROUTE),
+        per_row=True,
+        colour=_YELLOW,
+    ),
+    "experts": Signature(
+        2,
+        weights=_EXPERT,
+        optional=frozenset(_EXPERT_BIAS),
+        matrices=_EXPERT,
+        attrs=("per_token", "alpha", "limit", "inputs"),
+        arguments=("gate", "up", "down", *_EXPERT_BIAS, "per_token", "alpha", "limit", "work"),
+        per_row=True,
+        multiplies=True,
+        routed=True,
+        rounds=True,
+        works=True,
+        colour=_BLUE,
+    ),
+    "sigmoid_scale": Signature(2, arguments=("width",), per_row=True, in_place=True),
+    "lora": Signature(
+        2,
+        attrs=("modules", "depth"),
+        arguments=("modules", "depth", "width"),
+        per_row=True,
+        in_place=True,
+        colour="#fff3a8",
+    ),
     "features": Signature(0, arguments=("width",)),
     "im2col": Signature(
         1, attrs=("channels", "size", "stride"), arguments=("channels", "size", "stride")
     ),
     "embed_positions": Signature(
-        0, weights=_WEIGHT, arguments=("weight", "width"), reads_a_row=True
+        0,
+        weights=_WEIGHT,
+        attrs=("first",),
+        arguments=("weight", "first", "width"),
+        reads_a_row=True,
     ),
-    "layer_norm": _layer_norm(),
-    "gelu": _elementwise(1),
+    "embed_types": Signature(0, weights=_WEIGHT, arguments=("weight", "width"), reads_a_row=True),
     "encoder_attention": Signature(
-        3, attrs=(*_HEADS, "exact"), arguments=(*_HEADS, "exact"), in_place=True
+        3,
+        attrs=(*_HEADS, "before", "after", "exact"),
+        arguments=(*_HEADS, "before", "after", "exact"),
+        in_place=True,
     ),
+    "encoder_rows": Signature(1, outputs=0, attrs=("columns",), arguments=("columns",)),
     "cross_kv": Signature(
         2, outputs=0, attrs=("layer", "kv_heads", "key_dim", "value_dim"), arguments=("layer",)
     ),
@@ -218,8 +325,9 @@ _OPS: Final[Mapping[str, Signature]] = {
     "rope_attention": Signature(
         3,
         outputs=2,
-        attrs=(*_ATTENTION, "inv_freq", "rope_scale"),
-        arguments=("inv_freq", "rope_scale", *_ATTENTION_ARGUMENTS),
+        optional=_SINKS,
+        attrs=(*_ATTENTION, "inv_freq", "rope_scale", "adjacent"),
+        arguments=("inv_freq", "rope_scale", "adjacent", "sinks", *_ATTENTION_ARGUMENTS),
         in_place=True,
         colour=_ORANGE,
     ),

@@ -1,8 +1,9 @@
 """Traces a model's plain-Python description into a :class:`Program`, once, at load."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from galley.graph.program import KVLayout, Op, Program
 
@@ -13,6 +14,14 @@ class Buffer:
 
     id: int
     width: int
+
+
+class ExpertNames(NamedTuple):
+    """Of one expert: ``gate`` and ``up`` [width, hidden], ``down`` [hidden, width]; or their biases."""
+
+    gate: str
+    up: str
+    down: str
 
 
 @dataclass(slots=True)
@@ -47,10 +56,15 @@ class Tracer:
         """Token ids of the batch -> their rows."""
         return self._emit("embed", (), width, {"weight": self._weight(weight, vocab, width)})
 
-    def embed_positions(self, weight: str, *, positions: int, width: int) -> Buffer:
-        """Positions in a sequence or encoder input, 0 to ``positions - 1`` -> their rows."""
+    def embed_positions(self, weight: str, *, positions: int, width: int, first: int = 0) -> Buffer:
+        """Positions in a sequence or encoder input -> rows ``first`` to ``positions - 1``."""
         weights = {"weight": self._weight(weight, positions, width)}
-        return self._emit("embed_positions", (), width, weights)
+        return self._emit("embed_positions", (), width, weights, first=first)
+
+    def embed_types(self, weight: str, *, types: int, width: int) -> Buffer:
+        """Types of the batch's tokens -> their rows."""
+        weights = {"weight": self._weight(weight, types, width)}
+        return self._emit("embed_types", (), width, weights)
 
     def features(self, mels: int) -> Buffer:
         """The frames of the encoder inputs. First op of an encoder."""
@@ -92,17 +106,35 @@ class Tracer:
         attrs = {"eps": eps, "head_dim": group, "offset": offset}
         return self._emit("rms_norm", (x,), x.width, weights, **attrs)
 
-    def layer_norm(self, x: Buffer, name: str, *, eps: float) -> Buffer:
-        """``name`` has a ``.weight`` and a ``.bias``."""
-        weights = {role: self._weight(f"{name}.{role}", x.width) for role in ("weight", "bias")}
-        return self._emit("layer_norm", (x,), x.width, weights, eps=eps)
+    def layer_norm(
+        self, x: Buffer, name: str, *, eps: float, bias: bool = True, head_dim: int | None = None
+    ) -> Buffer:
+        """Over the whole row, or each head if ``head_dim`` is given.
+
+        ``name`` has a ``.weight``, and a ``.bias`` if there is a ``bias``; those of heads are
+        [heads, head_dim].
+        """
+        shape = (x.width,) if head_dim is None else (x.width // head_dim, head_dim)
+        roles = ("weight", "bias") if bias else ("weight",)
+        weights = {role: self._weight(f"{name}.{role}", *shape) for role in roles}
+        return self._emit("layer_norm", (x,), x.width, weights, eps=eps, head_dim=shape[-1])
 
     def rope(
-        self, x: Buffer, *, head_dim: int, inv_freq: tuple[float, ...], scale: float
+        self,
+        x: Buffer,
+        *,
+        head_dim: int,
+        inv_freq: tuple[float, ...],
+        scale: float,
+        adjacent: bool = False,
     ) -> Buffer:
-        """``inv_freq``: radians per position, for the pairs of columns that turn; at most head_dim / 2."""
+        """``inv_freq``: radians per position, for the pairs of columns that turn; at most head_dim / 2.
+
+        ``adjacent``: a pair is two neighbours, not one of each half.
+        """
         assert 0 < 2 * len(inv_freq) <= head_dim
-        return self._emit("rope", (x,), x.width, head_dim=head_dim, inv_freq=inv_freq, scale=scale)
+        attrs = {"inv_freq": inv_freq, "scale": scale, "adjacent": adjacent}
+        return self._emit("rope", (x,), x.width, head_dim=head_dim, **attrs)
 
     def attention(
         self,
@@ -114,23 +146,38 @@ class Tracer:
         scale: float,
         window: int,
         cap: float = 0.0,
+        sinks: str | None = None,
     ) -> Buffer:
         """Adds a KV layer. ``window`` 0 means the whole context, ``cap`` 0 scores as they are.
 
-        A head of q and of k has ``key_dim`` columns; v has as many heads as k, of any width.
+        A head of q and of k has ``key_dim`` columns; v has as many heads as k, of any width. ``sinks`` is
+        the name of a tensor [heads], or None.
         """
         layer, kv = len(self.kv), _kv_layout(k, v, key_dim)
         self.kv.append(dataclasses.replace(kv, window=window))
         width, heads = _heads(q, kv)
         attrs = {"layer": layer, **heads, "scale": scale, "window": window, "cap": cap}
-        return self._emit("attention", (q, k, v), width, **attrs)
+        weights = {} if sinks is None else {"sinks": self._weight(sinks, heads["heads"])}
+        return self._emit("attention", (q, k, v), width, weights, **attrs)
 
     def encoder_attention(
-        self, q: Buffer, k: Buffer, v: Buffer, *, key_dim: int, scale: float
+        self,
+        q: Buffer,
+        k: Buffer,
+        v: Buffer,
+        *,
+        key_dim: int,
+        scale: float,
+        before: int = -1,
+        after: int = -1,
     ) -> Buffer:
-        """Every row of an encoder input sees all of them. Widths as in :meth:`attention`."""
+        """Each row of an encoder input sees so many before and after it; -1: all.
+
+        Widths as in :meth:`attention`.
+        """
         width, heads = _heads(q, _kv_layout(k, v, key_dim))
-        return self._emit("encoder_attention", (q, k, v), width, **heads, scale=scale, exact=True)
+        attrs = {**heads, "scale": scale, "before": before, "after": after, "exact": True}
+        return self._emit("encoder_attention", (q, k, v), width, **attrs)
 
     def cross_kv(self, k: Buffer, v: Buffer, *, key_dim: int) -> None:
         """Adds a KV layer, for the decoder's layer of that number. Widths as in :meth:`attention`."""
@@ -154,9 +201,17 @@ class Tracer:
         attrs = {"layer": layer, **heads, "scale": scale, "chosen": chosen, "first": first}
         self.ops.append(Op("cross_weights", (q.id,), (), (), {}, attrs))
 
+    def encoder_rows(self, x: Buffer) -> None:
+        """An encoder's rows are wanted by the caller, too."""
+        self.ops.append(Op("encoder_rows", (x.id,), (), (), {}, {"columns": x.width}))
+
     def gelu(self, x: Buffer) -> Buffer:
         """Exact, not its tanh approximation."""
         return self._emit("gelu", (x,), x.width)
+
+    def gelu_tanh(self, x: Buffer) -> Buffer:
+        """By its tanh approximation."""
+        return self._emit("gelu_tanh", (x,), x.width)
 
     def silu_mul(self, a: Buffer, b: Buffer) -> Buffer:
         """silu(a) * b."""
@@ -165,6 +220,76 @@ class Tracer:
     def gelu_tanh_mul(self, a: Buffer, b: Buffer) -> Buffer:
         """gelu(a) * b, gelu by its tanh approximation."""
         return self._emit("gelu_tanh_mul", (a, b), a.width)
+
+    def route(
+        self,
+        logits: Buffer,
+        *,
+        per_token: int,
+        scores: Literal["softmax", "sigmoid"] = "softmax",
+        normalize: bool = True,
+        factor: float = 1.0,
+        bias: str | None = None,
+        groups: int = 1,
+        kept_groups: int = 1,
+        group_best: int = 1,
+    ) -> Buffer:
+        """Which ``per_token`` experts each row goes to, and with which weights.
+
+        ``bias`` is the name of a tensor [experts], or None.
+        """
+        experts = logits.width
+        assert experts % groups == 0
+        assert group_best <= experts // groups
+        assert per_token <= experts // groups * kept_groups
+        weights = {} if bias is None else {"bias": self._weight(bias, experts)}
+        return self._emit(
+            "route",
+            (logits,),
+            2 * per_token,
+            weights,
+            experts=experts,
+            per_token=per_token,
+            scores=scores,
+            normalize=normalize,
+            factor=factor,
+            groups=groups,
+            kept_groups=kept_groups,
+            group_best=group_best,
+        )
+
+    def experts(
+        self,
+        x: Buffer,
+        routes: Buffer,
+        names: Sequence[ExpertNames],
+        width: int,
+        *,
+        biases: Sequence[ExpertNames] = (),
+        alpha: float = 1.0,
+        limit: float = 0.0,
+    ) -> Buffer:
+        """What the experts of ``routes`` make of x, ``width`` wide inside; ``names`` has each expert's.
+
+        ``biases`` names vectors, none or each expert's; for ``alpha`` and ``limit`` see the op table.
+        """
+        shapes = {"gate": (width, x.width), "up": (width, x.width), "down": (x.width, width)}
+        weights: dict[str, tuple[str, ...]] = {}
+        for i, (role, shape) in enumerate(shapes.items()):
+            weights[role] = tuple(self._weight(n[i], *shape)[0] for n in names)
+            if biases:
+                weights[f"{role}_bias"] = tuple(self._weight(n[i], shape[0])[0] for n in biases)
+        attrs = {"per_token": routes.width // 2, "alpha": alpha, "limit": limit, "inputs": {}}
+        return self._emit("experts", (x, routes), x.width, weights, **attrs)
+
+    def sigmoid_scale(self, x: Buffer, gate: Buffer) -> Buffer:
+        """x * sigmoid(gate), where ``gate`` has one column."""
+        assert gate.width == 1
+        return self._emit("sigmoid_scale", (x, gate), x.width)
+
+    def gelu_mul(self, a: Buffer, b: Buffer) -> Buffer:
+        """gelu(a) * b, gelu exact."""
+        return self._emit("gelu_mul", (a, b), a.width)
 
     def scale(self, x: Buffer, factor: float) -> Buffer:
         """x * factor."""
@@ -178,6 +303,13 @@ class Tracer:
         """Columns ``start`` to ``start + width`` of x."""
         assert 0 <= start <= x.width - width
         return self._emit("columns", (x,), width, start=start)
+
+    def head_columns(self, x: Buffer, start: int, size: int, stride: int) -> Buffer:
+        """Columns ``start`` to ``start + size`` of every head of x, ``stride`` columns each."""
+        assert 0 <= start <= stride - size
+        assert x.width % stride == 0
+        width = x.width // stride * size
+        return self._emit("head_columns", (x,), width, start=start, size=size, stride=stride)
 
     def add(self, a: Buffer, b: Buffer) -> Buffer:
         """a + b."""

@@ -1,11 +1,13 @@
 """The dense decoder of all families of text models: what they differ by is :class:`DecoderConfig`."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from galley.errors import CheckpointError, UnsupportedModel, shown
 from galley.graph.program import Program
 from galley.graph.trace import Buffer, Tracer, trace
+from galley.models.experts import Experts, describe_experts
 from galley.models.fields import FILE, Fields
 from galley.models.rope import Rope, read_rope
 
@@ -15,12 +17,35 @@ MAX_HEAD_DIM: Final = 2**14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Norms:
-    """Names of a layer's norms, before and after its two parts; None where there is none."""
+    """Names of a layer's norms, before and after its two parts; None where there is none.
 
+    ``kind``: "rms", "layer" with biases, or "unbiased" layer norms.
+    """
+
+    kind: str = "rms"
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """What a checkpoint calls its tensors, where families differ; ``.weight`` or ``.bias`` follows.
+
+    ``layers`` has a number behind it; ``attention`` and ``mlp`` are parts of a layer, the others of these.
+    """
+
+    embedding: str = "model.embed_tokens"
+    layers: str = "model.layers"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    attention: str = "self_attn"
+    qkv: str = "qkv_proj"
+    o: str = "o_proj"
+    mlp: str = "mlp"
+    up: str = "up_proj"
+    down: str = "down_proj"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +56,22 @@ class DecoderConfig:
         ropes: of each layer; None turns nothing.
         windows: of each layer, in tokens; 0 is full attention.
         tied: the embedding is the output projection.
-        qk_norm: RMS norms of q and k, over each "head" or over the whole "width".
-        fused: one tensor has q, k and v (``qkv_proj``), one gate and up (``gate_up_proj``).
+        qk_norm: norms of q and k, over each "head" or over the whole "width".
+        fused_qkv: one tensor has q, k and v: all heads of each, or "head" by head the three.
+        fused_mlp: one tensor has gate and up (``gate_up_proj``).
         norm_offset: added to the weights of norms.
-        gelu: the gate is GELU by its tanh approximation, not SiLU.
+        activation: "silu", "gelu" or its tanh approximation "gelu_tanh".
+        gated: the activation multiplies ``up``; without, there is no gate, and it is that of ``up``.
+        parallel: the MLP reads what attention reads, not its sum with attention's result: with a norm of
+            its own, or that of attention if ``norms.before_mlp`` is None.
         attention_scale: of q k^T.
         attention_cap, logit_cap: of scores and logits; 0 is none.
         embedding_scale, residual_scale, logit_scale: multiply embeddings, what each half of a layer adds
             to the residual stream, and logits.
+        names: of tensors.
         prefix: of the names of all tensors.
+        experts: in place of the MLP of some layers.
+        sinks: each head has a score that belongs to no value.
     """
 
     vocab_size: int
@@ -59,16 +91,22 @@ class DecoderConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: str = ""
-    fused: bool = False
+    fused_qkv: str = ""
+    fused_mlp: bool = False
     norms: Norms = Norms()
     norm_offset: float = 0.0
-    gelu: bool = False
+    activation: str = "silu"
+    gated: bool = True
+    parallel: bool = False
     attention_cap: float = 0.0
     logit_cap: float = 0.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    names: Names = Names()
     prefix: str = ""
+    experts: Experts | None = None
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -162,6 +200,23 @@ def windows_of(config: Fields, default: list[bool]) -> tuple[int, ...]:
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
+def turned_by_window(
+    config: Fields, c: DecoderConfig, *, theta: float, local_theta: float
+) -> DecoderConfig:
+    """``c`` with other rotations where a window is: ``rope_parameters`` has both, or scales the whole's.
+
+    The bases are those of layers that see the whole context and of the others, where config.json does not
+    say.
+    """
+    ropes = config.section("rope_parameters")
+    given = ropes.section("full_attention") if ropes.has("full_attention") else None
+    size = {"head_dim": c.head_dim, "max_positions": c.max_positions}
+    whole = read_rope(config, **size, rope=given, theta=theta)
+    local = read_rope(config, **size, rope=ropes.section("sliding_attention"), theta=local_theta)
+    chosen = tuple(local if window else whole for window in c.windows)
+    return replace(c, ropes=chosen, max_positions=whole.max_positions)
+
+
 def build_decoder(c: DecoderConfig) -> Program:
     """Trace the model."""
     return trace(lambda g: describe_decoder(g, c), max_positions=c.max_positions)
@@ -169,19 +224,26 @@ def build_decoder(c: DecoderConfig) -> Program:
 
 def describe_decoder(g: Tracer, c: DecoderConfig) -> Buffer:
     """Token ids -> logits of the wanted rows. Tensor names as in Hugging Face checkpoints."""
-    embedding = f"{c.prefix}model.embed_tokens.weight"
+    embedding = f"{c.prefix}{c.names.embedding}.weight"
     x = _scaled(g, g.embed(embedding, vocab=c.vocab_size, width=c.hidden_size), c.embedding_scale)
     for layer in range(c.layers):
-        name, norms = f"{c.prefix}model.layers.{layer}", c.norms
-        h = _norm(g, c, x, name, norms.before_attention)
-        h = _attention(g, c, h, f"{name}.self_attn", layer)
+        name, norms, begin = f"{c.prefix}{c.names.layers}.{layer}", c.norms, x
+        normed = _norm(g, c, x, name, norms.before_attention)
+        h = _attention(g, c, normed, f"{name}.{c.names.attention}", layer)
         h = _norm(g, c, h, name, norms.after_attention)
         x = g.add(x, _scaled(g, h, c.residual_scale))
-        h = _norm(g, c, x, name, norms.before_mlp)
-        h = _norm(g, c, _mlp(g, c, h, f"{name}.mlp"), name, norms.after_mlp)
+        if c.parallel:
+            h = _norm(g, c, begin, name, norms.before_mlp) if norms.before_mlp else normed
+        else:
+            h = _norm(g, c, x, name, norms.before_mlp)
+        if c.experts is not None and c.experts.sparse[layer]:
+            h = describe_experts(g, c.experts, h, name)
+        else:
+            h = _mlp(g, c, h, f"{name}.{c.names.mlp}")
+        h = _norm(g, c, h, name, norms.after_mlp)
         x = g.add(x, _scaled(g, h, c.residual_scale))
-    x = _norm(g, c, g.select_rows(x), f"{c.prefix}model", "norm")
-    logits = g.linear(x, embedding if c.tied else f"{c.prefix}lm_head.weight", c.vocab_size)
+    x = _norm(g, c, g.select_rows(x), f"{c.prefix}{c.names.norm}")
+    logits = g.linear(x, embedding if c.tied else f"{c.prefix}{c.names.head}.weight", c.vocab_size)
     logits = _scaled(g, logits, c.logit_scale)
     return g.soft_cap(logits, c.logit_cap) if c.logit_cap else logits
 
@@ -195,34 +257,26 @@ def _norm(
     c: DecoderConfig,
     x: Buffer,
     owner: str,
-    name: str | None,
+    name: str | None = "",
     head_dim: int | None = None,
 ) -> Buffer:
-    """``x`` as it is if there is no norm of that name."""
+    """``x`` as it is if there is no norm of that name; "" is that of the owner."""
     if name is None:
         return x
-    weight = f"{owner}.{name}.weight"
-    return g.rms_norm(x, weight, eps=c.eps, head_dim=head_dim, offset=c.norm_offset)
+    full = f"{owner}.{name}" if name else owner
+    if c.norms.kind != "rms":
+        return g.layer_norm(x, full, eps=c.eps, bias=c.norms.kind == "layer", head_dim=head_dim)
+    return g.rms_norm(x, f"{full}.weight", eps=c.eps, head_dim=head_dim, offset=c.norm_offset)
 
 
 def _attention(g: Tracer, c: DecoderConfig, h: Buffer, name: str, layer: int) -> Buffer:
-    def project(role: str, width: int, source: Buffer, bias: bool) -> Buffer:
-        full = f"{name}.{role}_proj"
-        return g.linear(source, f"{full}.weight", width, bias=f"{full}.bias" if bias else None)
-
-    widths = {"q": c.heads * c.head_dim, "k": c.kv_heads * c.head_dim, "v": c.kv_heads * c.head_dim}
-    if c.fused:
-        wide = project("qkv", sum(widths.values()), h, c.qkv_bias)
-        q, k, v = _parts(g, wide, *widths.values())
-    else:
-        q, k, v = (project(role, width, h, c.qkv_bias) for role, width in widths.items())
+    q, k, v = _qkv(g, c, h, name)
     if c.qk_norm:
         group = c.head_dim if c.qk_norm == "head" else None
         q = _norm(g, c, q, name, "q_norm", group)
         k = _norm(g, c, k, name, "k_norm", group)
     if rope := c.ropes[layer]:
-        q = g.rope(q, head_dim=c.head_dim, inv_freq=rope.inv_freq, scale=rope.scale)
-        k = g.rope(k, head_dim=c.head_dim, inv_freq=rope.inv_freq, scale=rope.scale)
+        q, k = (_turned(g, x, rope, c.head_dim) for x in (q, k))
     mixed = g.attention(
         q,
         k,
@@ -231,8 +285,30 @@ def _attention(g: Tracer, c: DecoderConfig, h: Buffer, name: str, layer: int) ->
         scale=c.attention_scale,
         window=c.windows[layer],
         cap=c.attention_cap,
+        sinks=f"{name}.sinks" if c.sinks else None,
     )
-    return project("o", c.hidden_size, mixed, c.o_bias)
+    return _project(g, mixed, f"{name}.{c.names.o}", c.hidden_size, c.o_bias)
+
+
+def _qkv(g: Tracer, c: DecoderConfig, h: Buffer, name: str) -> Sequence[Buffer]:
+    widths = {"q": c.heads * c.head_dim, "k": c.kv_heads * c.head_dim, "v": c.kv_heads * c.head_dim}
+    if not c.fused_qkv:
+        return [_project(g, h, f"{name}.{r}_proj", w, c.qkv_bias) for r, w in widths.items()]
+    wide = _project(g, h, f"{name}.{c.names.qkv}", sum(widths.values()), c.qkv_bias)
+    if c.fused_qkv == "head":
+        dim = c.head_dim
+        return [g.head_columns(wide, start, dim, 3 * dim) for start in (0, dim, 2 * dim)]
+    return _parts(g, wide, *widths.values())
+
+
+def _turned(g: Tracer, x: Buffer, rope: Rope, head_dim: int) -> Buffer:
+    return g.rope(
+        x, head_dim=head_dim, inv_freq=rope.inv_freq, scale=rope.scale, adjacent=rope.adjacent
+    )
+
+
+def _project(g: Tracer, x: Buffer, name: str, width: int, bias: bool) -> Buffer:
+    return g.linear(x, f"{name}.weight", width, bias=f"{name}.bias" if bias else None)
 
 
 def _parts(g: Tracer, wide: Buffer, *widths: int) -> list[Buffer]:
@@ -243,14 +319,15 @@ def _parts(g: Tracer, wide: Buffer, *widths: int) -> list[Buffer]:
 
 def _mlp(g: Tracer, c: DecoderConfig, h: Buffer, name: str) -> Buffer:
     def project(role: str, width: int, source: Buffer) -> Buffer:
-        full = f"{name}.{role}_proj"
-        bias = f"{full}.bias" if c.mlp_bias else None
-        return g.linear(source, f"{full}.weight", width, bias=bias)
+        return _project(g, source, f"{name}.{role}", width, c.mlp_bias)
 
     width = c.intermediate_size
-    if c.fused:
-        gate, up = _parts(g, project("gate_up", 2 * width, h), width, width)
+    if not c.gated:
+        activation = {"gelu": g.gelu, "gelu_tanh": g.gelu_tanh}[c.activation]
+        return project(c.names.down, c.hidden_size, activation(project(c.names.up, width, h)))
+    if c.fused_mlp:
+        gate, up = _parts(g, project("gate_up_proj", 2 * width, h), width, width)
     else:
-        gate, up = project("gate", width, h), project("up", width, h)
-    product = g.gelu_tanh_mul if c.gelu else g.silu_mul
-    return project("down", c.hidden_size, product(gate, up))
+        gate, up = project("gate_proj", width, h), project(c.names.up, width, h)
+    product = {"silu": g.silu_mul, "gelu_tanh": g.gelu_tanh_mul}[c.activation]
+    return project(c.names.down, c.hidden_size, product(gate, up))

@@ -186,6 +186,11 @@ class Fields:
         raw = {**values, **self._raw}
         return Fields(raw, prefix=self._prefix, file=self._file, bounds=self._bounds)
 
+    def with_value(self, name: str, of: str) -> "Fields":
+        """The same fields, and in ``name`` what is in ``of``."""
+        raw = {**self._raw, name: self._raw.get(of)}
+        return Fields(raw, prefix=self._prefix, file=self._file, bounds=self._bounds)
+
     def choice(self, names: tuple[str, ...], known: tuple[str, ...], default: str) -> str:
         """The value of the first of ``names`` that is present; UnsupportedModel if not known."""
         for name in names:

@@ -53,7 +53,7 @@ def read_gemma(
             before_mlp="pre_feedforward_layernorm",
             after_mlp="post_feedforward_layernorm",
         ),
-        gelu=True,
+        activation="gelu_tanh",
         qkv_bias=bias,
         o_bias=bias,
     )

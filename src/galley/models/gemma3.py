@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 from galley.graph.program import Program
-from galley.models.decoder import DecoderConfig, build_decoder
+from galley.models.decoder import DecoderConfig, build_decoder, turned_by_window
 from galley.models.fields import Fields
 from galley.models.gemma2 import read_gemma
-from galley.models.rope import read_rope
 
 
 def build(config: Fields) -> Program:
@@ -21,24 +20,9 @@ def read_gemma3(config: Fields) -> DecoderConfig:
     """Every sixth layer, or each ``sliding_window_pattern``-th, sees the whole context."""
     period = config.count("sliding_window_pattern", config.count("_sliding_window_pattern", 6))
     c = read_gemma(config, period=period, max_positions=131072)
-    ropes = config.section("rope_parameters")
-    whole = read_rope(
-        config,
-        head_dim=c.head_dim,
-        max_positions=c.max_positions,
-        rope=ropes.section("full_attention") if ropes.has("full_attention") else None,
-        theta=config.number("rope_theta", 1e6),
+    theta, local_theta = (
+        config.number("rope_theta", 1e6),
+        config.number("rope_local_base_freq", 1e4),
     )
-    local = read_rope(
-        config,
-        head_dim=c.head_dim,
-        max_positions=c.max_positions,
-        rope=ropes.section("sliding_attention"),
-        theta=config.number("rope_local_base_freq", 1e4),
-    )
-    return replace(
-        c,
-        qk_norm="head",
-        ropes=tuple(local if window else whole for window in c.windows),
-        max_positions=whole.max_positions,
-    )
+    c = turned_by_window(config, c, theta=theta, local_theta=local_theta)
+    return replace(c, qk_norm="head")

@@ -3,24 +3,27 @@
 from dataclasses import replace
 
 from galley.graph.program import Program
-from galley.models.decoder import Norms, build_decoder, read_decoder
+from galley.models.decoder import DecoderConfig, Norms, build_decoder, read_decoder
 from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
+    """Of ``model_type`` olmo2."""
+    return build_decoder(read_olmo2(config))
+
+
+def read_olmo2(config: Fields) -> DecoderConfig:
     """``attention_bias`` covers q, k, v and o."""
     bias = config.flag("attention_bias", False)
-    return build_decoder(
-        replace(
-            read_decoder(config, eps=1e-5),
-            qkv_bias=bias,
-            o_bias=bias,
-            qk_norm="width",
-            norms=Norms(
-                before_attention=None,
-                after_attention="post_attention_layernorm",
-                before_mlp=None,
-                after_mlp="post_feedforward_layernorm",
-            ),
-        )
+    return replace(
+        read_decoder(config, eps=1e-5),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm="width",
+        norms=Norms(
+            before_attention=None,
+            after_attention="post_attention_layernorm",
+            before_mlp=None,
+            after_mlp="post_feedforward_layernorm",
+        ),
     )

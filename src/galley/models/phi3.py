@@ -13,4 +13,4 @@ def build(config: Fields) -> Program:
     rope.choice(("rope_type", "type"), ("default", "longrope", "su"), default="default")
     window = config.count("sliding_window") if config.has("sliding_window") else 0
     c = read_decoder(config, max_positions=4096, eps=1e-5, partial=1.0)
-    return build_decoder(replace(c, windows=(window,) * c.layers, fused=True))
+    return build_decoder(replace(c, windows=(window,) * c.layers, fused_qkv="all", fused_mlp=True))

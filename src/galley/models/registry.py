@@ -10,19 +10,41 @@ from galley.graph.program import Program
 from galley.models.fields import FILE, UNBOUNDED, Bounds, Fields
 
 FAMILIES: Final[Mapping[str, str]] = {
+    "cohere": "galley.models.cohere",
+    "cohere2": "galley.models.cohere2",
     "gemma2": "galley.models.gemma2",
     "gemma3": "galley.models.gemma3",
     "gemma3_text": "galley.models.gemma3",
+    "glm": "galley.models.glm",
+    "glm4": "galley.models.glm4",
+    "glm4_moe": "galley.models.glm4_moe",
+    "gpt_neox": "galley.models.gpt_neox",
+    "gpt_oss": "galley.models.gpt_oss",
     "granite": "galley.models.granite",
     "llama": "galley.models.llama",
     "mistral": "galley.models.mistral",
+    "mixtral": "galley.models.mixtral",
     "olmo2": "galley.models.olmo2",
+    "olmo3": "galley.models.olmo3",
+    "olmoe": "galley.models.olmoe",
     "phi3": "galley.models.phi3",
     "qwen2": "galley.models.qwen2",
+    "qwen2_moe": "galley.models.qwen2_moe",
     "qwen3": "galley.models.qwen3",
+    "qwen3_moe": "galley.models.qwen3_moe",
     "smollm3": "galley.models.smollm3",
+    "starcoder2": "galley.models.starcoder2",
     "whisper": "galley.models.whisper",
 }
+
+ENCODERS: Final[Mapping[str, str]] = {
+    "bert": "galley.models.bert",
+    "modernbert": "galley.models.modernbert",
+    "nomic_bert": "galley.models.nomic_bert",
+    "roberta": "galley.models.bert",
+    "xlm-roberta": "galley.models.bert",
+}
+"""Of families that read whole texts and write none: their programs end in rows, not in logits."""
 
 
 def build_program(config: Mapping[str, Any], weights: Weights | None = None) -> Program:
@@ -38,11 +60,12 @@ def build_program(config: Mapping[str, Any], weights: Weights | None = None) -> 
         CheckpointError: a field is missing or wrong.
     """
     family = config.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
+    known = {**FAMILIES, **ENCODERS}
+    if not isinstance(family, str) or family not in known:
         raise UnsupportedModel(
-            f"{FILE}: model_type {shown(family)} is not supported; known: {', '.join(sorted(FAMILIES))}"
+            f"{FILE}: model_type {shown(family)} is not supported; known: {', '.join(sorted(known))}"
         )
-    module = importlib.import_module(FAMILIES[family])
+    module = importlib.import_module(known[family])
     bounds = UNBOUNDED if weights is None else Bounds.of(weights)
     program: Program = module.build(Fields(config, bounds=bounds))
     return program

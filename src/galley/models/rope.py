@@ -23,11 +23,13 @@ class Rope:
             head, as many as ``partial_rotary_factor`` says.
         scale: multiplies sine and cosine.
         max_positions: context length that the frequencies are made for.
+        adjacent: a pair is two neighbouring columns, not one of each half of those that turn.
     """
 
     inv_freq: tuple[float, ...]
     scale: float
     max_positions: int
+    adjacent: bool = False
 
 
 def read_rope(

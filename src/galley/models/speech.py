@@ -8,7 +8,7 @@ from galley.audio import SpeechInfo
 from galley.errors import CheckpointError
 from galley.graph.program import Program
 from galley.models.fields import GENERATION_FILE, Fields
-from galley.models.whisper import build_aligner, read_config
+from galley.models.whisper import build_aligner, build_encoder, build_listener, read_config
 
 _MOST_HEADS: Final = 80
 """Limit of alignment heads: their weights take 215 MB for 30 s of audio with the longest text."""
@@ -83,6 +83,18 @@ def with_aligner(program: Program, config: Mapping[str, Any], speech: SpeechInfo
     if not heads:
         return program
     return dataclasses.replace(program, aligner=build_aligner(Fields(config), heads))
+
+
+def share_encoder(
+    giver: Program, giver_config: Mapping[str, Any], taker: Program, taker_config: Mapping[str, Any]
+) -> tuple[Program, Program]:
+    """Both programs, where the encoder of the first works for both."""
+    encoder = build_encoder(Fields(giver_config), gives=True)
+    listener = build_listener(Fields(taker_config))
+    return (
+        dataclasses.replace(giver, encoder=encoder),
+        dataclasses.replace(taker, encoder=listener),
+    )
 
 
 def _optional(fields: Fields, name: str) -> int | None:

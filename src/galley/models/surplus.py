@@ -11,18 +11,19 @@ from galley.models.fields import FILE, Fields
 
 HARMLESS: Final = re.compile(
     r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)"  # buffers that early transformers saved
-    r"|.*\.(masked_bias|attn\.bias)"  # causal masks, saved as buffers
+    r"|.*\.(masked_bias|attn\.bias|attention\.bias)"  # causal masks, saved as buffers
     r"|(model\.)?mtp(_layers)?\..*"  # multi-token prediction
     r"|(vision_tower|multi_modal_projector)\..*"  # what reads images for a model of text
 )
 """Tensors that may be there unread: they follow from the config, or draft tokens or read images."""
 
-OUTPUTS: Final = ("lm_head.weight", "proj_out.weight")
+OUTPUTS: Final = ("lm_head.weight", "proj_out.weight", "embed_out.weight")
 """A copy of the embedding, or a relic of training, where ``tie_word_embeddings`` says so."""
 
 _LAYER: Final = re.compile(r"(.+?\.layers)\.(\d{1,9})\.")
 _LAYER_FIELDS: Final = {
     "model.layers": "num_hidden_layers",
+    "gpt_neox.layers": "num_hidden_layers",
     "model.encoder.layers": "encoder_layers",
     "model.decoder.layers": "decoder_layers",
 }
@@ -30,12 +31,17 @@ _SHOWN: Final = 4
 
 
 def check_surplus(
-    program: Program, weights: Weights, config: Mapping[str, Any], *, folder: str
+    program: Program,
+    weights: Weights,
+    config: Mapping[str, Any],
+    *,
+    folder: str,
+    unread: re.Pattern[str] | None = None,
 ) -> None:
     """Refuse a checkpoint with tensors that the program does not read: its config describes another model.
 
     Layers of multi-token prediction that ``num_nextn_predict_layers`` counts are left out, what
-    :data:`HARMLESS` and :data:`OUTPUTS` match, and biases of zeros, which some GPTQ tools add.
+    :data:`HARMLESS`, :data:`OUTPUTS` and ``unread`` match, and biases of zeros, which some GPTQ tools add.
 
     Raises:
         CheckpointError: names the first tensors, and the field of config.json if it is one of layers.
@@ -49,6 +55,7 @@ def check_surplus(
         if name not in used
         and name not in OUTPUTS
         and not HARMLESS.fullmatch(name)
+        and not (unread and unread.fullmatch(name))
         and not _drafts(name, stacks, drafting)
         and not _zero_bias(name, weights)
     ]

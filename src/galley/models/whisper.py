@@ -69,8 +69,22 @@ def read_config(config: Fields) -> WhisperConfig:
 def build(config: Fields) -> Program:
     """The decoder's program, and in it the encoder's."""
     c = read_config(config)
-    encoder = trace_effect(lambda g: _encoder(g, c), max_positions=2 * c.source_positions)
+    encoder = build_encoder(config)
     return trace(lambda g: _decoder(g, c), max_positions=c.target_positions, encoder=encoder)
+
+
+def build_encoder(config: Fields, *, gives: bool = False) -> Program:
+    """Frames -> keys and values for the decoder; with ``gives`` its rows go to the caller, too."""
+    c = read_config(config)
+    return trace_effect(lambda g: _encoder(g, c, gives), max_positions=2 * c.source_positions)
+
+
+def build_listener(config: Fields) -> Program:
+    """In the place of an encoder that another model has, too: that one's rows -> keys and values."""
+    c = read_config(config)
+    return trace_effect(
+        lambda g: _give_to_decoder(g, c, g.features(c.width)), max_positions=c.source_positions
+    )
 
 
 def build_aligner(config: Fields, heads: Sequence[tuple[int, int]]) -> Program:
@@ -91,7 +105,7 @@ def build_aligner(config: Fields, heads: Sequence[tuple[int, int]]) -> Program:
     return trace_effect(lambda g: _aligner(g, c, heads), max_positions=c.target_positions)
 
 
-def _encoder(g: Tracer, c: WhisperConfig) -> None:
+def _encoder(g: Tracer, c: WhisperConfig, gives: bool) -> None:
     """Frames -> keys and values for each layer of the decoder. Tensor names as in the checkpoint."""
     name = "model.encoder"
     x = g.features(c.mels)
@@ -108,6 +122,13 @@ def _encoder(g: Tracer, c: WhisperConfig) -> None:
         x = g.add(x, _project(g, mixed, f"{layer}.self_attn.out_proj", c.width))
         x = g.add(x, _mlp(g, x, layer, c.encoder_ffn))
     x = g.layer_norm(x, f"{name}.layer_norm", eps=EPS)
+    if gives:
+        g.encoder_rows(x)
+    _give_to_decoder(g, c, x)
+
+
+def _give_to_decoder(g: Tracer, c: WhisperConfig, x: Buffer) -> None:
+    """The encoder's rows -> keys and values for each layer of the decoder."""
     for attention in (f"model.decoder.layers.{i}.encoder_attn" for i in range(c.decoder_layers)):
         k, v = _key_value(g, x, attention)
         g.cross_kv(k, v, key_dim=c.width // c.decoder_heads)

@@ -37,6 +37,11 @@ _TOTALS: Final = {
         "galley_preemptions",
         "Sequences put back to waiting because KV blocks ran out",
     ),
+    "adapter_loads": ("galley_adapter_loads", "LoRA adapters that were loaded into memory"),
+    "adapter_evictions": (
+        "galley_adapter_evictions",
+        "LoRA adapters that made room in memory for others",
+    ),
     "busy_seconds": (
         "galley_engine_busy_seconds",
         "Time the engine had work, divided among requests",
@@ -168,13 +173,15 @@ class EngineCollector(Collector):
         ready = _gauge("galley_engine_ready", "1 if the engine takes requests now, else 0")
         running = _gauge("galley_requests_running", "Sequences running")
         waiting = _gauge("galley_requests_waiting", "Sequences waiting")
+        adapters = _gauge("galley_adapters_loaded", "LoRA adapters in memory")
         for model, engine in self.models.items():
             restarts.add_metric([model], engine.engine.restarts)
             if (is_ready := engine.engine.is_ready) is not None:
                 ready.add_metric([model], float(is_ready))
             running.add_metric([model], engine.last.running)
             waiting.add_metric([model], engine.last.waiting)
-        yield from (restarts, ready, running, waiting)
+            adapters.add_metric([model], engine.last.adapters_loaded)
+        yield from (restarts, ready, running, waiting, adapters)
 
     def _blocks(self) -> Iterator[Metric]:
         blocks = _gauge("galley_kv_blocks", "KV blocks by state", "state")
@@ -238,7 +245,7 @@ class EngineCollector(Collector):
 
 
 def _described(info: ModelInfo) -> dict[str, str]:
-    fields = ("family", "executor", "dtype", "quantize", "activations", "kv_dtype")
+    fields = ("family", "executor", "dtype", "quantize", "activations", "kv_dtype", "adapters")
     told = {**{name: str(getattr(info, name)) for name in fields}, "tasks": ",".join(info.tasks)}
     if info.weights is not None:
         told |= {"weights": info.weights.kind, "method": info.weights.method}

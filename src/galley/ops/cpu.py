@@ -5,13 +5,14 @@ import time
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Self, TypeAlias, cast
 
 import numpy as np
 
 from galley import _native
 from galley.errors import SettingsError
-from galley.formats.weights import Kinds, Weights, flat
+from galley.formats.adapter import AdapterWeights
+from galley.formats.weights import Kinds, WeightKind, Weights, flat
 from galley.graph.passes import run_passes
 from galley.graph.program import KVLayout, Program
 from galley.graph.quantize_inputs import quantize_inputs
@@ -21,6 +22,7 @@ from galley.ops.executor import (
     Attention,
     Batch,
     EncoderBatch,
+    EncoderRows,
     ExecutorMemory,
     ExecutorOptions,
     Table,
@@ -32,10 +34,11 @@ from galley.ops.kinds import (
     plan_activations,
     plan_kinds,
 )
-from galley.ops.lowering import Cost, Lowered, held_bytes, lower, weight_bytes
-from galley.ops.packing import Matrices, check_kind, has_kernel
+from galley.ops.lowering import Cost, Lowered, expert_costs, held_bytes, lower, weight_bytes
+from galley.ops.packing import Matrices, check_kind, has_kernel, pack, packed_bytes
 from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
 from galley.ops.weight_cache import WeightCache
+from galley.quant.rtn import rounded_kind
 from galley.types import BLOCK_TOKENS, StepCosts
 
 SCRATCH_BYTES: Final = 2 << 20
@@ -79,13 +82,18 @@ class CpuExecutor:
             self._check.wait()
         self.cost = decoder.cost()
         self._vocab_size = program.vocab_size
+        self._modules = {name: number for number, name in enumerate(program.adapted)}
+        self._adapter_kind = adapter_kind(options.quantize)
         self.kv_groups = len(program.kv_groups)
         self._kv_bytes_per_token = kv_bytes_per_token(program, options.kv_dtype)
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
         self._operations = decoder.program.operations()
+        self._experts = expert_costs(decoder.program)
         self.forward_seconds = self.sample_seconds = 0.0
         if options.pause is not None:
             self._runtime.set_pause(options.pause)
+        encoder = program.encoder
+        self._given = encoder if encoder is not None and encoder.given_width else None
         self._attention_shape = (0, 0)
         if program.encoder is not None and program.aligner is not None:
             rows = program.encoder.max_rows
@@ -107,6 +115,7 @@ class CpuExecutor:
             logits=4 * program.vocab_size,
             encoder=encoder,
             scratch=SCRATCH_BYTES * options.threads,
+            adapters=options.adapters * adapter_bytes(plan.program, options),
         )
 
     @property
@@ -121,6 +130,7 @@ class CpuExecutor:
             kv_bytes_per_token=self._kv_bytes_per_token,
             row_operations=self._operations[0],
             logit_operations=self._operations[1],
+            experts=self._experts,
         )
 
     def kv_bytes_per_block(self) -> int:
@@ -130,6 +140,22 @@ class CpuExecutor:
     def allocate_kv(self, blocks: int) -> None:
         """Zeroed, so pages are only touched when they are used."""
         self._runtime.allocate_kv(blocks)
+
+    def pack_adapter(self, adapter: AdapterWeights) -> object:
+        """See :meth:`galley.ops.executor.Executor.pack_adapter`."""
+        kind = self._adapter_kind
+        order = sorted(adapter, key=self._modules.__getitem__)
+        factors = [pack([part], kind) for name in order for part in adapter[name][:2]]
+        joined = iter(_native.joined(factors))
+        return [
+            (self._modules[name], next(joined), next(joined), adapter[name].scale) for name in order
+        ]
+
+    def set_adapter(self, slot: int, packed: object | None) -> None:
+        """See :meth:`galley.ops.executor.Executor.set_adapter`."""
+        self._runtime.clear_adapter(slot)
+        for module, a, b, scale in cast(list[_PackedFactors], packed or []):
+            self._runtime.set_adapter(slot, module, a, b, scale)
 
     def execute(self, batch: Batch, sampling: SamplingBatch) -> StepResult:
         """See :meth:`galley.ops.executor.Executor.execute`.
@@ -143,8 +169,7 @@ class CpuExecutor:
         began = time.perf_counter()
         for source, target in batch.copies:
             self._runtime.copy_block(source, target)
-        if batch.encode is not None:
-            self._encode(batch.encode)
+        encoded = None if batch.encode is None else self._encode(batch.encode)
         attention = None if batch.align is None else self._align(batch.align)
         result = StepResult()
         if len(batch.tokens):
@@ -154,13 +179,18 @@ class CpuExecutor:
             self.sample_seconds += time.perf_counter() - sampled
             if NO_TOKEN in result.tokens and self._check is not None:
                 self._check.suspect(logits)
-        result.attention = attention
+        result.attention, result.encoded = attention, encoded
         self.forward_seconds += time.perf_counter() - began
         return result
 
-    def _encode(self, inputs: EncoderBatch) -> None:
+    def _encode(self, inputs: EncoderBatch) -> EncoderRows | None:
         assert self._encoder is not None, "a text model has no encoder"
-        self._encoder.encode(inputs.features, inputs.starts, *_joined(inputs.tables))
+        given: EncoderRows | None = None
+        if self._given is not None:
+            rows = sum(map(self._given.rows_of, np.diff(inputs.starts).tolist()))
+            given = np.empty((rows, self._given.given_width), dtype=np.float32)
+        self._encoder.encode(inputs.features, inputs.starts, *_joined(inputs.tables), given)
+        return given
 
     def _align(self, batch: Batch) -> Attention:
         assert self._aligner is not None, "the model has no heads to align by"
@@ -176,10 +206,17 @@ class CpuExecutor:
         if len(self._logits) < len(batch.wanted):
             self._logits = np.empty((len(batch.wanted), self._vocab_size), dtype=np.float32)
         logits = self._logits[: len(batch.wanted)]
-        tables = _joined(batch.tables)
         cross = None if batch.cross is None else (*_joined(batch.cross.tables), batch.cross.rows)
         self._decoder.forward(
-            batch.tokens, batch.positions, batch.starts, *tables, batch.wanted, logits, cross
+            batch.tokens,
+            batch.positions,
+            batch.starts,
+            *_joined(batch.tables),
+            batch.wanted,
+            logits,
+            cross,
+            batch.adapters,
+            batch.types,
         )
         return logits
 
@@ -299,6 +336,22 @@ def _layer_block_bytes(kv: KVLayout, kv_dtype: str) -> int:
     return _native.kv_block_bytes(kv.kv_heads, kv.key_dim, kv.value_dim, kv_dtype)
 
 
+_PackedFactors: TypeAlias = tuple[int, _native.Packed, _native.Packed, float]
+"""Number of a module, its two factors and their scale."""
+
+
+def adapter_kind(quantize: str) -> WeightKind:
+    """What adapters' factors are kept as: the weights' own type, if they are floats, or bfloat16."""
+    return rounded_kind(quantize if quantize in ("float32", "f16") else "bf16", 0)
+
+
+def adapter_bytes(program: Program, options: ExecutorOptions) -> int:
+    """Bytes of one adapter of the highest rank that adds to all modules, padding included."""
+    kind, rank = adapter_kind(options.quantize), options.adapter_rank
+    shapes = [program.shapes[name] for name in program.adapted]
+    return sum(packed_bytes(kind, rank, k) + packed_bytes(kind, n, rank) for n, k in shapes)
+
+
 def planned_step_costs(
     program: Program, kinds: Kinds, *, kv_dtype: str, disable_pass: Collection[str] = ()
 ) -> StepCosts:
@@ -317,4 +370,5 @@ def planned_step_costs(
         kv_bytes_per_token=kv_bytes_per_token(program, kv_dtype),
         row_operations=row_operations,
         logit_operations=logit_operations,
+        experts=expert_costs(runs),
     )

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from galley.errors import DISTRIBUTION, SettingsError, pip_install
+from galley.formats.adapter import AdapterWeights
 from galley.formats.reader import CheckpointReader
 from galley.formats.weights import Weights
 from galley.graph.program import Program
@@ -22,6 +23,7 @@ log = logging.getLogger("galley.ops")
 
 Ints = npt.NDArray[np.int64]
 Attention = npt.NDArray[np.float32]
+EncoderRows = npt.NDArray[np.float32]
 Integers: TypeAlias = "array[int] | Ints"
 """64 bits each. In a decoding step a call of numpy would cost more than its work."""
 Table: TypeAlias = Integers
@@ -72,10 +74,12 @@ class Batch(msgspec.Struct, frozen=True):
             sliding window are named by some other block.
         wanted: [wanted] rows whose logits are wanted, ascending.
         cross: what the decoder of a speech model attends to; None for a text model.
+        adapters: [sequences] the slot of each sequence's adapter, -1 for none; None: no sequence has one.
         copies: (from, to): KV blocks to copy in every layer, before all else.
         encode: encoder inputs of a speech model, which are encoded before the tokens are computed.
         align: sequences of which a speech model's alignment heads are wanted instead of logits. Their
             keys and values are written, but not in all layers.
+        types: [rows] of the tokens; None: all 0.
     """
 
     tokens: Integers
@@ -84,15 +88,19 @@ class Batch(msgspec.Struct, frozen=True):
     tables: tuple[Table, ...]
     wanted: Integers
     cross: CrossContext | None = None
+    adapters: "array[int] | Ints | None" = None
     copies: Sequence[tuple[int, int]] = ()
     encode: EncoderBatch | None = None
     align: "Batch | None" = None
+    types: "Integers | None" = None
 
     def __post_init__(self) -> None:
         sequences = len(self.starts) - 1
         assert len(self.tokens) == len(self.positions) == self.starts[-1]
+        assert self.types is None or len(self.types) == len(self.tokens)
         assert not sequences or len(self.tables) % sequences == 0
         assert self.cross is None or len(self.cross.tables) == sequences
+        assert self.adapters is None or len(self.adapters) == sequences
 
 
 class Executor(Protocol):
@@ -131,6 +139,21 @@ class Executor(Protocol):
 
     def allocate_kv(self, blocks: int) -> None:
         """Make room for ``blocks`` KV blocks. Called once, before :meth:`execute`."""
+        ...
+
+    def pack_adapter(self, adapter: AdapterWeights) -> object:
+        """A LoRA adapter as :meth:`set_adapter` takes it. Any thread may call it.
+
+        Raises:
+            UnsupportedModel: a value is beyond the type in which adapters are kept.
+        """
+        ...
+
+    def set_adapter(self, slot: int, packed: object | None) -> None:
+        """From now on sequences whose slot this is have the adapter; None frees its memory.
+
+        Not while a step runs.
+        """
         ...
 
     def execute(self, batch: Batch, sampling: SamplingBatch) -> StepResult:
@@ -186,6 +209,8 @@ class ExecutorOptions:
         disable_pass: names of passes over the program (``graph/passes/``) that are left out.
         weight_cache: whose weights these are, to keep them on disk as the executor packs them; None keeps
             nothing.
+        adapters: slots for LoRA adapters in memory; the program has ``lora`` ops if there are any.
+        adapter_rank: the highest rank of an adapter.
         pause: called often while a program runs, between two ops; it may wait, for others who want
             the cores.
     """
@@ -200,6 +225,8 @@ class ExecutorOptions:
     weight_cache: CheckpointReader | None = None
     pause: Callable[[], None] | None = None
     kinds: Mapping[str, str] = field(default_factory=dict)
+    adapters: int = 0
+    adapter_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +242,7 @@ class ExecutorMemory:
         logits: of a row of logits.
         encoder: of buffers for the longest encoder input; 0 for a text model.
         scratch: of the compute threads.
+        adapters: of all slots for LoRA adapters, at the highest rank.
         free: on a device with memory of its own; None where the executor uses the host's.
     """
 
@@ -226,6 +254,7 @@ class ExecutorMemory:
     logits: int
     encoder: int
     scratch: int
+    adapters: int = 0
     free: int | None = None
 
     def buffers(self, rows: int, wanted: int) -> int:

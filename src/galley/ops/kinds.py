@@ -19,6 +19,8 @@ _ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Name of a matrix' kind -> what it is multiplied with, first what some instruction set is fastest with."""
 
+_INTEGERS: Final = frozenset({"int8", "int4"})
+
 _MULTIPLY_BF16: Final = frozenset({"amx", "avx512"})
 """The instruction sets with products of bfloat16; the others, ``avx512vnni`` among them, widen it first."""
 
@@ -34,17 +36,21 @@ def plan_kinds(
 
     Args:
         program: whose matrices.
-        quantize: what dense matrices become: "float32", "bf16", "f16", "int8" or "int4".
+        quantize: what dense matrices become: "float32", "bf16", "f16", "int8" or "int4"; those that choose
+            experts become bf16 beside integers.
         own: matrices that are not dense in the checkpoint; they stay as they are.
         chosen: tensor name -> as ``quantize``, for dense matrices that become something else.
 
     Raises:
         SettingsError: ``chosen`` names what is no matrix of the model.
     """
-    own, chosen = own or {}, chosen or {}
+    own, chosen = own or {}, dict(chosen or {})
     for name in chosen:
         if name not in program.matrices:
             raise SettingsError(f"a kind is chosen for {name}, which is no matrix of the model")
+    if quantize in _INTEGERS:
+        # A row whose experts are others is no longer near, and these matrices are small.
+        chosen = dict.fromkeys(program.routers, "bf16") | chosen
     shapes = program.all_shapes
     return {
         name: own.get(name) or rounded_kind(chosen.get(name, quantize), flat(shapes[name])[1])
@@ -87,9 +93,10 @@ def main_activations(program: Program, activations: Mapping[str, str]) -> str:
     """What most products of the program's linear layers are taken with; float32 if it has none."""
     products: Counter[str] = Counter()
     for op in program.ops:
-        if op.signature.multiplies:
-            size = sum(math.prod(program.shapes[name]) for name in op.weights["weight"])
-            products[activations[program.kind_of(op).name]] += size
+        for role in op.signature.matrices if op.signature.multiplies else ():
+            for name in op.weights[role]:
+                size = op.for_a_row(math.prod(program.shapes[name]))
+                products[activations[program.kinds[name].name]] += size
     return products.most_common(1)[0][0] if products else "float32"
 
 

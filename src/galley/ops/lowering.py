@@ -1,5 +1,6 @@
 """From a program to native steps: what each is told, what it costs, and where in the arena buffers lie."""
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from galley.formats.weights import flat
 from galley.graph.plan import Lifetime, plan_arena
 from galley.graph.program import Op, Program
 from galley.ops.packing import Matrices, packed_bytes
+from galley.types import ExpertCosts
 
 _ROW_ALIGNMENT: Final = 64
 """Bytes; rows begin on a cache line."""
@@ -95,6 +97,13 @@ class Lowered:
     def _argument(self, op: Op, name: str, matrices: Matrices) -> Any:
         """What ``arguments`` of the op's signature calls ``name``."""
         signature = op.signature
+        if name == "work":
+            return self.slots[0][self._working_at[op.output]]
+        if signature.routed and name in signature.matrices:
+            return [
+                (matrices.packed((tensor,)), expert_layout(self.program, op, tensor))
+                for tensor in op.weights[name]
+            ]
         if name == "layout":
             return self.layouts.get(op.outputs[-1])
         if name == "input_layout":
@@ -112,19 +121,23 @@ class Lowered:
 
     @cached_property
     def slots(self) -> "tuple[list[_native.Slot], int]":
-        """The slot of each buffer, and the bytes of the arena for one row."""
+        """The slot of each buffer, then of each op's working memory; the bytes of the arena for one row."""
         lifetimes, places = self.lifetimes(), self._places
         plan = plan_arena(lifetimes)
         slots = [
             (plan.offsets[place.root], _aligned(self.row_bytes[place.root]), place.column)
             for place in places
         ]
+        slots += [(plan.offsets[i], lifetimes[i].size, 0) for i in self._working_at.values()]
         for b in self._as_logits:
             slots[b] = (_native.LOGITS, self.row_bytes[b], 0)
         return slots, plan.size
 
     def lifetimes(self) -> list[Lifetime]:
-        """Of each buffer's row, in steps; what lies in another's room or with the caller has no size."""
+        """Of each buffer's row, in steps; what lies in another's room or with the caller has no size.
+
+        Working memory comes behind the buffers: it lives in one step.
+        """
         last_use, places = self._last_use, self._places
         written = {b: i for i, op in enumerate(self.program.ops) for b in op.outputs}
         last = dict(written)
@@ -133,7 +146,18 @@ class Lowered:
         own = [_aligned(n) if places[b].root == b else 0 for b, n in enumerate(self.row_bytes)]
         for b in self._as_logits:
             own[b] = 0
-        return [Lifetime(size, written[b], last[b]) for b, size in enumerate(own)]
+        working = [
+            Lifetime(work_bytes(self.program, op), i, i)
+            for i, op in enumerate(self.program.ops)
+            if op.signature.works
+        ]
+        return [*(Lifetime(size, written[b], last[b]) for b, size in enumerate(own)), *working]
+
+    @cached_property
+    def _working_at(self) -> dict[int, int]:
+        """Output of an op with working memory -> where that stands among lifetimes and slots."""
+        outputs = [op.output for op in self.program.ops if op.signature.works]
+        return {b: len(self.row_bytes) + i for i, b in enumerate(outputs)}
 
     @cached_property
     def _as_logits(self) -> list[int]:
@@ -206,6 +230,38 @@ def lower(program: Program) -> Lowered:
     return Lowered(program, layouts, tuple(row_bytes[b] for b in range(len(row_bytes))))
 
 
+def expert_layout(program: Program, op: Op, tensor: str) -> "_native.InputLayout | None":
+    """What the rows become that this matrix of an expert is multiplied with; None if they stay float32."""
+    kind = program.kinds[tensor]
+    inputs = op.attrs["inputs"].get(kind.name, "float32")
+    if inputs == "float32":
+        return None
+    return _input_layout(kind.name, program.shapes[tensor][1], kind.group, inputs)
+
+
+@functools.cache
+def _input_layout(kind: str, depth: int, group: int, inputs: str) -> "_native.InputLayout":
+    return _native.InputLayout(kind, depth, group, inputs)
+
+
+def work_bytes(program: Program, op: Op) -> int:
+    """Working memory of ``experts`` for one row of their input: what native/ops/experts.cpp lays out.
+
+    For each choice: the inputs as gate and up want them, later the result; gate's product; and up's, later
+    the inputs that down wants.
+    """
+
+    def widest(role: str) -> int:
+        layouts = (expert_layout(program, op, tensor) for tensor in op.weights[role])
+        depth = program.shapes[op.weights[role][0]][1]
+        return max(_aligned(4 * depth if x is None else x.row_bytes) for x in layouts)
+
+    hidden, width = program.shapes[op.weights["down"][0]]
+    inner = _aligned(4 * width)
+    row = max(widest("gate") + widest("up"), _aligned(4 * hidden)) + inner
+    return int(op.attrs["per_token"]) * (row + max(inner, widest("down")))
+
+
 def held_bytes(programs: Iterable[Program]) -> int:
     """Of the weights of a model's programs in memory, as they are packed: each matrix once.
 
@@ -216,7 +272,10 @@ def held_bytes(programs: Iterable[Program]) -> int:
     for program in programs:
         for op in program.ops:
             for role, names in op.weights.items():
-                if role in op.signature.matrices:
+                if op.signature.routed:
+                    for name in names:
+                        matrices[name,] = _held_bytes(program, role, (name,), op)
+                elif role in op.signature.matrices:
                     matrices[names] = _held_bytes(program, role, names, op)
                 else:
                     vectors += _held_bytes(program, role, names, op)
@@ -228,9 +287,25 @@ def weight_bytes(program: Program) -> int:
     return sum(_weight_bytes(program, op) for op in program.ops)
 
 
+def expert_costs(program: Program) -> ExpertCosts:
+    """Of all experts of the program, as they are packed."""
+    held = read = 0
+    for op in program.ops:
+        if op.signature.routed:
+            held += sum(
+                _held_bytes(program, role, (n,), op) for role, ns in op.weights.items() for n in ns
+            )
+            read += _weight_bytes(program, op)
+    return ExpertCosts(held, read / held) if held else ExpertCosts()
+
+
 def _weight_bytes(program: Program, op: Op) -> int:
     total = 0
     for role, names in op.weights.items():
+        if op.signature.routed:
+            sizes = (_held_bytes(program, role, (name,), op) for name in names)
+            total += op.for_a_row(sum(sizes))
+            continue
         size = _held_bytes(program, role, names, op)
         rows = sum(flat(program.shapes[name])[0] for name in names)
         total += size // rows if op.signature.reads_a_row else size

@@ -34,6 +34,9 @@ ALIGNMENT: Final = 64
 _SUFFIX: Final = ".packed"
 _PARTIAL_SUFFIX: Final = ".partial"
 _USE_SUFFIX: Final = ".use"
+MEASURED_SUFFIX: Final = ".measured"
+_MEASURED_SECONDS: Final = 90 * 86_400.0
+"""Measurements of steps (``ops/measured_steps.py``) that are older are made again."""
 _PARTIAL_SECONDS: Final = 3600.0
 """Nobody is still writing a file that old."""
 _MAGIC: Final = b"galleypk"
@@ -153,7 +156,7 @@ def read_use(folder: Path, state: str, kind: str) -> Use | None:
 
 def write_use(folder: Path, use: Use) -> None:
     """Raises OSError: no room, no leave; nothing is left behind."""
-    _write(_use_path(folder, use.state, use.kind), [memoryview(msgspec.json.encode(use))])
+    write_atomically(_use_path(folder, use.state, use.kind), [memoryview(msgspec.json.encode(use))])
 
 
 def uses(folder: Path) -> list[Use]:
@@ -199,15 +202,22 @@ def _look_at(path: Path) -> Iterator[CachedFile]:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what killed processes left behind, and uses that lead nowhere."""
-    for path in folder.glob(f"*{_PARTIAL_SUFFIX}"):
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > _PARTIAL_SECONDS:
-                path.unlink()
+    """Remove what killed processes left behind, uses that lead nowhere, and old measurements."""
+    for suffix, most in ((_PARTIAL_SUFFIX, _PARTIAL_SECONDS), (MEASURED_SUFFIX, _MEASURED_SECONDS)):
+        for path in folder.glob(f"*{suffix}"):
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > most:
+                    path.unlink()
     for path in folder.glob(f"*{_USE_SUFFIX}"):
         with suppress(OSError):
             if _read_use(path) is None:
                 path.unlink()
+
+
+def forget_measured(folder: Path) -> None:
+    """What was measured of steps is measured again. Raises OSError: a file cannot be removed."""
+    for path in folder.glob(f"*{MEASURED_SUFFIX}"):
+        path.unlink(missing_ok=True)
 
 
 def map_file(path: Path) -> tuple[Header, Bytes]:
@@ -265,10 +275,11 @@ def write_file(path: Path, header: Header, matrices: Sequence[Bytes]) -> None:
     start = _MAGIC + len(text).to_bytes(_LENGTH_BYTES, "little") + hashlib.sha256(text).digest()
     start += text
     start += bytes(-len(start) % ALIGNMENT)
-    _write(path, [memoryview(start), *(m.data for m in matrices)])
+    write_atomically(path, [memoryview(start), *(m.data for m in matrices)])
 
 
-def _write(path: Path, parts: list[memoryview]) -> None:
+def write_atomically(path: Path, parts: list[memoryview]) -> None:
+    """The parts, one after another. Raises OSError: no room, no leave; nothing is left behind."""
     partial = path.with_name(f".{secrets.token_hex(8)}{_PARTIAL_SUFFIX}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:

@@ -7,12 +7,13 @@ Every op sees rows in tiles of one fixed shape, which makes their bits independe
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import torch
 
 from galley.errors import SettingsError, UnsupportedModel
+from galley.formats.adapter import AdapterWeights
 from galley.formats.weights import BlockWeight, DenseWeight, IntWeight, Weight, WeightKind, Weights
 from galley.graph.program import Program
 from galley.ops.draws import draw_all
@@ -20,16 +21,17 @@ from galley.ops.executor import (
     Attention,
     Batch,
     EncoderBatch,
+    EncoderRows,
     ExecutorMemory,
     ExecutorOptions,
 )
 from galley.ops.kinds import own_kinds, plan_kinds
-from galley.ops.reference_ops import ReferenceOps, Step, places_in
+from galley.ops.reference_ops import Factors, ReferenceOps, Step, places_in
 from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
 from galley.ops.tiles import Tiles
 from galley.quant.rtn import quantize_int4, quantize_int8
 from galley.quant.weights import Quantize, dequantize, not_finite
-from galley.types import BLOCK_TOKENS, StepCosts
+from galley.types import BLOCK_TOKENS, ExpertCosts, StepCosts
 
 _TORCH_TYPES: Final[Mapping[str, torch.dtype]] = {
     "F32": torch.float32,
@@ -82,6 +84,7 @@ class ReferenceExecutor(ReferenceOps):
         self._weights = {
             name: self._load(weights[name], kinds.get(name)) for name in program.all_shapes
         }
+        self._adapters = [{} for _ in range(options.adapters)]
         self.forward_seconds = self.sample_seconds = 0.0
 
     @staticmethod
@@ -103,6 +106,10 @@ class ReferenceExecutor(ReferenceOps):
             logits=4 * program.vocab_size,
             encoder=0 if program.encoder is None else rows[1] * program.encoder.max_positions,
             scratch=0,
+            adapters=size
+            * options.adapters
+            * options.adapter_rank
+            * sum(sum(program.shapes[name]) for name in program.adapted),
             free=_free_memory(_device(options.device)),
         )
 
@@ -128,14 +135,22 @@ class ReferenceExecutor(ReferenceOps):
 
     def step_costs(self) -> StepCosts:
         """See :meth:`galley.ops.executor.Executor.step_costs`."""
-        linear = [op for op in self._program.ops if op.name == "linear"]
-        names = {name for op in linear for name in op.weights["weight"]}
+        read: dict[tuple[str, ...], int] = {}
+        experts = [0, 0]
+        for op in self._program.ops:
+            for role in op.signature.matrices if op.signature.multiplies else ():
+                names = op.weights[role]
+                whole = sum(self._weights[name].nbytes for name in names)
+                read[names] = op.for_a_row(whole)
+                if op.signature.routed:
+                    experts = [experts[0] + whole, experts[1] + read[names]]
         row_operations, logit_operations = self._program.operations()
         return StepCosts(
-            weight_bytes=sum(self._weights[name].nbytes for name in names),
+            weight_bytes=sum(read.values()),
             kv_bytes_per_token=self.kv_bytes_per_block() // BLOCK_TOKENS,
             row_operations=row_operations,
             logit_operations=logit_operations,
+            experts=ExpertCosts(experts[0], experts[1] / max(1, experts[0])),
         )
 
     def kv_bytes_per_block(self) -> int:
@@ -152,14 +167,28 @@ class ReferenceExecutor(ReferenceOps):
                 shape = (blocks, BLOCK_TOKENS, kv.kv_heads, dim)
                 caches.append(torch.zeros(shape, dtype=self._dtype, device=self._device))
 
+    def pack_adapter(self, adapter: AdapterWeights) -> object:
+        """See :meth:`galley.ops.executor.Executor.pack_adapter`."""
+        return {
+            self._program.adapted.index(name): (
+                self._load(own.a, None),
+                self._load(own.b, None),
+                own.scale,
+            )
+            for name, own in adapter.items()
+        }
+
+    def set_adapter(self, slot: int, packed: object | None) -> None:
+        """See :meth:`galley.ops.executor.Executor.set_adapter`."""
+        self._adapters[slot] = cast(dict[int, Factors], packed or {})
+
     @torch.inference_mode()
     def execute(self, batch: Batch, sampling: SamplingBatch) -> StepResult:
         """See :meth:`galley.ops.executor.Executor.execute`."""
         began = time.perf_counter()
         if batch.copies:
             self._copy_blocks(batch.copies)
-        if batch.encode is not None:
-            self._encode(batch.encode)
+        encoded = None if batch.encode is None else self._encode(batch.encode)
         attention = None if batch.align is None else self._align(batch.align)
         result = StepResult()
         if len(batch.tokens):
@@ -167,7 +196,7 @@ class ReferenceExecutor(ReferenceOps):
             sampled = time.perf_counter()
             result = sample(logits, sampling, draw_all)
             self.sample_seconds += time.perf_counter() - sampled
-        result.attention = attention
+        result.attention, result.encoded = attention, encoded
         self.forward_seconds += time.perf_counter() - began
         return result
 
@@ -176,10 +205,11 @@ class ReferenceExecutor(ReferenceOps):
         for cache in (*self._keys, *self._values):
             cache[targets] = cache[sources]
 
-    def _encode(self, inputs: EncoderBatch) -> None:
+    def _encode(self, inputs: EncoderBatch) -> EncoderRows | None:
         assert self._program.encoder is not None
         step = self._begin(inputs, inputs.starts, places_in(np.diff(inputs.starts)))
         self._run(self._program.encoder, step)
+        return None if step.given is None else step.given.to("cpu", torch.float32).numpy()
 
     def _forward(self, batch: Batch) -> Logits:
         step = self._begin(batch, batch.starts, batch.positions)

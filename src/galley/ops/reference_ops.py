@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch.nn.functional import embedding, gelu, layer_norm, linear, pad, silu
 
 from galley.graph.program import Op
 from galley.ops.executor import Batch, EncoderBatch, Integers, Ints, Table
+from galley.ops.reference_experts import expert_sum, gated, route
 from galley.ops.tiles import (
     TILE,
     Chunk,
@@ -20,9 +22,13 @@ from galley.ops.tiles import (
     attend,
     attention_weights,
     causal_chunks,
+    near_chunks,
     pairs_of,
 )
 from galley.types import BLOCK_TOKENS
+
+Factors: TypeAlias = tuple[torch.Tensor, torch.Tensor, float]
+"""What an adapter adds to a linear layer: scale * b (a x), with a [rank, depth] and b [outputs, rank]."""
 
 
 @dataclass(slots=True)
@@ -42,6 +48,8 @@ class Step:
         kv_slots: KV group -> [rows] where in the cache their keys and values go, once a layer has asked.
         pairs: which sequences share rows with which tiles.
         attention: [rows, heads, max rows] what an aligner finds.
+        given: [rows, width] what an encoder gives to its caller.
+        adapters: [rows] the slot of each row's adapter, -1 for none; None: no row has one.
     """
 
     source: Batch | EncoderBatch
@@ -54,6 +62,8 @@ class Step:
     kv_slots: dict[int, torch.Tensor] = field(init=False)
     pairs: list[Pair] = field(init=False)
     attention: torch.Tensor = field(init=False)
+    given: torch.Tensor | None = None
+    adapters: Ints | None = None
 
     def place(self, starts: Ints, positions: Ints, device: torch.device) -> None:
         """Rows ``starts[s]`` to ``starts[s + 1]`` belong to sequence or encoder input s."""
@@ -77,25 +87,36 @@ class ReferenceOps:
         self._values: list[torch.Tensor] = []
         self._group_of: Mapping[int, int] = {}
         """Layer -> its KV group."""
+        self._adapters: list[dict[int, Factors]] = []
+        """Of each slot, by the number of the module."""
         self._kernels: Mapping[str, Callable[[Op, Step, list[Tiles]], Tiles]] = {
             "embed": self._embed,
             "linear": self._linear,
+            "lora": self._lora,
             "rms_norm": self._rms_norm,
             "rope": self._rope,
             "attention": self._attention,
             "silu_mul": self._silu_mul,
             "gelu_tanh_mul": self._gelu_tanh_mul,
+            "gelu_tanh": self._gelu_tanh,
+            "gelu_mul": self._gelu_mul,
             "add": self._add,
             "scale": self._scale,
             "soft_cap": self._soft_cap,
             "columns": self._columns,
+            "head_columns": self._head_columns,
             "select_rows": self._select_rows,
+            "route": self._route,
+            "experts": self._experts,
+            "sigmoid_scale": self._sigmoid_scale,
             "features": self._features,
             "im2col": self._im2col,
             "embed_positions": self._embed_positions,
+            "embed_types": self._embed_types,
             "layer_norm": self._layer_norm,
             "gelu": self._gelu,
             "encoder_attention": self._encoder_attention,
+            "encoder_rows": self._encoder_rows,
             "cross_kv": self._cross_kv,
             "cross_attention": self._cross_attention,
             "cross_weights": self._cross_weights,
@@ -105,6 +126,8 @@ class ReferenceOps:
         """``source`` before its first op; rows and positions as :meth:`Step.place` takes them."""
         step = Step(source, [self._on_device(table) for table in source.tables], {})
         step.place(np.asarray(starts), np.asarray(positions), self._device)
+        if isinstance(source, Batch) and source.adapters is not None:
+            step.adapters = np.repeat(np.asarray(source.adapters), np.diff(step.starts))
         return step
 
     def _run_op(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
@@ -135,7 +158,28 @@ class ReferenceOps:
     def _linear(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         weight = self._weights[op.tensor("weight")]
         bias = self._weights[op.tensor("bias")] if "bias" in op.weights else None
-        return [linear(tile, weight, bias) for tile in inputs[0]]
+        return [self._multiply(tile, weight, bias) for tile in inputs[0]]
+
+    def _multiply(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return linear(x, weight, bias)
+
+    def _lora(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        out = [tile.clone() for tile in inputs[0]]
+        if step.adapters is None:
+            return out
+        # One more: where no row sits there are zeros.
+        slots = step.layout.scatter(torch.from_numpy(step.adapters + 1).to(self._device))
+        for tile, x, there in zip(out, inputs[1], slots, strict=True):
+            for slot in sorted({*there.tolist()} - {0}):
+                mine = there == slot
+                for number, start, width in op.attrs["modules"]:
+                    if number in self._adapters[slot - 1]:
+                        a, b, scale = self._adapters[slot - 1][number]
+                        added = linear(linear(x, a), b) * scale
+                        tile[mine, start : start + width] += added[mine]
+        return out
 
     def _rms_norm(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         weight, eps, offset = (
@@ -154,13 +198,15 @@ class ReferenceOps:
         return [norm(tile) for tile in inputs[0]]
 
     def _rope(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        dim, half = op.attrs["head_dim"], len(op.attrs["inv_freq"])
+        dim, pairs = op.attrs["head_dim"], len(op.attrs["inv_freq"])
+        shape, members = ((pairs, 2), -1) if op.attrs["adjacent"] else ((2, pairs), -2)
 
         def rotate(tile: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-            heads = tile.reshape(TILE, -1, dim).float()
-            a, b, rest = torch.split(heads, [half, half, dim - 2 * half], dim=-1)
-            turned = torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
-            return turned.to(self._dtype).reshape(TILE, -1)
+            heads, rest = tile.reshape(TILE, -1, dim).float().tensor_split([2 * pairs], dim=-1)
+            a, b = heads.reshape(TILE, -1, *shape).unbind(members)
+            turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=members)
+            whole = torch.cat((turned.flatten(-2), rest), dim=-1)
+            return whole.to(self._dtype).reshape(TILE, -1)
 
         angles = self._angles(step, op.attrs["inv_freq"], op.attrs["scale"])
         return [rotate(x, *angle) for x, angle in zip(inputs[0], angles, strict=True)]
@@ -210,6 +256,7 @@ class ReferenceOps:
         self, op: Op, step: Step, q: Tiles, chunks: Callable[[Pair], Iterable[Chunk]]
     ) -> Tiles:
         a = op.attrs
+        sinks = self._weights[op.tensor("sinks")] if "sinks" in op.weights else None
         out = [tile.new_zeros(TILE, op.width) for tile in q]
         for pair in step.pairs:
             mixed = attend(
@@ -220,6 +267,7 @@ class ReferenceOps:
                 value_dim=a["value_dim"],
                 scale=a["scale"],
                 cap=a.get("cap", 0.0),
+                sinks=sinks,
             )
             out[pair.tile][pair.slots] = mixed[pair.slots]
         return out
@@ -229,6 +277,12 @@ class ReferenceOps:
 
     def _gelu_tanh_mul(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         return [gelu(a, approximate="tanh") * b for a, b in zip(*inputs, strict=True)]
+
+    def _gelu_tanh(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        return [gelu(tile.float(), approximate="tanh").to(self._dtype) for tile in inputs[0]]
+
+    def _gelu_mul(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        return [gelu(a.float()).to(self._dtype) * b for a, b in zip(*inputs, strict=True)]
 
     def _scale(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         return [tile * op.attrs["factor"] for tile in inputs[0]]
@@ -241,6 +295,13 @@ class ReferenceOps:
         start = op.attrs["start"]
         return [tile[:, start : start + op.width].clone() for tile in inputs[0]]
 
+    def _head_columns(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        start, stride = op.attrs["start"], op.attrs["stride"]
+        part = slice(start, start + op.attrs["size"])
+        return [
+            tile.view(TILE, -1, stride)[..., part].reshape(TILE, -1).clone() for tile in inputs[0]
+        ]
+
     def _add(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         return [a + b for a, b in zip(*inputs, strict=True)]
 
@@ -251,7 +312,27 @@ class ReferenceOps:
             return []
         rows = step.layout.gather(inputs[0])[torch.from_numpy(wanted).to(self._device)]
         step.layout = Layout.of(np.asarray(step.source.positions)[wanted], self._device)
+        step.adapters = None if step.adapters is None else step.adapters[wanted]
         return step.layout.scatter(rows)
+
+    def _route(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        bias = self._weights[op.tensor("bias")] if "bias" in op.weights else None
+        return [route(tile.float(), op.attrs, bias) for tile in inputs[0]]
+
+    def _experts(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        def product(role: str, expert: int, x: torch.Tensor) -> torch.Tensor:
+            biases = op.weights.get(f"{role}_bias")
+            bias = None if biases is None else self._weights[biases[expert]]
+            return self._multiply(x, self._weights[op.weights[role][expert]], bias)
+
+        def run(expert: int, x: torch.Tensor) -> torch.Tensor:
+            gate, up = product("gate", expert, x), product("up", expert, x)
+            return product("down", expert, gated(gate, up, op.attrs))
+
+        return [expert_sum(x, routes, run) for x, routes in zip(*inputs, strict=True)]
+
+    def _sigmoid_scale(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        return [x * torch.sigmoid(gate) for x, gate in zip(*inputs, strict=True)]
 
     def _features(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         assert isinstance(step.source, EncoderBatch)
@@ -271,16 +352,26 @@ class ReferenceOps:
         return step.layout.scatter(torch.cat(around))
 
     def _embed_positions(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        weight = self._weights[op.tensor("weight")]
+        weight = self._weights[op.tensor("weight")][op.attrs["first"] :]
         return [embedding(tile, weight) for tile in step.positions]
 
+    def _embed_types(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        assert isinstance(step.source, Batch)
+        types = step.source.types
+        given = np.zeros_like(step.at) if types is None else np.asarray(types)
+        places = step.layout.scatter(torch.from_numpy(given).to(self._device))
+        return [embedding(tile, self._weights[op.tensor("weight")]) for tile in places]
+
     def _layer_norm(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        weight, bias = (self._weights[op.tensor(role)].float() for role in ("weight", "bias"))
-        eps = op.attrs["eps"]
-        return [
-            layer_norm(tile.float(), weight.shape, weight, bias, eps).to(self._dtype)
-            for tile in inputs[0]
-        ]
+        dim, eps = op.attrs["head_dim"], op.attrs["eps"]
+        weight = self._weights[op.tensor("weight")].float().view(-1, dim)
+        bias = self._weights[op.tensor("bias")].float().view(-1, dim) if "bias" in op.weights else 0
+
+        def norm(tile: torch.Tensor) -> torch.Tensor:
+            heads = layer_norm(tile.float().reshape(TILE, -1, dim), (dim,), eps=eps)
+            return (heads * weight + bias).to(self._dtype).reshape(TILE, -1)
+
+        return [norm(tile) for tile in inputs[0]]
 
     def _gelu(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         return [gelu(tile.float()).to(self._dtype) for tile in inputs[0]]
@@ -300,7 +391,21 @@ class ReferenceOps:
             )
             return list(all_chunks(k, v, torch.arange(len(k), device=self._device), rows))
 
-        return self._attend(op, step, q, lambda pair: chunks(pair.sequence))
+        before, after = op.attrs["before"], op.attrs["after"]
+        if before == after == -1:
+            return self._attend(op, step, q, lambda pair: chunks(pair.sequence))
+        return self._attend(
+            op,
+            step,
+            q,
+            lambda pair: near_chunks(
+                chunks(pair.sequence), step.positions[pair.tile], before=before, after=after
+            ),
+        )
+
+    def _encoder_rows(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        step.given = step.layout.gather(inputs[0])
+        return []
 
     def _cross_kv(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         self._write_kv(op, step, *inputs)

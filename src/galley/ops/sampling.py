@@ -148,6 +148,7 @@ class StepResult:
             asked for where the others are impossible.
         attention: [rows, heads, encoder rows] where the alignment heads of a speech model look, for the
             rows of ``Batch.align``.
+        encoded: [rows, width] what the encoder made of ``Batch.encode``, if its program gives that.
         logits: [wanted, vocab] after all adjustments, if they were asked for; valid until the next step.
     """
 
@@ -157,6 +158,7 @@ class StepResult:
     drawn_scores: dict[int, float] = field(default_factory=dict)
     candidates: list[list[Candidate]] = field(default_factory=list)
     attention: npt.NDArray[np.float32] | None = None
+    encoded: npt.NDArray[np.float32] | None = None
     logits: Logits | None = None
 
 

@@ -149,6 +149,21 @@ def all_chunks(
         yield Chunk(_of_blocks(keys, blocks), _of_blocks(values, blocks), seen)
 
 
+def near_chunks(
+    chunks: Iterable[Chunk], positions: torch.Tensor, *, before: int, after: int
+) -> Iterator[Chunk]:
+    """Of all keys those that rows at [TILE] ``positions`` see: so many before and after; -1 is all."""
+    at = positions[:, None]
+    for number, chunk in enumerate(chunks):
+        key_at = torch.arange(KEY_CHUNK, device=at.device) + number * KEY_CHUNK
+        seen = chunk.seen.expand(TILE, KEY_CHUNK)
+        if before >= 0:
+            seen = seen & (key_at >= at - before)
+        if after >= 0:
+            seen = seen & (key_at <= at + after)
+        yield Chunk(chunk.keys, chunk.values, seen)
+
+
 def attend(
     q: torch.Tensor,
     chunks: Iterable[Chunk],
@@ -158,6 +173,7 @@ def attend(
     value_dim: int,
     scale: float,
     cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of one tile with a running softmax (arXiv:2205.14135).
 
@@ -167,6 +183,7 @@ def attend(
         heads, kv_heads: as many heads share each KV head.
         scale: multiplies q k^T.
         cap: above 0, scores s become cap * tanh(s / cap).
+        sinks: [heads] scores that belong to no value, or None.
 
     Returns:
         [TILE, heads * value_dim].
@@ -190,6 +207,9 @@ def attend(
         total = total * shrink + p.sum(-1, keepdim=True)
         mixed = mixed * shrink + torch.bmm(p.to(values.dtype), values).float()
         best = new_best
+    if sinks is not None:
+        each = sinks.float().view(kv_heads, 1, group).expand(kv_heads, TILE, group)
+        total = total + torch.exp(each.reshape(kv_heads, TILE * group, 1) - best)
     mixed = (mixed / total.clamp_min(1e-38)).to(q.dtype)
     return mixed.view(kv_heads, TILE, group, value_dim).transpose(0, 1).reshape(TILE, -1)
 

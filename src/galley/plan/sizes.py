@@ -11,10 +11,10 @@ from galley.graph.program import Program
 from galley.graph.quantize_inputs import quantize_inputs
 from galley.ops.cpu import kv_bytes_of_layer
 from galley.ops.kinds import plan_activations, plan_kinds
-from galley.ops.lowering import held_bytes, lower, weight_bytes
-from galley.types import BLOCK_TOKENS, blocks_for
+from galley.ops.lowering import expert_costs, held_bytes, lower, weight_bytes
+from galley.types import BLOCK_TOKENS, ExpertCosts, blocks_for
 
-PRECISIONS: Final = ("float32", "bf16", "int8", "int4")
+PRECISIONS: Final = ("float32", "bf16", "f16", "int8", "int4")
 """What weights can be served as, the largest first."""
 
 
@@ -26,7 +26,8 @@ class ModelSizes:
         precision: of the weights, one of :data:`PRECISIONS`.
         parameters: numbers in the checkpoint.
         weights: bytes held in memory.
-        step_weights: bytes of them that each step reads; of an embedding that is a row.
+        step_weights: bytes of them that a step of one row reads; of an embedding that is a row.
+        experts: of which further rows read more.
         kv: window (0: none) -> bytes of keys and values of a token, over the layers with that window.
         kv_layers: layers with keys and values.
         row_operations, logit_operations: of linear layers, for each token and for each wanted one on top.
@@ -40,6 +41,7 @@ class ModelSizes:
     parameters: int
     weights: int
     step_weights: int
+    experts: ExpertCosts
     kv: dict[int, int]
     kv_layers: int
     row_operations: int
@@ -81,6 +83,7 @@ class ModelSizes:
             parameters=sum(map(math.prod, shapes.values())),
             weights=held_bytes([runs]),
             step_weights=weight_bytes(runs),
+            experts=expert_costs(runs),
             kv=dict(kv),
             kv_layers=len(program.kv),
             row_operations=rows,
@@ -90,6 +93,10 @@ class ModelSizes:
             logit_bytes=4 * program.vocab_size,
             max_positions=program.max_positions,
         )
+
+    def weights_read(self, rows: int) -> int:
+        """Bytes of weights that a step of so many rows reads."""
+        return self.step_weights + self.experts.further(rows)
 
     @property
     def kv_per_token(self) -> int:

@@ -13,8 +13,8 @@ from galley.calibration.forward import TeacherForced
 from galley.calibration.measures import Divergence, Loss, TokenLoss, agreement, following
 from galley.calibration.quantize import check_dense, linear_weights
 from galley.calibration.sensitivity import Part, parts_of
-from galley.config import EngineSettings
 from galley.engine.read_model import read_model
+from galley.engine_settings import EngineSettings
 from galley.errors import SettingsError
 from galley.formats.source import BUNDLED, resolve_model
 from galley.llm import LLM

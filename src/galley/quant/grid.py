@@ -7,7 +7,7 @@ import numpy as np
 
 from galley.errors import UnsupportedModel
 from galley.formats.weights import INT4_MIDDLE, Floats, IntWeight
-from galley.quant.weights import as_bf16
+from galley.quant.weights import as_bf16, with_bits
 
 Bits = Literal[4, 8]
 
@@ -15,6 +15,9 @@ _RATIOS: Final = (1.0, 0.975, 0.95, 0.925, 0.9, 0.875, 0.85, 0.825, 0.8, 0.75, 0
 """Parts of a group's range that the clip search tries; 1.0 clips nothing."""
 
 _CHUNK_VALUES: Final = 1 << 20
+_ZERO_POINT_BITS: Final = 7
+"""Of a float16's 11; a zero point has 4."""
+
 _SMALLEST: Final = 1e-30
 """A scale below stands for zeros."""
 
@@ -27,11 +30,14 @@ class Scheme:
         bits: 4 or 8.
         group: columns that share a scale; 0: all of a row.
         symmetric: zero is the middle of the range; else each group has a zero point (4 bits only).
+        scale_type: of the scales. Those of F16 have so few bits where there are zero points that float16
+            holds zero point times scale, too, as GGUF's Q4_1 needs.
     """
 
     bits: Bits
     group: int = 0
     symmetric: bool = True
+    scale_type: Literal["BF16", "F16"] = "BF16"
 
     def columns(self, depth: int) -> int:
         """Of a group in rows of ``depth``: whole rows where groups would not divide them."""
@@ -40,6 +46,14 @@ class Scheme:
     def fitting(self, depth: int) -> "Scheme":
         """Itself, or with whole rows where groups would not divide rows of ``depth``."""
         return self if self.columns(depth) == self.group else replace(self, group=0)
+
+    def as_scales(self, values: Floats) -> Floats:
+        """The nearest that scales can be."""
+        if self.scale_type == "BF16":
+            return as_bf16(values)
+        if not self.symmetric:
+            values = with_bits(values, _ZERO_POINT_BITS)
+        return values.astype(np.float16).astype(np.float32)
 
     @property
     def levels(self) -> tuple[int, int]:
@@ -68,14 +82,14 @@ def fit(grouped: Floats, scheme: Scheme, ratio: float = 1.0) -> Grid:
     if not scheme.symmetric:
         low = np.minimum(grouped.min(axis=2), 0) * ratio
         high = np.maximum(grouped.max(axis=2), 0) * ratio
-        scales = as_bf16(((high - low) / 15).astype(np.float32))
+        scales = scheme.as_scales(((high - low) / 15).astype(np.float32))
         return Grid(scales, np.clip(np.rint(-low * inverse(scales)), 0, 15).astype(np.float32))
     if scheme.bits == 8:
-        scales = as_bf16(np.abs(grouped).max(axis=2) * np.float32(ratio / 127))
+        scales = scheme.as_scales(np.abs(grouped).max(axis=2) * np.float32(ratio / 127))
     else:
         at = np.abs(grouped).argmax(axis=2)[:, :, None]
         extreme = np.take_along_axis(grouped, at, axis=2)[:, :, 0]
-        scales = as_bf16(extreme * np.float32(-ratio / INT4_MIDDLE))
+        scales = scheme.as_scales(extreme * np.float32(-ratio / INT4_MIDDLE))
     return Grid(scales, np.full_like(scales, scheme.middle))
 
 
@@ -119,11 +133,11 @@ def groups_of(matrix: Floats, scheme: Scheme) -> Floats:
 
 
 def integer_weight(name: str, integers: Floats, grid: Grid, scheme: Scheme) -> IntWeight:
-    """Integers [outputs, depth] with their grid as a typed weight, scales in bfloat16."""
+    """Integers [outputs, depth] with their grid as a typed weight."""
     q = integers.astype(np.uint8) if scheme.bits == 4 else integers.astype(np.int8)
     zeros = None if scheme.symmetric else grid.zeros.astype(np.uint8)
     columns = scheme.columns(integers.shape[1])
-    return IntWeight(name, scheme.bits, q, columns, grid.scales, zeros, "BF16")
+    return IntWeight(name, scheme.bits, q, columns, grid.scales, zeros, scheme.scale_type)
 
 
 def nearest(name: str, matrix: Floats, scheme: Scheme, *, clip: bool = False) -> IntWeight:

@@ -1,13 +1,19 @@
 """Values of typed weights as float32, and what rounding methods share."""
 
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from galley.errors import UnsupportedModel
-from galley.formats.weights import INT4_MIDDLE, DenseWeight, Floats, IntWeight
+from galley.formats.weights import (
+    INT4_MIDDLE,
+    DenseWeight,
+    Floats,
+    IntWeight,
+    WeightType,
+)
 
 _CHUNK_VALUES: Final = 1 << 20
 
@@ -43,6 +49,28 @@ def bf16_bits(values: Floats) -> npt.NDArray[np.uint16]:
 def as_bf16(values: Floats) -> Floats:
     """The nearest bfloat16 of each value, as float32. ``values`` are finite."""
     return (bf16_bits(values).astype(np.uint32) << 16).view(np.float32)
+
+
+def with_bits(values: Floats, bits: int) -> Floats:
+    """The nearest of each value that has so many significant binary digits."""
+    fraction, exponent = np.frexp(values)
+    rounded: Floats = np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits)
+    return rounded
+
+
+def as_dense(
+    name: str, dtype: WeightType, values: Floats, shape: tuple[int, ...] | None = None
+) -> DenseWeight:
+    """Values as a tensor of the type, each the nearest that it holds; ``shape``: if not theirs.
+
+    They are finite; where float16 is too small for one, it becomes infinite.
+    """
+    if dtype == "BF16":
+        kept: npt.NDArray[Any] = bf16_bits(values)
+    else:
+        kept = np.ascontiguousarray(values, dtype=np.float16 if dtype == "F16" else np.float32)
+    raw = kept.reshape(-1).view(np.uint8)
+    return DenseWeight(name, dtype, values.shape if shape is None else shape, raw)
 
 
 def dequantize(weight: IntWeight) -> Floats:

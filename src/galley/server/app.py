@@ -16,14 +16,17 @@ from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
 from galley.observe.tracing import Tracing
 from galley.server import (
+    adapters,
     admin,
     anthropic,
     audio,
+    embeddings,
     errors,
     generate,
     health,
     models,
     ollama,
+    ollama_embed,
     page_files,
     realtime,
     responses,
@@ -37,7 +40,10 @@ from galley.server.openapi import Operation, document
 
 _PREFLIGHT_SECONDS: Final = 600
 
-_PROTOCOLS: Final = (generate, responses, anthropic, ollama, audio, models, tokenize, health)
+_PROTOCOLS: Final = (
+    *(generate, responses, anthropic, ollama, ollama_embed),
+    *(embeddings, audio, models, tokenize, health),
+)
 
 
 def create_app(
@@ -65,7 +71,7 @@ def create_app(
             Middleware(
                 CORSMiddleware,
                 allow_origins=settings.cors_origin,
-                allow_methods=("GET", "POST"),
+                allow_methods=("GET", "POST", "DELETE"),
                 allow_headers=("*",),
                 expose_headers=("*",),
                 max_age=_PREFLIGHT_SECONDS,
@@ -76,7 +82,7 @@ def create_app(
     operations: list[Operation] = [
         route for protocol in _PROTOCOLS for route in protocol.routes(registry)
     ]
-    operations += admin.routes(tenants, registry)
+    operations += [*admin.routes(tenants, registry), *adapters.routes(registry)]
     routes = [*operations, *realtime.routes(registry), *_pages(operations)]
     if settings.page:
         routes += page_files.routes()

@@ -17,6 +17,9 @@ from galley.server.errors import BEGINNINGS, error_response
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 """Answered without a key, for orchestrators; they tell nothing but up or down."""
 
+ADMIN_PATHS: Final = ("/admin", "/api/pull", "/api/delete", "/v1/adapters")
+"""They, and those below them, change the server, or what it has on disk."""
+
 KEY_PROTOCOL: Final = "openai-insecure-api-key."
 """What the subprotocol of a WebSocket begins with that is an API key."""
 
@@ -37,8 +40,8 @@ def check_exposure(settings: Settings, tenants: Tenants) -> None:
 class RequireKey:
     """ASGI middleware: 401 for every path but the open ones without a valid ``Authorization``.
 
-    Paths under ``/admin/`` need an admin key, on every bind. Leaves the tenant's account in
-    ``scope["state"]["account"]``, and adds the headers of its limits to the answer.
+    :data:`ADMIN_PATHS`, and paths below them, need an admin key, on every bind. Leaves the tenant's account
+    in ``scope["state"]["account"]``, and adds the headers of its limits to the answer.
     """
 
     def __init__(self, app: ASGIApp, tenants: Tenants, open_paths: frozenset[str]) -> None:
@@ -53,7 +56,7 @@ class RequireKey:
             await self._app(scope, receive, send)
             return
         presented = _presented(scope)
-        admin = path == "/admin" or path.startswith("/admin/")
+        admin = any(path == own or path.startswith(f"{own}/") for own in ADMIN_PATHS)
         account = self._tenants.identify(presented) if self._tenants else self._tenants.anybody
         state = scope["state"]
         if account is not None:

@@ -9,11 +9,8 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
     kernels = f" ({ledger.isa})" if ledger.isa else ""
     rows = [
         ("weights", ledger.weights, f"{ledger.quantize}, multiplied with {ledger.inputs}"),
-        (
-            "KV cache",
-            ledger.kv,
-            f"{ledger.kv_tokens:,} tokens of {bytes_text(ledger.kv_per_token)}, {ledger.kv_dtype}",
-        ),
+        *_kv_row(ledger),
+        *([("adapters", ledger.adapters, "when all slots are taken")] if ledger.adapters else ()),
         ("buffers", ledger.buffers, f"{ledger.step_tokens} tokens a step"),
         ("reserve", ledger.reserve, "the server and its text workers"),
         ("in all", ledger.total, f"of {bytes_text(ledger.available)} available"),
@@ -26,3 +23,11 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
         *(f"  {part:<10} {bytes_text(count):>10}  {what}" for part, count, what in rows),
         f"  at a time  {fitting}",
     ]
+
+
+def _kv_row(ledger: Ledger) -> list[tuple[str, int, str]]:
+    """None for a model without a cache."""
+    if not ledger.kv:
+        return []
+    each = bytes_text(ledger.kv_per_token)
+    return [("KV cache", ledger.kv, f"{ledger.kv_tokens:,} tokens of {each}, {ledger.kv_dtype}")]

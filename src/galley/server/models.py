@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from galley.api.responses import ModelCard, ModelList, ModelState
+from galley.gateway.adapters import ServedAdapter
 from galley.gateway.registry import Registry
 from galley.gateway.served import ServedModel
 from galley.server.answers import Json
@@ -21,12 +22,19 @@ def routes(models: Registry) -> list[Operation]:
 
     async def list_models(_: Request) -> Response:
         """All served models."""
-        answer: ModelList = {"object": "list", "data": [card(models, model) for model in models]}
+        cards = [card(models, model) for model in models]
+        cards += [_adapter_card(model, one) for model in models for one in model.adapters]
+        answer: ModelList = {"object": "list", "data": cards}
         return Json(answer)
 
     async def get_model(request: Request) -> Response:
-        """One served model; its name may hold slashes."""
-        return Json(card(models, models.named(request.path_params["model"])))
+        """One served model or adapter; its name may hold slashes."""
+        name = request.path_params["model"]
+        for model in models:
+            for one in model.adapters:
+                if name == model.name_with(one.adapter):
+                    return Json(_adapter_card(model, one))
+        return Json(card(models, models.named(name)))
 
     return [
         Operation("GET", "/v1/models", list_models, tag="models", answers={200: ModelList}),
@@ -56,6 +64,7 @@ def card(models: Registry, served: ServedModel) -> ModelCard:
             "state": state,
             "memory": None,
             "expires_at": None,
+            "parent": None,
         }
     backend = served.backend()
     info, ledger = backend.engine.info, served.ledger
@@ -68,6 +77,25 @@ def card(models: Registry, served: ServedModel) -> ModelCard:
         "tasks": list(info.tasks),
         "weights": info.weights,
         "state": "loaded",
-        "memory": None if ledger is None else ledger.weights + ledger.kv + ledger.buffers,
+        "memory": None if ledger is None else ledger.total - ledger.reserve,
         "expires_at": served.expires_at,
+        "parent": None,
+    }
+
+
+def _adapter_card(served: ServedModel, one: ServedAdapter) -> ModelCard:
+    """What clients are told of an adapter that they may name."""
+    info = served.info
+    return {
+        "id": served.name_with(one.adapter),
+        "object": "model",
+        "created": one.created,
+        "owned_by": "galley",
+        "max_model_len": None if info is None else info.max_request_tokens,
+        "tasks": list(served.tasks or ()),
+        "weights": None,
+        "state": "loaded" if served.is_loaded else "unloaded",
+        "memory": None,
+        "expires_at": served.expires_at,
+        "parent": served.name,
     }

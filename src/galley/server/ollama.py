@@ -1,4 +1,4 @@
-"""Ollama's API: ``/api/chat``, ``/api/generate``, and what its clients ask of models."""
+"""Ollama's API: ``/api/chat``, ``/api/generate``, and what clients ask and want of models."""
 
 import hashlib
 import time
@@ -14,6 +14,13 @@ from starlette.responses import Response
 from galley import __version__
 from galley.api import ollama_answer
 from galley.api.ollama_answer import OllamaAnswer, OllamaError, OllamaGeneration, envelope, loaded
+from galley.api.ollama_pull import (
+    OllamaDeleteRequest,
+    OllamaProgress,
+    OllamaPull,
+    OllamaPullRequest,
+    delete,
+)
 from galley.api.ollama_request import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -85,7 +92,9 @@ class OllamaVersion(TypedDict):
     version: str
 
 
-class _Operation(Operation):
+class OllamaOperation(Operation):
+    """A route whose errors are Ollama's."""
+
     error = OllamaError
 
 
@@ -100,7 +109,7 @@ def routes(models: Registry) -> list[Operation]:
         models.expect("generate", caller)
         asked = await body.read(request, OllamaChatRequest, max_bytes=max_bytes)
         note_prompt(caller, asked.messages, models.settings)
-        find = models.find(_name(models, asked.model), "generate", caller)
+        find = models.find(name_of(models, asked.model), "generate", caller)
         served = await while_connected(request.receive, find)
         served.keep_for(asked.kept_seconds)
         if not asked.messages:
@@ -115,7 +124,7 @@ def routes(models: Registry) -> list[Operation]:
         models.expect("generate", caller)
         asked = await body.read(request, OllamaGenerateRequest, max_bytes=max_bytes)
         note_prompt(caller, asked.prompt, models.settings)
-        find = models.find(_name(models, asked.model), "generate", caller)
+        find = models.find(name_of(models, asked.model), "generate", caller)
         served = await while_connected(request.receive, find)
         served.keep_for(asked.kept_seconds)
         if not asked.prompt:
@@ -150,11 +159,24 @@ def routes(models: Registry) -> list[Operation]:
     async def show(request: Request) -> Response:
         """What is known of a model."""
         asked = await body.read(request, OllamaShowRequest, max_bytes=max_bytes)
-        name = asked.model or asked.name
-        if not name:
-            raise RequestError("Missing field 'model'", param="model")
-        find = models.find(_name(models, name))
+        find = models.find(name_of(models, _named(asked)))
         return Json(_shown(await while_connected(request.receive, find)))
+
+    async def pull(request: Request) -> Response:
+        """Download a model from the hub."""
+        asked = await body.read(request, OllamaPullRequest, max_bytes=max_bytes)
+        download = OllamaPull(models, _named(asked))
+        if asked.streamed:
+            return _Lines(download.lines(), download.close)
+        try:
+            return Json(await while_connected(request.receive, download.whole()))
+        finally:
+            download.close()
+
+    async def delete_model(request: Request) -> Response:
+        """Remove a downloaded model."""
+        asked = await body.read(request, OllamaDeleteRequest, max_bytes=max_bytes)
+        return Json(await delete(models, _named(asked)))
 
     async def version(_: Request) -> Response:
         """The server's version."""
@@ -165,7 +187,7 @@ def routes(models: Registry) -> list[Operation]:
     answers = {200: {"application/json": OllamaAnswer, **lines}}
     about = "The answer; unless `stream` is false, in pieces"
     return [
-        _Operation(
+        OllamaOperation(
             "POST",
             ollama_answer.CHAT,
             chat,
@@ -174,7 +196,7 @@ def routes(models: Registry) -> list[Operation]:
             answers=answers,
             about=about,
         ),
-        _Operation(
+        OllamaOperation(
             "POST",
             ollama_answer.GENERATE,
             generate,
@@ -183,9 +205,9 @@ def routes(models: Registry) -> list[Operation]:
             answers=answers,
             about=about,
         ),
-        _Operation("GET", "/api/tags", tags, tag="Ollama", answers={200: OllamaModels}),
-        _Operation("GET", "/api/ps", running, tag="Ollama", answers={200: OllamaModels}),
-        _Operation(
+        OllamaOperation("GET", "/api/tags", tags, tag="Ollama", answers={200: OllamaModels}),
+        OllamaOperation("GET", "/api/ps", running, tag="Ollama", answers={200: OllamaModels}),
+        OllamaOperation(
             "POST",
             "/api/show",
             show,
@@ -193,17 +215,42 @@ def routes(models: Registry) -> list[Operation]:
             body=OllamaShowRequest,
             answers={200: OllamaShown},
         ),
-        _Operation(
+        OllamaOperation(
             "GET",
             "/api/version",
             version,
             tag="Ollama",
             answers={200: OllamaVersion},
         ),
+        OllamaOperation(
+            "POST",
+            "/api/pull",
+            pull,
+            tag="Ollama",
+            body=OllamaPullRequest,
+            answers={200: {"application/json": OllamaProgress, **lines}},
+            about="That it is done; unless `stream` is false, what is being done, line by line",
+        ),
+        OllamaOperation(
+            "DELETE",
+            "/api/delete",
+            delete_model,
+            tag="Ollama",
+            body=OllamaDeleteRequest,
+            answers={200: OllamaProgress},
+            errors={409},
+        ),
     ]
 
 
-def _name(models: Registry, asked: str) -> str:
+def _named(asked: OllamaShowRequest | OllamaPullRequest | OllamaDeleteRequest) -> str:
+    name = asked.model or asked.name
+    if not name:
+        raise RequestError("Missing field 'model'", param="model")
+    return name
+
+
+def name_of(models: Registry, asked: str) -> str:
     """The model's name here; Ollama's clients may have added a tag to it."""
     return asked.removesuffix(_LATEST) if asked not in models.names else asked
 
@@ -297,7 +344,8 @@ def _shown(served: ServedModel) -> OllamaShown:
     }
     if info.ledger is not None:
         known["general.parameter_count"] = info.ledger.parameters
-    capabilities = ["completion"] if "generate" in info.tasks else []
+    names = {"generate": "completion", "embed": "embedding"}
+    capabilities = [names[task] for task in info.tasks if task in names]
     if chat_format.calls is not None and chat_format.writes_tools:
         capabilities.append("tools")
     if chat_format.thinking is not None:

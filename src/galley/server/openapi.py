@@ -25,7 +25,7 @@ _ERRORS: Final = {
     400: "Malformed, or a value that cannot be honoured; `param` names the field",
     401: "No API key, or one that is not known",
     403: "A Host header that is not this server's, or a route that is not for this key",
-    404: "No such model",
+    404: "No such model or response",
     408: "The request came too slowly",
     409: "Something else must end first",
     413: "The body is too large, or the recording too long",
@@ -55,6 +55,9 @@ class Operation(Route):
 
     error: ClassVar[type] = ErrorBody
     """What comes with errors."""
+
+    query: ClassVar[type[msgspec.Struct] | None] = None
+    """What the handler reads behind the path; every field has a default."""
 
     def __init__(
         self,
@@ -157,6 +160,12 @@ def _described(operation: Operation, named: Mapping[Any, Schema]) -> Schema:
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in _PATH_PARAMETER.findall(operation.path)
     ]
+    if operation.query is not None:
+        _, schemas = msgspec.json.schema_components([operation.query])
+        parameters += [
+            {"name": name, "in": "query", "required": False, "schema": schema}
+            for name, schema in schemas[operation.query.__name__]["properties"].items()
+        ]
     return {**described, "parameters": parameters} if parameters else described
 
 

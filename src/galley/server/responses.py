@@ -1,23 +1,51 @@
-"""OpenAI's Responses API: ``POST /v1/responses``."""
+"""OpenAI's Responses API: ``/v1/responses``, and the responses that are stored."""
 
+from typing import Final, TypeVar
+
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from galley.api import response_answer
+from galley.api.errors import ApiError
 from galley.api.response_answer import ResponseAnswer, ResponseObject, error_event
 from galley.api.response_request import ResponseRequest
+from galley.api.response_store import (
+    ItemList,
+    ItemsQuery,
+    NoFields,
+    ResponseDeleted,
+    ResponseStore,
+    StoredResponse,
+    page_of,
+)
+from galley.api.validate import validate
 from galley.gateway.registry import Registry
 from galley.server import body
 from galley.server.access import caller_of, note_prompt
-from galley.server.answers import LargeJson
+from galley.server.answers import Json, LargeJson
 from galley.server.openapi import Operation
 from galley.server.sse import NamedEventStream, while_connected
 
 
+class _Stored(Operation):
+    query = NoFields
+
+
+class _Items(Operation):
+    query = ItemsQuery
+
+
+Query = TypeVar("Query", bound=msgspec.Struct)
+
+_ONE: Final = response_answer.ENDPOINT + "/{response_id}"
+
+
 def routes(models: Registry) -> list[Operation]:
-    """The route, answered by ``models``."""
+    """The routes, answered by ``models``; what is stored is stored here."""
     max_bytes = models.settings.max_body_bytes
     timeout = models.settings.request_timeout
+    store = ResponseStore(models.settings)
 
     async def responses(request: Request) -> Response:
         """Answer a conversation, as OpenAI's Responses API does."""
@@ -27,13 +55,32 @@ def routes(models: Registry) -> list[Operation]:
         note_prompt(caller, asked.input, models.settings)
         find = models.find(asked.model, "generate", caller)
         served = await while_connected(request.receive, find)
-        answer = await while_connected(request.receive, ResponseAnswer.start(served, asked, caller))
+        start = ResponseAnswer.start(served, asked, caller, store)
+        answer = await while_connected(request.receive, start)
         if asked.stream:
             return _Events(answer.events(), answer.close)
         try:
             return LargeJson(await while_connected(request.receive, answer.whole()))
         finally:
             answer.close()
+
+    async def get_response(request: Request) -> Response:
+        """A stored response."""
+        _query(request, NoFields)
+        return Response(_found(store, request).answer, media_type="application/json")
+
+    async def delete_response(request: Request) -> Response:
+        """Forget a stored response."""
+        name = request.path_params["response_id"]
+        if not store.remove(caller_of(request).tenant.name, name):
+            raise _not_found(name)
+        answer: ResponseDeleted = {"id": name, "object": "response", "deleted": True}
+        return Json(answer)
+
+    async def list_input_items(request: Request) -> Response:
+        """What a stored response was made from, page by page."""
+        query = _query(request, ItemsQuery)
+        return LargeJson(page_of(_found(store, request), query))
 
     stream = {"text/event-stream": {"description": "Named events, each with JSON as its data."}}
     return [
@@ -45,8 +92,42 @@ def routes(models: Registry) -> list[Operation]:
             body=ResponseRequest,
             answers={200: {"application/json": ResponseObject, **stream}},
             about="The answer; with `stream`, events of it",
-        )
+        ),
+        _Stored(
+            "GET",
+            _ONE,
+            get_response,
+            tag="generation",
+            answers={200: ResponseObject},
+        ),
+        Operation(
+            "DELETE", _ONE, delete_response, tag="generation", answers={200: ResponseDeleted}
+        ),
+        _Items(
+            "GET",
+            _ONE + "/input_items",
+            list_input_items,
+            tag="generation",
+            answers={200: ItemList},
+        ),
     ]
+
+
+def _query(request: Request, model: type[Query]) -> Query:
+    """What stands behind the path. Raises RequestError for what is not of ``model``."""
+    return validate(model, dict(request.query_params), text=True)
+
+
+def _found(store: ResponseStore, request: Request) -> StoredResponse:
+    name = request.path_params["response_id"]
+    found = store.find(caller_of(request).tenant.name, name)
+    if found is None:
+        raise _not_found(name)
+    return found
+
+
+def _not_found(name: str) -> ApiError:
+    return ApiError(404, f"Response with id {name[:100]!r} not found", param="response_id")
 
 
 class _Events(NamedEventStream):

@@ -17,23 +17,37 @@ from typing import Final, Literal
 
 import msgspec
 
-from galley.config import EngineSettings
+from galley.engine_settings import EngineSettings
 from galley.errors import (
     DeadlineExceeded,
     EngineFailed,
     EngineNotReady,
     GalleyError,
+    ModelError,
     QueueFull,
+    SettingsError,
 )
 from galley.service.admission import Admission
-from galley.service.frames import Abort, Alive, FromEngine, Phase, Planned, Ready, Step, Submit
+from galley.service.frames import (
+    Abort,
+    AdapterLoaded,
+    Alive,
+    FromEngine,
+    LoadAdapter,
+    Phase,
+    Planned,
+    Ready,
+    Step,
+    Submit,
+    UnloadAdapter,
+)
 from galley.service.process import EngineProcess
 from galley.service.quarantine import Quarantine
 from galley.service.spawn import Spawned, spawn
 from galley.service.streams import OutputStream, Unfinished
 from galley.service.unread import Unread, UnreadBudget
 from galley.service.watchdog import Watchdog
-from galley.types import EngineRequest, EngineStats, ModelInfo, OnLedger, OnPhase, Output
+from galley.types import Adapter, EngineRequest, EngineStats, ModelInfo, OnLedger, OnPhase, Output
 
 log = logging.getLogger("galley.service")
 
@@ -107,6 +121,8 @@ class EngineClient:
         self._begin = begin or (lambda: spawn(settings.engine))
         self._unfinished: dict[str, Unfinished] = {}
         self._quarantine = Quarantine()
+        self._adapters: dict[str, asyncio.Future[None]] = {}
+        """What is being loaded, by digest."""
         self._new_watchdog = watchdog
         self._watchdog = watchdog()
         self._settled_at = 0
@@ -234,6 +250,32 @@ class EngineClient:
             except QueueFull as full:
                 await asyncio.sleep(min(LONGEST_WAIT, full.retry_after))
 
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """Have the engine read and check a LoRA adapter; requests may then name it.
+
+        Raises:
+            ModelError: it cannot be used.
+            SettingsError: the model takes none.
+            EngineNotReady, EngineFailed: there is no engine to ask, or it ended meanwhile.
+        """
+        self._check_state()
+        if not self.info.adapters:
+            raise SettingsError(
+                f"{self.info.name} takes no adapters: start it with --max-adapters, or an --adapter"
+            )
+        if self._process is None:
+            raise EngineNotReady("the engine is being restarted", retry_after=1.0)
+        loaded = self._adapters.get(adapter.digest)
+        if loaded is None:
+            loaded = self._adapters[adapter.digest] = asyncio.get_running_loop().create_future()
+            self._process.send(LoadAdapter(adapter))
+        await asyncio.shield(loaded)
+
+    def unload_adapter(self, adapter: Adapter) -> None:
+        """Have the engine free what it takes; requests that have it go on to their end."""
+        if self._process is not None and self.state in ("ready", "stalled"):
+            self._process.send(UnloadAdapter(adapter))
+
     async def close(self) -> None:
         """Stop the engine; unfinished streams end with ``finish_reason`` "abort"."""
         self._set_state("closed")
@@ -347,6 +389,7 @@ class EngineClient:
         # Before the first await: from here on nobody may send to this engine.
         process, self._process = self._process, None
         self._quarantine.engine_away()
+        self._lose_adapters()
         if was_ready:
             self._set_state("recovering")
         status = await process.close() if process else None
@@ -361,6 +404,14 @@ class EngineClient:
                 raise EngineFailed(KILLED_WHILE_LOADING)
         log.error("the engine ended (%s); starting a new one", reason or f"status {status}")
         return was_ready
+
+    def _lose_adapters(self) -> None:
+        """The engine ended while it loaded some: most likely of that, so nobody tries again by itself."""
+        for loaded in self._adapters.values():
+            error = EngineNotReady("the engine ended while it loaded the adapter", retry_after=1.0)
+            loaded.set_exception(error)
+            loaded.exception()  # seen, though who asked may be gone
+        self._adapters.clear()
 
     async def _watch(self, process: EngineProcess) -> None:
         """See that the engine makes progress; kill it if it hangs."""
@@ -427,6 +478,13 @@ class EngineClient:
         elif isinstance(frame, Planned):
             if self._on_ledger:
                 self._on_ledger(frame.ledger)
+        elif isinstance(frame, AdapterLoaded):
+            loaded = self._adapters.pop(frame.digest)
+            if frame.error is None:
+                loaded.set_result(None)
+            else:
+                loaded.set_exception(ModelError(frame.error))
+                loaded.exception()  # seen, though who asked may be gone
         elif isinstance(frame, Ready):
             self.stats = frame.stats
             self._become_ready(frame.info)
@@ -440,7 +498,11 @@ class EngineClient:
         self._phase_ended("ready", sum(s for name, s in self._phases.items() if name != "ready"))
         self._info = msgspec.structs.replace(info, phases=dict(self._phases))
         # A later engine must hold what this one has promised to hold.
-        self._settings = dataclasses.replace(self._settings, kv_cache_tokens=info.kv_cache_tokens)
+        if info.embedding is None:
+            promised = dataclasses.replace(self._settings, kv_cache_tokens=info.kv_cache_tokens)
+        else:
+            promised = dataclasses.replace(self._settings, max_model_len=info.max_model_len)
+        self._settings = promised
         for unfinished in self._unfinished.values():
             unfinished.resumed = True
         self._set_state("ready")

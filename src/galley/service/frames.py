@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from galley.config import EngineSettings
-from galley.types import EngineRequest, EngineStats, Ledger, ModelInfo, Output
+from galley.engine_settings import EngineSettings
+from galley.types import Adapter, EngineRequest, EngineStats, Ledger, ModelInfo, Output
 
 MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
 HEADER: Final = struct.Struct("<I")
@@ -37,6 +37,25 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
     """Forget these requests within one step; no further Output for them, finished or not."""
 
     request_ids: list[str]
+
+
+class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True):
+    """Read and check a LoRA adapter; an AdapterLoaded answers."""
+
+    adapter: Adapter
+
+
+class UnloadAdapter(msgspec.Struct, tag="unload_adapter", frozen=True):
+    """Free what it takes, after the last request that has it."""
+
+    adapter: Adapter
+
+
+class AdapterLoaded(msgspec.Struct, tag="adapter_loaded", frozen=True):
+    """Requests may name the adapter with that digest; or ``error`` says why they may not."""
+
+    digest: str
+    error: str | None = None
 
 
 class Phase(msgspec.Struct, tag="phase", frozen=True):
@@ -75,7 +94,7 @@ class Alive(msgspec.Struct, tag="alive", frozen=True):
 class Step(msgspec.Struct, tag="step", frozen=True):
     """All that one engine step produced, but for alignments: they are large, each has a frame of its own.
 
-    ``frames_seen`` counts the Submit and Abort frames that the engine had taken in before it.
+    ``frames_seen`` counts the frames that the engine had taken in before it.
     """
 
     outputs: list[Output]
@@ -83,8 +102,8 @@ class Step(msgspec.Struct, tag="step", frozen=True):
     frames_seen: int
 
 
-ToEngine = Start | Submit | Abort
-FromEngine = Phase | Planned | Ready | StartFailed | Alive | Step
+ToEngine = Start | Submit | Abort | LoadAdapter | UnloadAdapter
+FromEngine = Phase | Planned | Ready | StartFailed | Alive | Step | AdapterLoaded
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

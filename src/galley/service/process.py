@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Final
 
-from galley.config import EngineSettings
+from galley.engine_settings import EngineSettings
 from galley.errors import EngineFailed, ModelError, NotEnoughMemory, SettingsError
 from galley.service.frames import (
     HEADER,

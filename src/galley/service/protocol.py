@@ -8,17 +8,18 @@ loads a model, never by the server.
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, cast, runtime_checkable
 
-from galley.config import NATIVE_ENGINE, EngineSettings
+from galley.engine_settings import NATIVE_ENGINE, EngineSettings
 from galley.errors import SettingsError
-from galley.types import EngineRequest, EngineStats, ModelInfo, OnLedger, OnPhase, Output
+from galley.types import Adapter, EngineRequest, EngineStats, ModelInfo, OnLedger, OnPhase, Output
 
 ENTRY_POINTS: Final = "galley.engines"
 """The entry-point group in which installed packages name their loaders."""
 
-ENGINES: Final[Mapping[str, str]] = {NATIVE_ENGINE: "galley.calibration.gate:load_engine"}
+ENGINES: Final[Mapping[str, str]] = {NATIVE_ENGINE: "galley.calibration.gate:load_any"}
 """Name -> ``module:function`` of Galley's own loaders."""
 
 
@@ -63,6 +64,21 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds beyond memory. The last call; requests may be unfinished."""
+
+
+@runtime_checkable
+class AdapterEngine(Engine, Protocol):
+    """An engine that takes LoRA adapters, as :attr:`ModelInfo.adapters` says.
+
+    A request brings its own (``EngineRequest.adapter``), so an engine needs to be told of none; one that it
+    cannot load is the request's error.
+    """
+
+    def load_adapter(self, adapter: Adapter) -> Future[object]:
+        """Read and check an adapter while steps go on. The future raises GalleyError if it is of no use."""
+
+    def unload_adapter(self, adapter: Adapter) -> None:
+        """Free what it takes, after the last request that has it."""
 
 
 class EngineLoader(Protocol):

@@ -130,6 +130,8 @@ def _timestamp_ids(params: SamplingParams) -> tuple[int, ...]:
 
 
 def _check_task(params: SamplingParams, info: ModelInfo) -> None:
+    if info.embedding is not None:
+        check_task(info, "generate")
     if params.prompt_logprobs is not None:
         check_task(info, "score", param="prompt_logprobs")
     if params.alignment:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from galley.config import NATIVE_ENGINE, Settings
+from galley.config import Settings
+from galley.engine_settings import NATIVE_ENGINE
 from galley.observe.logs import FORMAT_VARIABLE
 from galley.service.core_scheduler import core_scheduler_file
 

@@ -34,6 +34,21 @@ class EncodeTexts(msgspec.Struct, tag="texts", frozen=True):
     context: int | None
 
 
+class CutTexts(msgspec.Struct, tag="cut", frozen=True):
+    """Token ids of each text, as :meth:`Tokenizer.encode_cut` makes them."""
+
+    texts: list[str]
+    most: int
+
+
+class EncodePairs(msgspec.Struct, tag="pairs", frozen=True):
+    """Token ids of a text with each of others, as :meth:`Tokenizer.encode_pairs` makes them."""
+
+    first: str
+    seconds: list[str]
+    most: int | None
+
+
 class CheckGrammar(msgspec.Struct, tag="grammar", frozen=True):
     """A grammar as :func:`galley.grammar.check.check` compiles it; ``field`` is what errors name."""
 
@@ -53,6 +68,12 @@ class Ids(msgspec.Struct, tag="ids", frozen=True):
     ids: list[list[int]]
 
 
+class Pairs(msgspec.Struct, tag="paired", frozen=True):
+    """Token ids of each pair, and where tokens of type 1 begin."""
+
+    pairs: list[tuple[list[int], int]]
+
+
 class Refused(msgspec.Struct, tag="refused", frozen=True):
     """A RequestError."""
 
@@ -65,9 +86,9 @@ class OutOfMemory(msgspec.Struct, tag="out_of_memory", frozen=True):
     """The job wants more memory than its budget. Where native code does, the process dies instead."""
 
 
-Job = EncodeChat | EncodeTexts | CheckGrammar
+Job = EncodeChat | EncodeTexts | CutTexts | EncodePairs | CheckGrammar
 ToText = TextStart | Job
-FromText = Ids | Compiled | Refused | OutOfMemory
+FromText = Ids | Pairs | Compiled | Refused | OutOfMemory
 
 _encoder = msgspec.msgpack.Encoder()
 _to_text: msgspec.msgpack.Decoder[ToText] = msgspec.msgpack.Decoder(ToText)

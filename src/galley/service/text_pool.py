@@ -21,12 +21,15 @@ from galley.service.spawn import Spawned, spawn_text
 from galley.service.text_frames import (
     CheckGrammar,
     Compiled,
+    CutTexts,
     EncodeChat,
+    EncodePairs,
     EncodeTexts,
     FromText,
     Ids,
     Job,
     OutOfMemory,
+    Pairs,
     Refused,
     TextStart,
     decode_from_text,
@@ -144,6 +147,34 @@ class TextPool:
         answer = await self._work(job, "prompt")
         assert isinstance(answer, Ids)
         return answer.ids
+
+    async def encode_cut(self, texts: Sequence[str], most: int) -> list[list[int]]:
+        """Token ids of each text, at most so many; see :meth:`galley.text.tokenizer.Tokenizer.encode_cut`.
+
+        Raises:
+            RequestError: ``most`` is too few, or the work takes too long or too much memory.
+            QueueFull: too much text work waits already.
+        """
+        if sum(map(len, texts)) <= SHORT_CHARS:
+            return await asyncio.to_thread(self.tokenizer.encode_cut, texts, most)
+        answer = await self._work(CutTexts(list(texts), most), "input")
+        assert isinstance(answer, Ids)
+        return answer.ids
+
+    async def encode_pairs(
+        self, first: str, seconds: Sequence[str], most: int | None
+    ) -> list[tuple[list[int], int]]:
+        """Token ids of pairs; see :meth:`galley.text.tokenizer.Tokenizer.encode_pairs`.
+
+        Raises:
+            RequestError: as :meth:`encode_cut`.
+            QueueFull: too much text work waits already.
+        """
+        if sum(map(len, seconds)) + len(first) * len(seconds) <= SHORT_CHARS:
+            return await asyncio.to_thread(self.tokenizer.encode_pairs, first, seconds, most)
+        answer = await self._work(EncodePairs(first, list(seconds), most), "documents")
+        assert isinstance(answer, Pairs)
+        return answer.pairs
 
     async def check_grammar(self, params: SamplingParams, field: str) -> SamplingParams:
         """The same parameters with their grammar, if they have one, checked and compiled.

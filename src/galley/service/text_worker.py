@@ -29,11 +29,14 @@ from galley.service.frames import HEADER
 from galley.service.text_frames import (
     CheckGrammar,
     Compiled,
+    CutTexts,
     EncodeChat,
+    EncodePairs,
     FromText,
     Ids,
     Job,
     OutOfMemory,
+    Pairs,
     Refused,
     TextStart,
     decode_to_text,
@@ -88,6 +91,10 @@ class TextSide:
             return Ids([ids])
         if isinstance(job, CheckGrammar):
             return self._check(job)
+        if isinstance(job, EncodePairs):
+            return Pairs(self._tokenizer.encode_pairs(job.first, job.seconds, job.most))
+        if isinstance(job, CutTexts):
+            return Ids(self._tokenizer.encode_cut(job.texts, job.most))
         texts = self._tokenizer.encode_all(
             job.texts, add_special_tokens=job.add_special_tokens, context=job.context
         )

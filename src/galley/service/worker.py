@@ -19,19 +19,22 @@ import sys
 import threading
 import time
 import traceback
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
-from galley.errors import GalleyError, ModelError, NotEnoughMemory, SettingsError
+from galley.errors import EngineError, GalleyError, ModelError, NotEnoughMemory, SettingsError
 from galley.observe import logs
 from galley.service.core_scheduler import CoreScheduler
 from galley.service.frames import (
     HEADER,
     MAX_FRAME_BYTES,
     Abort,
+    AdapterLoaded,
     Alive,
     FromEngine,
+    LoadAdapter,
     Phase,
     Planned,
     Ready,
@@ -40,13 +43,14 @@ from galley.service.frames import (
     Step,
     Submit,
     ToEngine,
+    UnloadAdapter,
     decode_to_engine,
     encode,
 )
-from galley.service.protocol import Engine, EngineLoader, find_loader
+from galley.service.protocol import AdapterEngine, Engine, EngineLoader, find_loader
 from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
 
-Inbox = queue.SimpleQueue[Submit | Abort | None]
+Inbox = queue.SimpleQueue[Submit | Abort | LoadAdapter | UnloadAdapter | None]
 """What has come for the engine; None: the server has hung up."""
 
 CLOSE_SECONDS: Final = 1.0
@@ -204,7 +208,7 @@ def _loop(
     while True:
         if cores is not None and not engine.has_work:
             cores.release()
-        taken = _take_frames(engine, inbox)
+        taken = _take_frames(engine, inbox, connection)
         if taken is None:
             engine.close()
             os._exit(0)
@@ -222,7 +226,7 @@ def _loop(
         connection.send(Step(rest, engine.stats, seen))
 
 
-def _take_frames(engine: Engine, inbox: Inbox) -> int | None:
+def _take_frames(engine: Engine, inbox: Inbox, connection: Connection) -> int | None:
     """Take everything that has arrived; sleep for the next frame when there is no work.
 
     Returns:
@@ -238,9 +242,29 @@ def _take_frames(engine: Engine, inbox: Inbox) -> int | None:
             count += 1
             if isinstance(frame, Submit):
                 engine.add(frame.request)
-            else:
+            elif isinstance(frame, Abort):
                 engine.abort(frame.request_ids)
+            else:
+                _take_adapter(engine, frame, connection)
     return count
+
+
+def _take_adapter(
+    engine: Engine, frame: LoadAdapter | UnloadAdapter, connection: Connection
+) -> None:
+    assert isinstance(engine, AdapterEngine), "ModelInfo.adapters says so"
+    adapter = frame.adapter
+    if isinstance(frame, UnloadAdapter):
+        engine.unload_adapter(adapter)
+        return
+
+    def answer(done: Future[object]) -> None:
+        error = done.exception()
+        if error is not None and not isinstance(error, GalleyError):
+            error = EngineError(f"adapter {adapter.name} cannot be loaded: {error!r}")
+        connection.send(AdapterLoaded(adapter.digest, None if error is None else str(error)))
+
+    engine.load_adapter(adapter).add_done_callback(answer)
 
 
 if __name__ == "__main__":

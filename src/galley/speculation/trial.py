@@ -10,9 +10,6 @@ from typing import Final
 _PART: Final = 0.1
 """How much one step changes what is known."""
 
-_WORSE: Final = 0.97
-"""Looking is given up where it makes less than so many times the pace without."""
-
 _CLEARLY_BETTER: Final = 1.3
 """Above, steps without are not tried any more."""
 
@@ -47,7 +44,7 @@ class _Paces:
     @property
     def worth(self) -> bool:
         """Whether looking is no worse than resting, as far as known."""
-        return not self.looking or not self.resting or self.looking >= _WORSE * self.resting
+        return not self.looking or not self.resting or self.looking >= self.resting
 
 
 class Trial:

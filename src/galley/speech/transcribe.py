@@ -8,7 +8,7 @@ from typing import Any, Final, Self, cast
 
 from numpy.typing import NDArray
 
-from galley.config import EngineSettings
+from galley.engine_settings import EngineSettings
 from galley.errors import RequestError, shown
 from galley.formats.source import BUNDLED_SPEECH
 from galley.local import Closable, LocalEngine
@@ -40,7 +40,7 @@ class Transcriber(Closable):
 
         Args:
             model: a folder or a hub id; the bundled speech model if none is given.
-            settings: any other field of :class:`galley.config.EngineSettings`.
+            settings: any other field of :class:`galley.engine_settings.EngineSettings`.
 
         Raises:
             ModelError: the model cannot be found or used, or is no speech model.

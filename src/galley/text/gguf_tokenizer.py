@@ -11,10 +11,13 @@ from galley.errors import CheckpointError, UnsupportedModel, shown
 from galley.formats.gguf_config import Metadata
 from galley.formats.gguf_file import read_gguf, split_files
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Of ``tokenizer.ggml.token_type``."""
 
-_SPACE: Final = "\u2581"
+HUGGINGFACE_KEY: Final = "tokenizer.huggingface.json"
+"""All of ``tokenizer.json``; where a file has it, the tokenizer is read from there."""
+
+SPACE: Final = "\u2581"
 _LETTERS_OF_LLAMA: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -27,7 +30,7 @@ _LETTERS_OF_TEKKEN: Final = (
 )
 
 
-class _Splitting(NamedTuple):
+class Splitting(NamedTuple):
     """How texts are split before pairs are merged.
 
     Attributes:
@@ -44,17 +47,29 @@ class _Splitting(NamedTuple):
     whole_words: bool = False
     begins: bool = False
 
+    def pre_tokenizer(self, *, prefix: bool = False) -> pre_tokenizers.PreTokenizer:
+        """What splits texts so; with ``prefix`` after a space was put in front."""
+        steps: list[pre_tokenizers.PreTokenizer] = []
+        if self.digits:
+            steps.append(pre_tokenizers.Digits(individual_digits=True))
+        if self.pattern is not None:
+            steps.append(pre_tokenizers.Split(Regex(self.pattern), behavior="isolated"))
+        steps.append(
+            pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=self.pattern is None)
+        )
+        return pre_tokenizers.Sequence(steps)
 
-_SPLITTINGS: Final[Mapping[str, _Splitting]] = {
-    "default": _Splitting(),
-    "gpt-2": _Splitting(),
-    "qwen2": _Splitting(_LETTERS_OF_QWEN, nfc=True),
-    "llama-bpe": _Splitting(_LETTERS_OF_LLAMA, whole_words=True, begins=True),
-    "smaug-bpe": _Splitting(_LETTERS_OF_LLAMA),
-    "tekken": _Splitting(_LETTERS_OF_TEKKEN, whole_words=True, begins=True),
-    "smollm": _Splitting(digits=True),
-    "starcoder": _Splitting(digits=True),
-    "refact": _Splitting(digits=True),
+
+SPLITTINGS: Final[Mapping[str, Splitting]] = {
+    "default": Splitting(),
+    "gpt-2": Splitting(),
+    "qwen2": Splitting(_LETTERS_OF_QWEN, nfc=True),
+    "llama-bpe": Splitting(_LETTERS_OF_LLAMA, whole_words=True, begins=True),
+    "smaug-bpe": Splitting(_LETTERS_OF_LLAMA),
+    "tekken": Splitting(_LETTERS_OF_TEKKEN, whole_words=True, begins=True),
+    "smollm": Splitting(digits=True),
+    "starcoder": Splitting(digits=True),
+    "refact": Splitting(digits=True),
 }
 """``tokenizer.ggml.pre`` -> how texts are split."""
 
@@ -104,12 +119,12 @@ def read_text(path: Path) -> GGUFText:
         )
     inner.add_tokens(
         [
-            AddedToken(text, normalized=False, special=role == _CONTROL)
+            AddedToken(text, normalized=False, special=role == CONTROL)
             for text, role in zip(tokens, types, strict=True)
-            if role in (_CONTROL, _USER_DEFINED) and text
+            if role in (CONTROL, USER_DEFINED) and text
         ]
     )
-    named = _named(metadata, tokens)
+    named = named_tokens(metadata)
     _add_ends(inner, metadata, tokens, begins)
     return GGUFText(inner, steps, named, metadata.file)
 
@@ -119,12 +134,12 @@ def _byte_pairs(
 ) -> tuple[tokenizers.Tokenizer, tuple[str, ...], bool]:
     """GPT-2's: words of bytes, in which pairs are merged in the order of the file."""
     pre = metadata.raw.get("tokenizer.ggml.pre", "default")
-    if not isinstance(pre, str) or pre not in _SPLITTINGS:
+    if not isinstance(pre, str) or pre not in SPLITTINGS:
         raise UnsupportedModel(
             f"{metadata.file}: tokenizer.ggml.pre {shown(pre)} is not supported; known: "
-            f"{', '.join(sorted(_SPLITTINGS))}"
+            f"{', '.join(sorted(SPLITTINGS))}"
         )
-    splitting = _SPLITTINGS[pre]
+    splitting = SPLITTINGS[pre]
     vocabulary = _vocabulary(metadata, tokens)
     merges = []
     for index, merge in enumerate(metadata.strings("tokenizer.ggml.merges")):
@@ -142,16 +157,8 @@ def _byte_pairs(
     )
     if splitting.nfc:
         inner.normalizer = normalizers.NFC()
-    steps: list[pre_tokenizers.PreTokenizer] = []
-    if splitting.digits:
-        steps.append(pre_tokenizers.Digits(individual_digits=True))
-    if splitting.pattern is not None:
-        steps.append(pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"))
     prefix = metadata.raw.get("tokenizer.ggml.add_space_prefix", False) is True
-    steps.append(
-        pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=splitting.pattern is None)
-    )
-    inner.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    inner.pre_tokenizer = splitting.pre_tokenizer(prefix=prefix)
     inner.decoder = decoders.ByteLevel()
     return inner, ("ByteLevel",), splitting.begins
 
@@ -162,19 +169,17 @@ def _sentence_pieces(
     """SentencePiece's BPE: the pair whose piece has the highest score is merged first."""
     vocabulary = _vocabulary(metadata, tokens)
     scores = _numbers(metadata, "scores", len(tokens))
-    merged = {t for t, role in enumerate(types) if role in (_UNKNOWN, _CONTROL, _BYTE)}
-    ordered = sorted((-scores[token], token) for token in range(len(tokens)) if token not in merged)
-    merges = [pair for _, token in ordered for pair in _pairs(tokens[token], vocabulary)]
+    merges = merges_of_scores(tokens, types, scores)
     unknown = metadata.token("unknown_token_id")
     unknown_text = tokens[unknown] if unknown is not None and unknown < len(tokens) else None
     inner = tokenizers.Tokenizer(
         models.BPE(vocabulary, merges, unk_token=unknown_text, fuse_unk=True, byte_fallback=True)
     )
     prefix = metadata.raw.get("tokenizer.ggml.add_space_prefix", True) is not False
-    before: list[normalizers.Normalizer] = [normalizers.Prepend(_SPACE)] if prefix else []
-    inner.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", _SPACE)])
+    before: list[normalizers.Normalizer] = [normalizers.Prepend(SPACE)] if prefix else []
+    inner.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
     steps: list[decoders.Decoder] = [
-        decoders.Replace(_SPACE, " "),
+        decoders.Replace(SPACE, " "),
         decoders.ByteFallback(),
         decoders.Fuse(),
     ]
@@ -183,6 +188,16 @@ def _sentence_pieces(
     inner.decoder = decoders.Sequence(steps)
     names = ("Replace", "ByteFallback", "Fuse", *(("Strip",) if prefix else ()))
     return inner, names, True
+
+
+def merges_of_scores(
+    tokens: Sequence[str], types: Sequence[float], scores: Sequence[float]
+) -> list[tuple[str, str]]:
+    """All pairs of pieces that make a piece, those of the highest score first."""
+    vocabulary = {text: token for token, text in enumerate(tokens)}
+    never = {t for t, role in enumerate(types) if role in (UNKNOWN, CONTROL, UNUSED, BYTE)}
+    ordered = sorted((-scores[token], token) for token in range(len(tokens)) if token not in never)
+    return [pair for _, token in ordered for pair in _pairs(tokens[token], vocabulary)]
 
 
 def _pairs(piece: str, vocabulary: Mapping[str, int]) -> Iterator[tuple[str, str]]:
@@ -221,8 +236,13 @@ def _numbers(metadata: Metadata, name: str, count: int) -> list[float]:
     return values
 
 
-def _named(metadata: Metadata, tokens: Sequence[str]) -> dict[str, str]:
-    """Role -> text of the token that has it."""
+def named_tokens(metadata: Metadata) -> dict[str, str]:
+    """Role -> text of the token that has it, such as ``{"bos_token": "<s>"}``.
+
+    Raises:
+        CheckpointError: there is no such token; names the key.
+    """
+    tokens = metadata.strings("tokenizer.ggml.tokens")
     named = {}
     for role, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token = metadata.token(f"{name}_token_id")

@@ -20,7 +20,7 @@ from galley.text.tokenizer import CONFIG_FILE, AddedToken, Tokenizer, certainly_
 TEMPLATE_FILE: Final = "chat_template.jinja"
 GGUF_TEMPLATE: Final = "tokenizer.chat_template"
 
-_TOOL_USE: Final = "tool_use"
+TOOL_USE: Final = "tool_use"
 """Name of the template for conversations with tools, where a checkpoint names its templates."""
 
 MAX_PROMPT_CHARS: Final = 32 * 1024 * 1024
@@ -53,27 +53,21 @@ class ChatTemplate:
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Reads ``chat_template.jinja``, or else the template in ``tokenizer_config.json``, if there is
-        one; of a GGUF file ``tokenizer.chat_template``.
+        one; of a GGUF file ``tokenizer.chat_template`` and ``tokenizer.chat_template.tool_use``.
 
         Raises:
             CheckpointError: the template cannot be read or does not compile.
         """
         if is_gguf(folder):
             metadata = read_metadata(folder)
-            source = metadata.raw.get(GGUF_TEMPLATE)
-            if source is not None and not isinstance(source, str):
-                raise CheckpointError("expected text", file=metadata.file, field=GGUF_TEMPLATE)
-            return cls(source, file=metadata.file)
-        path = folder / TEMPLATE_FILE
-        if path.exists():
-            try:
-                return cls(read_file(path).decode("utf-8"), file=str(path))
-            except UnicodeDecodeError as error:
-                raise CheckpointError(f"cannot be read: {error}", file=str(path)) from error
-        path = folder / CONFIG_FILE
-        config = read_json(path) if path.exists() else {}
-        named = _named_templates(config, str(path))
-        return cls(named.get("default"), file=str(path), tool_source=named.get(_TOOL_USE))
+            sources = []
+            for key in (GGUF_TEMPLATE, f"{GGUF_TEMPLATE}.{TOOL_USE}"):
+                sources.append(metadata.raw.get(key))
+                if sources[-1] is not None and not isinstance(sources[-1], str):
+                    raise CheckpointError("expected text", file=metadata.file, field=key)
+            return cls(sources[0], file=metadata.file, tool_source=sources[1])
+        named, path = read_templates(folder)
+        return cls(named.get("default"), file=str(path), tool_source=named.get(TOOL_USE))
 
     @property
     def exists(self) -> bool:
@@ -222,6 +216,23 @@ def _bounded(template: jinja2.Template, variables: dict[str, Any]) -> str:
     return "".join(parts)
 
 
+def read_templates(folder: Path) -> tuple[dict[str, str], Path]:
+    """The sources of the templates "default" and :data:`TOOL_USE` that a folder has, and where they are.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    path = folder / TEMPLATE_FILE
+    if path.exists():
+        try:
+            return {"default": read_file(path).decode("utf-8")}, path
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"cannot be read: {error}", file=str(path)) from error
+    path = folder / CONFIG_FILE
+    config = read_json(path) if path.exists() else {}
+    return _named_templates(config, str(path)), path
+
+
 def _named_templates(config: Mapping[str, Any], file: str) -> dict[str, str]:
     """The templates in ``tokenizer_config.json``, which are text, a list of named ones, or missing."""
     templates = config.get("chat_template")
@@ -236,7 +247,7 @@ def _named_templates(config: Mapping[str, Any], file: str) -> dict[str, str]:
                 file=file,
                 field="chat_template",
             )
-    found = {name: named[name] for name in ("default", _TOOL_USE) if named.get(name) is not None}
+    found = {name: named[name] for name in ("default", TOOL_USE) if named.get(name) is not None}
     if not all(isinstance(template, str) for template in found.values()):
         raise CheckpointError("expected text", file=file, field="chat_template")
     return found

@@ -10,10 +10,10 @@ import msgspec
 import tokenizers
 from tokenizers import decoders
 
-from galley.errors import CheckpointError, ContextExceeded, UnsupportedModel
+from galley.errors import CheckpointError, ContextExceeded, RequestError, UnsupportedModel
 from galley.formats.gguf_file import is_gguf
 from galley.formats.json_file import read_file, read_json
-from galley.text.gguf_tokenizer import read_text
+from galley.text.gguf_tokenizer import HUGGINGFACE_KEY, named_tokens, read_metadata, read_text
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 CONFIG_FILE: Final = "tokenizer_config.json"
@@ -73,6 +73,7 @@ class Tokenizer:
         byte_level: tokens are bytes written as printable characters (GPT-2's alphabet).
         byte_fallback: tokens ``<0x00>`` to ``<0xFF>`` spell characters that the vocabulary lacks
             (SentencePiece).
+        not_streamable: why text that is being written cannot be streamed; empty if it can.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Tokenizer:
         self._pre_tokenizer = inner.pre_tokenizer
         self._decoder: decoders.Decoder = inner.decoder
         self._token_bytes: dict[int, bytes] = {}
+        self.not_streamable = ""
         self.byte_level = "ByteLevel" in decoder_steps
         self.byte_fallback = "ByteFallback" in decoder_steps
         self.special_tokens = dict(special_tokens)
@@ -108,7 +110,7 @@ class Tokenizer:
 
         Raises:
         CheckpointError: ``tokenizer.json`` is missing, or one of the files is damaged.
-        UnsupportedModel: the tokenizer's decoder is of a kind whose text cannot be streamed.
+        UnsupportedModel: a GGUF file's tokenizer is of a kind that is not read.
         """
         if is_gguf(folder):
             return cls._of_gguf(folder)
@@ -117,26 +119,37 @@ class Tokenizer:
             raise CheckpointError(
                 "does not exist; Galley needs the fast tokenizer's file", file=str(path)
             )
-        data = read_file(path)
-        try:
-            steps = _decoder_steps(msgspec.json.decode(data, type=_TokenizerFile), path)
-            inner = tokenizers.Tokenizer.from_buffer(data)
-        except UnsupportedModel:
-            raise
-        except Exception as error:  # the Rust library raises bare Exception
-            raise CheckpointError(f"not a tokenizer: {error}", file=str(path)) from error
-        inner.no_truncation()
-        inner.no_padding()
         config: dict[str, Any] = {}
         for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):
             if (folder / name).exists():
                 config |= read_json(folder / name)
-        special_tokens = _named_tokens(config)
+        return cls._of_json(read_file(path), _named_tokens(config), path)
+
+    @classmethod
+    def _of_json(cls, data: bytes, special_tokens: Mapping[str, str], path: Path) -> Self:
+        try:
+            steps = _decoder_steps(msgspec.json.decode(data, type=_TokenizerFile))
+            inner = tokenizers.Tokenizer.from_buffer(data)
+        except Exception as error:  # the Rust library raises bare Exception
+            raise CheckpointError(f"not a tokenizer: {error}", file=str(path)) from error
+        inner.no_truncation()
+        inner.no_padding()
         _declare_special(inner, special_tokens.values())
-        return cls(inner, decoder_steps=steps, special_tokens=special_tokens)
+        names = [step.type for step in steps]
+        made = cls(inner, decoder_steps=names, special_tokens=special_tokens)
+        if not _is_streamable(steps):
+            made.not_streamable = (
+                f"{path}: the decoder {' + '.join(names) or 'null'} is not supported; Galley streams "
+                f"ByteLevel, or a sequence of {', '.join(sorted(_STREAMABLE))}"
+            )
+        return made
 
     @classmethod
     def _of_gguf(cls, path: Path) -> Self:
+        metadata = read_metadata(path)
+        whole = metadata.raw.get(HUGGINGFACE_KEY)
+        if isinstance(whole, str):
+            return cls._of_json(whole.encode(), named_tokens(metadata), path)
         try:
             read = read_text(path)
         except (CheckpointError, UnsupportedModel):
@@ -150,6 +163,11 @@ class Tokenizer:
     def is_there(model: Path) -> bool:
         """Whether there is a tokenizer to load."""
         return is_gguf(model) or (model / TOKENIZER_FILE).exists()
+
+    def check_streamable(self) -> None:
+        """Raises UnsupportedModel if its decoder is of a kind whose text cannot be streamed."""
+        if self.not_streamable:
+            raise UnsupportedModel(self.not_streamable)
 
     def check_vocabulary(self, vocab_size: int, folder: Path) -> None:
         """Raises CheckpointError if a token is beyond the embedding, which has ``vocab_size`` rows."""
@@ -205,6 +223,65 @@ class Tokenizer:
             for text in texts:
                 self.check_length(text, context, param="prompt")
         return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+    def encode_cut(self, texts: Sequence[str], most: int) -> list[list[int]]:
+        """Ids of the beginning of each text, so that with special tokens there are at most ``most``.
+
+        Raises:
+            RequestError: special tokens alone are as many.
+        """
+        room = self._room(most, pair=False)
+        cut = []
+        for text in texts:
+            encoding = self._without_special(text)
+            if len(encoding) > room:
+                encoding.truncate(room)
+            cut.append(self._inner.post_process(encoding, None, True).ids)
+        return cut
+
+    def encode_pairs(
+        self, first: str, seconds: Sequence[str], most: int | None = None
+    ) -> list[tuple[list[int], int]]:
+        """Ids of one text with each of others, as a reranker reads them, and where tokens of type 1 begin.
+
+        Args:
+            first: of every pair.
+            seconds: of each.
+            most: tokens of a pair; the longer text is cut, and then both. None: nothing is cut.
+
+        Returns:
+            For each pair its ids, and the first token of type 1, or 0 if all are of type 0.
+
+        Raises:
+            RequestError: special tokens alone are as many.
+        """
+        room = None if most is None else self._room(most, pair=True)
+        whole = self._without_special(first)
+        pairs = []
+        for text in seconds:
+            left, right = whole, self._without_special(text)
+            if room is not None and len(left) + len(right) > room:
+                lengths = _longest_first(len(left), len(right), room)
+                left = self._without_special(first)  # truncating changes it
+                left.truncate(lengths[0])
+                right.truncate(lengths[1])
+            both = self._inner.post_process(left, right, True)
+            pairs.append((both.ids, both.type_ids.index(1) if 1 in both.type_ids else 0))
+        return pairs
+
+    def _without_special(self, text: str) -> tokenizers.Encoding:
+        texts = [replace_surrogates(text)]
+        return self._inner.encode_batch_fast(texts, add_special_tokens=False)[0]
+
+    def _room(self, most: int, *, pair: bool) -> int:
+        special = self._inner.num_special_tokens_to_add(pair)
+        if most <= special:
+            raise RequestError(
+                f"truncate_prompt_tokens is {most}, and {special} special tokens are added: no text is "
+                "left",
+                param="truncate_prompt_tokens",
+            )
+        return most - special
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of ``text`` with no token added or recognised: ``<s>`` is three characters here."""
@@ -285,16 +362,23 @@ def replace_surrogates(text: str) -> str:
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
-def _decoder_steps(file: _TokenizerFile, path: Path) -> list[str]:
-    steps = file.decoder.flat() if file.decoder is not None else []
-    names = [step.type for step in steps]
-    streamable = all(step.type in _STREAMABLE and step.stop == 0 for step in steps)
-    if names != ["ByteLevel"] and not (names and streamable):
-        raise UnsupportedModel(
-            f"{path}: the decoder {' + '.join(names) or 'null'} is not supported; Galley streams "
-            f"ByteLevel, or a sequence of {', '.join(sorted(_STREAMABLE))}"
-        )
-    return names
+def _longest_first(a: int, b: int, room: int) -> tuple[int, int]:
+    """Tokens left of two texts: the longer is cut to what the other leaves, at least to half of all."""
+    short, long = min(a, b), max(a, b)
+    long = max(short, room - short)
+    if short + long > room:
+        short, long = room // 2, room - room // 2
+    return (long, short) if a > b else (short, long)
+
+
+def _decoder_steps(file: _TokenizerFile) -> list[_DecoderStep]:
+    return file.decoder.flat() if file.decoder is not None else []
+
+
+def _is_streamable(steps: Sequence[_DecoderStep]) -> bool:
+    if [step.type for step in steps] == ["ByteLevel"]:
+        return True
+    return bool(steps) and all(step.type in _STREAMABLE and step.stop == 0 for step in steps)
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:

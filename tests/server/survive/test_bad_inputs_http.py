@@ -172,7 +172,7 @@ def test_row_09_foreign_hosts(http: httpx.Client, headers: dict[str, str], statu
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("POST", "/v1/embeddings", 404, "unknown_url"),
+        ("POST", "/v1/images/generations", 404, "unknown_url"),
         ("GET", "/nothing", 404, "unknown_url"),
         ("GET", "/v1/models/", 404, "model_not_found"),
         ("GET", "/v1/models/other", 404, "model_not_found"),

@@ -168,7 +168,7 @@ def test_row_31_32_34_35_hostile_08_09_17_18_a_start_ends_with_one_line(
 
 
 @pytest.mark.parametrize(
-    ("space", "said"), [(400_000, "does not fit the memory"), (250_000, "memory ran out")]
+    ("space", "said"), [(400_000, "does not fit the memory"), (230_000, "memory")]
 )
 def test_hostile_17_a_start_without_memory(folder: Path, space: int, said: str) -> None:
     code, error = start(folder, address_space=space * 1024)

@@ -1,11 +1,12 @@
 """What the scheduler, the assembly of a batch and the engine's commit ask of a task."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence as Tokens
 from typing import TYPE_CHECKING, Final, Literal
 
 from galley.grammar.matcher import GrammarMatcher
 from galley.ops.draws import GREEDY
-from galley.ops.sampling import SamplingBatch, StepResult
+from galley.ops.sampling import LogitsAdjustment, SamplingBatch, StepResult
 from galley.types import Output
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ class Task(ABC):
     def sampling_record(self) -> bytes:
         """How its tokens are drawn (see :func:`galley.ops.draws.sampling_record`)."""
         return GREEDY
+
+    def adjustment(self, guesses: Tokens[int]) -> LogitsAdjustment | None:
+        """What the task would change about the logits behind these guesses, a grammar aside."""
+        return None
 
     @property
     def grammar(self) -> GrammarMatcher | None:

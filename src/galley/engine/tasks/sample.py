@@ -68,6 +68,15 @@ class SampleTask(Task):
         """As the request wishes."""
         return self._record
 
+    def adjustment(self, guesses: Tokens[int]) -> LogitsAdjustment | None:
+        """Of penalties, bias, lists and rules."""
+        if self._adjuster is None:
+            return None
+        adjuster = self._adjuster.copy()
+        for guess in guesses:
+            adjuster.accept(guess)
+        return adjuster.adjustment()
+
     @property
     def grammar(self) -> GrammarMatcher | None:
         """Behind the tokens that were accepted."""

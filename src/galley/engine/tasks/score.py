@@ -1,13 +1,14 @@
 """Log-probabilities of the prompt's own tokens, before another task goes on after it."""
 
 import math
+from collections.abc import Sequence as Tokens
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from galley.engine.tasks.base import Task
 from galley.grammar.matcher import GrammarMatcher
-from galley.ops.sampling import RowLogprob, SamplingBatch, StepResult
+from galley.ops.sampling import LogitsAdjustment, RowLogprob, SamplingBatch, StepResult
 from galley.types import EngineRequest, Output, TokenLogprob
 
 if TYPE_CHECKING:
@@ -85,6 +86,10 @@ class ScoreTask(Task):
     def sampling_record(self) -> bytes:
         """As the request wishes."""
         return self._then.sampling_record
+
+    def adjustment(self, guesses: Tokens[int]) -> LogitsAdjustment | None:
+        """As the other task."""
+        return self._then.adjustment(guesses)
 
     @property
     def grammar(self) -> GrammarMatcher | None:

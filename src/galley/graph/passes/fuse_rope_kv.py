@@ -26,6 +26,7 @@ def fuse_rope_kv(program: Program) -> Program:
 
 def _rope_attention(q: Op, k: Op, attention: Op) -> Op:
     inputs = (*q.inputs, *k.inputs, attention.inputs[2])
-    attrs = {"inv_freq": q.attrs["inv_freq"], "rope_scale": q.attrs["scale"], **attention.attrs}
+    turns = {"inv_freq": q.attrs["inv_freq"], "rope_scale": q.attrs["scale"]}
+    attrs = {**turns, "adjacent": q.attrs["adjacent"], **attention.attrs}
     outputs, widths = (q.output, attention.output), (q.width, attention.width)
-    return Op("rope_attention", inputs, outputs, widths, {}, attrs)
+    return Op("rope_attention", inputs, outputs, widths, attention.weights, attrs)

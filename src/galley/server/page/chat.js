@@ -8,7 +8,7 @@ const ALTERNATIVES = 5;
 // Tokens are shown together this often: a layout for each would cost more the longer the answer is.
 const SHOW_MS = 30;
 
-/** What has been said: {role, content}. */
+/** What has been said: {role, content, reasoning_content}. */
 let messages = [];
 /** Ends the answer that is being written; null while none is. */
 let stopper = null;
@@ -57,20 +57,22 @@ async function send(written) {
   say("user", "You", make("p", {}, text));
   const tokens = new Tokens("Answer; the arrow keys go from token to token");
   const receipt = make("p", { class: "receipt dim" });
+  const thinking = new Thinking(tokens.element);
   const turn = say("assistant", byId("chat-model").value, tokens.element, receipt);
   turn.setAttribute("aria-busy", "true");
   stopper = new AbortController();
   busy(true);
   const answer = { content: "", began: performance.now(), first: null, last: null, usage: null, finish: null };
   try {
-    await receive(answer, tokens);
+    await receive(answer, tokens, thinking);
     receipt.textContent = told(answer, tokens);
   } catch (error) {
     const stopped = error.name === "AbortError";
     receipt.textContent = stopped ? `stopped · ${told(answer, tokens)}` : "";
     if (!stopped) turn.append(make("p", { class: "error", role: "alert" }, error.message));
   }
-  if (answer.content) messages.push({ role: "assistant", content: answer.content });
+  const thought = thinking.text ? { reasoning_content: thinking.text } : {};
+  if (answer.content) messages.push({ role: "assistant", content: answer.content, ...thought });
   else messages.pop();
   announce("", { end: true });
   turn.removeAttribute("aria-busy");
@@ -78,7 +80,28 @@ async function send(written) {
   busy(false);
 }
 
-async function receive(answer, tokens) {
+/** What the model thinks, apart from what it says: in sight while it thinks, folded when it answers. */
+class Thinking {
+  constructor(answer) {
+    this.text = "";
+    this.tokens = new Tokens("Thinking; the arrow keys go from token to token");
+    this.element = make("details", { class: "thinking", open: true }, make("summary", {}, "Thinking"));
+    this.element.append(this.tokens.element);
+    this.answer = answer;
+  }
+
+  add(text, tokens) {
+    if (!this.text) this.answer.before(this.element);
+    this.text += text;
+    this.tokens.add(tokens);
+  }
+
+  fold() {
+    if (!this.element.contains(document.activeElement)) this.element.open = false;
+  }
+}
+
+async function receive(answer, tokens, thinking) {
   const response = await request("v1/chat/completions", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
@@ -92,7 +115,14 @@ async function receive(answer, tokens) {
     timer = null;
     const log = byId("log");
     const follows = log.scrollTop + log.clientHeight >= log.scrollHeight - 40;
-    tokens.add(come.splice(0));
+    const shown = come.splice(0);
+    const thoughts = shown.filter(({ thought }) => thought);
+    const said = shown.filter(({ thought }) => !thought);
+    if (thoughts.length) {
+      thinking.add(thoughts.map(({ thought }) => thought).join(""), thoughts.flatMap(({ list }) => list));
+    }
+    if (said.length) tokens.add(said.flatMap(({ list }) => list));
+    if (said.some(({ text }) => text)) thinking.fold();
     if (follows) log.scrollTop = log.scrollHeight;
   };
   try {
@@ -102,11 +132,13 @@ async function receive(answer, tokens) {
       if (!choice) continue;
       answer.finish = choice.finish_reason ?? answer.finish;
       const text = choice.delta.content ?? "";
+      const thought = choice.delta.reasoning_content ?? "";
       const entries = choice.logprobs?.content ?? [];
-      if (!text && !entries.length) continue;
+      if (!text && !thought && !entries.length) continue;
+      if (thought && answer.first === null) announce("The model thinks.", { end: true });
       answer.first ??= at;
       answer.content += text;
-      come.push(...tokensOf(text, entries, at - answer.last));
+      come.push({ text, thought, list: tokensOf(text || thought, entries, at - answer.last) });
       timer ??= setTimeout(show, SHOW_MS);
       answer.last = at;
       announce(text);
@@ -154,7 +186,8 @@ function told(answer, tokens) {
   const seconds = (answer.last - answer.first) / 1000;
   const known = tokens.list.map((token) => token.probability).filter((value) => value !== null);
   const mean = Math.exp(known.reduce((total, value) => total + Math.log(value), 0) / known.length);
-  const parts = [`${number(count)} tokens`];
+  const thought = answer.usage?.completion_tokens_details?.reasoning_tokens;
+  const parts = [`${number(count)} tokens${thought ? `, ${number(thought)} of thinking` : ""}`];
   if (answer.first !== null) parts.push(`first after ${duration((answer.first - answer.began) / 1000)}`);
   if (seconds > 0 && count > 1) parts.push(`${number((count - 1) / seconds)} tokens/s`);
   if (known.length) parts.push(`mean probability ${percent(mean)}`);

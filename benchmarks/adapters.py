@@ -1,0 +1,137 @@
+"""What LoRA adapters cost: decoding steps in which each sequence has another, and of the model alone.
+
+    python -m benchmarks.adapters [MODEL] [--adapters 32] [--rank 16] [--targets q_proj,v_proj]
+                                  [--quantize int8] [--context 64] [--tokens 32] [--rounds 5]
+
+Random adapters are written to a temporary folder. Three batches of as many sequences take turns: of an
+engine without adapters, of one that has slots for them but requests that name none, and of one whose
+sequences have an adapter each. It tells the median step of each and how much longer the latter two take.
+Without --targets all linear layers have factors; --targets q_proj,v_proj are LoRA's own.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from safetensors.numpy import save_file
+
+from galley import SamplingParams
+from galley.engine.engine import Engine
+from galley.engine.load import load_engine
+from galley.engine.read_model import read_model
+from galley.engine_settings import EngineSettings
+from galley.formats.adapter_files import CONFIG, TENSORS, adapter_digest
+from galley.formats.source import resolve_model
+from galley.graph.adapters import with_adapters
+from galley.service.requests import expand
+from galley.types import Adapter
+
+
+def make_adapters(
+    at: Path, settings: EngineSettings, model: Path, asked: argparse.Namespace
+) -> list[Adapter]:
+    """Random ones, of the layers whose names end in one of the targets."""
+    program = with_adapters(read_model(settings, model).program)
+    rng = np.random.default_rng(0)
+    made = []
+    for i in range(asked.adapters):
+        factors = {}
+        for name in program.adapted:
+            module, (outputs, inputs) = name.removesuffix(".weight"), program.shapes[name]
+            if asked.targets and module.rpartition(".")[2] not in asked.targets.split(","):
+                continue
+            for side, shape in (("A", (asked.rank, inputs)), ("B", (outputs, asked.rank))):
+                values = (0.01 * rng.standard_normal(shape)).astype(np.float16)
+                factors[f"base_model.model.{module}.lora_{side}.weight"] = values
+        folder = at / f"a{i}"
+        folder.mkdir()
+        save_file(factors, folder / TENSORS)
+        config = {"peft_type": "LORA", "r": asked.rank, "lora_alpha": asked.rank}
+        (folder / CONFIG).write_text(json.dumps(config))
+        made.append(Adapter(folder.name, str(folder), adapter_digest(folder)))
+    return made
+
+
+def step_seconds(
+    engine: Engine, adapters: Sequence[Adapter | None], *, context: int, tokens: int
+) -> list[float]:
+    """Of decoding steps with a sequence for each of ``adapters``."""
+    params = SamplingParams(temperature=0.0, ignore_eos=True, seed=0)
+    rng = np.random.default_rng(1)
+    ids = []
+    for i, adapter in enumerate(adapters):
+        prompt = rng.integers(3, min(30_000, engine.info.vocab_size), context).tolist()
+        [request] = expand(prompt, params, engine.info, request_id=f"{time.monotonic()}-{i}")
+        engine.add(msgspec.structs.replace(request, adapter=adapter))
+        ids.append(request.id)
+    begun: set[str] = set()
+    while len(begun) < len(ids):
+        begun.update(output.request_id for output in engine.step())
+    seconds = []
+    for _ in range(tokens):
+        began = time.perf_counter()
+        outputs = engine.step()
+        seconds.append(time.perf_counter() - began)
+        assert len(outputs) == len(ids), "a sequence was preempted: there is too little memory"
+    engine.abort(ids)
+    return seconds
+
+
+def main() -> None:
+    """As the module says."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", nargs="?", default="")
+    parser.add_argument("--adapters", type=int, default=32)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--targets", default="")
+    parser.add_argument("--quantize", default="int8")
+    parser.add_argument("--context", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int)
+    asked = parser.parse_args()
+    model = resolve_model(asked.model)
+    base = EngineSettings(
+        model=asked.model,
+        quantize=asked.quantize,
+        threads=asked.threads,
+        speculation="off",
+        max_running=asked.adapters,
+        kv_cache_tokens=asked.adapters * (asked.context + asked.tokens + 64),
+    )
+    with tempfile.TemporaryDirectory() as at:
+        adapters: list[Adapter | None] = [*make_adapters(Path(at), base, model, asked)]
+        room = dataclasses.replace(base, max_adapters=asked.adapters, adapter_rank=asked.rank)
+        plain, adapted = load_engine(base, model), load_engine(room, model)
+        none: list[Adapter | None] = [None] * asked.adapters
+        cases: dict[str, tuple[Engine, list[Adapter | None]]] = {
+            "without adapters": (plain, none),
+            "with slots, none named": (adapted, none),
+            f"{asked.adapters} adapters of rank {asked.rank}": (adapted, adapters),
+        }
+        medians: dict[str, list[float]] = {name: [] for name in cases}
+        for round_ in range(asked.rounds + 1):
+            for name, (engine, worn) in cases.items():
+                steps = step_seconds(engine, worn, context=asked.context, tokens=asked.tokens)
+                if round_:  # the first loads them
+                    medians[name].append(statistics.median(steps))
+        alone = statistics.median(medians["without adapters"])
+        for name, times in medians.items():
+            middle = statistics.median(times)
+            print(
+                f"{name:28} {1000 * middle:8.2f} ms a step, from {1000 * min(times):.2f} to "
+                f"{1000 * max(times):.2f}; {100 * (middle / alone - 1):+.1f} %"
+            )
+        plain.close()
+        adapted.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+// Mixtures of experts: the rows of a step, grouped by expert, so that weights are read once.
+//
+// A row that goes to k experts becomes k rows, which lie in the order of their experts:
+//
+//   x of the rows, as gate and up want it    later: what down makes of them
+//   gate's product, then silu(gate) * up
+//   up's product                             later: that, as down wants it
+//
+// Rows of one expert are rows of one linear layer, whose kernels keep them independent. A row's
+// results are added up in the order of its choices.
+#include <algorithm>
+
+#include "bind.hpp"
+
+namespace galley {
+namespace {
+
+constexpr int64_t kCoreCache = 512 << 10;
+
+// A matrix, and what its inputs become; null: floats.
+struct Product {
+    Weights weight;
+    SharedLayout layout;
+    std::vector<float> bias;  // empty, or padded to whole blocks
+
+    int64_t input_bytes() const {
+        return round_up(layout ? layout->row_bytes() : 4 * weight->matrix().depth, 64);
+    }
+    void check(int64_t outputs, int64_t depth) const {
+        const Matrix& m = weight->matrix();
+        require(m.outputs == outputs && m.depth == depth, "experts differ in size");
+        require(!layout || layout->suits(m), "x is quantized for other weights");
+    }
+    void take(const Kernels& kernels, const float* x, uint8_t* row) const {
+        if (layout)
+            kernels.quantize_input(layout->matrix(), layout->inputs(), x, row, layout->sums());
+        else
+            std::copy_n(x, weight->matrix().depth, reinterpret_cast<float*>(row));
+    }
+};
+
+using Products = std::vector<Product>;
+
+// How gate and up meet: silu(gate) * up, or if there is a limit, as in gpt-oss, both clamped to it,
+// gate * sigmoid(alpha * gate) * (up + 1).
+struct Gating {
+    float alpha, limit;
+
+    // What silu(gate) * up is that, of both.
+    void prepare(int64_t width, float* gate, float* up) const {
+        if (limit == 0.0f) return;
+        for (int64_t i = 0; i < width; ++i) {
+            gate[i] = alpha * std::min(gate[i], limit);
+            up[i] = (std::min(std::max(up[i], -limit), limit) + 1.0f) / alpha;
+        }
+    }
+};
+
+// Rows some bytes apart.
+struct Rows {
+    uint8_t* data;
+    int64_t stride;
+
+    uint8_t* at(int64_t i) const { return data + i * stride; }
+    float* floats(int64_t i) const { return reinterpret_cast<float*>(at(i)); }
+};
+
+class ExpertsOp : public Op {
+  public:
+    ExpertsOp(Products gate, Products up, Products down, int64_t per_token, Gating gating,
+              Slot work, Slot x, Slot routes, Slot y)
+        : gate_(std::move(gate)),
+          up_(std::move(up)),
+          down_(std::move(down)),
+          per_token_(per_token),
+          gating_(gating),
+          work_(work),
+          x_(x),
+          routes_(routes),
+          y_(y) {}
+
+    void check(Execution& e) override {
+        require(!gate_.empty() && up_.size() == gate_.size() && down_.size() == gate_.size(),
+                "each expert has three matrices");
+        require(per_token_ > 0 && per_token_ <= experts(),
+                "more experts are chosen than there are");
+        require(gating_.limit >= 0.0f && gating_.alpha > 0.0f, "a limit is negative");
+        hidden_ = gate_[0].weight->matrix().depth;
+        width_ = gate_[0].weight->matrix().outputs;
+        for (int64_t n = 0; n < experts(); ++n) {
+            gate_[n].check(width_, hidden_);
+            up_[n].check(width_, hidden_);
+            down_[n].check(hidden_, width_);
+            gate_bytes_ = std::max(gate_bytes_, gate_[n].input_bytes());
+            up_bytes_ = std::max(up_bytes_, up_[n].input_bytes());
+            down_bytes_ = std::max(down_bytes_, down_[n].input_bytes());
+            shared_ &= gate_[n].layout == up_[n].layout;
+        }
+        silu_mul_ = e.kernels.elementwise_named("silu_mul");
+        e.check_floats_read(x_, hidden_);
+        e.check_floats_read(routes_, 2 * per_token_);
+        e.check_written(work_, per_token_ * (outer_bytes() + inner_bytes() + second_bytes()));
+        e.check_floats_written(y_, hidden_);
+        e.runtime.need_scratch(kLinearScratch);
+    }
+
+    void run(Execution& e) const override {
+        group(e);
+        const int64_t count = e.rows * per_token_;
+        uint8_t* work = e.at(work_);
+        const Rows x = {work, gate_bytes_};
+        const Rows x_up = shared_ ? x : Rows{work + count * gate_bytes_, up_bytes_};
+        const Rows made = {work, round_up(4 * hidden_, 64)};
+        const Rows gate = {work + count * outer_bytes(), inner_bytes()};
+        const Rows up = {gate.at(count), second_bytes()};
+        each(e, hidden_, [&](int64_t i, int64_t expert, int64_t row) {
+            gate_[expert].take(e.kernels, e.row(x_, row), x.at(i));
+            if (!shared_) up_[expert].take(e.kernels, e.row(x_, row), x_up.at(i));
+        });
+        items(e).clear();
+        add_items(e, gate_, x, gate);
+        add_items(e, up_, x_up, up);
+        multiply(e);
+        each(e, 4 * width_, [&](int64_t i, int64_t expert, int64_t) {
+            gating_.prepare(width_, gate.floats(i), up.floats(i));
+            silu_mul_->run(gate.floats(i), up.floats(i), 0.0f, width_, gate.floats(i));
+            down_[expert].take(e.kernels, gate.floats(i), up.at(i));
+        });
+        items(e).clear();
+        add_items(e, down_, up, made);
+        multiply(e);
+        e.each_row(per_token_ * hidden_, [&](int64_t r, int) { add_up(e, made, r); });
+    }
+
+  private:
+    using Item = ExpertGroups::Item;
+
+    int64_t experts() const { return static_cast<int64_t>(gate_.size()); }
+    int64_t outer_bytes() const {
+        return std::max(gate_bytes_ + up_bytes_, round_up(4 * hidden_, 64));
+    }
+    int64_t inner_bytes() const { return round_up(4 * width_, 64); }
+    int64_t second_bytes() const { return std::max(inner_bytes(), down_bytes_); }
+    static std::vector<Item>& items(Execution& e) { return e.experts.items; }
+
+    // Sorts the choices of all rows by expert, then by row.
+    void group(Execution& e) const {
+        ExpertGroups& g = e.experts;
+        g.starts.assign(experts() + 1, 0);
+        g.rows.resize(e.rows * per_token_);
+        g.chosen.resize(g.rows.size());
+        g.places.resize(g.rows.size());
+        for (int64_t r = 0; r < e.rows; ++r)
+            for (int64_t i = 0; i < per_token_; ++i) {
+                const float number = e.row(routes_, r)[i];
+                const bool exists = number >= 0.0f && number < static_cast<float>(experts());
+                const int64_t expert = exists ? static_cast<int64_t>(number) : 0;
+                g.places[r * per_token_ + i] = expert;
+                ++g.starts[expert + 1];
+            }
+        for (int64_t n = 0; n < experts(); ++n) g.starts[n + 1] += g.starts[n];
+        g.next = g.starts;
+        for (size_t choice = 0; choice < g.places.size(); ++choice) {
+            const int64_t expert = g.places[choice], i = g.next[expert]++;
+            g.places[choice] = i;
+            g.rows[i] = static_cast<int64_t>(choice) / per_token_;
+            g.chosen[i] = expert;
+        }
+    }
+
+    // body(i, expert, row) for each choice in their order; `width` floats of work.
+    template <class Body>
+    void each(Execution& e, int64_t width, const Body& body) const {
+        constexpr int64_t kShareFrom = 16384;
+        const ExpertGroups& g = e.experts;
+        const auto count = static_cast<int64_t>(g.rows.size());
+        e.pool.run(count, std::max<int64_t>(1, kShareFrom / width),
+                   [&](int64_t begin, int64_t end, int) {
+                       for (int64_t i = begin; i < end; ++i) body(i, g.chosen[i], g.rows[i]);
+                   });
+    }
+
+    // A matrix of each expert that has rows.
+    void add_items(Execution& e, const Products& products, const Rows& x, const Rows& y) const {
+        const ExpertGroups& g = e.experts;
+        for (int64_t n = 0; n < experts(); ++n) {
+            const int64_t first = g.starts[n], rows = g.starts[n + 1] - first;
+            if (!rows) continue;
+            const Product& p = products[n];
+            const Matrix& m = p.weight->matrix();
+            const Activations in = {x.at(first), x.stride, p.layout ? p.layout->sums() : 0,
+                                    p.layout ? p.layout->inputs() : Inputs::kFloats};
+            const float* bias = p.bias.empty() ? nullptr : p.bias.data();
+            const Linear linear = {&m, in, bias, y.floats(first), y.stride / int64_t{4}, rows};
+            const int64_t blocks = round_up(m.outputs, kLanes) / kLanes;
+            // Each item reads all rows: those that no cache of a core holds are read by fewer.
+            const int64_t grain = rows * x.stride <= kCoreCache ? kBlocksPerItem : kMostBlocks;
+            for (int64_t begin = 0; begin < blocks; begin += grain)
+                items(e).push_back({linear, begin, std::min(begin + grain, blocks)});
+        }
+    }
+
+    void multiply(Execution& e) const {
+        const auto& all = items(e);
+        e.pool.run(static_cast<int64_t>(all.size()), 1,
+                   [&](int64_t begin, int64_t end, int thread) {
+                       for (int64_t i = begin; i < end; ++i)
+                           e.kernels.linear(all[i].linear, all[i].begin, all[i].end,
+                                            e.runtime.scratch(thread));
+                   });
+    }
+
+    void add_up(const Execution& e, const Rows& made, int64_t r) const {
+        const float* weights = e.row(routes_, r) + per_token_;
+        const int64_t* places = e.experts.places.data() + r * per_token_;
+        float* y = e.row(y_, r);
+        for (int64_t i = 0; i < per_token_; ++i) {
+            const float* from = made.floats(places[i]);
+            const float weight = weights[i];
+            if (i == 0)
+                for (int64_t c = 0; c < hidden_; ++c) y[c] = weight * from[c];
+            else
+                for (int64_t c = 0; c < hidden_; ++c) y[c] += weight * from[c];
+        }
+    }
+
+    Products gate_, up_, down_;
+    int64_t per_token_;
+    Gating gating_;
+    int64_t hidden_ = 0, width_ = 0;
+    int64_t gate_bytes_ = 0, up_bytes_ = 0, down_bytes_ = 0;  // of a row of inputs
+    bool shared_ = true;                                      // gate and up want the same of x
+    const Elementwise* silu_mul_ = nullptr;
+    Slot work_, x_, routes_, y_;
+};
+
+using ProductFields = std::vector<std::tuple<SharedPacked, std::optional<SharedInputs>>>;
+
+// `biases`: one expert's after another's, or none.
+Products products(const ProductFields& fields, const std::optional<Floats>& biases) {
+    Products all;
+    const float* bias = biases ? biases->data() : nullptr;
+    int64_t left = biases ? static_cast<int64_t>(biases->size()) : 0;
+    for (const auto& [weight, layout] : fields) {
+        all.push_back({weight, layout ? *layout : nullptr, {}});
+        if (!bias) continue;
+        const int64_t outputs = weight->matrix().outputs;
+        require(left >= outputs, "biases have the wrong size");
+        all.back().bias.assign(bias, bias + outputs);
+        all.back().bias.resize(round_up(outputs, kLanes));
+        bias += outputs;
+        left -= outputs;
+    }
+    require(left == 0, "biases have the wrong size");
+    return all;
+}
+
+}  // namespace
+
+void bind_experts(ProgramClass& program) {
+    using namespace nanobind::literals;
+    program.def(
+        "experts",
+        [](Program& p, const ProductFields& gate, const ProductFields& up,
+           const ProductFields& down, const std::optional<Floats>& gate_bias,
+           const std::optional<Floats>& up_bias, const std::optional<Floats>& down_bias,
+           int64_t per_token, float alpha, float limit, SlotFields work, SlotFields x,
+           SlotFields routes, SlotFields y) {
+            append<ExpertsOp>(p, products(gate, gate_bias), products(up, up_bias),
+                              products(down, down_bias), per_token, Gating{alpha, limit},
+                              slot(work), slot(x), slot(routes), slot(y));
+        },
+        "gate"_a, "up"_a, "down"_a, "gate_bias"_a.none(), "up_bias"_a.none(), "down_bias"_a.none(),
+        "per_token"_a, "alpha"_a, "limit"_a, "work"_a, "x"_a, "routes"_a, "y"_a);
+}
+
+}  // namespace galley

@@ -1,0 +1,1 @@
+"""How the bundled draft model was made: `python -m recipes.draft.train`."""

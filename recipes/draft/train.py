@@ -1,0 +1,161 @@
+"""Distils the demo model into a draft model that guesses for it: `python -m recipes.draft.train`.
+
+The teacher answers generated conversations; the draft model learns what it says of each token that it wrote
+itself, since nothing else is guessed. A run that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from galley import LLM, SamplingParams
+from galley.cli.terminal import progress
+from galley.demo import DRAFT_DIR, MODEL_DIR
+from galley.engine.read_model import Model, read_model
+from galley.engine_settings import EngineSettings
+from galley.machine import available_cores
+from galley.train.run import Report, Task, train
+from galley.train.student import Student, from_config, read_parameters
+from galley.train.trainer import Example, Options
+
+from ..assistant.generator import examples
+from ..assistant.tokeniser import encode_turns, load_tokeniser
+from ..assistant.train import copy_row
+from ..training import Optimisers, write_json
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of the draft model; what is not here is as in the teacher."""
+
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that decides the outcome of a run, but for `Options`."""
+
+    conversations: int = 20_000
+    copies: int = 6_000  # messages of random tokens to repeat, as the teacher had them
+    seed: int = 23
+    prompt_weight: float = 0.0  # loss weight of tokens that the assistant did not write
+    longest: int = 512  # conversations with more tokens are dropped
+    muon_rate: float = 1e-2
+    adam_rate: float = 4e-3
+
+
+def texts(recipe: Recipe, work: Path) -> list[Example]:
+    """Conversations with the teacher's answers, and copies; made once and kept in `work`."""
+    path = work / "texts.jsonl"
+    if not path.exists():
+        partial = path.with_suffix(".partial")
+        with partial.open("w", encoding="utf-8") as file:
+            for example in _made(recipe):
+                file.write(json.dumps(example) + "\n")
+        partial.rename(path)
+    with path.open(encoding="utf-8") as file:
+        return [Example(*json.loads(line)) for line in file]
+
+
+def _made(recipe: Recipe) -> Iterator[Example]:
+    tokeniser = load_tokeniser(MODEL_DIR)
+    asked = [
+        made.messages for made in itertools.islice(examples(recipe.seed), recipe.conversations)
+    ]
+    with LLM("galley-demo", kv_cache_tokens=65536) as teacher:
+        params = SamplingParams(temperature=0, max_tokens=256)
+        answers = [o.choices[0].text for o in teacher.chat(asked, params, progress=True)]
+    rows = []
+    for messages, answer in zip(asked, answers, strict=True):
+        said = [*messages, {"role": "assistant", "content": answer}]
+        ids, own = encode_turns(tokeniser, said)  # type: ignore[arg-type]
+        rows.append(Example(ids, [1.0 if mine else recipe.prompt_weight for mine in own]))
+    rng = random.Random(recipe.seed)
+    rows += [Example(*copy_row(tokeniser, rng, longest=30)) for _ in range(recipe.copies)]
+    rng.shuffle(rows)
+    return (row for row in rows if len(row.tokens) <= recipe.longest)
+
+
+def new_student(shape: Shape, teacher: Model, work: Path, seed: int) -> Student:
+    """Random but for the embedding, which is what fits of the teacher's into fewer columns.
+
+    Its best approximation of lower rank, turned so that its columns are independent, in the spread of the
+    student's own.
+    """
+    config = dict(teacher.checkpoint.config)
+    for name in Shape.__slots__:
+        config[name] = getattr(shape, name)
+    path = work / "config.json"
+    write_json(path, config)
+    student = from_config(path, teacher, seed)
+    embedding = read_parameters(teacher)[0][EMBEDDING]
+    _, _, directions = torch.linalg.svd(embedding, full_matrices=False)
+    own = embedding @ directions[: shape.hidden_size].T
+    with torch.no_grad():
+        values = student.parameters[EMBEDDING]
+        values.copy_(own * (embedding.std() / own.std()))
+    return student
+
+
+def run(
+    recipe: Recipe, shape: Shape, options: Options, output: Path, work: Path, threads: int
+) -> Report:
+    """Train, or go on with what lies in `output`."""
+    work.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(threads)
+    settings = EngineSettings(dtype="float32", threads=threads)
+    teacher = read_model(settings, MODEL_DIR)
+    student = new_student(shape, teacher, work, recipe.seed)
+
+    def make_optimiser(parameters: Sequence[tuple[str, Tensor]], rate: float) -> Optimisers:
+        return Optimisers(parameters, recipe.muon_rate, recipe.adam_rate)
+
+    task = Task(teacher, settings, student, settings)
+    return train(task, texts(recipe, work), options, output, progress, make_optimiser)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line of the recipe; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.draft.train", description=__doc__)
+    parser.add_argument("--output", type=Path, default=DRAFT_DIR, help="folder of the checkpoint")
+    parser.add_argument("--work", type=Path, default=Path("build/draft-model"), help="its texts")
+    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--conversations", type=int, default=Recipe().conversations)
+    parser.add_argument("--threads", type=int, default=available_cores())
+    parser.add_argument("--hidden", type=int, default=Shape().hidden_size)
+    parser.add_argument("--layers", type=int, default=Shape().num_hidden_layers)
+    options = parser.parse_args(arguments)
+    recipe = Recipe(conversations=options.conversations)
+    shape = Shape(hidden_size=options.hidden, num_hidden_layers=options.layers)
+    training = Options(
+        steps=options.steps,
+        temperature=1.0,
+        kl_weight=1.0,
+        top_k=16,
+        save_every=50,
+        seed=recipe.seed,
+        batch_tokens=2048,
+    )
+    report = run(recipe, shape, training, options.output, options.work, options.threads)
+    print(f"{report.before} -> {report.after}\n{report.served}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,102 @@
+"""``galley distill``: a smaller model that says what a larger one says."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
+from galley.cli.terminal import progress
+from galley.cli.training import (
+    DATA_HELP,
+    SETTINGS,
+    examples_of,
+    need_torch,
+    told,
+    training_options,
+)
+from galley.errors import SettingsError
+
+if TYPE_CHECKING:
+    from galley.engine.read_model import Model
+    from galley.train.student import Student
+
+
+@click.command(cls=Command)
+@with_flags((*SETTINGS, "quantize"), extra=("log_level",))
+@click.argument("teacher", help=MODEL_HELP)
+@click.argument("student", type=click.Path(path_type=Path, file_okay=False), help="the new folder")
+@click.argument("data", required=False, type=click.Path(path_type=Path), help=DATA_HELP)
+@click.option(
+    "--layers",
+    metavar="0,2,5",
+    help="the student is these layers of the teacher, whose weights must be bf16, f16 or f32",
+)
+@click.option(
+    "--student-config",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="the student is a new model of this config.json, with the teacher's vocabulary",
+)
+@training_options(learning_rate=1e-3)
+def distill(
+    flags: Flags,
+    teacher: str,
+    student: Path,
+    data: Path | None,
+    *,
+    layers: str | None,
+    student_config: Path | None,
+    tokens: int,
+    context: int,
+    **how: Any,
+) -> None:
+    """Train a student to say what a teacher says, and write it as a checkpoint that galley serve reads.
+
+    The student has the teacher's tokenizer and chat template: it is a model to serve, or a draft model for
+    the teacher. --quantize and --executor say how the teacher runs. An interrupted run goes on where
+    it was when it is started again.
+    """
+    if (layers is None) == (student_config is None):
+        raise SettingsError(
+            "give --layers or --student-config: one of them says what the student is"
+        )
+    need_torch()
+    from dataclasses import replace
+
+    from galley.engine.read_model import read_model
+    from galley.formats.source import resolve_model
+    from galley.machine import available_cores
+    from galley.train.run import Task, on_device, train
+    from galley.train.trainer import Options
+
+    settings = flags.settings(model=teacher)
+    start_logging(settings)
+    began = time.monotonic()
+    read = read_model(settings, resolve_model(settings.model, revision=settings.revision))
+    options = Options(**how)
+    made = on_device(
+        _student(read, layers, student_config, options.seed),
+        settings.device,
+        settings.threads or available_cores(),
+    )
+    examples, source = examples_of(settings, read, data, tokens=tokens, context=context)
+    task = Task(read, settings, made, replace(settings, quantize="auto"))
+    report = train(task, examples, options, student, progress)
+    print(told(student, report, source, time.monotonic() - began))
+
+
+def _student(read: "Model", layers: str | None, config: Path | None, seed: int) -> "Student":
+    from galley.calibration.quantize import check_dense
+    from galley.train.student import from_config, from_layers
+
+    if config is not None:
+        return from_config(config, read, seed)
+    assert layers is not None
+    check_dense(read)
+    try:
+        numbers = [int(part) for part in layers.split(",")]
+    except ValueError as error:
+        raise SettingsError(f"--layers {layers}: expected numbers such as 0,2,5") from error
+    return from_layers(read, numbers)

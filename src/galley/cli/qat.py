@@ -1,0 +1,109 @@
+"""``galley qat``: a model trained with the rounding that it will be served with."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
+from galley.cli.terminal import progress
+from galley.cli.training import (
+    DATA_HELP,
+    SETTINGS,
+    examples_of,
+    need_torch,
+    told,
+    training_options,
+)
+from galley.errors import SettingsError
+
+if TYPE_CHECKING:
+    from galley.quant.grid import Scheme
+
+
+@click.command(cls=Command)
+@with_flags(SETTINGS, extra=("log_level",))
+@click.argument("model", help=MODEL_HELP)
+@click.argument("out", type=click.Path(path_type=Path, file_okay=False), help="the new folder")
+@click.option("--quantize", type=click.Choice(("int4", "int8")), default="int4", show_default=True)
+@click.option(
+    "--packed/--floats",
+    default=True,
+    show_default=True,
+    help="the checkpoint has the linear layers' integers, as galley quantize writes them; or floats that "
+    "become them, embeddings too, when it is served with --quantize",
+)
+@click.option(
+    "--group",
+    type=click.IntRange(min=0),
+    help="--packed: columns that share a scale, a multiple of 16; 0: whole rows  [default: 128]",
+)
+@click.option("--zero-points", is_flag=True, help="--packed: each group has a zero point (int4)")
+@click.option(
+    "--ignore",
+    metavar="NAME",
+    multiple=True,
+    help="--packed: leave layers whose name has this in it as they are; repeat for several",
+)
+@click.option("--data", metavar="FILE", type=click.Path(path_type=Path), help=DATA_HELP)
+@training_options(learning_rate=1e-4)
+def qat(
+    flags: Flags,
+    model: str,
+    out: Path,
+    *,
+    quantize: Literal["int4", "int8"],
+    data: Path | None,
+    tokens: int,
+    context: int,
+    **how: Any,
+) -> None:
+    """Train a model with int4 or int8 weights to say what it says without, and write its checkpoint.
+
+    Weights are rounded in each step exactly as they will be (quantisation-aware training); the teacher is
+    the model as it was. A run that was interrupted goes on where it was when it is started again.
+    """
+    rounded = {name: how.pop(name) for name in ("packed", "group", "zero_points")}
+    ignore: tuple[str, ...] = how.pop("ignore")
+    scheme = _scheme(quantize, ignore, **rounded)
+    need_torch()
+    from galley.engine.read_model import read_model
+    from galley.formats.source import resolve_model
+    from galley.machine import available_cores
+    from galley.train.run import Task, on_device, qat_student, train
+    from galley.train.trainer import Options
+
+    settings = flags.settings(model=model)
+    start_logging(settings)
+    began = time.monotonic()
+    read = read_model(settings, resolve_model(settings.model, revision=settings.revision))
+    student = qat_student(read, quantize, scheme=scheme, ignore=ignore)
+    made = on_device(student, settings.device, settings.threads or available_cores())
+    examples, source = examples_of(settings, read, data, tokens=tokens, context=context)
+    served = settings if scheme else replace(settings, quantize=quantize)
+    report = train(Task(read, settings, made, served), examples, Options(**how), out, progress)
+    print(told(out, report, source, time.monotonic() - began))
+
+
+def _scheme(
+    quantize: str,
+    ignore: tuple[str, ...],
+    *,
+    packed: bool,
+    group: int | None,
+    zero_points: bool,
+) -> "Scheme | None":
+    """Of the integers in the checkpoint; None where it has floats."""
+    from galley.quant.grid import Scheme
+
+    if not packed and (group is not None or zero_points or ignore):
+        raise SettingsError("--group, --zero-points and --ignore are for --packed checkpoints")
+    if zero_points and quantize == "int8":
+        raise SettingsError("--zero-points are for int4; integers of 8 bits are symmetric")
+    if group is not None and group % 16:
+        raise SettingsError(f"--group {group}: expected a multiple of 16, or 0 for whole rows")
+    if not packed:
+        return None
+    return Scheme(4 if quantize == "int4" else 8, 128 if group is None else group, not zero_points)

@@ -1,0 +1,125 @@
+"""What ``galley quantize`` makes of each layer, of what was asked for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from galley.cli.terminal import progress, table
+from galley.errors import SettingsError
+
+if TYPE_CHECKING:
+    from galley.calibration.quantize import Method, Plan
+    from galley.calibration.sensitivity import Choice, Part
+    from galley.engine.read_model import Model
+    from galley.ops.executor import ExecutorFactory
+    from galley.quality.texts import Texts
+    from galley.quant.grid import Scheme
+
+_MEASURED_TOKENS: Final = 1024
+"""On which the sensitivity of parts is measured."""
+
+_GROUP: Final = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Options of the command, as they were given; ``gguf``: for that format."""
+
+    method: "Method"
+    bits: str
+    group: int | None
+    symmetric: bool
+    act_order: bool
+    ignore: tuple[str, ...]
+    budget: int | None
+    max_kl: float | None
+    gguf: bool
+
+
+def plan_of(read: "Model", factory: "ExecutorFactory", texts: "Texts", wanted: Wanted) -> "Plan":
+    """The plan. Of mixed precision, a table of what each part loses and gets is printed.
+
+    Raises:
+        SettingsError: options contradict each other, or leave nothing to quantise.
+    """
+    plan = _plan(read, wanted)
+    if wanted.budget is None and wanted.max_kl is None:
+        return plan
+    return _mixed(read, factory, plan, texts, wanted)
+
+
+def _plan(read: "Model", wanted: Wanted) -> "Plan":
+    from galley.calibration.quantize import Plan, linear_weights
+
+    names = linear_weights(read.program)
+    names = [name for name in names if not any(part in name for part in wanted.ignore)]
+    if not names:
+        raise SettingsError(f"--ignore {' '.join(wanted.ignore)} leaves no layer to quantise")
+    scheme = _scheme(wanted)
+    if wanted.gguf:
+        shapes = read.program.shapes
+        odd = [name for name in names if shapes[name][1] % scheme.group]
+        if odd:
+            print(f"{len(odd)} layers stay as they are: {odd[0]} has {shapes[odd[0]][1]} columns")
+        names = [name for name in names if name not in odd]
+        if not names:
+            raise SettingsError(f"no layer has columns in groups of {scheme.group}, as GGUF needs")
+    return Plan(wanted.method, dict.fromkeys(names, scheme), wanted.act_order)
+
+
+def _scheme(wanted: Wanted) -> "Scheme":
+    from galley.formats.gguf_pack import BLOCK
+    from galley.quant.grid import Scheme
+
+    group = wanted.group
+    if group is None:
+        group = BLOCK if wanted.gguf else _GROUP
+    if wanted.bits == "8" and not wanted.symmetric:
+        raise SettingsError("--zero-points are for --bits 4; integers of 8 bits are symmetric")
+    if wanted.method == "smoothquant" and wanted.bits != "8":
+        raise SettingsError("--method smoothquant is for --bits 8: weights and inputs become int8")
+    if wanted.method == "smoothquant" and (wanted.budget, wanted.max_kl) != (None, None):
+        raise SettingsError("--budget and --max-kl give parts 4 bits, --method smoothquant 8")
+    if group % 16:
+        raise SettingsError(f"--group {group}: expected a multiple of 16, or 0 for whole rows")
+    if wanted.gguf and group != BLOCK:
+        raise SettingsError(f"--group {group}: GGUF's integers have groups of {BLOCK}")
+    scheme = Scheme(4 if wanted.bits == "4" else 8, group, wanted.symmetric)
+    return replace(scheme, scale_type="F16") if wanted.gguf else scheme
+
+
+def _mixed(
+    read: "Model", factory: "ExecutorFactory", plan: "Plan", texts: "Texts", wanted: Wanted
+) -> "Plan":
+    """Another scheme for each part, by what it loses; the table of that is printed."""
+    from galley.calibration.quantize import calibration_windows
+    from galley.calibration.sensitivity import assign, bytes_of_others, parts_of, schemes_of
+    from galley.quant.grid import Scheme
+
+    names = list(plan.schemes)
+    four = replace(plan.schemes[names[0]], bits=4)
+    eight = replace(four, bits=8, symmetric=True) if wanted.gguf else Scheme(8)
+    windows = calibration_windows(texts.windows, _MEASURED_TOKENS)
+    with progress("parts", 0) as bar:
+        parts = parts_of(read, factory, windows, names, (four, eight), lambda name: bar.update(1))
+    room = None if wanted.budget is None else wanted.budget - bytes_of_others(read, names)
+    choices = assign(parts, most_bytes=room, most_kl=wanted.max_kl)
+    print(_choices_table(parts, choices))
+    chosen = schemes_of(parts, choices)
+    if not chosen:
+        raise SettingsError("no layer needs to be quantised for that: take the checkpoint as it is")
+    return replace(plan, schemes=chosen)
+
+
+def _choices_table(parts: "Sequence[Part]", choices: "Sequence[Choice]") -> str:
+    rows = []
+    for part, choice in zip(parts, choices, strict=True):
+        kl = {c.scheme.bits if c.scheme else 0: f"{c.kl:.2g}" for c in part.choices}
+        more = f" and {len(part.names) - 1} more" if len(part.names) > 1 else ""
+        taken = f"int{choice.scheme.bits}" if choice.scheme else "as it is"
+        name = part.names[0].removesuffix(".weight")
+        rows.append((f"{name}{more}", kl[4], kl[8], taken, f"{choice.bytes / 1e6:.4g}"))
+    total = sum(choice.kl for choice in choices)
+    size = sum(choice.bytes for choice in choices) / 1e6
+    rows.append(("all", "", "", f"KL {total:.2g}", f"{size:.4g}"))
+    return table(("layers", "KL as int4", "KL as int8", "taken", "MB"), rows, left=(0, 3))

@@ -1,0 +1,133 @@
+"""What the commands that train have in common: options, texts, torch, and what they say at the end."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from galley.cli.texts import texts_for
+from galley.config import Settings
+from galley.errors import SettingsError, pip_install
+
+if TYPE_CHECKING:
+    from galley.engine.read_model import Model
+    from galley.train.run import Report
+    from galley.train.trainer import Example
+
+SETTINGS: Final = ("revision", "executor", "device", "threads")
+
+_OPTIONS: Final = (
+    click.option("--steps", type=click.IntRange(min=1), default=1000, show_default=True),
+    click.option(
+        "--batch-tokens",
+        type=click.IntRange(min=16),
+        default=4096,
+        show_default=True,
+        help="of a step; a longer text is a step of its own",
+    ),
+    click.option(
+        "--tokens",
+        type=click.IntRange(min=64),
+        default=1 << 20,
+        show_default=True,
+        help="of text; one window in eight is kept out and measured on",
+    ),
+    click.option(
+        "--context",
+        type=click.IntRange(min=16),
+        default=512,
+        show_default=True,
+        help="tokens of a window at most",
+    ),
+    click.option(
+        "--temperature",
+        type=click.FloatRange(min=0, min_open=True),
+        default=1.0,
+        show_default=True,
+        help="divides the logits of teacher and student; above 1 unlikely tokens count for more",
+    ),
+    click.option(
+        "--kl-weight",
+        type=click.FloatRange(0, 1),
+        default=0.9,
+        show_default=True,
+        help="share of the divergence from the teacher in the loss; the rest is the text's own next token",
+    ),
+    click.option(
+        "--top-k",
+        type=click.IntRange(min=1),
+        default=32,
+        show_default=True,
+        help="the teacher's likeliest tokens that are kept on disk for each position, 4 to 6 bytes each",
+    ),
+    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
+    click.option(
+        "--save-every",
+        type=click.IntRange(min=1),
+        default=100,
+        show_default=True,
+        metavar="STEPS",
+        help="between two notes of the state, from which an interrupted run goes on",
+    ),
+)
+
+DATA_HELP: Final = (
+    'text, or JSON lines: {"text": ...}, {"messages": ...} or {"prompt": ..., "answer": ...}; '
+    "default: text that the model generates"
+)
+
+
+def training_options(
+    *, learning_rate: float
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a command with the options of training; the default of the learning rate is its own."""
+    rate = click.option(
+        "--learning-rate",
+        type=click.FloatRange(min=0, min_open=True),
+        default=learning_rate,
+        show_default=True,
+        help="at its peak, after a twentieth of the steps; then it falls to zero",
+    )
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed((*_OPTIONS, rate)):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def need_torch() -> None:
+    """Raises SettingsError if torch cannot be imported."""
+    try:
+        importlib.import_module("torch")
+    except ImportError as error:
+        raise SettingsError(
+            f"training needs torch, which cannot be imported ({error}): {pip_install('torch')}"
+        ) from error
+
+
+def examples_of(
+    settings: Settings, read: "Model", data: Path | None, *, tokens: int, context: int
+) -> "tuple[Sequence[Example], str]":
+    """The texts to train with, and where they come from."""
+    from galley.train.trainer import Example
+
+    texts = texts_for(settings, read, data, tokens=tokens, context=context)
+    return [Example(window) for window in texts.windows], texts.source
+
+
+def told(out: Path, report: "Report", source: str, seconds: float) -> str:
+    """What a run came to."""
+    size = sum(path.stat().st_size for path in out.glob("*.safetensors"))
+    before, after, served = report.before, report.after, report.served
+    return (
+        f"{out}: {size / 1e6:.4g} MB, {seconds:.0f} s\n"
+        f"loss {before.cross_entropy:.4g} -> {after.cross_entropy:.4g}, divergence from the teacher "
+        f"{before.kl:.2g} -> {after.kl:.2g} nats\n"
+        f"as it is served: perplexity {served.perplexity:.4g} (teacher {served.base_perplexity:.4g}), "
+        f"KL {served.kl:.2g} (99 %: {served.kl_p99:.2g}), same likeliest token {served.top1:.2%}, on "
+        f"{served.tokens} tokens that were held out: {source}"
+    )

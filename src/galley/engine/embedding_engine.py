@@ -1,0 +1,213 @@
+"""The engine of models that make a vector, or a score, of whole texts: no cache and no sequences.
+
+A step takes texts as they came, tenants in turn, up to its token budget, and answers each with one Output.
+A text that is longer than the budget has a step of its own.
+"""
+
+import time
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from galley.engine.fair_share import FairShare
+from galley.engine.step_meter import StepMeter
+from galley.models.embedding import Head
+from galley.ops.executor import Batch, Executor, forward
+from galley.types import EngineRequest, EngineStats, ModelInfo, Output, Timing
+
+if TYPE_CHECKING:
+    from galley.formats.weights import Floats
+
+
+@dataclass(slots=True, eq=False)
+class Text:
+    """A request that waits for its step; ``order`` counts arrivals, put off by the request's priority."""
+
+    request: EngineRequest
+    order: int
+    arrival: float
+
+    def __lt__(self, other: Any) -> bool:
+        return bool(self.order < other.order)
+
+
+class EmbeddingEngine:
+    """See :class:`galley.service.protocol.Engine`. Not thread-safe."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        head: Head,
+        info: ModelInfo,
+        *,
+        max_batch_tokens: int,
+        priority_steps: int,
+        meter: StepMeter | None = None,
+    ) -> None:
+        """Args:
+        max_batch_tokens: token budget of a step.
+        priority_steps: by how many arrivals a level of priority is put off.
+        """
+        self.info = info
+        self._executor = executor
+        self._head = head
+        self._budget = max_batch_tokens
+        self._priority = priority_steps
+        self._fair = FairShare(priority_steps * max_batch_tokens)
+        self._meter = meter or StepMeter()
+        self._waiting: dict[str, list[Text]] = {}  # a heap for each tenant
+        self._count = 0
+        self._arrivals = 0
+        self._steps = 0
+        self._tokens = 0
+        self._warm_up = executor.forward_seconds
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a text waits."""
+        return self._count > 0
+
+    @property
+    def is_live(self) -> bool:
+        """Never: a text is not spoken."""
+        return False
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a text; its vector comes out of a later step."""
+        if not self._count:
+            self._meter.awake()
+        # A step takes some texts: what waits is put off by texts, not by steps.
+        order = self._arrivals + request.priority * self._priority
+        text = Text(request, order, time.monotonic())
+        self._arrivals += 1
+        self._count += 1
+        self._fair.join(text)
+        heappush(self._waiting.setdefault(request.tenant, []), text)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Forget texts; those that are unknown have been answered."""
+        gone = frozenset(request_ids)
+        for tenant, texts in list(self._waiting.items()):
+            left = [text for text in texts if text.request.id not in gone]
+            for text in texts:
+                if text.request.id in gone:
+                    self._fair.leave(text)
+                    self._count -= 1
+            heapify(left)
+            self._waiting[tenant] = left
+            if not left:
+                del self._waiting[tenant]
+
+    def step(self) -> list[Output]:
+        """The vectors of the texts whose turn it is."""
+        meter = self._meter
+        meter.begin()
+        texts = self._take()
+        started = time.monotonic()
+        batch = _assembled([text.request for text in texts], self._head)
+        meter.assembled()
+        try:
+            rows = forward(self._executor, batch)
+        except BaseException:  # an interrupt in a notebook: the texts still wait
+            for text in texts:
+                heappush(self._waiting.setdefault(text.request.tenant, []), text)
+            self._count += len(texts)
+            raise
+        lengths = [len(text.request.prompt) for text in texts]
+        seconds = meter.share(lengths)
+        self._steps += 1
+        self._tokens += sum(lengths)
+        outputs = [
+            self._output(text, vector, started, seconds)
+            for text, vector in zip(texts, self._parts(rows, lengths), strict=True)
+        ]
+        for text in texts:
+            self._fair.leave(text)
+        meter.end()
+        return outputs
+
+    def _take(self) -> list[Text]:
+        """Texts whose turn it is, up to the budget, at least one."""
+        taken: list[Text] = []
+        left = self._budget
+        while self._waiting:
+            text = self._fair.next(texts[0] for texts in self._waiting.values())
+            length = len(text.request.prompt)
+            if taken and length > left:
+                break
+            left -= length
+            mine = self._waiting[text.request.tenant]
+            heappop(mine)
+            if not mine:
+                del self._waiting[text.request.tenant]
+            self._fair.charge(text, length)
+            taken.append(text)
+        self._count -= len(taken)
+        return taken
+
+    def _parts(self, rows: "Floats", lengths: list[int]) -> "list[Floats]":
+        """Each text's rows of those that were wanted."""
+        if not self._head.all_rows:
+            return [rows[i : i + 1] for i in range(len(lengths))]
+        ends = np.cumsum(lengths)
+        return [rows[end - n : end] for end, n in zip(ends, lengths, strict=True)]
+
+    def _output(self, text: Text, rows: "Floats", started: float, seconds: float) -> Output:
+        request, now = text.request, time.monotonic()
+        vector = self._head.vector(rows, request.dimensions)
+        timing = Timing(
+            queued=started - text.arrival,
+            first_token=now - text.arrival,
+            total=now - text.arrival,
+            engine_seconds=seconds * len(request.prompt),
+        )
+        if not np.isfinite(vector).all():
+            error = "the model made no numbers of this text"
+            return Output(request_id=request.id, finish_reason="error", error=error, timing=timing)
+        return Output(
+            request_id=request.id, vector=vector.tobytes(), finish_reason="stop", timing=timing
+        )
+
+    @property
+    def stats(self) -> EngineStats:
+        """As of now."""
+        return EngineStats(
+            waiting=self._count,
+            steps=self._steps,
+            prefill_tokens=self._tokens,
+            forward_seconds=self._executor.forward_seconds - self._warm_up,
+            schedule_seconds=self._meter.schedule_seconds,
+            emit_seconds=self._meter.emit_seconds,
+            busy_seconds=self._meter.busy_seconds,
+            batch_sequences=self._meter.sequences,
+            batch_tokens=self._meter.tokens,
+        )
+
+    def close(self) -> None:
+        """All that it holds is memory, and goes with it."""
+
+
+def _assembled(requests: list[EngineRequest], head: Head) -> Batch:
+    """Texts one after another, each from its first token to its last."""
+    tokens, positions, starts = array("q"), array("q"), array("q", [0])
+    wanted = array("q")
+    for request in requests:
+        begin, length = len(tokens), len(request.prompt)
+        tokens.extend(request.prompt)
+        positions.extend(range(length))
+        starts.append(begin + length)
+        if head.all_rows:
+            wanted.extend(range(begin, begin + length))
+        else:
+            wanted.append(begin if head.pooling == ("cls",) else begin + length - 1)
+    types: array[int] | None = None
+    if any(request.second for request in requests):
+        types = array("q")
+        for request in requests:
+            first = request.second or len(request.prompt)
+            types.extend([0] * first + [1] * (len(request.prompt) - first))
+    return Batch(tokens, positions, starts, (), wanted, types=types)

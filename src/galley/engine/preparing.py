@@ -1,0 +1,118 @@
+"""Requests that are no sequences yet: they wait for their grammars to be compiled, or their adapters."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from typing import Any, NamedTuple
+
+from galley.engine.adapters import AdapterPool
+from galley.errors import GalleyError
+from galley.grammar.matcher import GrammarMatcher, Grammars
+from galley.types import EngineRequest, Output
+
+
+class Prepared(NamedTuple):
+    """A request that can begin.
+
+    Attributes:
+        request: what is asked.
+        arrival: on the monotonic clock, in seconds.
+        grammar: that its output follows; None for no grammar.
+        slot: of its adapter, which is held for it; -1 for no adapter.
+    """
+
+    request: EngineRequest
+    arrival: float
+    grammar: GrammarMatcher | None = None
+    slot: int = -1
+
+
+class _Waiting(NamedTuple):
+    request: EngineRequest
+    arrival: float
+    compiled: Future[GrammarMatcher] | None
+
+
+class Preparing:
+    """In the order of arrival.
+
+    Where requests hold the slots of all adapters in memory, others wait for a slot, and those that arrive
+    after them wait behind them, so adapters that are always in use cannot keep another out.
+    """
+
+    def __init__(
+        self, grammars: Grammars | None = None, adapters: AdapterPool | None = None
+    ) -> None:
+        """None: no request has any."""
+        self.grammars = grammars
+        self.adapters = adapters
+        self._waiting: list[_Waiting] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: EngineRequest) -> bool:
+        """Take a request that needs preparing; False for others."""
+        compiled = None
+        if request.sampling.grammar is not None:
+            assert self.grammars is not None, "ModelInfo.grammars says so"
+            compiled = self.grammars.compile(request.sampling.grammar, request.output)
+        elif request.adapter is None:
+            return False
+        self._waiting.append(_Waiting(request, time.monotonic(), compiled))
+        return True
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request, if it is here."""
+        self._waiting = [one for one in self._waiting if one.request.id != request_id]
+
+    def pause(self, seconds: float) -> None:
+        """Sleep for so long, or until one of those that wait may begin."""
+        awaited: list[Future[Any]] = [
+            one.compiled for one in self._waiting if one.compiled is not None
+        ]
+        if self.adapters is not None:
+            awaited += self.adapters.on_the_way
+        wait([future for future in awaited if not future.done()], seconds)
+
+    def ready(self) -> Iterator[Prepared | Output]:
+        """Those that can begin now, and the end of those that cannot at all."""
+        if self.adapters is not None:
+            self.adapters.settle()
+        waiting, self._waiting = self._waiting, []
+        blocked = False
+        for one in waiting:
+            try:
+                prepared = None if blocked and one.request.adapter else self._prepared(one)
+            except GalleyError as error:
+                yield Output(request_id=one.request.id, finish_reason="error", error=str(error))
+                continue
+            if prepared is not None:
+                yield prepared
+                continue
+            self._waiting.append(one)
+            blocked = blocked or self._needs_slot(one)
+
+    def release(self, request: EngineRequest) -> None:
+        """A request that had begun is over."""
+        if request.adapter is not None and self.adapters is not None:
+            self.adapters.release(request.adapter)
+
+    def _needs_slot(self, one: _Waiting) -> bool:
+        adapter = one.request.adapter
+        if adapter is None or self.adapters is None:
+            return False
+        return not self.adapters.has_place(adapter)
+
+    def _prepared(self, one: _Waiting) -> Prepared | None:
+        grammar = None
+        if one.compiled is not None:
+            if not one.compiled.done():
+                return None
+            grammar = one.compiled.result()
+        slot: int | None = -1
+        if one.request.adapter is not None:
+            if self.adapters is None:
+                raise GalleyError("the engine has no room for adapters: set max_adapters")
+            slot = self.adapters.acquire(one.request.adapter)
+        return None if slot is None else Prepared(one.request, one.arrival, grammar, slot)

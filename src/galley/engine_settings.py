@@ -1,0 +1,259 @@
+"""The settings of an engine; see :mod:`galley.config` for where they come from."""
+
+# ruff: noqa: RUF009  (setting is dataclasses.field, called the same way)
+
+import math
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from galley.errors import SettingsError
+from galley.quality_gate import QualityGate
+
+T = TypeVar("T")
+
+DType = Literal["auto", "float32", "bfloat16"]
+ExecutorName = Literal["auto", "cpu", "reference"]
+Quantize = Literal["auto", "float32", "bf16", "f16", "int8", "int4"]
+Activations = Literal["auto", "float32", "bfloat16", "int8"]
+KVType = Literal["auto", "float32", "bfloat16", "int8"]
+ToolParser = Literal[
+    "auto",
+    "off",
+    "harmony",
+    "deepseek",
+    "mistral",
+    "qwen_xml",
+    "phi",
+    "granite",
+    "hermes",
+    "pythonic",
+    "llama",
+]
+ReasoningParser = Literal["auto", "off", "think", "mistral", "granite"]
+Batching = Literal["continuous", "dynamic", "static"]
+Speculation = Literal["auto", "off", "prompt", "recent", "grammar", "draft"]
+
+_GUESSED_ROWS = 32
+"""A few running sequences may have so many rows together, guesses included."""
+
+MOST_THREADS = 1024
+
+MOST_ADAPTERS = 1024
+
+DEFAULT_ADAPTERS = 16
+
+MOST_ADAPTER_RANK = 1024
+
+NATIVE_ENGINE = "native"
+"""Name of Galley's own engine; :mod:`galley.service.protocol` finds others by name."""
+
+
+def setting(default: T, group: str, help: str, *, secret: bool = False) -> T:
+    """The field of a setting, in a ``group`` of the command's help.
+
+    A secret stays out of the repr, which ends up in logs and tracebacks.
+    """
+    return field(default=default, repr=not secret, metadata={"group": group, "help": help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """Settings of one engine, in the server's process and in its own. Sizes are in tokens."""
+
+    model: str = setting(
+        "",
+        "Model",
+        "folder, GGUF file, hub id, short name or bundled model (galley-demo, galley-demo-speech)",
+    )
+    revision: str = setting("main", "Model", "branch, tag or commit of a hub id")
+    dtype: DType = setting(
+        "auto",
+        "Model",
+        "type for quantize, kv_dtype and activations where these are auto; auto: the type of the "
+        "checkpoint's matrices",
+    )
+    quantize: Quantize = setting(
+        "auto",
+        "Model",
+        "type of the weights; auto: as dtype, but f16 if that is auto and the checkpoint's matrices are "
+        "float16",
+    )
+    activations: Activations = setting(
+        "auto",
+        "Model",
+        "input type of linear layers; auto: int8 for integer weights and bfloat16 for bf16 weights, the "
+        "latter with AMX or AVX-512 BF16 (executor cpu), else float32; as dtype (executor reference)",
+    )
+    kv_dtype: KVType = setting(
+        "auto",
+        "Model",
+        "type of the KV cache (int8: executor cpu only); auto: as dtype, but bfloat16 if weights are "
+        "quantized and nothing asks for float32, and int8 if a speech model's weights are integers "
+        "(executor cpu)",
+    )
+    engine: str = setting(
+        NATIVE_ENGINE,
+        "Model",
+        "engine that runs the model: native, or one that an installed package adds",
+    )
+    executor: ExecutorName = setting(
+        "auto",
+        "Model",
+        "implementation that runs the model; auto: cpu on device cpu, else reference",
+    )
+    device: str = setting(
+        "cpu", "Model", "device that runs the model: cpu, or with executor reference cuda, cuda:1"
+    )
+    weight_cache: bool = setting(
+        True, "Model", "keep packed weights on disk for the next start (executor cpu)"
+    )
+    quality_gate: str = setting(
+        "",
+        "Model",
+        "refuse a quantised model that loses more than this beside the checkpoint's own weights: "
+        "kl=0.02,top1=0.97 (kl, kl99: mean and 99 % KL divergence in nats; top1: same likeliest token)",
+    )
+    threads: int | None = setting(
+        None, "Model", "compute threads; default: the cores this process may use"
+    )
+    disable_pass: tuple[str, ...] = setting(
+        (), "Model", "graph pass to skip; repeat for several (see galley graph)"
+    )
+    tool_parser: ToolParser = setting(
+        "auto", "Model", "how the model writes calls of tools; auto: as its chat template does"
+    )
+    reasoning_parser: ReasoningParser = setting(
+        "auto",
+        "Model",
+        "how the model marks its thinking; auto: as its chat template does; off: it is part of the text",
+    )
+    max_model_len: int | None = setting(
+        None, "Engine", "context limit in tokens; default: the model's own"
+    )
+    kv_cache_tokens: int | None = setting(
+        None, "Engine", "size of the KV cache in tokens; default: from the memory available"
+    )
+    kv_memory_fraction: float = setting(
+        0.5, "Engine", "share of the available memory that the KV cache may take"
+    )
+    max_batch_tokens: int = setting(512, "Engine", "token budget of one engine step")
+    max_running: int | None = setting(
+        None,
+        "Engine",
+        "sequences that run at the same time; default: 64, or max_batch_tokens if less",
+    )
+    prefix_cache: bool = setting(True, "Engine", "share the KV blocks of equal prefixes")
+    priority_steps: int = setting(
+        256, "Engine", "engine steps of waiting that make up for one level of priority"
+    )
+
+    batching: Batching = setting(
+        "continuous",
+        "Engine",
+        "when waiting sequences begin: continuous, in any step; dynamic, all that wait when no other runs; "
+        "static, as dynamic, but max_running of them",
+    )
+    batching_delay: float = setting(1.0, "Engine", "seconds that a static batch waits to be full")
+    speculation: Speculation = setting(
+        "auto",
+        "Engine",
+        "where guesses of the next tokens come from, which are verified together when that is faster, and "
+        "change no text: prompt (prompt and output so far), recent (recent outputs of the same tenant), "
+        "grammar (what it leaves no choice about), draft (the draft model), auto (all of these), off",
+    )
+    draft_model: str | None = setting(
+        None,
+        "Engine",
+        "smaller model with the same vocabulary that guesses next tokens; named as a model is (that of "
+        "galley-demo is galley-demo-draft), and run with the same settings",
+    )
+
+    max_adapters: int | None = setting(
+        None,
+        "Engine",
+        "LoRA adapters in memory at a time, others are loaded when requests name them; 0: none are taken; "
+        "default: 16 if any is given with adapter, else 0",
+    )
+    adapter_rank: int = setting(16, "Engine", "highest rank of a LoRA adapter")
+
+    def __post_init__(self) -> None:
+        one_of(self)
+        if self.max_adapters is not None and not 0 <= self.max_adapters <= MOST_ADAPTERS:
+            raise SettingsError(
+                f"max_adapters must be between 0 and {MOST_ADAPTERS}, got {self.max_adapters}"
+            )
+        if not 1 <= self.adapter_rank <= MOST_ADAPTER_RANK:
+            raise SettingsError(
+                f"adapter_rank must be between 1 and {MOST_ADAPTER_RANK}, got {self.adapter_rank}"
+            )
+        QualityGate.parse(self.quality_gate)
+        if not (math.isfinite(self.batching_delay) and self.batching_delay >= 0):
+            raise SettingsError(f"batching_delay must be at least 0, got {self.batching_delay}")
+        positive(self, "max_batch_tokens", "max_running", "priority_steps")
+        positive(self, "max_model_len", "kv_cache_tokens", "threads")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise SettingsError(f"threads must be at most {MOST_THREADS}, got {self.threads}")
+        if not 0.0 < self.kv_memory_fraction <= 0.95:
+            raise SettingsError(
+                f"kv_memory_fraction must be in (0, 0.95], got {self.kv_memory_fraction}"
+            )
+        if self.draft_model is None and self.speculation == "draft":
+            raise SettingsError("speculation is draft, but no draft_model is given")
+        if self.draft_model is not None and self.speculation not in ("auto", "draft"):
+            raise SettingsError(
+                f"draft_model is {self.draft_model!r}, but speculation is {self.speculation!r}, which does "
+                "not use it: set speculation to auto or draft, or leave draft_model out"
+            )
+        if self.running_limit > self.max_batch_tokens:
+            raise SettingsError(
+                f"max_running ({self.max_running}) must not exceed max_batch_tokens "
+                f"({self.max_batch_tokens}): each running sequence decodes one token a step"
+            )
+
+    @property
+    def running_limit(self) -> int:
+        """``max_running``, or its default."""
+        return self.max_running or min(64, self.max_batch_tokens)
+
+    @property
+    def adapter_slots(self) -> int:
+        """``max_adapters``, or its default."""
+        return self.max_adapters or 0
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows of a step from which tokens are drawn, guessed ones included, unless logprobs are wanted."""
+        if self.speculation == "off":
+            return self.running_limit
+        return max(self.running_limit, min(_GUESSED_ROWS, self.max_batch_tokens))
+
+
+def one_of(settings: EngineSettings) -> None:
+    """Raises SettingsError for a value that is not among its setting's choices."""
+    for name, kind in setting_types(type(settings)).items():
+        choices = typing.get_args(kind)
+        if typing.get_origin(kind) is Literal and getattr(settings, name) not in choices:
+            raise SettingsError(
+                f"{name}: {getattr(settings, name)!r} is not one of {', '.join(choices)}"
+            )
+
+
+def not_negative(settings: object, *names: str) -> None:
+    """Raises SettingsError for one of these settings that is negative."""
+    for name in names:
+        if (value := getattr(settings, name)) < 0:
+            raise SettingsError(f"{name} must not be negative, got {value}")
+
+
+def positive(settings: EngineSettings, *names: str) -> None:
+    """Raises SettingsError for one of these settings that is given and below 1."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise SettingsError(f"{name} must be at least 1, got {value}")
+
+
+def setting_types(cls: type[EngineSettings]) -> dict[str, Any]:
+    """Setting name -> its type, resolved."""
+    return typing.get_type_hints(cls)

@@ -1,0 +1,108 @@
+"""gpt-oss' experts, which its checkpoints stack in one tensor, as tensors of their own.
+
+``NAME.experts.gate_up_proj`` has the columns of gate and up by turns; what is read of it, and of
+``down_proj`` and the biases, is named as other families name it: ``NAME.experts.3.gate_proj.weight``.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from galley.errors import UnsupportedModel
+from galley.formats.weights import WEIGHT_TYPES, DenseWeight, TensorInfo, Weight, Weights
+
+STACKED: Final = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(_bias)?")
+
+
+class Part(NamedTuple):
+    """One expert's part of a stacked tensor: rows ``first``, ``first + step``, ... of its outputs."""
+
+    stack: str
+    expert: int
+    first: int
+    step: int
+    is_bias: bool
+
+
+class UnstackedExperts(Weights):
+    """The tensors of others, stacked ones taken apart.
+
+    Args:
+        weights: all tensors.
+        outputs_last: stacked matrices are [experts, inputs, outputs], not [experts, outputs, inputs].
+
+    Raises:
+        UnsupportedModel: a stacked tensor has another number of dimensions, or is no floats.
+    """
+
+    def __init__(self, weights: Weights, *, outputs_last: bool) -> None:
+        self._weights = weights
+        self._outputs_last = outputs_last
+        self._parts: dict[str, Part] = {}
+        self._others: dict[str, None] = {}
+        self._last: DenseWeight | None = None
+        self.notes = weights.notes
+        for name in weights:
+            if found := STACKED.fullmatch(name):
+                self._add(name, *found.groups())
+            else:
+                self._others[name] = None
+
+    def _add(self, name: str, owner: str, role: str, bias: str | None) -> None:
+        shape, kind = self._weights.info(name)
+        if len(shape) != (2 if bias else 3) or not kind.is_dense:
+            raise UnsupportedModel(
+                f"tensor {name} has shape {list(shape)} and is {kind}; expected the floats of all experts"
+            )
+        places = {"down_proj": (0, 1)}
+        if role == "gate_up_proj":
+            places = {"gate_proj": (0, 2), "up_proj": (1, 2)}
+        for part, (first, step) in places.items():
+            for expert in range(shape[0]):
+                made = f"{owner}.{expert}.{part}.{'bias' if bias else 'weight'}"
+                self._parts[made] = Part(name, expert, first, step, bool(bias))
+
+    def info(self, name: str) -> TensorInfo:
+        """See :class:`Weights`."""
+        part = self._parts.get(name)
+        if part is None:
+            return self._weights.info(self._other(name))
+        shape, kind = self._weights.info(part.stack)
+        if part.is_bias:
+            return TensorInfo((len(range(part.first, shape[1], part.step)),), kind)
+        depth, outputs = shape[1:] if self._outputs_last else shape[:0:-1]
+        return TensorInfo((len(range(part.first, outputs, part.step)), depth), kind)
+
+    def __getitem__(self, name: str) -> Weight:
+        part = self._parts.get(name)
+        if part is None:
+            return self._weights[self._other(name)]
+        stack = self._stack(part.stack)
+        values = stack.data.view(f"<u{WEIGHT_TYPES[stack.dtype]}").reshape(stack.shape)[part.expert]
+        if self._outputs_last and not part.is_bias:
+            values = values.T
+        values = np.ascontiguousarray(values[part.first :: part.step])
+        return DenseWeight(name, stack.dtype, values.shape, values.reshape(-1).view(np.uint8))
+
+    def _other(self, name: str) -> str:
+        if name not in self._others:
+            raise KeyError(name)
+        return name
+
+    def _stack(self, name: str) -> DenseWeight:
+        """The whole tensor, kept until another is asked for: unpacking is for all experts at once."""
+        if self._last is None or self._last.name != name:
+            self._last = None
+            weight = self._weights[name]
+            assert isinstance(weight, DenseWeight)
+            self._last = weight
+        return self._last
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._others
+        yield from self._parts
+
+    def __len__(self) -> int:
+        return len(self._others) + len(self._parts)

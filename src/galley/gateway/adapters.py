@@ -1,0 +1,100 @@
+"""The LoRA adapters of one served model: names, folders, and what the engine knows them by.
+
+An engine keeps some of them in memory; each request says which it means and where that is, so an engine
+that replaces a dead one needs no other word of them.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from galley.errors import Conflict, UnknownModel
+from galley.formats.adapter_files import adapter_digest
+from galley.service.client import EngineClient
+from galley.types import Adapter
+
+
+class ServedAdapter(NamedTuple):
+    """An adapter that requests may name.
+
+    Attributes:
+        adapter: what the engine is told.
+        created: Unix time at which it was loaded.
+    """
+
+    adapter: Adapter
+    created: int
+
+
+class ServedAdapters:
+    """By name. All are checked when the model is loaded, and again when it is reloaded."""
+
+    def __init__(self, paths: Mapping[str, str]) -> None:
+        """``paths``: name -> folder, of those that are there from the start."""
+        self._paths = dict(paths)
+        self._served: dict[str, ServedAdapter] = {}
+        self._changing = asyncio.Lock()
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._paths
+
+    def __iter__(self) -> Iterator[ServedAdapter]:
+        return iter(self._served.values())
+
+    def named(self, name: str) -> Adapter:
+        """The adapter of that name, of a model that is loaded. Raises UnknownModel."""
+        if name not in self._served:
+            raise UnknownModel(f"There is no adapter {name[:100]!r}")
+        return self._served[name].adapter
+
+    async def begin(self, engine: EngineClient) -> Mapping[str, ServedAdapter]:
+        """Have an engine check all of them; what :meth:`serve` takes.
+
+        Raises:
+            ModelError: one cannot be used.
+            SettingsError: the model takes none.
+        """
+        async with self._changing:
+            return {name: await _load(engine, name, path) for name, path in self._paths.items()}
+
+    def serve(self, loaded: Mapping[str, ServedAdapter]) -> None:
+        """From now on these are meant, as far as they have not been unloaded meanwhile."""
+        self._served |= {name: one for name, one in loaded.items() if name in self._paths}
+
+    async def load(self, engine: EngineClient, name: str, path: str) -> ServedAdapter:
+        """One more adapter.
+
+        Raises:
+            Conflict: the name is taken.
+            ModelError: it cannot be used.
+            SettingsError: the model takes none.
+            Unavailable: the engine is not there to check it.
+        """
+        async with self._changing:
+            if name in self._paths:
+                raise Conflict(f"there is an adapter {name!r} already: unload it first")
+            loaded = self._served[name] = await _load(engine, name, path)
+            self._paths[name] = path
+        return loaded
+
+    async def unload(self, engine: EngineClient | None, name: str) -> None:
+        """New requests may not name it any more; those that have it go on. Raises UnknownModel."""
+        async with self._changing:
+            if name not in self._paths:
+                raise UnknownModel(f"There is no adapter {name[:100]!r}")
+            del self._paths[name]
+            served = self._served.pop(name, None)
+        if served is not None and engine is not None:
+            engine.unload_adapter(served.adapter)
+
+
+async def _load(engine: EngineClient, name: str, path: str) -> ServedAdapter:
+    digest = await asyncio.to_thread(adapter_digest, Path(path))
+    adapter = Adapter(name, path, digest)
+    await engine.load_adapter(adapter)
+    return ServedAdapter(adapter, int(time.time()))

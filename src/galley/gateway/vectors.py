@@ -1,0 +1,144 @@
+"""Vectors of texts and scores of pairs, for all protocols: what the engine makes of token ids."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from galley.errors import Draining, EngineError, RequestError
+from galley.gateway.call import Call, CallStream
+from galley.gateway.lifecycle import RETRY_SECONDS
+from galley.service.vector_requests import vector_request
+from galley.types import EngineRequest
+
+_AHEAD: Final = 128
+"""Texts of a request that are in the engine at a time, so that others' need not wait for all."""
+
+REMEDY: Final = "; send truncate_prompt_tokens to have it cut"
+
+
+class Prepared(NamedTuple):
+    """A text, or a pair, as token ids.
+
+    ``second``: see :class:`galley.types.EngineRequest`; ``param``: the field of the request that has it.
+    """
+
+    ids: list[int]
+    param: str
+    second: int = 0
+
+
+def cut_to(call: Call, truncate_prompt_tokens: int | None) -> int | None:
+    """Tokens that texts are cut to, if that is asked for; -1: what the model takes.
+
+    Raises:
+        RequestError: it is neither, or more than the model takes.
+    """
+    if truncate_prompt_tokens is None:
+        return None
+    most = call.info.max_request_tokens
+    if call.caller.tenant.max_context is not None:
+        most = min(most, call.caller.tenant.max_context)
+    if truncate_prompt_tokens == -1:
+        return most
+    if not 1 <= truncate_prompt_tokens <= most:
+        raise RequestError(
+            f"truncate_prompt_tokens is {truncate_prompt_tokens}; it takes 1 to {most}, or -1 for "
+            f"{most}",
+            param="truncate_prompt_tokens",
+        )
+    return truncate_prompt_tokens
+
+
+class Vectors:
+    """What the engine makes of the texts of one request. Whoever makes one closes it.
+
+    Attributes:
+        tokens: of all texts.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        texts: Sequence[Prepared],
+        *,
+        dimensions: int = 0,
+        priority: int = 0,
+        remedy: str = REMEDY,
+    ) -> None:
+        """Check all texts; nothing is submitted yet.
+
+        Args:
+            call: opened for the request.
+            texts: in the order of the answer.
+            dimensions, priority: see :func:`galley.service.vector_requests.vector_request`.
+            remedy: what this protocol does about a text that is too long.
+
+        Raises:
+            RequestError: a text cannot be honoured by this model.
+        """
+        self._call = call
+        self._done = 0
+        self._closed = False
+        self.tokens = sum(len(text.ids) for text in texts)
+        self._requests: list[EngineRequest] = [
+            vector_request(
+                text.ids,
+                call.info,
+                request_id=f"{call.caller.request_id}-{index}",
+                second=text.second,
+                dimensions=dimensions,
+                priority=priority,
+                param=text.param,
+                context=call.caller.tenant.max_context,
+                remedy=remedy,
+            )
+            for index, text in enumerate(texts)
+        ]
+
+    async def all(self) -> list[bytes]:
+        """The vector of each text, float32.
+
+        Raises:
+            EngineError: the engine gave a text up.
+            Unavailable: the queue is full, the tenant has no tokens left, or the server stops.
+            DeadlineExceeded: the request's time is over.
+        """
+        settings = self._call.served.settings
+        ahead = max(1, min(_AHEAD, settings.running_limit + settings.max_queue))
+        first, rest = self._requests[:ahead], self._requests[ahead:]
+        under_way = deque(self._call.submit_all(first, reserve=self.tokens))
+        self._call.prompts_taken(self.tokens)
+        vectors = []
+        while under_way:
+            vectors.append(await self._vector(under_way.popleft()))
+            self._done += 1
+            if rest and len(under_way) <= ahead // 2:
+                more, rest = rest[: ahead - len(under_way)], rest[ahead - len(under_way) :]
+                under_way.extend(await self._call.submit_patiently(more))
+        return vectors
+
+    async def _vector(self, stream: CallStream) -> bytes:
+        async for output in stream:
+            if output.finish_reason == "abort":
+                raise Draining(
+                    "The server stopped before the answer was complete", retry_after=RETRY_SECONDS
+                )
+            if output.finish_reason == "error":
+                self._call.sequence_lost("error")
+                raise EngineError(output.error or "The engine gave the request up")
+            if output.vector is not None:
+                self._call.sequence_ended(stream, "stop")
+                return output.vector
+        raise EngineError("The engine ended a text without a vector")
+
+    def close(self) -> None:
+        """Cancel what is still under way, and settle the accounts. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._call.close()
+        whole = self._done == len(self._requests)
+        reason = "stop" if whole else "unfinished"
+        self._call.texts_ended(
+            prompt=self.tokens, cached=0, generated=0, reason=reason, whole=whole
+        )

@@ -1,0 +1,105 @@
+"""Rerankers: the classifier of a checkpoint ``...ForSequenceClassification`` with one label."""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from galley.errors import CheckpointError, UnsupportedModel, shown
+from galley.formats.weights import Weights
+from galley.models.embedding import Head, Layer, Pooling, floats_of
+from galley.models.fields import FILE, Fields
+
+ARCHITECTURE: Final = "ForSequenceClassification"
+
+
+class _Linear(NamedTuple):
+    """Name of a layer's tensors, without ``.weight``; ``norm`` likewise."""
+
+    name: str
+    activation: str = "identity"
+    norm: str | None = None
+
+
+_CLASSIFIERS: Final[Mapping[str, tuple[_Linear, ...]]] = {
+    "bert": (_Linear("bert.pooler.dense", "tanh"), _Linear("classifier")),
+    "modernbert": (_Linear("head.dense", "gelu", "head.norm"), _Linear("classifier")),
+    "roberta": (_Linear("classifier.dense", "tanh"), _Linear("classifier.out_proj")),
+    "xlm-roberta": (_Linear("classifier.dense", "tanh"), _Linear("classifier.out_proj")),
+}
+_DECODER: Final = (_Linear("score"),)
+
+
+def is_classifier(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json says that the checkpoint has a classifier."""
+    architectures = config.get("architectures")
+    return isinstance(architectures, list) and any(
+        isinstance(name, str) and name.endswith(ARCHITECTURE) for name in architectures
+    )
+
+
+def read_classifier(config: Mapping[str, Any], weights: Weights, *, encoder: bool) -> Head:
+    """Its classifier as a head.
+
+    Raises:
+        CheckpointError: a tensor is missing or of a wrong shape.
+        UnsupportedModel: it has more labels than one, so it says no score.
+    """
+    fields = Fields(config)
+    family = str(config.get("model_type"))
+    linears = _CLASSIFIERS.get(family) if encoder else _DECODER
+    if linears is None:
+        raise UnsupportedModel(f"{FILE}: a classifier of model_type {shown(family)}")
+    pooling: Pooling = "cls" if encoder else "last"
+    if family == "modernbert":
+        chosen = fields.choice(("classifier_pooling",), ("cls", "mean"), default="cls")
+        pooling = "mean" if chosen == "mean" else "cls"
+        fields.choice(("classifier_activation",), ("gelu",), default="gelu")
+    layers = tuple(_layer(linear, weights, fields) for linear in linears)
+    for before, after in itertools.pairwise(layers):
+        if after.weight.shape[1] != len(before.weight):
+            raise CheckpointError("classifier: the layers' widths do not fit", file=FILE)
+    labels = len(layers[-1].weight)
+    if labels != 1:
+        raise UnsupportedModel(
+            f"the classifier has {labels} labels; a reranker, which Galley serves, has one"
+        )
+    tensors = frozenset(
+        name
+        for name in weights
+        if any(name.startswith((f"{one.name}.", f"{one.norm}.")) for one in linears)
+    )
+    return Head(
+        task="rerank",
+        pooling=(pooling,),
+        layers=layers,
+        sigmoid=_sigmoid(config),
+        tensors=tensors,
+    )
+
+
+def _layer(linear: _Linear, weights: Weights, fields: Fields) -> Layer:
+    name = f"{linear.name}.weight"
+    if name not in weights or len(weights.info(name).shape) != 2:
+        raise CheckpointError("matrix is missing", file=FILE, field=name)
+    weight = floats_of(weights[name])
+    vectors = []
+    for vector in (f"{linear.name}.bias", f"{linear.norm}.weight"):
+        found = floats_of(weights[vector]) if vector in weights else None
+        if found is not None and found.shape != (len(weight),):
+            raise CheckpointError(f"has shape {list(found.shape)}", file=FILE, field=vector)
+        vectors.append(found)
+    eps = fields.number("norm_eps", 1e-5)
+    return Layer(weight, vectors[0], linear.activation, vectors[1], eps)
+
+
+def _sigmoid(config: Mapping[str, Any]) -> bool:
+    """As sentence-transformers' CrossEncoder: unless config.json says that scores stay as they are."""
+    own = config.get("sentence_transformers")
+    said = own.get("activation_fn") if isinstance(own, Mapping) else None
+    said = said or config.get("sbert_ce_default_activation_function")
+    if said is None:
+        return True
+    kind = str(said).rpartition(".")[2]
+    if kind not in ("Identity", "Sigmoid"):
+        raise UnsupportedModel(f"{FILE}: activation_fn {shown(said)} of scores")
+    return kind == "Sigmoid"

@@ -1,0 +1,66 @@
+"""Models that make vectors or scores of whole texts: which checkpoints are such, and what they run."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from galley.formats.gguf_file import is_gguf
+from galley.formats.json_file import read_json
+from galley.formats.reader import CheckpointReader
+from galley.formats.weights import Weights
+from galley.graph.program import Program
+from galley.models.classifier import is_classifier, read_classifier
+from galley.models.embedding import Head
+from galley.models.fields import FILE
+from galley.models.registry import ENCODERS, build_program
+from galley.models.sentence_files import MODULES_FILE, read_sentence_files
+from galley.models.whole_texts import over_whole_texts
+
+UNREAD: Final = re.compile(
+    r"(\w+\.)?embeddings\.(position_ids|token_type_ids)"  # buffers that early transformers saved
+    r"|(\w+\.)?pooler\..*"  # trained, and not what sentence-transformers takes
+    r"|(cls|lm_head|head|decoder|score|classifier)\..*"  # heads of other tasks
+)
+"""Tensors of such checkpoints that vectors are not made of."""
+
+
+class VectorModel(NamedTuple):
+    """``program`` makes rows of texts, ``head`` vectors of rows."""
+
+    program: Program
+    head: Head
+
+
+def makes_vectors(folder: Path) -> bool:
+    """Whether the checkpoint is one of embeddings, or a reranker: its small files say so.
+
+    Raises:
+        CheckpointError: config.json is damaged.
+    """
+    if is_gguf(folder) or not (folder / FILE).exists():
+        return False
+    return _is_one(read_json(folder / FILE), folder)
+
+
+def _is_one(config: Mapping[str, Any], folder: Path) -> bool:
+    known = config.get("model_type") in ENCODERS or is_classifier(config)
+    return known or (folder / MODULES_FILE).exists()
+
+
+def read_vector_model(checkpoint: CheckpointReader, weights: Weights) -> VectorModel | None:
+    """The model of a checkpoint; None if it is one that generates or hears.
+
+    Raises:
+        ModelError: it cannot be used.
+    """
+    config, folder = checkpoint.config, checkpoint.folder
+    if is_gguf(folder) or not _is_one(config, folder):
+        return None
+    encoder = config.get("model_type") in ENCODERS
+    if is_classifier(config):
+        head = read_classifier(config, weights, encoder=encoder)
+    else:
+        head = read_sentence_files(folder, config, "mean" if encoder else "last")
+    program = build_program(config, weights)
+    return VectorModel(over_whole_texts(program, weights, all_rows=head.all_rows), head)

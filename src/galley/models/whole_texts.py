@@ -1,0 +1,76 @@
+"""A model's program over whole texts: rows of its last layer instead of logits, without a KV cache."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+from galley.errors import UnsupportedModel
+from galley.graph.program import Op, Program
+
+
+def over_whole_texts(program: Program, names: Iterable[str], *, all_rows: bool) -> Program:
+    """What makes rows of texts, of an encoder's or a decoder's program.
+
+    Args:
+        program: as its family traces it; a decoder's ends in logits.
+        names: tensors of the checkpoint. One that was saved without its head, or with it, has names with
+            other beginnings than the family's.
+        all_rows: give the rows of all tokens, not of the wanted ones.
+
+    Raises:
+        UnsupportedModel: attention of this kind is only there for texts that are generated.
+    """
+    ops = [_without_cache(op) for op in _before_logits(program)]
+    if all_rows:
+        [at] = (i for i, op in enumerate(ops) if op.name == "select_rows")
+        [x], y = ops[at].inputs, ops[at].output
+        ops = [*ops[:at], *(op.reading({y: x}) for op in ops[at + 1 :])]
+    rename = _names(program, frozenset(names))
+    ops = [
+        dataclasses.replace(
+            op, weights={role: tuple(map(rename, kept)) for role, kept in op.weights.items()}
+        )
+        for op in ops
+    ]
+    used = {name for op in ops for kept in op.weights.values() for name in kept}
+    shapes = {rename(name): shape for name, shape in program.shapes.items()}
+    return dataclasses.replace(
+        program,
+        kv=(),
+        shapes={name: shape for name, shape in shapes.items() if name in used},
+        vocab_size=ops[-1].widths[-1],
+    ).with_ops(ops)
+
+
+def _before_logits(program: Program) -> list[Op]:
+    """All ops of an encoder; of a decoder those up to the norm of its wanted rows."""
+    ops = list(program.ops)
+    at = next(i for i, op in enumerate(ops) if op.name == "select_rows")
+    head = (i for i, op in enumerate(ops) if i > at and op.name == "linear")
+    return ops[: next(head, len(ops))]
+
+
+def _without_cache(op: Op) -> Op:
+    """Causal attention over the text itself."""
+    if op.name != "attention":
+        if "layer" in op.attrs:
+            raise UnsupportedModel(f"op {op.name} works with a cache alone: no embeddings")
+        return op
+    attrs = dict(op.attrs)
+    if attrs.pop("cap"):
+        raise UnsupportedModel("a cap of attention's scores is not supported for embeddings")
+    del attrs["layer"]
+    window = attrs.pop("window")
+    attrs |= {"before": window - 1 if window else -1, "after": 0, "exact": True}
+    return dataclasses.replace(op, name="encoder_attention", attrs=attrs)
+
+
+def _names(program: Program, names: frozenset[str]) -> Callable[[str], str]:
+    """The family's name of a tensor -> that in the checkpoint, told by the embedding."""
+    [table] = {op.tensor("weight") for op in program.ops if op.name == "embed"}
+    if table in names:
+        return lambda name: name
+    bare = table.removeprefix("model.")
+    if bare in names:
+        return lambda name: name.removeprefix("model.")
+    before = sorted(name.removesuffix(bare) for name in names if name.endswith(f".{bare}"))
+    return lambda name: (before[0] if before else "") + name

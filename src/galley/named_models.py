@@ -1,0 +1,108 @@
+"""Several served models by name, each with settings of its own, and how a setting's value is read."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from galley.coerce import coerce
+from galley.engine_settings import EngineSettings, setting_types
+from galley.errors import SettingsError
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """One of several served models: its name in the API, and the engine settings given for it alone."""
+
+    name: str
+    own: Mapping[str, Any]
+    on_request: bool = False
+    """Whether it is loaded with its first request, whatever ``load_on_request`` says."""
+
+
+def named_models(arguments: Sequence[str]) -> tuple[NamedModel, ...]:
+    """The models that ``NAME=MODEL`` and, after it, ``NAME.SETTING=VALUE`` describe.
+
+    Raises:
+        SettingsError: an argument is of another form, or a name is given twice.
+    """
+    models: dict[str, dict[str, object]] = {}
+    for argument in arguments:
+        left, equals, value = argument.partition("=")
+        name, dot, setting = left.rpartition(".")
+        if not equals:
+            raise SettingsError(
+                f"{argument!r} has no name: of several models each is NAME=MODEL, like chat={argument}"
+            )
+        if dot and name in models:
+            models[name][setting.replace("-", "_")] = value
+        elif left in models:
+            raise SettingsError(f"two models have the name {left!r}")
+        else:
+            models[left] = {"model": value}
+    return _named(models, source="command line")
+
+
+def _named(models: Mapping[str, Mapping[str, object]], *, source: str) -> tuple[NamedModel, ...]:
+    for name in models:
+        if not _NAME.fullmatch(name):
+            raise SettingsError(
+                f"{source}: {name!r} is no name for a model: letters, digits and . _ - make one (a "
+                f"folder with = in its path needs a name before it)"
+            )
+    return tuple(
+        NamedModel(
+            name,
+            {
+                setting: convert(EngineSettings, setting, value, source=f"{source}: models: {name}")
+                for setting, value in own.items()
+            },
+        )
+        for name, own in models.items()
+    )
+
+
+def _models(value: object, *, source: str) -> tuple[NamedModel, ...]:
+    """Text as on the command line, or YAML: name -> model, or name -> settings."""
+    if isinstance(value, str):
+        return named_models(value.split())
+    if not isinstance(value, dict):
+        raise SettingsError(f"{source}: models must map names to models, got {value!r}")
+    models: dict[str, dict[str, object]] = {}
+    for name, own in value.items():
+        if own is None or isinstance(own, str):
+            own = {"model": own or ""}
+        if not isinstance(own, dict):
+            raise SettingsError(
+                f"{source}: models: {name}: expected a model or a mapping of settings, got {own!r}"
+            )
+        models[str(name)] = {str(k).replace("-", "_"): v for k, v in own.items()}
+    return _named(models, source=source)
+
+
+def convert(cls: type[EngineSettings], name: str, value: object, *, source: str) -> object:
+    """The value of a setting as its type, from text or YAML.
+
+    Args:
+        cls: whose setting.
+        name: of the setting.
+        value: as it was given.
+        source: where, for people.
+
+    Raises:
+        SettingsError: there is no such setting, or the value is not of its type.
+    """
+    kinds = setting_types(cls)
+    if name not in kinds:
+        raise SettingsError(
+            f"{source}: unknown setting {name!r}; known: {', '.join(sorted(kinds))}"
+        )
+    if name == "models":
+        return _models(value, source=source)
+    kind = kinds[name]
+    try:
+        return coerce(kind, value)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"{source}: {name}: {error}") from None

@@ -1,0 +1,61 @@
+"""SmoothQuant: inputs with outliers are scaled down, and the columns that they meet up.
+
+"SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models",
+arXiv:2211.10438. What makes the inputs is divided by the scales, so the model computes the same; with
+inputs of a like size, rounding them to int8 costs less. The strength alpha is searched for each layer; the
+paper has one for a model.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from galley.formats.weights import Floats
+from galley.quant.awq import rounded
+from galley.quant.grid import Scheme
+
+_ALPHAS: Final = tuple(i / 10 for i in range(3, 10))
+_ROWS: Final = 512
+"""Outputs of each matrix at most that the search looks at, spread evenly."""
+
+_SMALLEST: Final = 1e-5
+"""Of inputs and columns, as a part of the largest: what is hardly ever used needs no scale of its own."""
+
+
+def smoothing_scales(
+    matrices: Sequence[Floats], largest: Floats, sample: Floats, scheme: Scheme
+) -> Floats:
+    """[depth]: what to multiply the columns of matrices with that read the same inputs.
+
+    Args:
+        matrices: [outputs, depth] each.
+        largest: [depth], the largest magnitude of each input.
+        sample: [rows, depth], some inputs, by whose products strengths are compared.
+        scheme: how matrices are quantised.
+    """
+    columns = np.max([np.abs(matrix).max(axis=0) for matrix in matrices], axis=0)
+    inputs, weights = _positive(largest), _positive(columns)
+    sampled = np.concatenate([matrix[:: -(-len(matrix) // _ROWS)] for matrix in matrices])
+    truth = sample @ sampled.T
+    best, least = np.ones(len(inputs), np.float32), np.inf
+    for alpha in (None, *_ALPHAS):
+        scales = np.ones(len(inputs)) if alpha is None else inputs**alpha / weights ** (1 - alpha)
+        scales = (scales / np.sqrt(scales.max() * scales.min())).astype(np.float32)
+        made = dynamic_int8(sample / scales) @ rounded(sampled * scales, scheme).T
+        error = float(np.square(made - truth, dtype=np.float64).sum())
+        if error < least:
+            best, least = scales, error
+    return best
+
+
+def dynamic_int8(rows: Floats) -> Floats:
+    """What kernels make of the inputs of a layer: int8 steps of a scale for each row."""
+    scale = np.abs(rows).max(axis=1, keepdims=True) / np.float32(127)
+    usable = np.where(scale > 0, scale, 1)
+    made: Floats = np.rint(rows / usable) * scale
+    return made
+
+
+def _positive(values: Floats) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
+    return np.maximum(values.astype(np.float64), _SMALLEST * (float(values.max()) or 1.0))

@@ -1,0 +1,43 @@
+"""Ollama's ``/api/embed``."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galley.api import ollama_embed
+from galley.api.ollama_embed import OllamaEmbeddings, OllamaEmbedRequest
+from galley.gateway.registry import Registry
+from galley.server import body
+from galley.server.access import caller_of, note_prompt
+from galley.server.answers import LargeJson
+from galley.server.ollama import OllamaOperation, name_of
+from galley.server.openapi import Operation
+from galley.server.sse import while_connected
+
+
+def routes(models: Registry) -> list[Operation]:
+    """The route, answered by ``models``."""
+    max_bytes = models.settings.max_body_bytes
+    timeout = models.settings.request_timeout
+
+    async def embed(request: Request) -> Response:
+        """The vectors of texts, as Ollama gives them."""
+        caller = caller_of(request, timeout=timeout)
+        models.expect("embed", caller)
+        asked = await body.read(request, OllamaEmbedRequest, max_bytes=max_bytes)
+        note_prompt(caller, asked.input, models.settings)
+        find = models.find(name_of(models, asked.model), "embed", caller)
+        served = await while_connected(request.receive, find)
+        served.keep_for(asked.kept_seconds)
+        work = ollama_embed.embed(served, asked, caller)
+        return LargeJson(await while_connected(request.receive, work))
+
+    return [
+        OllamaOperation(
+            "POST",
+            ollama_embed.EMBED,
+            embed,
+            tag="Ollama",
+            body=OllamaEmbedRequest,
+            answers={200: OllamaEmbeddings},
+        )
+    ]

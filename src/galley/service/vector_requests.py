@@ -1,0 +1,93 @@
+"""From token ids of texts and pairs to engine requests for vectors and scores."""
+
+from galley.errors import ContextExceeded, RequestError
+from galley.types import EngineRequest, ModelInfo, SamplingParams
+
+_NONE_WRITTEN = SamplingParams(max_tokens=0)
+
+
+def vector_request(
+    ids: list[int],
+    info: ModelInfo,
+    *,
+    request_id: str,
+    second: int = 0,
+    dimensions: int = 0,
+    priority: int = 0,
+    param: str = "input",
+    context: int | None = None,
+    remedy: str = "",
+) -> EngineRequest:
+    """A request for the vector of a text, or the score of a pair.
+
+    Args:
+        ids: of the text, with its special tokens; of a pair both texts.
+        info: of a model that embeds or reranks.
+        request_id: unique.
+        second: the first token of the second text, if its tokens are of another type; 0: none are.
+        dimensions: of the vector; 0: all. See :func:`check_dimensions`.
+        priority: lower is sooner.
+        param: the field to name if the text is at fault.
+        context: tokens that a text may have, if less than the model's.
+        remedy: what to do about a text that is too long, put behind the error.
+
+    Raises:
+        RequestError: there is no token, or an id that is none of the model's.
+        ContextExceeded: the text is longer than the model takes.
+    """
+    if not ids:
+        raise RequestError(f"{param} is empty; a text needs at least one token", param=param)
+    low, high = min(ids), max(ids)
+    if low < 0 or high >= info.vocab_size:
+        raise RequestError(
+            f"{param} holds token id {low if low < 0 else high}; ids run from 0 to "
+            f"{info.vocab_size - 1}",
+            param=param,
+        )
+    most = info.max_request_tokens if context is None else min(info.max_request_tokens, context)
+    if len(ids) > most:
+        raise ContextExceeded(
+            f"{param} has {len(ids)} tokens; {info.name} takes at most {most}{remedy}", param=param
+        )
+    return EngineRequest(
+        id=request_id,
+        prompt=ids,
+        sampling=_NONE_WRITTEN,
+        priority=priority,
+        second=second,
+        dimensions=dimensions,
+    )
+
+
+def check_dimensions(dimensions: int | None, info: ModelInfo) -> int:
+    """The number of ``dimensions`` for the engine; 0: all. Raises RequestError for what there is not."""
+    embedding = info.embedding
+    assert embedding is not None
+    if dimensions is None or dimensions == embedding.width:
+        return 0
+    known = embedding.dimensions
+    if not 1 <= dimensions <= embedding.width or (known and dimensions not in known):
+        which = ", ".join(map(str, known)) or f"1 to {embedding.width}"
+        raise RequestError(
+            f"dimensions is {dimensions}; {info.name} has {which}", param="dimensions"
+        )
+    return dimensions
+
+
+def prompt_of(name: str | None, info: ModelInfo, *, param: str) -> str:
+    """What is put before a text: the model's prompt of that name, or its default; often nothing.
+
+    Raises:
+        RequestError: it has no such prompt; names ``param``.
+    """
+    embedding = info.embedding
+    assert embedding is not None
+    name = embedding.default_prompt if name is None else name
+    if name is None:
+        return ""
+    if name not in embedding.prompts:
+        known = ", ".join(map(repr, embedding.prompts)) or "none"
+        raise RequestError(
+            f"{param} is {name[:100]!r}; {info.name} has these prompts: {known}", param=param
+        )
+    return embedding.prompts[name]

@@ -1,0 +1,69 @@
+"""Fake quantisation: while it is trained, a model computes with what its integers will stand for.
+
+Gradients pass the rounding as if it were not there (straight-through estimator: Y. Bengio et al.,
+"Estimating or Propagating Gradients Through Stochastic Neurons", arXiv:1308.3432). The rounding is no
+imitation: it is that by which the checkpoint is written, or by which an executor rounds it at load.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from galley.formats.weights import DenseWeight, Floats, IntWeight, WeightType
+from galley.quant.grid import Scheme, nearest
+from galley.quant.rtn import quantize_int4, quantize_int8
+from galley.quant.weights import Quantize, as_dense, dequantize, to_float32
+
+Rounding = Callable[[str, Floats], IntWeight]
+"""Tensor name and float32 values [outputs, depth] -> the integers that the matrix becomes."""
+
+
+def on_grid(scheme: Scheme) -> Rounding:
+    """As ``galley quantize --method rtn`` writes integers (:mod:`galley.quant.grid`)."""
+    return lambda name, values: nearest(name, values, scheme)
+
+
+def at_load(quantize: str, dtype: WeightType) -> Rounding:
+    """As executors round a dense checkpoint that is served with ``--quantize`` (:mod:`galley.quant.rtn`).
+
+    Args:
+        quantize: "int8" or "int4".
+        dtype: of the tensors in the checkpoint ("BF16", "F16", "F32"), in which values are rounded first.
+    """
+    rounds: Quantize = quantize_int8 if quantize == "int8" else quantize_int4
+    return lambda name, values: rounds(as_dense(name, dtype, values))
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Forward: other values. Backward: the gradient as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, rounded: Tensor) -> Tensor:
+        return rounded
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def fake_quantized(name: str, values: Tensor, rounding: Rounding) -> Tensor:
+    """[outputs, depth]: what the matrix will be once it is integers; its gradient is that of ``values``.
+
+    Raises:
+        UnsupportedModel: a value is infinite or NaN.
+    """
+    integers = rounding(name, values.detach().cpu().numpy())
+    return _straight(values, torch.from_numpy(dequantize(integers)))
+
+
+def fake_stored(values: Tensor, dtype: WeightType) -> Tensor:
+    """What the checkpoint will hold in its own type; the gradient is that of ``values``."""
+    stored: DenseWeight = as_dense("", dtype, values.detach().cpu().numpy())
+    return _straight(values, torch.from_numpy(to_float32(stored)))
+
+
+def _straight(values: Tensor, rounded: Tensor) -> Tensor:
+    result: Tensor = _StraightThrough.apply(values, rounded.to(values.device))  # type: ignore[no-untyped-call]
+    return result

@@ -1,0 +1,292 @@
+"""From a teacher and texts to a checkpoint, in a folder in which an interrupted run goes on."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+
+from galley.calibration.compressed import quantization_config
+from galley.calibration.forward import TeacherForced
+from galley.calibration.measures import Divergence, following
+from galley.calibration.measures import Loss as Divergences
+from galley.calibration.quantize import HELD_OUT, check_dense, linear_names, linear_weights
+from galley.engine.read_model import Model
+from galley.engine_settings import EngineSettings
+from galley.errors import RequestError, SettingsError, UnsupportedModel
+from galley.formats.json_file import read_json
+from galley.formats.quantization import QUANTIZED_KEY
+from galley.quant.grid import Scheme
+from galley.train.fake_quantize import Rounding, at_load, on_grid
+from galley.train.student import Student, begin, read_parameters
+from galley.train.teacher import TeacherCache
+from galley.train.trainer import AdamW, Example, Loss, MakeOptimiser, Options, Trainer, told
+
+_STATE_FOLDER: Final = ".galley-train"
+_SMOOTH: Final = 0.95
+_MEASURED_TOKENS: Final = 16384
+"""Of the texts that are held out."""
+
+
+class Bar(Protocol):
+    """What shows progress.
+
+    Attributes:
+        label: of the work.
+    """
+
+    label: str
+
+    def update(self, n: int) -> None:
+        """So many steps more are done."""
+        ...
+
+
+class Progress(Protocol):
+    """Makes what shows progress."""
+
+    def __call__(self, label: str, total: int, *, done: int) -> AbstractContextManager[Bar]:
+        """Of a label, the steps in all, and those that were done before."""
+        ...
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run came to, on texts that were held out.
+
+    Attributes:
+        before, after: the student's loss beside its teacher at the first and the last step.
+        served: the written checkpoint as the engine runs it, beside the teacher, at temperature 1.
+    """
+
+    before: Loss
+    after: Loss
+    served: Divergences
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be trained beside what.
+
+    Attributes:
+        teacher: as its checkpoint was read.
+        settings: how the teacher runs.
+        student: before its first step, the same for each run.
+        serve: how the student is to be served.
+    """
+
+    teacher: Model
+    settings: EngineSettings
+    student: Student
+    serve: EngineSettings
+
+
+def qat_student(
+    model: Model, quantize: str, *, scheme: Scheme | None, ignore: Sequence[str] = ()
+) -> Student:
+    """A model that computes with what its matrices will be as integers.
+
+    Args:
+        model: with dense weights.
+        quantize: "int8" or "int4".
+        scheme: of the linear layers' integers, which the checkpoint has; None: the checkpoint has floats,
+            and all matrices become integers when it is served with ``--quantize``.
+        ignore: parts of names of layers that stay floats; only with a scheme.
+
+    Raises:
+        UnsupportedModel: the model is quantised already, or cannot be trained.
+    """
+    check_dense(model)
+    parameters, types = read_parameters(model)
+    config = dict(model.checkpoint.config)
+    if scheme is None:
+        roundings = {
+            name: at_load(quantize, types[name]) for name in sorted(model.program.matrices)
+        }
+        return Student(config, model.program, parameters, types, roundings)
+    linears = linear_weights(model.program)
+    names = [name for name in linears if not any(part in name for part in ignore)]
+    if not names:
+        raise SettingsError(f"--ignore {' '.join(ignore)} leaves no layer to quantise")
+    grids: dict[str, Rounding] = dict.fromkeys(names, on_grid(scheme))
+    fitting = {name: scheme.fitting(model.program.shapes[name][1]) for name in names}
+    everything = (
+        n for op in model.program.ops if op.name == "linear" for n in op.weights["weight"]
+    )
+    others = [each for name in everything if name not in grids for each in linear_names(name)]
+    config["quantization_config"] = quantization_config(fitting, others)
+    return Student(config, model.program, parameters, types, grids, packed=True)
+
+
+def train(
+    task: Task,
+    examples: Sequence[Example],
+    options: Options,
+    out: Path,
+    progress: Progress,
+    make_optimiser: MakeOptimiser = AdamW,
+) -> Report:
+    """Train a student and write its checkpoint; one text in eight is not trained with, but measured on.
+
+    Args:
+        task: what.
+        examples: texts.
+        options: how.
+        out: a new folder, or one in which an equal run was interrupted.
+        progress: shows how far it is.
+        make_optimiser: of the parameters.
+
+    Raises:
+        SettingsError: the folder holds something else.
+        RequestError: there is no text to train with, or one is too long for the student.
+        UnsupportedModel: the teacher hears speech, or has no tokenizer files for the student.
+        OSError: the folder cannot be written to.
+    """
+    texts = [example.tokens for example in examples]
+    _check(task, texts)
+    state = out / _STATE_FOLDER
+    begin(out, state, _digest(task, examples, options))
+    cache = TeacherCache(
+        state,
+        texts,
+        vocab_size=task.teacher.program.vocab_size,
+        k=options.top_k,
+        temperature=options.temperature,
+    )
+    folder, longest = task.teacher.checkpoint.folder, max(map(len, texts))
+    if cache.done < len(texts):
+        with (
+            TeacherForced(task.settings, folder, longest=longest) as teacher,
+            progress("teacher", len(texts), done=cache.done) as bar,
+        ):
+            cache.fill(teacher, lambda: bar.update(1))
+    held_out = _within(texts, list(range(0, len(texts), HELD_OUT)), _MEASURED_TOKENS)
+    training = [i for i in range(len(texts)) if i % HELD_OUT] or held_out
+    before = _first_loss(state, task.student, examples, cache, options, held_out)
+    trainer = Trainer(task.student, examples, cache, options, state, make_optimiser)
+    with progress("steps", options.steps, done=trainer.step) as bar:
+        trainer.run(training, _shown(bar))
+    after = trainer.loss(held_out)
+    task.student.write(out, task.teacher)
+    served = _served(task, out, [texts[i] for i in held_out])
+    if task.student.packed:
+        receipt = {"method": "qat", "calibration": _text_digest(examples)[:16]}
+        figures = {"kl": served.kl, "kl99": served.kl_p99, "top1": served.top1}
+        task.student.write_config(out, {QUANTIZED_KEY: {**receipt, **figures}})
+    shutil.rmtree(state)
+    return Report(before, after, served)
+
+
+def _check(task: Task, texts: Sequence[Sequence[int]]) -> None:
+    folder = task.teacher.checkpoint.folder
+    if task.teacher.speech is not None:
+        raise UnsupportedModel("training is for text models, and the teacher hears speech")
+    if not folder.is_dir():
+        raise UnsupportedModel(
+            f"{folder}: a student takes the tokenizer files of its teacher, which must be a folder in "
+            "Hugging Face's layout"
+        )
+    if not texts or min(map(len, texts)) < 2:
+        raise RequestError("training needs texts of two tokens at least")
+    longest, most = max(map(len, texts)), task.student.program.max_positions
+    if longest > most:
+        raise RequestError(
+            f"a text has {longest} tokens, the student's context is {most}: lower --context"
+        )
+
+
+def _shown(bar: Bar) -> Callable[[float], None]:
+    """Shows each step, and the mean of the latest losses."""
+    mean: float | None = None
+
+    def show(loss: float) -> None:
+        nonlocal mean
+        mean = loss if mean is None else _SMOOTH * mean + (1 - _SMOOTH) * loss
+        bar.label = f"loss {mean:.4g}, steps"
+        bar.update(1)
+
+    return show
+
+
+def _first_loss(
+    state: Path,
+    student: Student,
+    examples: Sequence[Example],
+    cache: TeacherCache,
+    options: Options,
+    held_out: Sequence[int],
+) -> Loss:
+    """Of the student before its first step, kept for a run that goes on."""
+    path = state / "first-loss.json"
+    if not path.exists():
+        loss = Trainer(student, examples, cache, options, state).loss(held_out)
+        path.write_text(json.dumps(loss._asdict()))
+    return Loss(**read_json(path))
+
+
+def _within(texts: Sequence[Sequence[int]], chosen: Sequence[int], tokens: int) -> list[int]:
+    """The first of the chosen texts that have so many tokens together; one at least."""
+    found: list[int] = []
+    for i in chosen:
+        tokens -= len(texts[i])
+        if found and tokens < 0:
+            break
+        found.append(i)
+    return found
+
+
+def _served(task: Task, out: Path, texts: Sequence[Sequence[int]]) -> Divergences:
+    """The checkpoint beside the teacher, both as the engine runs them."""
+    longest = max(map(len, texts))
+    divergence = Divergence()
+    with (
+        TeacherForced(task.settings, task.teacher.checkpoint.folder, longest=longest) as teacher,
+        TeacherForced(replace(task.serve, weight_cache=False), out, longest=longest) as student,
+    ):
+        for text in texts:
+            after = following([text])
+            pairs = zip(teacher.logits(text), student.logits(text), strict=True)
+            for (first, p), (_, q) in pairs:
+                divergence.add(p, q, after[first : first + len(p)])
+    return divergence.loss()
+
+
+def _text_digest(examples: Sequence[Example]) -> str:
+    return hashlib.sha256(json.dumps(examples).encode()).hexdigest()
+
+
+def _digest(task: Task, examples: Sequence[Example], options: Options) -> str:
+    """Of all that the result depends on."""
+    student = hashlib.sha256()
+    for name, values in task.student.parameters.items():
+        student.update(name.encode())
+        student.update(values.detach().cpu().numpy().tobytes())
+    known: Mapping[str, Any] = {
+        "teacher": task.teacher.checkpoint.state(),
+        "quantize": [task.settings.quantize, task.serve.quantize],
+        "config": dict(task.student.config),
+        "rounded": sorted(task.student.roundings),
+        "student": student.hexdigest(),
+        "texts": _text_digest(examples),
+        "options": told(options),
+    }
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+def on_device(student: Student, device: str, threads: int) -> Student:
+    """The student where it is trained.
+
+    Raises:
+        SettingsError: torch has no such device.
+    """
+    torch.set_num_threads(threads)
+    try:
+        moved = {name: p.detach().to(device) for name, p in student.parameters.items()}
+    except (RuntimeError, AssertionError) as error:
+        raise SettingsError(f"device {device!r} cannot be used: {error}") from error
+    return replace(student, parameters=moved)

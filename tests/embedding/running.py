@@ -1,0 +1,50 @@
+"""A loaded engine of embeddings, and what it makes of token ids."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from galley.calibration.gate import load_any
+from galley.engine.embedding_engine import EmbeddingEngine
+from galley.engine_settings import EngineSettings
+from galley.service.vector_requests import vector_request
+
+Floats = npt.NDArray[np.float32]
+
+
+def loaded(folder: Path, **settings: Any) -> EmbeddingEngine:
+    """The engine of a folder, on one thread."""
+    options = {"threads": 1, "weight_cache": False, **settings}
+    engine = load_any(EngineSettings(**options), folder)
+    assert isinstance(engine, EmbeddingEngine)
+    return engine
+
+
+def vectors_of(
+    engine: EmbeddingEngine,
+    prompts: Sequence[list[int]],
+    *,
+    seconds: Sequence[int] = (),
+    dimensions: int = 0,
+) -> list[Floats]:
+    """Of all texts, added together."""
+    for i, ids in enumerate(prompts):
+        second = seconds[i] if seconds else 0
+        name, info = f"text-{i}", engine.info
+        engine.add(vector_request(ids, info, request_id=name, second=second, dimensions=dimensions))
+    found: dict[str, bytes] = {}
+    while engine.has_work:
+        for output in engine.step():
+            assert output.finish_reason == "stop"
+            assert output.vector is not None
+            found[output.request_id] = output.vector
+    return [np.frombuffer(found[f"text-{i}"], np.float32) for i in range(len(prompts))]
+
+
+def cosine(a: Floats, b: Floats) -> float:
+    """Of the angle between two vectors."""
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    return float(x @ y / np.sqrt((x @ x) * (y @ y)))
