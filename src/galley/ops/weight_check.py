@@ -18,8 +18,8 @@ from galley.ops.packed_files import Bytes, Entry
 
 log: Final = logging.getLogger("galley.weights")
 
-FIRST_SECONDS: Final = 0.2
-"""How long a start waits for the check: enough for small models, whose first token is certain then."""
+FIRST_BYTES: Final = 256 << 20
+"""A start waits until so much is checked, some 0.2 s: smaller models are sound before their first token."""
 
 SUSPICION_SECONDS: Final = 60.0
 """No second check within so long, whatever the logits look like."""
@@ -37,8 +37,9 @@ def checksum(matrix: Bytes) -> int:
 
 
 class WeightCheck:
-    """Checks the matrices of one mapped file: once on a thread of least priority, and on suspicion.
+    """Checks the matrices of one mapped file: once on a thread of its own, and on suspicion.
 
+    After the first :data:`FIRST_BYTES`, which the start waits for, the thread has the least priority.
     A file that is found damaged is removed.
     """
 
@@ -48,16 +49,16 @@ class WeightCheck:
         self._data = data
         self._damage = ""
         self._suspected_at = -math.inf
-        self._thread = threading.Thread(target=self._first, name="galley-check", daemon=True)
-        self._thread.start()
+        self._first_checked = threading.Event()
+        threading.Thread(target=self._first, name="galley-check", daemon=True).start()
 
     def wait(self) -> None:
-        """For the first check, but not for long.
+        """For the check of the first :data:`FIRST_BYTES`.
 
         Raises:
             DamagedWeights: as :meth:`raise_if_damaged`.
         """
-        self._thread.join(FIRST_SECONDS)
+        self._first_checked.wait()
         self.raise_if_damaged()
 
     def raise_if_damaged(self) -> None:
@@ -74,16 +75,22 @@ class WeightCheck:
         now = time.monotonic()
         if np.isnan(logits).any() and now - self._suspected_at > SUSPICION_SECONDS:
             self._suspected_at = now
-            self._check()
+            self._check(self._entries)
         self.raise_if_damaged()
 
     def _first(self) -> None:
+        first = [entry for entry in self._entries if entry.offset + entry.size <= FIRST_BYTES]
+        try:
+            self._check(first)
+        finally:
+            self._first_checked.set()
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
-        self._check()
+        if not self._damage:
+            self._check(self._entries[len(first) :])
 
-    def _check(self) -> None:
-        for entry in self._entries:
+    def _check(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
             if checksum(self._data[entry.offset : entry.offset + entry.size]) != entry.checksum:
                 self._damage = (
                     f"packed weights in {self._path} are damaged ({', '.join(entry.names)}: another "
