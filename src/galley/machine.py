@@ -32,6 +32,16 @@ def available_cores(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int
     return cores
 
 
+_left_to_others = 0
+"""Bytes; see :func:`leave_to_others`."""
+
+
+def leave_to_others(count: int) -> None:
+    """So many bytes of what is available will be taken by other processes: they are not, for this one."""
+    global _left_to_others
+    _left_to_others = count
+
+
 class Memory(NamedTuple):
     """Bytes: the limit, and what of it can still be taken."""
 
@@ -42,8 +52,22 @@ class Memory(NamedTuple):
 def available_memory(
     cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path = MEMINFO
 ) -> int:
-    """Bytes that can still be taken: the kernel's MemAvailable, or what a cgroup leaves if less."""
-    return memory(cgroup, membership, meminfo).available
+    """Bytes that can still be taken: the kernel's MemAvailable, or what a cgroup leaves if less.
+
+    What is left to others (:func:`leave_to_others`) is no part of it.
+    """
+    return max(0, memory(cgroup, membership, meminfo).available - _left_to_others)
+
+
+def held_memory(pid: int) -> int:
+    """Bytes that a process holds and :func:`available_memory` has not counted; 0 for one that has ended.
+
+    Pages of mapped files are available memory to the kernel, but mostly not to a cgroup's limit.
+    """
+    status = _table(_read(Path("/proc") / str(pid) / "status"))
+    limited = memory().limit < int(_table(_read(MEMINFO))["MemTotal:"]) * 1024
+    names = ("RssAnon:", "RssShmem:", *(("RssFile:",) if limited else ()))
+    return sum(int(status.get(name, 0)) * 1024 for name in names)
 
 
 def memory(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path = MEMINFO) -> Memory:

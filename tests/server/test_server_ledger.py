@@ -4,6 +4,7 @@ import json
 import math
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -122,3 +123,20 @@ def _goes_on(command: list[str], limited: Callable[[], None]) -> None:
                 process.kill()
                 return
         raise AssertionError("".join(lines))
+
+
+def test_several_models_are_not_promised_the_same_memory(model: Path, tmp_path: Path) -> None:
+    copies = [f"{name}={shutil.copytree(model, tmp_path / name)}" for name in ("one", "two")]
+    command = [sys.executable, "-m", "galley", "serve", *copies, "--port", "0", "--threads", "1"]
+    with memory_limit(GIB) as admit:
+        done = subprocess.run(
+            [*command, "--kv-cache-tokens", "1000000"],  # 427 MiB: each fits 1 GiB by itself
+            capture_output=True,
+            text=True,
+            timeout=60,
+            preexec_fn=lambda: admit(0),
+            check=False,
+        )
+    assert done.returncode == 1, done.stderr
+    assert re.search(r"(one|two) does not fit the memory: it needs 6\d\d", done.stderr), done.stderr
+    assert done.stdout.count("in all") == 1  # the ledger of the other

@@ -19,6 +19,7 @@ from galley.errors import (
 from galley.gateway.adapters import ServedAdapter
 from galley.gateway.caller import Caller
 from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
+from galley.gateway.memory_plans import MemoryPlans
 from galley.gateway.on_request import OnRequest
 from galley.gateway.served import ServedModel
 from galley.observe.metrics import Metrics
@@ -55,7 +56,9 @@ class Registry:
         self.settings = settings
         self.metrics = Metrics(settings.price_per_hour)
         self.lifecycle = Lifecycle(self._state)
-        models = [ServedModel(own, self.metrics, spawner) for own in settings.each_model()]
+        plans = MemoryPlans()
+        each = settings.each_model()
+        models = [ServedModel(own, self.metrics, spawner, plans) for own in each]
         self._models = {model.name: model for model in models}
         self._on_request = OnRequest(
             [model for model in models if model.on_request],

@@ -1,7 +1,6 @@
 """One served model: its engine and text side, with everything that requests need to know of it."""
 
 import asyncio
-import hashlib
 import logging
 import math
 import time
@@ -13,13 +12,15 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from galley.config import Settings
 from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError
-from galley.formats.gguf_file import is_gguf, split_files
+from galley.formats.gguf_file import is_gguf
 from galley.formats.source import BUNDLED, resolve_model
 from galley.gateway.adapters import ServedAdapters
 from galley.gateway.caller import Caller
 from galley.gateway.daemon_thread import in_daemon_thread
 from galley.gateway.lifecycle import RETRY_SECONDS
+from galley.gateway.memory_plans import MemoryPlans
 from galley.gateway.memory_watch import MemoryWatch
+from galley.gateway.model_files import fingerprint, has_fingerprint
 from galley.observe.metrics import Metrics
 from galley.service.client import EngineClient, EngineState
 from galley.service.spawn import Spawner
@@ -80,10 +81,24 @@ class ServedModel:
         ledger: what it takes of the memory, once that is known.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics, spawner: Spawner) -> None:
-        """``metrics``: the server's; ``spawner``: where the engine's processes come from."""
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        spawner: Spawner,
+        plans: MemoryPlans | None = None,
+    ) -> None:
+        """Describe a model that is not loaded yet.
+
+        Args:
+            settings: the model's own, and the limits.
+            metrics: the server's.
+            spawner: where the engine's processes come from.
+            plans: of all models that share the memory.
+        """
         self.settings = settings
         self._spawner = spawner
+        self._plans = plans or MemoryPlans()
         self.memory = MemoryWatch(settings.memory_limit_fraction)
         self.name = settings.served_model_name or _default_name(settings.model)
         self.metrics = metrics.model(self.name, self)
@@ -112,6 +127,7 @@ class ServedModel:
         try:
             self._backend = await self._load(on_phase, on_ledger)
         except BaseException:
+            self._plans.forget(self.name)
             self._spawner.release(self.settings.served_model_name)
             raise
         self._tasks = self._backend.engine.info.tasks
@@ -123,6 +139,7 @@ class ServedModel:
         self._backend = None
         self._earlier_restarts += backend.engine.restarts
         await backend.close()
+        self._plans.forget(self.name)
         self._spawner.release(self.settings.served_model_name)
 
     def keep_for(self, seconds: float | None) -> None:
@@ -215,6 +232,7 @@ class ServedModel:
 
         def planned(ledger: Ledger) -> None:
             self.ledger = ledger
+            self._plans.promise(self.name, ledger, lambda: engine.engine_pid)
             self.metrics.planned(ledger)
             if on_ledger is not None:
                 on_ledger(ledger)
@@ -233,9 +251,12 @@ class ServedModel:
             begin=lambda: self._spawner.spawn(self.settings.served_model_name),
             watchdog=lambda: Watchdog(self.settings.stall_seconds, self.settings.step_timeout),
             on_step=self._step_ended,
+            promised=lambda: self._plans.others_take(self.name),
         )
-        engine.launch()
         try:
+            async with self._plans.turn:
+                engine.launch()
+                await engine.planned()
             began = time.monotonic()
             tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
             template = await asyncio.to_thread(ChatTemplate.load, folder)
@@ -252,7 +273,7 @@ class ServedModel:
                 self.name,
                 folder,
                 tokenizer,
-                unchanged=lambda: _has_fingerprint(folder, files),
+                unchanged=lambda: has_fingerprint(folder, files),
             )
             form = await asyncio.to_thread(
                 chat_format,
@@ -377,22 +398,6 @@ class ServedModel:
             return {}
         engine = self._backend.engine.engine_pid
         return {"engine": [engine] if engine else [], "text": self._backend.text.pids}
-
-
-def fingerprint(folder: Path) -> str:
-    """Changes with the names, sizes and times of the files in a checkpoint's folder, or of GGUF files."""
-    digest = hashlib.blake2b(str(folder).encode(), digest_size=16)
-    for path in split_files(folder) if is_gguf(folder) else sorted(folder.iterdir()):
-        status = path.stat()
-        digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    return digest.hexdigest()
-
-
-def _has_fingerprint(folder: Path, files: str) -> bool:
-    try:
-        return fingerprint(folder) == files
-    except OSError:
-        return False
 
 
 def _default_name(model: str) -> str:

@@ -96,6 +96,7 @@ class EngineClient:
         begin: Callable[[], Spawned] | None = None,
         watchdog: Callable[[], Watchdog] = lambda: Watchdog(STALL_SECONDS, STEP_TIMEOUT),
         on_step: Callable[[EngineStats], None] | None = None,
+        promised: Callable[[], int] = lambda: 0,
     ) -> None:
         """Create it; :meth:`launch` starts the engine.
 
@@ -108,6 +109,7 @@ class EngineClient:
             begin: spawns an engine's process.
             watchdog: makes what watches over one.
             on_step: told the snapshot after each step.
+            promised: bytes of memory that others will still take, as of now.
         """
         names = [f.name for f in dataclasses.fields(EngineSettings)]
         # Only these fields: the server's settings hold keys, which are none of the engine's business.
@@ -118,6 +120,7 @@ class EngineClient:
         self._on_phase = on_phase
         self._on_ledger = on_ledger
         self._on_step = on_step
+        self._promised = promised
         self._begin = begin or (lambda: spawn(settings.engine))
         self._unfinished: dict[str, Unfinished] = {}
         self._quarantine = Quarantine()
@@ -137,6 +140,7 @@ class EngineClient:
         self.restarts = 0
         self._killed_starts = 0
         self._hung = False
+        self._planned = False
 
     @classmethod
     async def start(
@@ -165,6 +169,12 @@ class EngineClient:
     def launch(self) -> None:
         """Begin to start the engine, without waiting."""
         self._task = asyncio.create_task(self._supervise(), name="galley-supervisor")
+
+    async def planned(self) -> None:
+        """Wait until the engine has said what it will take of the memory, or how its start ended."""
+        while self.state == "starting" and not self._planned:
+            self._changed.clear()
+            await self._changed.wait()
 
     async def ready(self) -> ModelInfo:
         """Wait until the engine is ready. Raises as :meth:`start`."""
@@ -367,7 +377,9 @@ class EngineClient:
         """
         reason: object = None
         try:
-            self._process = await EngineProcess.start(self._begin(), self._settings, self._folder)
+            self._process = await EngineProcess.start(
+                self._begin(), self._settings, self._folder, self._promised()
+            )
         except OSError:
             if self._info is None:
                 raise EngineFailed("the engine's process cannot be started") from None
@@ -478,6 +490,8 @@ class EngineClient:
         elif isinstance(frame, Planned):
             if self._on_ledger:
                 self._on_ledger(frame.ledger)
+            self._planned = True
+            self._changed.set()
         elif isinstance(frame, AdapterLoaded):
             loaded = self._adapters.pop(frame.digest)
             if frame.error is None:

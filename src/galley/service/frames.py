@@ -19,12 +19,15 @@ HEADER: Final = struct.Struct("<I")
 class Start(msgspec.Struct, tag="start", frozen=True):
     """The first frame: what to load.
 
-    ``spawned_at`` is when the process was started, on the monotonic clock both processes share.
+    Attributes:
+        spawned_at: when the process was started, on the monotonic clock both processes share.
+        promised: bytes of memory that other engines of the server will still take.
     """
 
     settings: EngineSettings
     folder: str
     spawned_at: float
+    promised: int = 0
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):

@@ -45,9 +45,12 @@ class EngineProcess:
 
     @classmethod
     async def start(
-        cls, spawned: Spawned, settings: EngineSettings, folder: str
+        cls, spawned: Spawned, settings: EngineSettings, folder: str, promised: int = 0
     ) -> "EngineProcess":
-        """Have the process load ``folder``; its first frames say how that goes."""
+        """Have the process load ``folder``; its first frames say how that goes.
+
+        ``promised``: see :class:`galley.service.frames.Start`.
+        """
         try:
             reader, writer = await asyncio.open_connection(sock=spawned.connection)
         except BaseException:
@@ -55,7 +58,7 @@ class EngineProcess:
             await asyncio.to_thread(spawned.child.wait)
             raise
         process = cls(spawned.child, reader, writer)
-        process.send(Start(settings, folder, spawned.at))
+        process.send(Start(settings, folder, spawned.at, promised))
         return process
 
     @property

@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
+from galley import machine
 from galley.errors import EngineError, GalleyError, ModelError, NotEnoughMemory, SettingsError
 from galley.observe import logs
 from galley.service.core_scheduler import CoreScheduler
@@ -105,6 +106,7 @@ def main() -> None:
     if start is None:
         return
     assert isinstance(start, Start)
+    machine.leave_to_others(start.promised)
     with suppress(OSError):
         os.nice(NICENESS)
     # Another device's engine leaves the cores alone.
