@@ -129,6 +129,7 @@ void bind_program(nb::module_& m) {
     bind_embeddings(program);
     bind_encoder_attention(program);
     bind_experts(program);
+    bind_heads(program);
     bind_im2col(program);
     bind_linear(program);
     bind_lora(program);

@@ -153,6 +153,72 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
         "use_qk_norm": True,
     },
+    "deepseek-v2": {
+        "model_type": "deepseek_v2",
+        "hidden_size": 68,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 4,
+        "q_lora_rank": None,
+        "kv_lora_rank": 26,
+        "qk_nope_head_dim": 18,
+        "qk_rope_head_dim": 10,
+        "v_head_dim": 13,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 21,
+    },
+    "deepseek-v2-groups": {
+        "model_type": "deepseek_v2",
+        "hidden_size": 64,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 33,
+        "kv_lora_rank": 40,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 20,
+        "attention_bias": True,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 0,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "routed_scaling_factor": 4.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.5,
+        },
+    },
+    "deepseek-v3": {
+        "model_type": "deepseek_v3",
+        "hidden_size": 64,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 6,
+        "v_head_dim": 18,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 12,
+        "n_group": 3,
+        "topk_group": 2,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 23,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    },
     "gpt-oss": {
         "model_type": "gpt_oss",
         "head_dim": 12,
@@ -278,7 +344,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 """Every family, and the shapes and rope scalings that differ; name -> config."""
 
-ROUTED = frozenset({"glm4-moe", "mixtral", "qwen2-moe", "qwen3-moe"})
+LATENT = frozenset({"deepseek-v2", "deepseek-v2-groups", "deepseek-v3"})
+"""Variants whose keys and values are kept as latents."""
+
+ROUTED = frozenset({"glm4-moe", "mixtral", "qwen2-moe", "qwen3-moe"}) | LATENT
 """Variants in which a rounding may send a row to another expert; in the others it goes to all."""
 
 MIXTURES = ROUTED | {"olmoe", "gpt-oss"}

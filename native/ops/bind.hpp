@@ -40,6 +40,7 @@ void bind_elementwise(ProgramClass& program);
 void bind_embeddings(ProgramClass& program);
 void bind_encoder_attention(ProgramClass& program);
 void bind_experts(ProgramClass& program);
+void bind_heads(ProgramClass& program);
 void bind_im2col(ProgramClass& program);
 void bind_linear(ProgramClass& program);
 void bind_lora(ProgramClass& program);

@@ -320,6 +320,12 @@ class Program:
     ) -> None:
         """Each expert's matrices, with what their inputs become; the biases one after another."""
 
+    def head_linear(
+        self, weight: Sequence[tuple[Packed, InputLayout | None]], work: Slot, x: Slot, y: Slot
+    ) -> None:
+        """Each head's matrix, with what its inputs become."""
+
+    def join_heads(self, heads: int, size: int, width: int, a: Slot, b: Slot, y: Slot) -> None: ...
     def sigmoid_scale(self, width: int, x: Slot, gate: Slot, y: Slot) -> None: ...
     def silu_mul(
         self, width: int, layout: InputLayout | None, a: Slot, b: Slot, y: Slot

@@ -352,10 +352,10 @@ def check_dense(model: Model) -> None:
     """Raises UnsupportedModel if the model hears speech or has experts, or its weights are quantised."""
     if model.speech is not None:
         raise UnsupportedModel("galley quantize is for language models, and this one hears speech")
-    if any(op.signature.routed for op in model.program.ops):
+    if any(op.signature.apart for op in model.program.ops):
         raise UnsupportedModel(
-            "galley quantize does not quantise experts, which this model has: serve it with --quantize "
-            "int4 or int8, which round them to nearest"
+            "galley quantize does not quantise experts or latent attention, which this model has: serve "
+            "it with --quantize int4 or int8, which round its matrices to nearest"
         )
     weights = model.weights
     for name in model.program.matrices:

@@ -8,6 +8,8 @@ from typing import Any
 from galley.errors import CheckpointError, ModelNotFound, RequestError, UnsupportedModel, shown
 from galley.formats import digests
 from galley.formats.json_file import read_json
+from galley.formats.latent import FAMILIES as LATENT_FAMILIES
+from galley.formats.latent import HeadMatrices
 from galley.formats.quantization import Section, quantization_of
 from galley.formats.quantized import typed_weights
 from galley.formats.safetensors import StoredTensor, read_header, read_safetensors
@@ -80,6 +82,8 @@ class Checkpoint:
         weights = typed_weights(quantization, self._stored())
         if self.config.get("model_type") == "gpt_oss":
             return UnstackedExperts(weights, outputs_last=quantization is None)
+        if self.config.get("model_type") in LATENT_FAMILIES:
+            return HeadMatrices(weights, self.config)
         return weights
 
     def _quantization(self) -> Section | None:

@@ -243,6 +243,10 @@ class Weights(Mapping[str, Weight]):
     def info(self, name: str) -> TensorInfo:
         """Shape and kind of a tensor. KeyError if there is none of that name."""
 
+    def is_rounded(self, name: str) -> bool:
+        """Whether a tensor's floats stand for integers of the checkpoint, so are not rounded to others."""
+        return False
+
     def __contains__(self, name: object) -> bool:
         """Whether there is a tensor of that name; what Mapping does by itself would read it."""
         try:
@@ -283,6 +287,10 @@ class FlatWeights(Weights):
         """See :class:`Weights`."""
         shape, kind = self._weights.info(self._known(name))
         return TensorInfo(flat(shape), kind)
+
+    def is_rounded(self, name: str) -> bool:
+        """See :class:`Weights`."""
+        return self._weights.is_rounded(self._known(name))
 
     def __getitem__(self, name: str) -> Weight:
         return self._weights[self._known(name)].flattened()

@@ -109,7 +109,7 @@ def _short_weights(op: Op) -> str:
     if op.signature.routed:
         layer = next((part for part in op.weights["gate"][0].split(".") if part.isdigit()), "")
         return f"layer {layer}: {op.attrs['per_token']} of {len(op.weights['gate'])}"
-    names = op.weights.get("weight", ())
+    names = op.weights.get("weight", ())[: 1 if op.signature.apart else None]
     parts = [name.removesuffix(".weight").split(".") for name in names]
     layer = next((part for part in parts[0] if part.isdigit()), "") if parts else ""
     text = ", ".join(part[-1] for part in parts)
@@ -120,8 +120,9 @@ def _details(op: Op) -> str:
     """What the pointer shows."""
     weights = []
     for role, names in op.weights.items():
-        if op.signature.routed:
-            weights.append(f"{role}: {names[0]} and those of {len(names) - 1} more experts")
+        if op.signature.apart:
+            others = "experts" if op.signature.routed else "heads"
+            weights.append(f"{role}: {names[0]} and those of {len(names) - 1} more {others}")
         else:
             weights += [f"{role}: {name}" for name in names]
     attrs = [f"{name}: {value}" for name, value in op.attrs.items() if name != "inv_freq"]

@@ -52,6 +52,13 @@ experts         x, routes -> the weighted sum, in the order of the choices, of
 sigmoid_scale   x * sigmoid(b), b [T, 1]
 ==============  ================================================================================
 
+Latent attention (arXiv:2405.04434) has these, too:
+
+==============  ================================================================================
+head_linear     of each head of x its columns @ the head's own matrix^T; ``weight`` lists them
+join_heads      a, b -> of each of ``heads`` its columns of a, ``size`` of them, then those of b
+==============  ================================================================================
+
 Models of speech and of embeddings have these, too. An encoder input is one stretch of audio, or a text of
 which a step has all tokens; its rows are consecutive, and ops that look beyond a row stay within it:
 
@@ -113,7 +120,8 @@ class Signature:
         view: it names a part of its input; nothing is computed.
         reads_a_row: computing a row reads one row of its weights, not all of them.
         multiplies: each weight is multiplied and added once for each row.
-        routed: a role lists a matrix for each of several experts, which are packed by themselves; a row
+        apart: a role's matrices are packed by themselves, not as one.
+        routed: a role lists a matrix for each of several experts; a row
             reads and multiplies ``per_token`` of them.
         rounds: it rounds its inputs itself, to what its attribute ``inputs`` says by the kind of a matrix.
         works: it is told where it has working memory (:func:`galley.ops.lowering.work_bytes`).
@@ -134,6 +142,7 @@ class Signature:
     view: bool = False
     reads_a_row: bool = False
     multiplies: bool = False
+    apart: bool = False
     routed: bool = False
     rounds: bool = False
     works: bool = False
@@ -274,10 +283,27 @@ _OPS: Final[Mapping[str, Signature]] = {
         arguments=("gate", "up", "down", *_EXPERT_BIAS, "per_token", "alpha", "limit", "work"),
         per_row=True,
         multiplies=True,
+        apart=True,
         routed=True,
         rounds=True,
         works=True,
         colour=_BLUE,
+    ),
+    "head_linear": Signature(
+        1,
+        weights=_WEIGHT,
+        matrices=_WEIGHT,
+        attrs=("inputs",),
+        arguments=("weight", "work"),
+        per_row=True,
+        multiplies=True,
+        apart=True,
+        rounds=True,
+        works=True,
+        colour=_BLUE,
+    ),
+    "join_heads": Signature(
+        2, attrs=("heads", "size"), arguments=("heads", "size", "width"), per_row=True
     ),
     "sigmoid_scale": Signature(2, arguments=("width",), per_row=True, in_place=True),
     "lora": Signature(

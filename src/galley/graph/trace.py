@@ -311,6 +311,19 @@ class Tracer:
         width = x.width // stride * size
         return self._emit("head_columns", (x,), width, start=start, size=size, stride=stride)
 
+    def head_linear(self, x: Buffer, names: Sequence[str], width: int) -> Buffer:
+        """Each head of x times its own matrix [width, columns of a head of x], of these ``names``."""
+        assert x.width % len(names) == 0
+        depth = x.width // len(names)
+        weights = {"weight": tuple(self._weight(name, width, depth)[0] for name in names)}
+        return self._emit("head_linear", (x,), len(names) * width, weights, inputs={})
+
+    def join_heads(self, a: Buffer, b: Buffer, heads: int) -> Buffer:
+        """Of each head its columns of a, then those of b."""
+        assert a.width % heads == b.width % heads == 0
+        size = a.width // heads
+        return self._emit("join_heads", (a, b), a.width + b.width, heads=heads, size=size)
+
     def add(self, a: Buffer, b: Buffer) -> Buffer:
         """a + b."""
         assert a.width == b.width

@@ -9,6 +9,7 @@ from galley.graph.program import Program
 from galley.graph.trace import Buffer, Tracer, trace
 from galley.models.experts import Experts, describe_experts
 from galley.models.fields import FILE, Fields
+from galley.models.latent import Latent, describe_latent
 from galley.models.rope import Rope, read_rope
 
 MAX_HEAD_DIM: Final = 2**14
@@ -72,6 +73,7 @@ class DecoderConfig:
         prefix: of the names of all tensors.
         experts: in place of the MLP of some layers.
         sinks: each head has a score that belongs to no value.
+        latent: keys and values are kept as the latent that they are made of.
     """
 
     vocab_size: int
@@ -107,6 +109,7 @@ class DecoderConfig:
     prefix: str = ""
     experts: Experts | None = None
     sinks: bool = False
+    latent: Latent | None = None
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -270,6 +273,19 @@ def _norm(
 
 
 def _attention(g: Tracer, c: DecoderConfig, h: Buffer, name: str, layer: int) -> Buffer:
+    if c.latent is not None:
+        rope = c.ropes[layer]
+        assert rope is not None
+        return describe_latent(
+            g,
+            c.latent,
+            h,
+            name,
+            heads=c.heads,
+            hidden=c.hidden_size,
+            rope=rope,
+            scale=c.attention_scale,
+        )
     q, k, v = _qkv(g, c, h, name)
     if c.qk_norm:
         group = c.head_dim if c.qk_norm == "head" else None

@@ -80,19 +80,28 @@ def sparse_layers(config: Fields) -> tuple[bool, ...]:
     return tuple((i + 1) % step == 0 and i not in dense for i in range(layers))
 
 
-def read_deepseek(config: Fields, layers: int) -> Experts:
+def read_deepseek(config: Fields, layers: int, *, grouped: bool = True, dense: int = 1) -> Experts:
     """DeepSeek-V3's (arXiv:2412.19437): sigmoid scores, a bias for the choice, groups, shared experts.
+
+    ``grouped``: only experts of the best groups are chosen. ``dense``: the first layers that have none,
+    where config.json does not say.
 
     Raises:
         CheckpointError: the groups are not of one size, or have not as many experts as a token goes to.
     """
     experts, per_token = read_counts(config, "n_routed_experts", "num_local_experts", per_token=8)
-    groups, kept = config.count("n_group", 1), config.count("topk_group", 1)
+    groups, kept = (
+        1 if not grouped or config.is_null(name) else config.count(name, 1)
+        for name in ("n_group", "topk_group")
+    )
     if experts % groups:
         raise config.wrong("n_group", f"a divisor of {experts} experts")
     if kept > groups or per_token > experts // groups * kept:
         raise config.wrong("topk_group", f"groups with {per_token} experts, {groups} at most")
-    dense, width = config.whole("first_k_dense_replace", 1), config.width("moe_intermediate_size")
+    dense, width = (
+        config.whole("first_k_dense_replace", dense),
+        config.width("moe_intermediate_size"),
+    )
     return Experts(
         sparse=tuple(layer >= dense for layer in range(layers)),
         experts=experts,

@@ -12,6 +12,8 @@ from galley.models.fields import FILE, UNBOUNDED, Bounds, Fields
 FAMILIES: Final[Mapping[str, str]] = {
     "cohere": "galley.models.cohere",
     "cohere2": "galley.models.cohere2",
+    "deepseek_v2": "galley.models.deepseek_v2",
+    "deepseek_v3": "galley.models.deepseek_v3",
     "gemma2": "galley.models.gemma2",
     "gemma3": "galley.models.gemma3",
     "gemma3_text": "galley.models.gemma3",

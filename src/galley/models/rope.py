@@ -10,7 +10,7 @@ from galley.errors import CheckpointError, UnsupportedModel
 from galley.models.fields import FILE, Fields
 from galley.types import MAX_COUNT
 
-_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "su", "factors")
+KINDS = ("default", "linear", "llama3", "yarn", "longrope", "su", "factors")
 Angles = npt.NDArray[np.float32]
 
 
@@ -57,7 +57,7 @@ def read_rope(
         CheckpointError: a field is missing or wrong.
     """
     rope = config.section("rope_parameters", "rope_scaling") if rope is None else rope
-    kind = rope.choice(("rope_type", "type"), _KINDS, default="default")
+    kind = rope.choice(("rope_type", "type"), KINDS, default="default")
     theta = config.number("rope_theta", 10000.0) if theta is None else theta
     theta = rope.number("rope_theta", theta)
     share = config.number("partial_rotary_factor", 1.0 if partial is None else partial)
@@ -174,10 +174,12 @@ def _yarn(inv_freq: Angles, rope: Fields, trained: int, factor: float, theta: fl
 def _yarn_scale(rope: Fields, factor: float) -> float:
     if rope.has("attention_factor"):
         return rope.number("attention_factor")
-
-    def mscale(multiplier: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
-
     if rope.has("mscale") and rope.has("mscale_all_dim"):
-        return mscale(rope.number("mscale")) / mscale(rope.number("mscale_all_dim"))
-    return mscale(1.0)
+        both = (yarn_scale(factor, rope.number(n)) for n in ("mscale", "mscale_all_dim"))
+        return next(both) / next(both)
+    return yarn_scale(factor, 1.0)
+
+
+def yarn_scale(factor: float, multiplier: float) -> float:
+    """What YaRN multiplies attention by where positions are stretched ``factor`` times."""
+    return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0

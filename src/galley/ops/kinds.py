@@ -59,9 +59,9 @@ def plan_kinds(
 
 
 def own_kinds(program: Program, weights: Weights) -> Kinds:
-    """The matrices that are not dense in the checkpoint."""
+    """The matrices that are not dense in the checkpoint, or stand for what is not."""
     kinds = {name: weights.info(name).kind for name in program.matrices}
-    return {name: kind for name, kind in kinds.items() if not kind.is_dense}
+    return {n: k for n, k in kinds.items() if not k.is_dense or weights.is_rounded(n)}
 
 
 def plan_activations(kinds: Kinds, quantize: str, wanted: str, isa: str) -> Mapping[str, str]:

@@ -99,9 +99,9 @@ class Lowered:
         signature = op.signature
         if name == "work":
             return self.slots[0][self._working_at[op.output]]
-        if signature.routed and name in signature.matrices:
+        if signature.apart and name in signature.matrices:
             return [
-                (matrices.packed((tensor,)), expert_layout(self.program, op, tensor))
+                (matrices.packed((tensor,)), own_layout(self.program, op, tensor))
                 for tensor in op.weights[name]
             ]
         if name == "layout":
@@ -230,8 +230,8 @@ def lower(program: Program) -> Lowered:
     return Lowered(program, layouts, tuple(row_bytes[b] for b in range(len(row_bytes))))
 
 
-def expert_layout(program: Program, op: Op, tensor: str) -> "_native.InputLayout | None":
-    """What the rows become that this matrix of an expert is multiplied with; None if they stay float32."""
+def own_layout(program: Program, op: Op, tensor: str) -> "_native.InputLayout | None":
+    """What an op that rounds its inputs makes of those of this matrix; None if they stay float32."""
     kind = program.kinds[tensor]
     inputs = op.attrs["inputs"].get(kind.name, "float32")
     if inputs == "float32":
@@ -245,14 +245,26 @@ def _input_layout(kind: str, depth: int, group: int, inputs: str) -> "_native.In
 
 
 def work_bytes(program: Program, op: Op) -> int:
-    """Working memory of ``experts`` for one row of their input: what native/ops/experts.cpp lays out.
+    """Working memory of an op for one row of its input: what its file in native/ops lays out."""
+    return _head_work(program, op) if op.name == "head_linear" else _expert_work(program, op)
+
+
+def _head_work(program: Program, op: Op) -> int:
+    """The rounded inputs of each head."""
+    names = op.weights["weight"]
+    layouts = (own_layout(program, op, tensor) for tensor in names)
+    return len(names) * max(0 if x is None else _aligned(x.row_bytes) for x in layouts)
+
+
+def _expert_work(program: Program, op: Op) -> int:
+    """Of ``experts``.
 
     For each choice: the inputs as gate and up want them, later the result; gate's product; and up's, later
     the inputs that down wants.
     """
 
     def widest(role: str) -> int:
-        layouts = (expert_layout(program, op, tensor) for tensor in op.weights[role])
+        layouts = (own_layout(program, op, tensor) for tensor in op.weights[role])
         depth = program.shapes[op.weights[role][0]][1]
         return max(_aligned(4 * depth if x is None else x.row_bytes) for x in layouts)
 
@@ -272,7 +284,7 @@ def held_bytes(programs: Iterable[Program]) -> int:
     for program in programs:
         for op in program.ops:
             for role, names in op.weights.items():
-                if op.signature.routed:
+                if op.signature.apart:
                     for name in names:
                         matrices[name,] = _held_bytes(program, role, (name,), op)
                 elif role in op.signature.matrices:
@@ -302,7 +314,7 @@ def expert_costs(program: Program) -> ExpertCosts:
 def _weight_bytes(program: Program, op: Op) -> int:
     total = 0
     for role, names in op.weights.items():
-        if op.signature.routed:
+        if op.signature.apart:
             sizes = (_held_bytes(program, role, (name,), op) for name in names)
             total += op.for_a_row(sum(sizes))
             continue

@@ -108,6 +108,8 @@ class ReferenceOps:
             "select_rows": self._select_rows,
             "route": self._route,
             "experts": self._experts,
+            "head_linear": self._head_linear,
+            "join_heads": self._join_heads,
             "sigmoid_scale": self._sigmoid_scale,
             "features": self._features,
             "im2col": self._im2col,
@@ -164,6 +166,26 @@ class ReferenceOps:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         return linear(x, weight, bias)
+
+    def _head_linear(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        weights = [self._weights[name] for name in op.weights["weight"]]
+        return [
+            torch.cat(
+                [
+                    self._multiply(part.contiguous(), weight)
+                    for part, weight in zip(tile.chunk(len(weights), dim=1), weights, strict=True)
+                ],
+                dim=1,
+            )
+            for tile in inputs[0]
+        ]
+
+    def _join_heads(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        heads = op.attrs["heads"]
+        return [
+            torch.cat((a.view(TILE, heads, -1), b.view(TILE, heads, -1)), dim=2).view(TILE, -1)
+            for a, b in zip(*inputs, strict=True)
+        ]
 
     def _lora(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         out = [tile.clone() for tile in inputs[0]]

@@ -1,0 +1,124 @@
+"""Latent attention (MLA, arXiv:2405.04434): keys and values are kept as the latent that they are made of.
+
+What is cached for a token is one latent for all heads and one rotated part of the keys. Queries are brought
+into the space of the latent, and what attention gives out of it, by the matrices that would make keys and
+values (:mod:`galley.formats.latent` names them).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from galley.graph.trace import Buffer, Tracer
+from galley.models.fields import Fields
+from galley.models.rope import KINDS, Rope, yarn_scale
+
+_EPS: Final = 1e-6
+"""Of the norms of latents, whatever config.json says of the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Sizes in elements.
+
+    Attributes:
+        query: of the latent that queries are made of; 0: they are made of the layer's input.
+        width: of the latent that is cached.
+        keys, turned, values: columns of a head: of its keys without position, of those that turn, and of
+            its values.
+        bias: the projections into latents and out of the heads have biases.
+    """
+
+    query: int
+    width: int
+    keys: int
+    turned: int
+    values: int
+    bias: bool
+
+    @property
+    def query_columns(self) -> int:
+        """Of a head."""
+        return self.keys + self.turned
+
+
+def read_latent(config: Fields) -> Latent:
+    """DeepSeek's fields.
+
+    Raises:
+        CheckpointError: one is missing or wrong.
+    """
+    turned = config.count("qk_rope_head_dim", 64)
+    if turned % 2:
+        raise config.wrong("qk_rope_head_dim", "an even number")
+    return Latent(
+        query=0 if config.is_null("q_lora_rank") else config.width("q_lora_rank", 1536),
+        width=config.width("kv_lora_rank", 512),
+        keys=config.width("qk_nope_head_dim", 128),
+        turned=turned,
+        values=config.width("v_head_dim", 128),
+        bias=config.flag("attention_bias", False),
+    )
+
+
+def attention_scale(config: Fields, latent: Latent) -> float:
+    """Of q k^T: YaRN's ``mscale_all_dim`` makes it greater."""
+    scale: float = latent.query_columns**-0.5
+    rope = config.section("rope_parameters", "rope_scaling")
+    kind = rope.choice(("rope_type", "type"), KINDS, default="default")
+    if kind != "default" and rope.has("mscale_all_dim"):
+        scale *= yarn_scale(rope.number("factor"), rope.number("mscale_all_dim")) ** 2
+    return scale
+
+
+def describe_latent(
+    g: Tracer,
+    m: Latent,
+    h: Buffer,
+    name: str,
+    *,
+    heads: int,
+    hidden: int,
+    rope: Rope,
+    scale: float,
+) -> Buffer:
+    """The normed residual stream -> what attention adds to it. ``name``: of the layer's attention."""
+
+    def turn(x: Buffer) -> Buffer:
+        return g.rope(
+            x,
+            head_dim=m.turned,
+            inv_freq=rope.inv_freq,
+            scale=rope.scale,
+            adjacent=rope.adjacent,
+        )
+
+    def project(x: Buffer, role: str, width: int, *, bias: bool = False) -> Buffer:
+        owner = f"{name}.{role}"
+        return g.linear(x, f"{owner}.weight", width, bias=f"{owner}.bias" if bias else None)
+
+    def parts(kind: str) -> list[str]:
+        return [f"{name}.kv_b_proj.{head}.{kind}.weight" for head in range(heads)]
+
+    columns, all_columns = m.query_columns, heads * m.query_columns
+    if m.query:
+        q = project(h, "q_a_proj", m.query, bias=m.bias)
+        q = g.rms_norm(q, f"{name}.q_a_layernorm.weight", eps=_EPS)
+        q = project(q, "q_b_proj", all_columns)
+    else:
+        q = project(h, "q_proj", all_columns)
+    kv = project(h, "kv_a_proj_with_mqa", m.width + m.turned, bias=m.bias)
+    latent = g.columns(kv, 0, m.width)
+    latent = g.rms_norm(latent, f"{name}.kv_a_layernorm.weight", eps=_EPS)
+    asked = g.head_linear(g.head_columns(q, 0, m.keys, columns), parts("key"), m.width)
+    turned = turn(g.head_columns(q, m.keys, m.turned, columns))
+    key = g.join_heads(latent, turn(g.columns(kv, m.width, m.turned)), 1)
+    mixed = g.attention(
+        g.join_heads(asked, turned, heads),
+        key,
+        latent,
+        key_dim=m.width + m.turned,
+        scale=scale,
+        window=0,
+    )
+    values = g.head_linear(mixed, parts("value"), m.values)
+    return project(values, "o_proj", hidden, bias=m.bias)
