@@ -21,6 +21,7 @@ from galley.types import Adapter, EngineRequest, Output
 from tests.adapters.peft import adapter_in, make_adapter, merged
 from tests.checkpoints import random_ids
 from tests.conftest import CheckpointMaker
+from tests.engine.guesses import eager
 from tests.engines import native
 
 SLOTS = 2
@@ -235,6 +236,7 @@ def test_guesses_of_recent_texts_are_an_adapters_own(
     engine: NativeEngine, adapters: list[Adapter]
 ) -> None:
     """Texts of one are no guesses for another, and of its own they are."""
+    eager(engine, "recent")
     run(engine, [request(engine, adapters[0], count=60)])
     run(engine, [request(engine, None, count=60)])
     before = engine.stats.recent_accepted_tokens

@@ -22,6 +22,7 @@ class Neighbour:
     """Begun on entry; on a clean exit its text must be that of ``expected``, and the server healthy."""
 
     def __init__(self, server: Server, expected: str, **headers: str) -> None:
+        self._server = server
         self._client = server.client(headers=headers)
         self._expected = expected
 
@@ -46,7 +47,9 @@ class Neighbour:
             self._received += self._events
             assert self._received.pop() == "[DONE]"
             assert text_of(self._received) == self._expected
-            assert self._client.get("/health").status_code == 200
+        # The server may close, at any moment, a connection that has been idle meanwhile.
+        with self._server.client() as client:
+            assert client.get("/health").status_code == 200
 
 
 def alone(client: httpx.Client) -> str:
