@@ -19,6 +19,7 @@ import numpy as np
 from scripts.benchmarks_page import Figure
 
 from benchmarks.results_file import put
+from galley.formats.values import bf16_bits
 from galley.formats.weights import DENSE_KINDS, DenseWeight, TensorInfo, Weights
 from galley.graph.program import Program
 from galley.machine import available_cores
@@ -27,7 +28,6 @@ from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Batch, ExecutorOptions
 from galley.ops.isa import choose_isa
 from galley.ops.sampling import SamplingBatch
-from galley.quant.weights import bf16_bits
 from galley.types import blocks_for
 
 COMMON: Final[dict[str, Any]] = {

@@ -19,10 +19,10 @@ from galley.formats.gguf_names import gguf_name
 from galley.formats.gguf_pack import packed, type_of
 from galley.formats.gguf_writer import write_gguf
 from galley.formats.reader import open_checkpoint
+from galley.formats.values import dequantize
 from galley.formats.weights import DenseWeight, TensorInfo
 from galley.ops.executor import choose_executor
 from galley.quant.grid import Scheme, nearest
-from galley.quant.weights import dequantize
 from galley.text import gguf_tokenizer
 from galley.text import tokenizer as text
 from galley.text.gguf_vocabulary import vocabulary_of

@@ -7,8 +7,8 @@ from gguf.quants import dequantize as truth
 
 from galley.formats.gguf_blocks import BLOCK_KINDS, CHUNK_VALUES, kind_of, weight_of
 from galley.formats.gguf_file import TYPES
+from galley.formats.values import dequantize
 from galley.formats.weights import IntWeight
-from galley.quant.weights import dequantize
 
 
 def test_types_are_those_of_the_format() -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from galley.errors import CheckpointError, UnsupportedModel
 from galley.formats.latent import HeadMatrices
+from galley.formats.values import bf16_bits, dequantize, to_float32
 from galley.formats.weights import DENSE_KINDS, DenseWeight, IntWeight, LoadedWeights, Weight
 from galley.models.registry import build_program
 from galley.ops.kinds import own_kinds, plan_kinds
 from galley.quant.rtn import quantize_int8
-from galley.quant.weights import bf16_bits, dequantize, to_float32
 
 HEADS, KEYS, VALUES, LATENT = 3, 5, 7, 11
 CONFIG = {"num_attention_heads": HEADS, "qk_nope_head_dim": KEYS, "v_head_dim": VALUES}

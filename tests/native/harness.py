@@ -15,6 +15,7 @@ from galley import _native
 from galley.engine.load import load_engine
 from galley.engine_settings import Activations, DType, EngineSettings, KVType, Quantize
 from galley.formats.checkpoint import Checkpoint
+from galley.formats.values import bf16_bits, dequantize, to_float32
 from galley.formats.weights import DenseWeight, LoadedWeights, Weight
 from galley.graph.adapters import with_adapters
 from galley.graph.program import Op, Program
@@ -29,7 +30,6 @@ from galley.ops.reference import ReferenceExecutor
 from galley.ops.reference_ops import Step
 from galley.ops.tiles import Tiles
 from galley.quant.rtn import quantize_int4, quantize_int8, rounded_kind
-from galley.quant.weights import bf16_bits, dequantize, to_float32
 from galley.types import BLOCK_TOKENS
 
 Floats = npt.NDArray[np.float32]

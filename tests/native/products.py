@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from galley.formats.values import dequantize
 from galley.formats.weights import IntWeight
-from galley.quant.weights import dequantize
 from tests.native.harness import Floats, round_bf16
 
 

@@ -9,6 +9,7 @@ import torch
 from msgspec.structs import replace
 from torch.nn.functional import scaled_dot_product_attention
 
+from galley.formats.values import to_float32
 from galley.formats.weights import LoadedWeights
 from galley.graph.program import Program
 from galley.graph.trace import Buffer, Tracer, trace, trace_effect
@@ -24,7 +25,6 @@ from galley.ops.executor import (
 )
 from galley.ops.isa import ISA_VARIABLE
 from galley.ops.reference import ReferenceExecutor
-from galley.quant.weights import to_float32
 from galley.types import BLOCK_TOKENS
 from tests.native.harness import ISAS, Floats, as_weight, ragged
 

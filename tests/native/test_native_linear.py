@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from galley import _native
 from galley.errors import UnsupportedModel
+from galley.formats.values import bf16_bits, dequantize
 from galley.formats.weights import IntWeight
 from galley.ops.packing import pack_integers
 from galley.quant.rtn import quantize_int4, quantize_int8
-from galley.quant.weights import bf16_bits, dequantize
 from tests.native.harness import (
     ISAS,
     KINDS,

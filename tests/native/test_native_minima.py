@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from galley import _native
+from galley.formats.values import bf16_bits, dequantize
 from galley.formats.weights import SUPER, IntWeight, Nested, ScaleType
 from galley.ops.packing import pack_integers, packed_bytes
-from galley.quant.weights import bf16_bits, dequantize
 from tests.native.harness import ISAS, Floats, run_embed, run_linear
 from tests.native.products import close, expected_integer, random_matrix
 

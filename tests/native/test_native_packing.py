@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from galley import _native
 from galley.errors import UnsupportedModel
+from galley.formats.values import bf16_bits, to_float32
 from galley.formats.weights import DenseWeight, IntWeight, WeightType
 from galley.ops.packing import pack_integers
 from galley.quant.rtn import GROUPS, default_group, quantize_int4, quantize_int8
-from galley.quant.weights import bf16_bits, to_float32
 from tests.native.harness import KINDS, Floats, as_weight, pack_as
 
 TAGS: tuple[WeightType, ...] = ("F32", "BF16", "F16")

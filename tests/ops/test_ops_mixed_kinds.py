@@ -13,6 +13,7 @@ import pytest
 from galley import _native
 from galley.errors import SettingsError, UnsupportedModel
 from galley.formats.reader import CheckpointReader
+from galley.formats.values import bf16_bits, dequantize, to_float32
 from galley.formats.weights import (
     BlockWeight,
     DenseWeight,
@@ -35,7 +36,6 @@ from galley.ops.packed_files import cached_files, packed_folder
 from galley.ops.packing import pack_integers
 from galley.ops.reference import ReferenceExecutor
 from galley.quant.rtn import quantize_int4
-from galley.quant.weights import bf16_bits, dequantize, to_float32
 from galley.types import SamplingDefaults
 from tests.checkpoints import VARIANTS
 from tests.conftest import CheckpointMaker

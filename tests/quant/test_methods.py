@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from galley import UnsupportedModel
+from galley.formats.values import dequantize
 from galley.formats.weights import Floats
 from galley.quant.awq import input_scales, output_error, rounded
 from galley.quant.gptq import factor_of, gptq
 from galley.quant.grid import Scheme, check_finite, fit, groups_of, nearest, steps, values
-from galley.quant.weights import dequantize
 
 SCHEMES = (Scheme(4, 32), Scheme(4, 32, symmetric=False), Scheme(4), Scheme(8), Scheme(8, 64))
 

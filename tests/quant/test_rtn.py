@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from galley.formats.values import bf16_bits, dequantize
 from galley.quant.rtn import quantize_int4, quantize_int8
-from galley.quant.weights import bf16_bits, dequantize
 from tests.native.harness import as_weight, round_bf16
 
 matrices = hnp.arrays(

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from galley.formats.values import bf16_bits
 from galley.formats.weights import DenseWeight, IntWeight
 from galley.quant.grid import Scheme
-from galley.quant.weights import bf16_bits
 
 INDEX_FILE: Final = "model.safetensors.index.json"
 _SUFFIX: Final = ".weight"

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from galley.calibration.producers import Producer, producer_of
 from galley.engine.read_model import Model
+from galley.formats.values import as_dense, to_float32
 from galley.formats.weights import DenseWeight, Floats, IntWeight
 from galley.quant.awq import clipped, input_scales
 from galley.quant.gptq import factor_of, gptq
 from galley.quant.grid import Grid, Scheme, check_finite, groups_of, integer_weight, nearest, steps
 from galley.quant.smoothquant import smoothing_scales
-from galley.quant.weights import as_dense, to_float32
 
 _SAMPLED: Final = 256
 """Rows of inputs at most that scales are compared by, spread evenly."""

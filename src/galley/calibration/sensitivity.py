@@ -14,11 +14,11 @@ from galley.calibration.layerwise import Layerwise
 from galley.calibration.measures import Divergence, following
 from galley.engine.read_model import Model
 from galley.errors import SettingsError
+from galley.formats.values import to_float32
 from galley.formats.weights import DENSE_KINDS, WEIGHT_TYPES, DenseWeight, WeightKind
 from galley.ops.executor import ExecutorFactory
 from galley.ops.sampling import Logits
 from galley.quant.grid import Scheme, nearest
-from galley.quant.weights import to_float32
 
 OnPart: TypeAlias = Callable[[str], None]
 

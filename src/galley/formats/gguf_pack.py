@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from galley.errors import UnsupportedModel
 from galley.formats.gguf_writer import Bytes
+from galley.formats.values import to_float32
 from galley.formats.weights import INT4_MIDDLE, DenseWeight, Floats, IntWeight, TensorInfo, Weight
 
 BLOCK: Final = 32
@@ -65,11 +66,7 @@ def packed(weight: Weight) -> Bytes:
 def _dense(weight: DenseWeight) -> Bytes:
     if len(weight.shape) > 1 or weight.dtype == "F32":
         return weight.data.reshape(weight.shape[0], -1)
-    if weight.dtype == "F16":
-        values = weight.data.view(np.float16).astype(np.float32)
-    else:
-        values = (weight.data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return values.view(np.uint8).reshape(weight.shape[0], -1)
+    return to_float32(weight).view(np.uint8).reshape(weight.shape[0], -1)
 
 
 def _blocks(weight: IntWeight, rows: slice) -> Bytes:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from galley.errors import CheckpointError, UnsupportedModel
+from galley.formats.values import bf16_bits, dequantize
 from galley.formats.weights import (
     DENSE_KINDS,
     WEIGHT_TYPES,
@@ -21,7 +22,6 @@ from galley.formats.weights import (
     Weight,
     Weights,
 )
-from galley.quant.weights import bf16_bits, dequantize
 
 FAMILIES: Final = frozenset({"deepseek_v2", "deepseek_v3"})
 

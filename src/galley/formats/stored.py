@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from galley.errors import CheckpointError
 from galley.formats.safetensors import StoredTensor
+from galley.formats.values import bf16_bits
 from galley.formats.weights import (
     WEIGHT_TYPES,
     DenseWeight,
@@ -230,8 +231,7 @@ def checked(tensor: StoredTensor, scales: Floats) -> Floats:
 def as_floats(values: Floats, dtype: WeightType) -> Bytes:
     """Rounded to the nearest of an element type; flat bytes. BF16 needs finite values."""
     if dtype == "BF16":
-        bits = np.ascontiguousarray(values).view(np.uint32)
-        made: Any = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        made: Any = bf16_bits(values)
     else:
         made = np.ascontiguousarray(values).astype(_NUMPY[dtype])
     flat: Bytes = made.reshape(-1).view(np.uint8)

@@ -12,8 +12,8 @@ from typing import Final, Literal
 import numpy as np
 
 from galley.errors import UnsupportedModel
+from galley.formats.values import dequantize, to_float32
 from galley.formats.weights import DenseWeight, Floats, IntWeight, Weight
-from galley.quant.weights import dequantize, to_float32
 
 Pooling = Literal["cls", "mean", "last", "max"]
 """Of a text's rows: the first, the mean, the last, or the greatest of each column."""

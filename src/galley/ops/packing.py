@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from galley import _native
 from galley.errors import UnsupportedModel
+from galley.formats.values import bf16_bits, dequantize, to_float32
 from galley.formats.weights import (
     BlockWeight,
     DenseWeight,
@@ -21,8 +22,7 @@ from galley.formats.weights import (
 )
 from galley.ops.packed_files import Bytes, Key, Names
 from galley.ops.weight_cache import WeightCache
-from galley.quant.rtn import quantize_int4, quantize_int8
-from galley.quant.weights import bf16_bits, dequantize, not_finite, to_float32
+from galley.quant.rtn import not_finite, quantize_int4, quantize_int8
 
 _KERNELS: Final = ("float32", "bf16", "f16", "int8", "int4")
 _GROUP_MULTIPLE: Final = 16

@@ -14,6 +14,7 @@ import torch
 
 from galley.errors import SettingsError, UnsupportedModel
 from galley.formats.adapter import AdapterWeights
+from galley.formats.values import dequantize
 from galley.formats.weights import BlockWeight, DenseWeight, IntWeight, Weight, WeightKind, Weights
 from galley.graph.program import Program
 from galley.ops.draws import draw_all
@@ -29,8 +30,7 @@ from galley.ops.kinds import own_kinds, plan_kinds
 from galley.ops.reference_ops import Factors, ReferenceOps, Step, places_in
 from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
 from galley.ops.tiles import Tiles
-from galley.quant.rtn import quantize_int4, quantize_int8
-from galley.quant.weights import Quantize, dequantize, not_finite
+from galley.quant.rtn import Quantize, not_finite, quantize_int4, quantize_int8
 from galley.types import BLOCK_TOKENS, ExpertCosts, StepCosts
 
 _TORCH_TYPES: Final[Mapping[str, torch.dtype]] = {

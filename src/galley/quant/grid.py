@@ -6,8 +6,8 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from galley.errors import UnsupportedModel
+from galley.formats.values import as_bf16
 from galley.formats.weights import INT4_MIDDLE, Floats, IntWeight
-from galley.quant.weights import as_bf16, with_bits
 
 Bits = Literal[4, 8]
 
@@ -52,7 +52,7 @@ class Scheme:
         if self.scale_type == "BF16":
             return as_bf16(values)
         if not self.symmetric:
-            values = with_bits(values, _ZERO_POINT_BITS)
+            values = _with_bits(values, _ZERO_POINT_BITS)
         return values.astype(np.float16).astype(np.float32)
 
     @property
@@ -172,3 +172,10 @@ def inverse(scales: Floats) -> Floats:
     """1 / scale, and 0 where the scale is too small to divide by."""
     usable = np.abs(scales) > _SMALLEST
     return np.where(usable, 1 / np.where(usable, scales, 1), 0).astype(np.float32)
+
+
+def _with_bits(values: Floats, bits: int) -> Floats:
+    """The nearest of each value that has so many significant binary digits."""
+    fraction, exponent = np.frexp(values)
+    rounded: Floats = np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits)
+    return rounded

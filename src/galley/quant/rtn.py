@@ -1,15 +1,28 @@
 """Round to nearest: each weight becomes the closest integer step, nothing is calibrated."""
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 import numpy as np
 
+from galley.errors import UnsupportedModel
+from galley.formats.values import as_bf16, to_float32
 from galley.formats.weights import INT4_MIDDLE, DenseWeight, Floats, IntWeight, WeightKind
-from galley.quant.weights import as_bf16, not_finite, to_float32
 
 GROUPS: Final = (128, 64, 32)
 """Columns that may share an int4 scale, widest first."""
 _CHUNK_ELEMENTS: Final = 1 << 22
+
+Quantize: TypeAlias = Callable[[DenseWeight], IntWeight]
+
+
+def not_finite(weight: DenseWeight | IntWeight) -> UnsupportedModel:
+    """The error for a tensor that integers, or float16, cannot stand for."""
+    return UnsupportedModel(
+        f"tensor {weight.name} holds values that are infinite, NaN, too far apart for integers or too "
+        "large for float16; "
+        "set quantize to bf16 or float32"
+    )
 
 
 def quantize_int8(weight: DenseWeight) -> IntWeight:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from galley.formats.values import as_dense, dequantize, to_float32
 from galley.formats.weights import DenseWeight, Floats, IntWeight, WeightType
 from galley.quant.grid import Scheme, nearest
-from galley.quant.rtn import quantize_int4, quantize_int8
-from galley.quant.weights import Quantize, as_dense, dequantize, to_float32
+from galley.quant.rtn import Quantize, quantize_int4, quantize_int8
 
 Rounding = Callable[[str, Floats], IntWeight]
 """Tensor name and float32 values [outputs, depth] -> the integers that the matrix becomes."""

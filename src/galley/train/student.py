@@ -16,10 +16,10 @@ from galley.engine.read_model import Model
 from galley.errors import SettingsError
 from galley.formats.checkpoint import SINGLE_FILE
 from galley.formats.json_file import read_json
+from galley.formats.values import as_dense, to_float32
 from galley.formats.weights import DenseWeight, IntWeight, WeightType
 from galley.graph.program import Op, Program
 from galley.models.registry import build_program
-from galley.quant.weights import as_dense, to_float32
 from galley.train.fake_quantize import Rounding, fake_quantized, fake_stored
 from galley.train.forward import check_trainable
 

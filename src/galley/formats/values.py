@@ -1,32 +1,13 @@
-"""Values of typed weights as float32, and what rounding methods share."""
+"""What typed weights stand for: their values as float32, and values as typed weights."""
 
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from galley.errors import UnsupportedModel
-from galley.formats.weights import (
-    INT4_MIDDLE,
-    DenseWeight,
-    Floats,
-    IntWeight,
-    WeightType,
-)
+from galley.formats.weights import INT4_MIDDLE, DenseWeight, Floats, IntWeight, WeightType
 
 _CHUNK_VALUES: Final = 1 << 20
-
-Quantize: TypeAlias = Callable[[DenseWeight], IntWeight]
-
-
-def not_finite(weight: DenseWeight | IntWeight) -> UnsupportedModel:
-    """The error for a tensor that integers, or float16, cannot stand for."""
-    return UnsupportedModel(
-        f"tensor {weight.name} holds values that are infinite, NaN, too far apart for integers or too "
-        "large for float16; "
-        "set quantize to bf16 or float32"
-    )
 
 
 def to_float32(weight: DenseWeight) -> Floats:
@@ -49,13 +30,6 @@ def bf16_bits(values: Floats) -> npt.NDArray[np.uint16]:
 def as_bf16(values: Floats) -> Floats:
     """The nearest bfloat16 of each value, as float32. ``values`` are finite."""
     return (bf16_bits(values).astype(np.uint32) << 16).view(np.float32)
-
-
-def with_bits(values: Floats, bits: int) -> Floats:
-    """The nearest of each value that has so many significant binary digits."""
-    fraction, exponent = np.frexp(values)
-    rounded: Floats = np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits)
-    return rounded
 
 
 def as_dense(
