@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import os
+import sys
 
 import pytest
 
@@ -134,3 +136,35 @@ def test_an_open_loop_waits_for_no_answer_and_says_how_late_it_was() -> None:
 def test_a_url_must_be_one(url: str) -> None:
     with pytest.raises(SettingsError, match="is not a URL"):
         Client(url)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no such priority")
+def test_the_client_runs_before_others_while_it_sends_and_not_afterwards() -> None:
+    def policies() -> list[int]:
+        seen: list[int] = []
+
+        async def run() -> None:
+            async with scripted(GOOD) as url:
+                client = Client(url)
+                requests = itertools.repeat(STREAM)
+                await closed_loop(
+                    client,
+                    requests,
+                    1,
+                    count=1,
+                    on_end=lambda: seen.append(os.sched_getscheduler(0)),
+                )
+                client.close()
+
+        asyncio.run(run())
+        return seen
+
+    before = os.sched_getscheduler(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+        os.sched_setscheduler(0, before, os.sched_param(0))
+    except PermissionError:
+        assert policies() == [before]
+    else:
+        assert policies() == [os.SCHED_RR]
+    assert os.sched_getscheduler(0) == before
