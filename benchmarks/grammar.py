@@ -107,7 +107,7 @@ class Follower:
     def text(self, compiled: LLMatcher) -> str | None:
         """A whole text; None if it has not ended after ``MOST_TOKENS``, or the grammar failed."""
         followed = GrammarMatcher(compiled.deep_copy(), self._size, None)
-        mask: NDArray[np.bool_] = followed.empty_masks(1)[0]
+        mask: NDArray[np.float32] = followed.empty_masks(1)[0]
         tokens: list[int] = []
         while len(tokens) < MOST_TOKENS and not followed.ended:
             began = time.perf_counter()
@@ -120,13 +120,13 @@ class Follower:
         whole = followed.ended and followed.error is None
         return self._vocabulary.decode_str([t for t in tokens if t != EOS]) if whole else None
 
-    def _draw(self, mask: NDArray[np.bool_]) -> int:
-        if not mask[EOS]:
+    def _draw(self, mask: NDArray[np.float32]) -> int:
+        if mask[EOS] == 0:
             return EOS
-        closing = [token for token in self._closing if not mask[token]]
+        closing = [token for token in self._closing if mask[token] == 0]
         if closing and self._rng.random() < 0.6:
             return int(self._rng.choice(closing))
-        return int(self._rng.choice(np.flatnonzero(~mask)))
+        return int(self._rng.choice(np.flatnonzero(mask == 0)))
 
 
 def measure_masks(size: int, folder: Path | None, texts: int) -> None:

@@ -34,7 +34,7 @@ class LogitsAdjustment(NamedTuple):
         allowed: all other ids become impossible; None allows every id.
         forbidden: arrays of ids that become impossible.
         forbidden_ranges: (first, end) of ids that become impossible.
-        forbidden_mask: [vocab] ids that become impossible; complete after ``SamplingBatch.masks_filled``.
+        mask: [vocab or more] added to the logits, 0 or -inf; complete after ``SamplingBatch.masks_filled``.
         timestamp_begin: where the ids from here on are together likelier than any single id below, those
             below become impossible (Whisper's rule, arXiv:2212.04356); None: no such rule.
     """
@@ -48,7 +48,7 @@ class LogitsAdjustment(NamedTuple):
     allowed: Ids | None = None
     forbidden: tuple[Ids, ...] = ()
     forbidden_ranges: tuple[tuple[int, int], ...] = ()
-    forbidden_mask: npt.NDArray[np.bool_] | None = None
+    mask: Row | None = None
     timestamp_begin: int | None = None
 
     def apply(self, row: Row) -> None:
@@ -68,8 +68,8 @@ class LogitsAdjustment(NamedTuple):
             row[ids] = -np.inf
         for first, end in self.forbidden_ranges:
             row[first:end] = -np.inf
-        if self.forbidden_mask is not None:
-            np.copyto(row, -np.inf, where=self.forbidden_mask)
+        if self.mask is not None:
+            row += self.mask[: len(row)]
         begin = self.timestamp_begin
         if begin is not None and logsumexp(row[begin:]) > row[:begin].max():
             row[:begin] = -np.inf

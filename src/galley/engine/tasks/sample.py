@@ -116,7 +116,7 @@ class SampleTask(Task):
                     adjuster.accept(guesses[i])
             if self._grammar is not None:
                 adjustment = sampling.adjustments.get(draw) or LogitsAdjustment()
-                sampling.adjustments[draw] = adjustment._replace(forbidden_mask=masks[i])
+                sampling.adjustments[draw] = adjustment._replace(mask=masks[i])
             if self._logprobs is not None:
                 sampling.drawn_logprobs[draw] = self._logprobs
             if self._scores:
