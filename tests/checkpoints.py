@@ -228,6 +228,37 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "sliding_window": 20,
         "swiglu_limit": 1.5,
     },
+    "llama4": {
+        "model_type": "llama4_text",
+        "head_dim": 14,
+        "intermediate_size": 37,
+        "intermediate_size_mlp": 53,
+        "num_hidden_layers": 4,
+        "num_local_experts": 5,
+        "interleave_moe_layer_step": 2,
+        "no_rope_layers": [1, 0, 1, 1],
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 1.0,
+            "original_max_position_embeddings": 64,
+            "rope_theta": 5000.0,
+        },
+    },
+    "llama4-plain": {
+        "model_type": "llama4_text",
+        "head_dim": 12,
+        "intermediate_size": 37,
+        "intermediate_size_mlp": 53,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "use_qk_norm": False,
+        "attention_bias": True,
+        "attention_chunk_size": 200,
+        "attn_temperature_tuning": False,
+        "no_rope_layers": [0, 1],
+    },
     "mixtral": {
         "model_type": "mixtral",
         "num_local_experts": 5,
@@ -347,7 +378,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 LATENT = frozenset({"deepseek-v2", "deepseek-v2-groups", "deepseek-v3"})
 """Variants whose keys and values are kept as latents."""
 
-ROUTED = frozenset({"glm4-moe", "mixtral", "qwen2-moe", "qwen3-moe"}) | LATENT
+ROUTED = (
+    frozenset({"glm4-moe", "llama4", "llama4-plain", "mixtral", "qwen2-moe", "qwen3-moe"}) | LATENT
+)
 """Variants in which a rounding may send a row to another expert; in the others it goes to all."""
 
 MIXTURES = ROUTED | {"olmoe", "gpt-oss"}

@@ -43,11 +43,19 @@ using Products = std::vector<Product>;
 
 // How gate and up meet: silu(gate) * up, or if there is a limit, as in gpt-oss, both clamped to it,
 // gate * sigmoid(alpha * gate) * (up + 1).
+// `scaled_inputs`: a row's weight scales what its expert reads. Without biases that is scaling both
+// products.
 struct Gating {
     float alpha, limit;
+    bool scaled_inputs;
 
     // What silu(gate) * up is that, of both.
-    void prepare(int64_t width, float* gate, float* up) const {
+    void prepare(int64_t width, float weight, float* gate, float* up) const {
+        if (scaled_inputs)
+            for (int64_t i = 0; i < width; ++i) {
+                gate[i] *= weight;
+                up[i] *= weight;
+            }
         if (limit == 0.0f) return;
         for (int64_t i = 0; i < width; ++i) {
             gate[i] = alpha * std::min(gate[i], limit);
@@ -85,6 +93,8 @@ class ExpertsOp : public Op {
         require(per_token_ > 0 && per_token_ <= experts(),
                 "more experts are chosen than there are");
         require(gating_.limit >= 0.0f && gating_.alpha > 0.0f, "a limit is negative");
+        require(!gating_.scaled_inputs || (gate_[0].bias.empty() && up_[0].bias.empty()),
+                "experts with biases have scaled inputs");
         hidden_ = gate_[0].weight->matrix().depth;
         width_ = gate_[0].weight->matrix().outputs;
         for (int64_t n = 0; n < experts(); ++n) {
@@ -121,8 +131,8 @@ class ExpertsOp : public Op {
         add_items(e, gate_, x, gate);
         add_items(e, up_, x_up, up);
         multiply(e);
-        each(e, 4 * width_, [&](int64_t i, int64_t expert, int64_t) {
-            gating_.prepare(width_, gate.floats(i), up.floats(i));
+        each(e, 4 * width_, [&](int64_t i, int64_t expert, int64_t row) {
+            gating_.prepare(width_, weight_of(e, row, expert), gate.floats(i), up.floats(i));
             silu_mul_->run(gate.floats(i), up.floats(i), 0.0f, width_, gate.floats(i));
             down_[expert].take(e.kernels, gate.floats(i), up.at(i));
         });
@@ -210,13 +220,21 @@ class ExpertsOp : public Op {
                    });
     }
 
+    // With which a row counts for an expert that it chose; 1 if that stands in for one that does
+    // not exist.
+    float weight_of(const Execution& e, int64_t row, int64_t expert) const {
+        const float* routes = e.row(routes_, row);
+        const float* found = std::find(routes, routes + per_token_, static_cast<float>(expert));
+        return found == routes + per_token_ ? 1.0f : found[per_token_];
+    }
+
     void add_up(const Execution& e, const Rows& made, int64_t r) const {
         const float* weights = e.row(routes_, r) + per_token_;
         const int64_t* places = e.experts.places.data() + r * per_token_;
         float* y = e.row(y_, r);
         for (int64_t i = 0; i < per_token_; ++i) {
             const float* from = made.floats(places[i]);
-            const float weight = weights[i];
+            const float weight = gating_.scaled_inputs ? 1.0f : weights[i];
             if (i == 0)
                 for (int64_t c = 0; c < hidden_; ++c) y[c] = weight * from[c];
             else
@@ -264,14 +282,15 @@ void bind_experts(ProgramClass& program) {
         [](Program& p, const ProductFields& gate, const ProductFields& up,
            const ProductFields& down, const std::optional<Floats>& gate_bias,
            const std::optional<Floats>& up_bias, const std::optional<Floats>& down_bias,
-           int64_t per_token, float alpha, float limit, SlotFields work, SlotFields x,
-           SlotFields routes, SlotFields y) {
+           int64_t per_token, float alpha, float limit, bool scaled_inputs, SlotFields work,
+           SlotFields x, SlotFields routes, SlotFields y) {
             append<ExpertsOp>(p, products(gate, gate_bias), products(up, up_bias),
-                              products(down, down_bias), per_token, Gating{alpha, limit},
-                              slot(work), slot(x), slot(routes), slot(y));
+                              products(down, down_bias), per_token,
+                              Gating{alpha, limit, scaled_inputs}, slot(work), slot(x),
+                              slot(routes), slot(y));
         },
         "gate"_a, "up"_a, "down"_a, "gate_bias"_a.none(), "up_bias"_a.none(), "down_bias"_a.none(),
-        "per_token"_a, "alpha"_a, "limit"_a, "work"_a, "x"_a, "routes"_a, "y"_a);
+        "per_token"_a, "alpha"_a, "limit"_a, "scaled_inputs"_a, "work"_a, "x"_a, "routes"_a, "y"_a);
 }
 
 }  // namespace galley

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Llama4Config,
+    Llama4ForConditionalGeneration,
+)
 
 from galley.calibration.quantize import check_dense
 from galley.engine.read_model import read_model
@@ -18,7 +24,7 @@ from galley.formats.json_file import read_json
 from galley.graph.program import Program
 from galley.models import registry
 from galley.models.registry import build_program
-from tests.checkpoints import VARIANTS, make_checkpoint, make_tokenizer, random_ids
+from tests.checkpoints import SHAPE, VARIANTS, make_checkpoint, make_tokenizer, random_ids
 from tests.conftest import CheckpointMaker
 from tests.models import seed_oss
 from tests.models.chunks import executor_of, run_chunks
@@ -48,6 +54,7 @@ def test_every_family_has_a_variant() -> None:
     assert {v["model_type"] for v in VARIANTS.values()} == {*registry.FAMILIES} - {
         "whisper",
         "gemma3",
+        "llama4",
     }
 
 
@@ -70,6 +77,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("phi3-longrope", {"partial_rotary_factor": 1.0, "head_dim": 16}, "short_factor"),
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("smollm3", {"no_rope_layers": [1, 0, 1]}, "no_rope_layers"),
+    ("llama4", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
+    ("llama4", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+    ("llama4", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "use_qk_norm"),
+    ("llama4", {"floor_scale": 1}, "floor_scale"),
     ("granite", {"logits_scaling": 0}, "logits_scaling"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
     ("glm4-moe", {"n_group": 5}, "n_group"),
@@ -156,6 +167,43 @@ def test_gemma_3_that_reads_images_answers_text(executor: Any, tmp_path: Path) -
         expected = model(input_ids=torch.tensor([ids])).logits[0].numpy()
     got = run_chunks(executor_of(tmp_path, executor=executor), ids, [60, 30], first_block=0)
     assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("executor", ["reference", "cpu"])
+def test_llama_4_that_reads_images_answers_text(executor: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    image = {"hidden_size": 16, "intermediate_size": 64, "num_attention_heads": 2}
+    image |= {"num_hidden_layers": 1, "image_size": 28, "patch_size": 14, "vision_output_dim": 16}
+    image |= {"projector_input_dim": 16, "projector_output_dim": 16}
+    config = Llama4Config(text_config={**SHAPE, **VARIANTS["llama4"]}, vision_config=image)
+    model = Llama4ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    make_tokenizer(tmp_path)
+    ids = random_ids(1, 90)
+    with torch.inference_mode():
+        expected = model.language_model(torch.tensor([ids])).logits[0].numpy()
+    got = run_chunks(executor_of(tmp_path, executor=executor), ids, [60, 30], first_block=0)
+    assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("changes", "context"),
+    [
+        ({}, 8191),
+        ({"attn_temperature_tuning": 4}, 8191),
+        ({"attn_temperature_tuning": False}, 8192),
+        ({"attn_temperature_tuning": False, "attention_chunk_size": None}, 65536),
+        ({"attention_chunk_size": 512}, 512),
+        ({"floor_scale": 100, "no_rope_layers": [1] * 4}, 8192),
+        ({"attention_chunk_size": 64, "no_rope_layers": [0] * 4}, 8191),
+    ],
+    ids=str,
+)
+def test_llama_4_ends_where_chunks_or_temperatures_begin(
+    changes: dict[str, Any], context: int, checkpoint: CheckpointMaker
+) -> None:
+    config = config_of("llama4", checkpoint, max_position_embeddings=65536, layer_types=None)
+    assert build_program({**config, **changes}).max_positions == context
 
 
 def test_pythia_as_its_checkpoints_say_it(tmp_path: Path) -> None:

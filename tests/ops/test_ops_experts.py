@@ -23,12 +23,12 @@ HIDDEN, WIDTH, VOCAB = 40, 27, 64
 EXPERTS, PER_TOKEN = 6, 3
 
 
-def described(g: Tracer, **routing: Any) -> Buffer:
+def described(g: Tracer, *, scaled_inputs: bool = False, **routing: Any) -> Buffer:
     """Rows of two tables are a layer's input and its router's logits: tests choose both."""
     x = g.embed("x", vocab=VOCAB, width=HIDDEN)
     routes = g.route(g.embed("router", vocab=VOCAB, width=EXPERTS), **routing)
     names = [ExpertNames(*(f"{i}.{part}" for part in ExpertNames._fields)) for i in range(EXPERTS)]
-    y = g.select_rows(g.experts(x, routes, names, WIDTH))
+    y = g.select_rows(g.experts(x, routes, names, WIDTH, scaled_inputs=scaled_inputs))
     return g.linear(y, "head", HIDDEN)
 
 
@@ -140,7 +140,9 @@ def test_routes_are_those_taken_by_hand(data: st.DataObject) -> None:
         assert np.allclose(outputs(executor, [*range(VOCAB)]), hand, rtol=1e-5, atol=0), routing
 
 
-def by_hand(weights: dict[str, DenseWeight], rows: list[int]) -> Floats:
+def by_hand(
+    weights: dict[str, DenseWeight], rows: list[int], *, scaled_inputs: bool = False
+) -> Floats:
     values = {
         name: w.data.view(np.float32).reshape(w.shape).astype(np.float64)
         for name, w in weights.items()
@@ -153,6 +155,8 @@ def by_hand(weights: dict[str, DenseWeight], rows: list[int]) -> Floats:
         for n, weight in zip(found[:PER_TOKEN], found[PER_TOKEN:], strict=True):
             gate, up, down = (values[f"{int(n)}.{part}"] for part in ExpertNames._fields)
             x = values["x"][row]
+            if scaled_inputs:
+                x, weight = weight * x, 1.0
             inner = gate @ x / (1 + np.exp(-(gate @ x))) * (up @ x)
             total[at] += weight * (down @ inner)
     return total.astype(np.float32)
@@ -169,14 +173,15 @@ ROUTERS: dict[str, Floats] = {
 }
 
 
+@pytest.mark.parametrize("scaled_inputs", [False, True])
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize("factory", [ReferenceExecutor, CpuExecutor])
-def test_experts_are_summed_as_by_hand(factory: Any, router: str) -> None:
-    program = program_of()
+def test_experts_are_summed_as_by_hand(factory: Any, router: str, scaled_inputs: bool) -> None:
+    program = program_of(scaled_inputs=scaled_inputs)
     weights = weights_of(program, router=ROUTERS[router])
     executor = executor_of(factory, program, weights, options())
     for rows in ([7], [*range(VOCAB)], [3, 3, 3, 9]):
-        expected = by_hand(weights, rows)
+        expected = by_hand(weights, rows, scaled_inputs=scaled_inputs)
         got = outputs(executor, rows)
         assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
 

@@ -82,6 +82,8 @@ class Checkpoint:
         weights = typed_weights(quantization, self._stored())
         if self.config.get("model_type") == "gpt_oss":
             return UnstackedExperts(weights, outputs_last=quantization is None)
+        if self.config.get("model_type") in ("llama4", "llama4_text"):
+            return UnstackedExperts(weights, outputs_last=True, by_turns=False)
         if self.config.get("model_type") in LATENT_FAMILIES:
             return HeadMatrices(weights, self.config)
         return weights

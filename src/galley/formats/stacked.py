@@ -1,7 +1,8 @@
-"""gpt-oss' experts, which its checkpoints stack in one tensor, as tensors of their own.
+"""Experts that checkpoints of gpt-oss and Llama 4 stack in one tensor, as tensors of their own.
 
-``NAME.experts.gate_up_proj`` has the columns of gate and up by turns; what is read of it, and of
-``down_proj`` and the biases, is named as other families name it: ``NAME.experts.3.gate_proj.weight``.
+``NAME.experts.gate_up_proj`` has the columns of gate and up by turns (gpt-oss), or first all of gate's
+(Llama 4); what is read of it, and of ``down_proj`` and the biases, is named as other families name it:
+``NAME.experts.3.gate_proj.weight``.
 """
 
 import re
@@ -17,12 +18,11 @@ STACKED: Final = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(_bias)?")
 
 
 class Part(NamedTuple):
-    """One expert's part of a stacked tensor: rows ``first``, ``first + step``, ... of its outputs."""
+    """One expert's part of a stacked tensor: these rows of its outputs."""
 
     stack: str
     expert: int
-    first: int
-    step: int
+    rows: slice
     is_bias: bool
 
 
@@ -32,14 +32,16 @@ class UnstackedExperts(Weights):
     Args:
         weights: all tensors.
         outputs_last: stacked matrices are [experts, inputs, outputs], not [experts, outputs, inputs].
+        by_turns: gate and up are; else one is before the other.
 
     Raises:
         UnsupportedModel: a stacked tensor has another number of dimensions, or is no floats.
     """
 
-    def __init__(self, weights: Weights, *, outputs_last: bool) -> None:
+    def __init__(self, weights: Weights, *, outputs_last: bool, by_turns: bool = True) -> None:
         self._weights = weights
         self._outputs_last = outputs_last
+        self._by_turns = by_turns
         self._parts: dict[str, Part] = {}
         self._others: dict[str, None] = {}
         self._last: DenseWeight | None = None
@@ -56,13 +58,17 @@ class UnstackedExperts(Weights):
             raise UnsupportedModel(
                 f"tensor {name} has shape {list(shape)} and is {kind}; expected the floats of all experts"
             )
-        places = {"down_proj": (0, 1)}
+        places = {"down_proj": slice(None)}
         if role == "gate_up_proj":
-            places = {"gate_proj": (0, 2), "up_proj": (1, 2)}
-        for part, (first, step) in places.items():
+            half = shape[-1 if bias or self._outputs_last else 1] // 2
+            gate, up = slice(0, half), slice(half, None)
+            if self._by_turns:
+                gate, up = slice(0, None, 2), slice(1, None, 2)
+            places = {"gate_proj": gate, "up_proj": up}
+        for part, rows in places.items():
             for expert in range(shape[0]):
                 made = f"{owner}.{expert}.{part}.{'bias' if bias else 'weight'}"
-                self._parts[made] = Part(name, expert, first, step, bool(bias))
+                self._parts[made] = Part(name, expert, rows, bool(bias))
 
     def info(self, name: str) -> TensorInfo:
         """See :class:`Weights`."""
@@ -71,9 +77,9 @@ class UnstackedExperts(Weights):
             return self._weights.info(self._other(name))
         shape, kind = self._weights.info(part.stack)
         if part.is_bias:
-            return TensorInfo((len(range(part.first, shape[1], part.step)),), kind)
+            return TensorInfo((_count(part.rows, shape[1]),), kind)
         depth, outputs = shape[1:] if self._outputs_last else shape[:0:-1]
-        return TensorInfo((len(range(part.first, outputs, part.step)), depth), kind)
+        return TensorInfo((_count(part.rows, outputs), depth), kind)
 
     def __getitem__(self, name: str) -> Weight:
         part = self._parts.get(name)
@@ -83,7 +89,7 @@ class UnstackedExperts(Weights):
         values = stack.data.view(f"<u{WEIGHT_TYPES[stack.dtype]}").reshape(stack.shape)[part.expert]
         if self._outputs_last and not part.is_bias:
             values = values.T
-        values = np.ascontiguousarray(values[part.first :: part.step])
+        values = np.ascontiguousarray(values[part.rows])
         return DenseWeight(name, stack.dtype, values.shape, values.reshape(-1).view(np.uint8))
 
     def _other(self, name: str) -> str:
@@ -106,3 +112,7 @@ class UnstackedExperts(Weights):
 
     def __len__(self) -> int:
         return len(self._others) + len(self._parts)
+
+
+def _count(rows: slice, outputs: int) -> int:
+    return len(range(*rows.indices(outputs)))

@@ -6,7 +6,8 @@ Models are described in these, and every executor implements all of them:
 embed           token ids -> rows of ``weight`` [vocab, width]
 linear          x [T, k] @ ``weight`` [n, k]^T (+ ``bias`` [n])
 rms_norm        x * rsqrt(mean(x^2) + eps) * (``weight`` + ``offset``), over each group of
-                ``head_dim`` columns (all columns when head_dim is the width); arXiv:1910.07467
+                ``head_dim`` columns (all columns when head_dim is the width); arXiv:1910.07467.
+                Without ``weight``, which some have not, the last factor is 1
 rope            rotates pairs of each head's first 2 * len(inv_freq) columns by position *
                 inv_freq, times ``scale``; the others stay; arXiv:2104.09864. A pair is a column
                 of their first half and that of the second, or neighbours if ``adjacent``
@@ -48,7 +49,9 @@ experts         x, routes -> the weighted sum, in the order of the choices, of
                 silu(x ``gate``^T) * (x ``up``^T) ``down``^T. Each role lists one matrix an expert. An
                 expert's weights are read once for all rows that chose it, those of others never.
                 ``limit`` > 0 makes of gate's and up's products g and u, g at most ``limit`` and u
-                within it, g * sigmoid(``alpha`` * g) * (u + 1); arXiv:2508.10925
+                within it, g * sigmoid(``alpha`` * g) * (u + 1); arXiv:2508.10925. With
+                ``scaled_inputs`` a choice's weight scales the x that its expert reads, and the sum
+                is a plain one; such experts have no biases
 sigmoid_scale   x * sigmoid(b), b [T, 1]
 ==============  ================================================================================
 
@@ -169,6 +172,7 @@ _ROUTE: Final = (
 )
 _EXPERT: Final = frozenset({"gate", "up", "down"})
 _EXPERT_BIAS: Final = ("gate_bias", "up_bias", "down_bias")
+_EXPERTS: Final = ("per_token", "alpha", "limit", "scaled_inputs")
 _SINKS: Final = frozenset({"sinks"})
 _BLUE: Final = "#cfe3ff"
 _GREEN: Final = "#d9f2d9"
@@ -192,7 +196,7 @@ def _rms_norm(inputs: int = 1, outputs: int = 1) -> Signature:
     return Signature(
         inputs,
         outputs,
-        weights=_WEIGHT,
+        optional=_WEIGHT,
         attrs=_NORM,
         arguments=("weight", "eps", "width", "layout"),
         per_row=True,
@@ -279,8 +283,8 @@ _OPS: Final[Mapping[str, Signature]] = {
         weights=_EXPERT,
         optional=frozenset(_EXPERT_BIAS),
         matrices=_EXPERT,
-        attrs=("per_token", "alpha", "limit", "inputs"),
-        arguments=("gate", "up", "down", *_EXPERT_BIAS, "per_token", "alpha", "limit", "work"),
+        attrs=(*_EXPERTS, "inputs"),
+        arguments=("gate", "up", "down", *_EXPERT_BIAS, *_EXPERTS, "work"),
         per_row=True,
         multiplies=True,
         apart=True,

@@ -94,7 +94,7 @@ class Tracer:
     def rms_norm(
         self,
         x: Buffer,
-        weight: str,
+        weight: str | None,
         *,
         eps: float,
         head_dim: int | None = None,
@@ -102,7 +102,7 @@ class Tracer:
     ) -> Buffer:
         """Over the whole row, or each head if ``head_dim`` is given; ``offset`` is added to the weight."""
         group = head_dim or x.width
-        weights = {"weight": self._weight(weight, group)}
+        weights = {} if weight is None else {"weight": self._weight(weight, group)}
         attrs = {"eps": eps, "head_dim": group, "offset": offset}
         return self._emit("rms_norm", (x,), x.width, weights, **attrs)
 
@@ -268,19 +268,23 @@ class Tracer:
         biases: Sequence[ExpertNames] = (),
         alpha: float = 1.0,
         limit: float = 0.0,
+        scaled_inputs: bool = False,
     ) -> Buffer:
         """What the experts of ``routes`` make of x, ``width`` wide inside; ``names`` has each expert's.
 
-        ``biases`` names vectors, none or each expert's; for ``alpha`` and ``limit`` see the op table.
+        ``biases`` names vectors, none or each expert's; for ``alpha``, ``limit`` and ``scaled_inputs`` see
+        the op table.
         """
+        assert not (biases and scaled_inputs)
         shapes = {"gate": (width, x.width), "up": (width, x.width), "down": (x.width, width)}
         weights: dict[str, tuple[str, ...]] = {}
         for i, (role, shape) in enumerate(shapes.items()):
             weights[role] = tuple(self._weight(n[i], *shape)[0] for n in names)
             if biases:
                 weights[f"{role}_bias"] = tuple(self._weight(n[i], shape[0])[0] for n in biases)
-        attrs = {"per_token": routes.width // 2, "alpha": alpha, "limit": limit, "inputs": {}}
-        return self._emit("experts", (x, routes), x.width, weights, **attrs)
+        attrs = {"alpha": alpha, "limit": limit, "scaled_inputs": scaled_inputs, "inputs": {}}
+        per_token = routes.width // 2
+        return self._emit("experts", (x, routes), x.width, weights, per_token=per_token, **attrs)
 
     def sigmoid_scale(self, x: Buffer, gate: Buffer) -> Buffer:
         """x * sigmoid(gate), where ``gate`` has one column."""

@@ -57,7 +57,8 @@ class DecoderConfig:
         ropes: of each layer; None turns nothing.
         windows: of each layer, in tokens; 0 is full attention.
         tied: the embedding is the output projection.
-        qk_norm: norms of q and k, over each "head" or over the whole "width".
+        qk_norm: norms of q and k, over each "head" or over the whole "width"; "plain" ones, over each head,
+            have no weights, and are in layers that turn alone.
         fused_qkv: one tensor has q, k and v: all heads of each, or "head" by head the three.
         fused_mlp: one tensor has gate and up (``gate_up_proj``).
         norm_offset: added to the weights of norms.
@@ -287,10 +288,12 @@ def _attention(g: Tracer, c: DecoderConfig, h: Buffer, name: str, layer: int) ->
             scale=c.attention_scale,
         )
     q, k, v = _qkv(g, c, h, name)
-    if c.qk_norm:
+    if c.qk_norm in ("head", "width"):
         group = c.head_dim if c.qk_norm == "head" else None
         q = _norm(g, c, q, name, "q_norm", group)
         k = _norm(g, c, k, name, "k_norm", group)
+    elif c.qk_norm == "plain" and c.ropes[layer]:
+        q, k = (g.rms_norm(x, None, eps=c.eps, head_dim=c.head_dim) for x in (q, k))
     if rope := c.ropes[layer]:
         q, k = (_turned(g, x, rope, c.head_dim) for x in (q, k))
     mixed = g.attention(

@@ -28,7 +28,7 @@ class Experts:
         shared_gate: what that gives is scaled by a sigmoid.
         router: name of the matrix that makes the logits, which may have a bias.
         expert_bias: an expert's matrices have biases.
-        alpha, limit: see ``experts`` there.
+        alpha, limit, scaled_inputs: see ``experts`` there.
         block: name of the whole within a layer.
         shared: name of the MLP within that.
         parts: names of an expert's gate, up and down.
@@ -52,6 +52,7 @@ class Experts:
     expert_bias: bool = False
     alpha: float = 1.0
     limit: float = 0.0
+    scaled_inputs: bool = False
     block: str = "mlp"
     shared: str = "shared_expert"
     parts: ExpertNames = GATE_UP_DOWN
@@ -151,6 +152,7 @@ def describe_experts(g: Tracer, m: Experts, h: Buffer, layer: str) -> Buffer:
         biases=biases if m.expert_bias else (),
         alpha=m.alpha,
         limit=m.limit,
+        scaled_inputs=m.scaled_inputs,
     )
     return g.add(routed, _shared(g, m, h, name)) if m.shared_width else routed
 

@@ -24,6 +24,8 @@ FAMILIES: Final[Mapping[str, str]] = {
     "gpt_oss": "galley.models.gpt_oss",
     "granite": "galley.models.granite",
     "llama": "galley.models.llama",
+    "llama4": "galley.models.llama4",
+    "llama4_text": "galley.models.llama4",
     "mistral": "galley.models.mistral",
     "mixtral": "galley.models.mixtral",
     "olmo2": "galley.models.olmo2",

@@ -13,7 +13,7 @@ HARMLESS: Final = re.compile(
     r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)"  # buffers that early transformers saved
     r"|.*\.(masked_bias|attn\.bias|attention\.bias)"  # causal masks, saved as buffers
     r"|(model\.)?mtp(_layers)?\..*"  # multi-token prediction
-    r"|(vision_tower|multi_modal_projector)\..*"  # what reads images for a model of text
+    r"|(vision_tower|vision_model|multi_modal_projector)\..*"  # what reads images for a model of text
 )
 """Tensors that may be there unread: they follow from the config, or draft tokens or read images."""
 

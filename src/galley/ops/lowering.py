@@ -115,8 +115,10 @@ class Lowered:
         if name in signature.weights | signature.optional:
             offset = op.attrs.get("offset", 0.0) if name == "weight" else 0.0
             vectors = [matrices.vector(tensor).reshape(-1) for tensor in op.weights.get(name, ())]
+            if not vectors:  # a norm without weights is one of ones
+                return np.ones(op.attrs["head_dim"], np.float32) if name == "weight" else None
             # A norm's offset is part of its weights: what adds to them is added once.
-            return np.concatenate(vectors) + np.float32(offset) if vectors else None
+            return np.concatenate(vectors) + np.float32(offset)
         return op.attrs[name]
 
     @cached_property

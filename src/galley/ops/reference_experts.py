@@ -55,7 +55,11 @@ def gated(gate: torch.Tensor, up: torch.Tensor, attrs: Mapping[str, Any]) -> tor
 
 
 def expert_sum(
-    x: torch.Tensor, routes: torch.Tensor, run: Callable[[int, torch.Tensor], torch.Tensor]
+    x: torch.Tensor,
+    routes: torch.Tensor,
+    run: Callable[[int, torch.Tensor], torch.Tensor],
+    *,
+    scaled_inputs: bool,
 ) -> torch.Tensor:
     """The op ``experts`` of one tile.
 
@@ -66,6 +70,7 @@ def expert_sum(
         x: [rows, hidden].
         routes: as :func:`route` makes them.
         run: what an expert, by its number, makes of x.
+        scaled_inputs: weights scale what experts read, not what they make.
 
     Returns:
         [rows, hidden], added up in the order of the choices.
@@ -74,8 +79,11 @@ def expert_sum(
     made = x.new_zeros((*chosen.shape, x.shape[1]), dtype=torch.float32)
     for expert in sorted(set(chosen.long().flatten().tolist())):
         mine = chosen == expert
-        made[mine] = run(expert, x).float()[mine.nonzero()[:, 0]]
+        read = x
+        if scaled_inputs:
+            read = x * weights.masked_fill(~mine, 0.0).sum(-1, keepdim=True).to(x.dtype)
+        made[mine] = run(expert, read).float()[mine.nonzero()[:, 0]]
     total = torch.zeros_like(made[:, 0])
     for i in range(chosen.shape[1]):
-        total = total + made[:, i] * weights[:, i : i + 1]
+        total = total + (made[:, i] if scaled_inputs else made[:, i] * weights[:, i : i + 1])
     return total.to(x.dtype)

@@ -204,15 +204,14 @@ class ReferenceOps:
         return out
 
     def _rms_norm(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        weight, eps, offset = (
-            self._weights[op.tensor("weight")],
-            op.attrs["eps"],
-            op.attrs["offset"],
-        )
+        weight = self._weights[op.tensor("weight")] if op.weights else None
+        eps, offset = op.attrs["eps"], op.attrs["offset"]
 
         def norm(tile: torch.Tensor) -> torch.Tensor:
             x = tile.float().reshape(TILE, -1, op.attrs["head_dim"])
             x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+            if weight is None:
+                return x.to(self._dtype).reshape(TILE, -1)
             # Families whose weights have an offset round after the product, the others before.
             x = x * (weight.float() + offset) if offset else weight * x.to(self._dtype)
             return x.to(self._dtype).reshape(TILE, -1)
@@ -351,7 +350,8 @@ class ReferenceOps:
             gate, up = product("gate", expert, x), product("up", expert, x)
             return product("down", expert, gated(gate, up, op.attrs))
 
-        return [expert_sum(x, routes, run) for x, routes in zip(*inputs, strict=True)]
+        scaled = op.attrs["scaled_inputs"]
+        return [expert_sum(x, r, run, scaled_inputs=scaled) for x, r in zip(*inputs, strict=True)]
 
     def _sigmoid_scale(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         return [x * torch.sigmoid(gate) for x, gate in zip(*inputs, strict=True)]

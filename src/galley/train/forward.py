@@ -91,7 +91,7 @@ def _heads(x: Tensor, dim: int) -> Tensor:
 
 def _rms_norm(op: Op, step: _Step, inputs: list[Tensor]) -> Tensor:
     (x,), dim = inputs, op.attrs["head_dim"]
-    weight = step.weight(op) + op.attrs["offset"]
+    weight = step.weight(op) + op.attrs["offset"] if op.weights else None
     heads = _heads(x, dim)
     return functional.rms_norm(heads, (dim,), weight, op.attrs["eps"]).flatten(-2)
 
