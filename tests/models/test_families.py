@@ -206,6 +206,18 @@ def test_llama_4_ends_where_chunks_or_temperatures_begin(
     assert build_program({**config, **changes}).max_positions == context
 
 
+def test_llama_4_agrees_to_the_end_of_its_context(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama4", attention_chunk_size=60, floor_scale=61)
+    ids = random_ids(1, 60)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    executor = executor_of(folder, executor="cpu")
+    assert build_program(read_json(folder / "config.json")).max_positions == len(ids)
+    got = run_chunks(executor, ids, [40, 20], first_block=0)
+    assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
 def test_pythia_as_its_checkpoints_say_it(tmp_path: Path) -> None:
     """config.json of transformers 4, and the buffers that were saved with the tensors."""
     config: dict[str, Any] = {"rotary_pct": 0.5, "rotary_emb_base": 5000, "hidden_act": "gelu"}
