@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint test-clients audit schema soak fuzz sanitize bench demo-model demo-draft-model demo-speech-model clean
+.PHONY: help run test lint test-clients audit schema soak fuzz sanitize bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
 
 help:
 	@echo "make run         serve the bundled models, show what they answer, keep serving (PORT=8000)"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench       measure latency and throughput of the server"
 	@echo "make demo-model  train the bundled model again (up to two hours on two cores)"
 	@echo "make demo-draft-model  distil the bundled draft model again (some 20 minutes on a core)"
+	@echo "make demo-embedding-model  train the bundled embedding model again (some 5 minutes on a core)"
 	@echo "make demo-speech-model  train the bundled speech model (needs espeak-ng; about two hours)"
 	@echo "make clean       remove the virtual environment and the caches"
 
@@ -76,6 +77,9 @@ demo-model: $(VENV)/.installed-dev
 
 demo-draft-model: $(VENV)/.installed-dev
 	$(BIN)/python -m recipes.draft.train
+
+demo-embedding-model: $(VENV)/.installed-dev
+	$(BIN)/python -m recipes.embed.train
 
 demo-speech-model: $(VENV)/.installed-dev
 	$(BIN)/python -m recipes.speech.train

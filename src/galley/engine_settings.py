@@ -64,7 +64,8 @@ class EngineSettings:
     model: str = setting(
         "",
         "Model",
-        "folder, GGUF file, hub id, short name or bundled model (galley-demo, galley-demo-speech)",
+        "folder, GGUF file, hub id, short name or bundled model (galley-demo, galley-demo-embed, "
+        "galley-demo-speech)",
     )
     revision: str = setting("main", "Model", "branch, tag or commit of a hub id")
     dtype: DType = setting(

@@ -57,12 +57,13 @@ def resolve(
 
 
 def test_the_bundled_models_have_names_and_nothing_means_the_first() -> None:
-    from galley.demo import DRAFT_DIR, MODEL_DIR
+    from galley.demo import DRAFT_DIR, EMBED_DIR, MODEL_DIR
     from galley.demo.speech import SPEECH_MODEL_DIR
 
     assert resolve_model("") == resolve_model("galley-demo") == MODEL_DIR
     assert resolve_model("galley-demo-speech") == SPEECH_MODEL_DIR
     assert resolve_model("galley-demo-draft") == DRAFT_DIR
+    assert resolve_model("galley-demo-embed") == EMBED_DIR
 
 
 def test_an_existing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from galley.api.errors import ApiError
 from galley.api.messages import Strict
 from galley.errors import Conflict, ModelError, ModelNotFound, RequestError
 from galley.formats.hub_cache import remove
-from galley.formats.source import BUNDLED, BUNDLED_SPEECH, hub_name, resolve_model
+from galley.formats.source import BUNDLED_MODELS, hub_name, resolve_model
 from galley.gateway.daemon_thread import in_daemon_thread
 from galley.gateway.registry import Registry
 
@@ -130,7 +130,7 @@ async def delete(models: Registry, asked: str) -> OllamaProgress:
         ApiError: it is not there.
     """
     name, _ = _meant(models, asked)
-    if name in ("", BUNDLED, BUNDLED_SPEECH):
+    if name in ("", *BUNDLED_MODELS):
         raise RequestError(f"{asked} comes with Galley, and goes with it", param="model")
     if served := _serving(models, name):
         raise Conflict(f"{name} is served as {served!r}, whose engine may have to start again")
@@ -146,7 +146,7 @@ def _meant(models: Registry, asked: str) -> tuple[str, str]:
     for served in models:
         if asked.removesuffix(":latest") == served.name:
             return served.settings.model, served.settings.revision
-    if asked in (BUNDLED, BUNDLED_SPEECH):
+    if asked in BUNDLED_MODELS:
         return asked, "main"
     name = hub_name(asked)
     if name is None:

@@ -1,5 +1,6 @@
 """``galley embed``: texts to vectors, with the engine in this process."""
 
+import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from galley.cli.report import say_written
 from galley.cli.terminal import progress
 from galley.engine_settings import EngineSettings
 from galley.errors import RequestError, SettingsError
+from galley.formats.source import BUNDLED_EMBED
 
 _TOGETHER: Final = 256
 """Texts in one batch, whose vectors are written before the next is read."""
@@ -47,10 +49,12 @@ def embed(
     """Make vectors of TEXTS, or of those in a file, with a model of embeddings.
 
     A line of JSON for each text, in their order: {"index": 0, "text": "...", "embedding": [...]}.
+    Without --model it is the bundled galley-demo-embed.
     """
     if bool(texts) == (file is not None):
         raise SettingsError("give texts, or --file FILE with a text a line")
     settings = flags.settings()
+    settings = dataclasses.replace(settings, model=settings.model or BUNDLED_EMBED)
     start_logging(settings)
     from galley.llm import LLM
 

@@ -1,4 +1,4 @@
-"""The bundled language model, a small call-centre assistant, its draft model, and its held-out sets."""
+"""The bundled call-centre assistant, its draft model, a model of embeddings, and held-out sets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ MODEL_DIR: Path = Path(__file__).parent / "model"
 DRAFT_DIR: Path = Path(__file__).parent / "draft"
 """Folder of a smaller model of the same vocabulary, which guesses for it."""
 
+EMBED_DIR: Path = Path(__file__).parent / "embed"
+"""Folder of a model of embeddings, which finds the queue of a call and the entry for a question."""
+
 DATA_DIR: Path = Path(__file__).parent / "data"
 """Folder of the fixed held-out sets."""
 
-__all__ = ["DATA_DIR", "DRAFT_DIR", "MODEL_DIR"]
+__all__ = ["DATA_DIR", "DRAFT_DIR", "EMBED_DIR", "MODEL_DIR"]

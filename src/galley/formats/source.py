@@ -11,8 +11,9 @@ from galley.formats.gguf_file import is_gguf, split_files
 
 BUNDLED: Final = "galley-demo"
 BUNDLED_DRAFT: Final = "galley-demo-draft"
+BUNDLED_EMBED: Final = "galley-demo-embed"
 BUNDLED_SPEECH: Final = "galley-demo-speech"
-BUNDLED_MODELS: Final = (BUNDLED, BUNDLED_DRAFT, BUNDLED_SPEECH)
+BUNDLED_MODELS: Final = (BUNDLED, BUNDLED_DRAFT, BUNDLED_EMBED, BUNDLED_SPEECH)
 """Names of the bundled models. They cannot be hub ids, which have a slash."""
 
 OnBytes = Callable[[int, int], None]
@@ -96,7 +97,7 @@ def hub_name(model: str) -> str | None:
 
 
 def _bundled(name: str) -> Path:
-    from galley.demo import DRAFT_DIR, MODEL_DIR
+    from galley.demo import DRAFT_DIR, EMBED_DIR, MODEL_DIR
     from galley.demo.speech import SPEECH_MODEL_DIR
 
     if name == BUNDLED_SPEECH and not (SPEECH_MODEL_DIR / "model.safetensors").exists():
@@ -104,7 +105,12 @@ def _bundled(name: str) -> Path:
             f"{BUNDLED_SPEECH} comes with Galley's source, not with its wheel, which is kept small: "
             "run from a checkout (make run), or give another speech model"
         )
-    return {BUNDLED_DRAFT: DRAFT_DIR, BUNDLED_SPEECH: SPEECH_MODEL_DIR}.get(name, MODEL_DIR)
+    others = {
+        BUNDLED_DRAFT: DRAFT_DIR,
+        BUNDLED_EMBED: EMBED_DIR,
+        BUNDLED_SPEECH: SPEECH_MODEL_DIR,
+    }
+    return others.get(name, MODEL_DIR)
 
 
 def resolve_config(model: str, *, revision: str = "main") -> Path:
