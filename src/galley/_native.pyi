@@ -313,6 +313,7 @@ class Program:
         per_token: int,
         alpha: float,
         limit: float,
+        scaled_inputs: bool,
         work: Slot,
         x: Slot,
         routes: Slot,

@@ -61,7 +61,7 @@ def ops() -> dict[str, tuple[Any, ...]]:
         "cross_attention": (0, 4, 1.0, X, Y),
         "cross_weights": (0, 4, [1, 2], 0, 1.0, X),
         "route": (None, 8, 2, "softmax", True, 1.0, 4, 2, 1, X, Y),
-        "experts": (expert, expert, expert, *BIASES, 2, 1.0, 0.0, WORK, X, Y, Z),
+        "experts": (expert, expert, expert, *BIASES, 2, 1.0, 0.0, False, WORK, X, Y, Z),
         "sigmoid_scale": (WIDTH, X, Y, Z),
     }
 
@@ -179,7 +179,11 @@ def test_layers_that_do_not_exist_are_refused(name: str) -> None:
         ("route", (None, 8, 2, "softmax", True, 1.0, 4, 5, 1, X, Y), "more groups are kept"),
         ("route", (None, 8, 2, "softmax", True, 1.0, 4, 2, 3, X, Y), "not so many experts"),
         ("route", (None, 8, 2, "argmax", True, 1.0, 4, 2, 1, X, Y), "neither softmax nor sigmoid"),
-        ("experts", ([], [], [], None, None, None, 1, 1.0, 0.0, WORK, X, Y, Z), "three matrices"),
+        (
+            "experts",
+            ([], [], [], None, None, None, 1, 1.0, 0.0, False, WORK, X, Y, Z),
+            "three matrices",
+        ),
         ("sigmoid_scale", (WIDTH + 1, X, Y, Z), "narrower"),
         ("lora", ([(0, 0, 8)], WIDTH, WIDTH, X, Y, Z), "in its place"),
         ("lora", ([(0, 8, WIDTH)], WIDTH, WIDTH, X, Y, X), "do not lie in the buffer"),
@@ -200,6 +204,13 @@ def test_widths_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         append(name, arguments)
+
+
+def test_experts_with_biases_have_no_scaled_inputs() -> None:
+    arguments = list(ops()["experts"])
+    arguments[next(i for i, argument in enumerate(arguments) if argument is False)] = True
+    with pytest.raises(ValueError, match="experts with biases"):
+        append("experts", tuple(arguments))
 
 
 def test_logits_of_all_rows_need_room_for_all() -> None:
