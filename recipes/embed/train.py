@@ -46,9 +46,7 @@ class Recipe:
     rate: float = 2e-3
     warmup: int = 40
     temperature: float = 0.05
-    garbled: float = (
-        0.1  # share of tokens that become any token, so that unknown words do little harm
-    )
+    garbled: float = 0.1  # share of tokens that become any token: unknown words do little harm
     longest: int = 128  # tokens of a text in training
     seed: int = 31
     whole: float = 0.3  # share of callers who say more than their problem
