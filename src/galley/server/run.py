@@ -87,9 +87,24 @@ def serve(settings: Settings, spawner: Spawner | None = None) -> int:
             "choose another --host or --port (0 picks a free one)"
         )
         return 1
-    with listener, asyncio.Runner() as runner, closing(tracing) if tracing else nullcontext():
-        models = Registry(settings, spawner)
-        return runner.run(_Run(models, tenants, listener, encryption, tracing).until_stopped())
+    with listener, closing(tracing) if tracing else nullcontext():
+        run = _Run(Registry(settings, spawner), tenants, listener, encryption, tracing)
+        return _completed(run)
+
+
+def _completed(run: "_Run") -> int:
+    """The exit code of one life of the server, which is 1 where there was no memory for a thread of it."""
+    code: int | None = None
+    try:
+        with asyncio.Runner() as runner:
+            code = runner.run(run.until_stopped())
+    except RuntimeError as error:
+        # The runner, too, starts a thread: to end those of its executor.
+        if "start new thread" not in str(error):
+            raise
+        if code is None:
+            _complain(f"cannot go on: {error}; allow more memory (container limit, ulimit -v)")
+    return 1 if code is None else code
 
 
 class _Run:
