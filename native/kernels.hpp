@@ -101,7 +101,7 @@ struct LowRank {
 
 // kPairs: bfloat16 whose products are taken two at a time. Not for the paged cache: a token's
 // values lie beside its neighbour's, which must be finite.
-enum class KvType : int32_t { kF32, kBF16, kInt8, kPairs };
+enum class KvType : int32_t { kF32, kBF16, kInt8, kInt4, kPairs };
 
 // One layer's cache: [blocks][kv_heads] pieces of `head_bytes`, each of them
 //
@@ -111,6 +111,16 @@ enum class KvType : int32_t { kF32, kBF16, kInt8, kPairs };
 //           key and of its value stands for
 //
 // of kPairs keys are [key_dim / 2][16][2] and values [8][padded_value_dim][2].
+//
+// kInt4 has integers n from 0 to 15, two in a byte, that stand for low + scale * n
+// (galley/ops/reference_kv.py):
+//
+//   keys    [key_dim / 2][16] bytes: of a token, an even column (low half) and the next one
+//   values  [16][padded_value_dim / 2] bytes: of sixteen columns, the first eight (low halves) and
+//           the last eight
+//   scales  [4][16] bfloat16: of a token's key scale and low, of its value scale and low
+//
+// Keys are divided by `factors` before they are rounded, and queries multiplied.
 struct Cache {
     uint8_t* data;
     KvType type;
@@ -121,6 +131,7 @@ struct Cache {
     int64_t values;
     int64_t scales;
     int64_t head_bytes;
+    const float* factors;  // [kv_heads][key_dim] powers of two; null: 1. For kInt4 alone
 };
 
 // Rows of one sequence, or of one encoder input, against one KV head: `tokens` consecutive tokens,

@@ -44,6 +44,7 @@ KvType kv_type_named(const std::string& name) {
     if (name == "float32") return KvType::kF32;
     if (name == "bfloat16") return KvType::kBF16;
     if (name == "int8") return KvType::kInt8;
+    if (name == "int4") return KvType::kInt4;
     throw std::invalid_argument("unknown KV type '" + name + "'");
 }
 
@@ -219,12 +220,13 @@ NB_MODULE(_native, m) {
         .def(
             "add_kv_layer",
             [](Runtime& r, int64_t kv_heads, int64_t key_dim, int64_t value_dim,
-               const std::string& type, int64_t group, std::optional<int64_t> page) {
+               const std::string& type, int64_t group, std::optional<int64_t> page,
+               std::vector<float> factors) {
                 r.add_kv_layer(kv_heads, key_dim, value_dim, kv_type_named(type), group,
-                               page.value_or(r.kv_pages()));
+                               page.value_or(r.kv_pages()), std::move(factors));
             },
             "kv_heads"_a, "key_dim"_a, "value_dim"_a, "type"_a, "group"_a = 0,
-            "page"_a = nb::none())
+            "page"_a = nb::none(), "factors"_a = std::vector<float>())
         .def("set_pause", &Runtime::set_pause, "pause"_a)
         .def("kv_bytes_per_block", &Runtime::kv_bytes_per_block)
         .def("allocate_kv", &Runtime::allocate_kv, "blocks"_a)

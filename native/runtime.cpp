@@ -5,17 +5,39 @@
 #include <stdexcept>
 
 namespace galley {
+namespace {
+
+int64_t bits_of(KvType type) {
+    switch (type) {
+        case KvType::kF32:
+            return 32;
+        case KvType::kInt8:
+            return 8;
+        case KvType::kInt4:
+            return 4;
+        default:
+            return 16;
+    }
+}
+
+// Of one token, beside its integers.
+int64_t scale_bytes(KvType type) {
+    return type == KvType::kInt8   ? 2 * sizeof(float)
+           : type == KvType::kInt4 ? 4 * sizeof(uint16_t)
+                                   : 0;
+}
+
+}  // namespace
 
 Cache cache_of(int64_t kv_heads, int64_t key_dim, int64_t value_dim, KvType type) {
     constexpr int64_t kLine = 64;
-    const int64_t element = type == KvType::kF32 ? 4 : type == KvType::kInt8 ? 1 : 2;
+    const bool two = type == KvType::kPairs || type == KvType::kInt4;  // columns of a key together
     const int64_t padded = round_up(value_dim, kLanes);
-    const int64_t depth = type == KvType::kPairs ? round_up(key_dim, 2) : key_dim;
-    const int64_t values = round_up(kBlockTokens * depth * element, kLine);
-    const int64_t scales = values + kBlockTokens * padded * element;
-    const int64_t scale_bytes = type == KvType::kInt8 ? 2 * kBlockTokens * sizeof(float) : 0;
-    const int64_t bytes = round_up(scales + scale_bytes, kLine);
-    return {nullptr, type, kv_heads, key_dim, value_dim, padded, values, scales, bytes};
+    const int64_t depth = two ? round_up(key_dim, 2) : key_dim;
+    const int64_t values = round_up(kBlockTokens * depth * bits_of(type) / 8, kLine);
+    const int64_t scales = values + kBlockTokens * padded * bits_of(type) / 8;
+    const int64_t bytes = round_up(scales + kBlockTokens * scale_bytes(type), kLine);
+    return {nullptr, type, kv_heads, key_dim, value_dim, padded, values, scales, bytes, nullptr};
 }
 
 Runtime::Runtime(const Kernels& kernels, int threads, const std::vector<int>& cpus)
@@ -28,7 +50,7 @@ void Runtime::pause_if_due() {
 }
 
 void Runtime::add_kv_layer(int64_t kv_heads, int64_t key_dim, int64_t value_dim, KvType type,
-                           int64_t group, int64_t page) {
+                           int64_t group, int64_t page, std::vector<float> factors) {
     const Cache cache = cache_of(kv_heads, key_dim, value_dim, type);
     const int64_t bytes = cache.kv_heads * cache.head_bytes;
     const auto pages = static_cast<int64_t>(pages_.size());
@@ -37,8 +59,13 @@ void Runtime::add_kv_layer(int64_t kv_heads, int64_t key_dim, int64_t value_dim,
     if (page == pages) pages_.push_back({bytes, Memory()});
     if (pages_[page].block_bytes != bytes)
         throw std::invalid_argument("layers whose blocks differ in size cannot share a page");
+    const bool factored = !factors.empty();
+    if (factored &&
+        (type != KvType::kInt4 || static_cast<int64_t>(factors.size()) != kv_heads * key_dim))
+        throw std::invalid_argument("factors are of each column of int4 keys");
     groups_ = std::max(groups_, group + 1);
-    layers_.push_back({cache, group, page});
+    layers_.push_back({cache, group, page, std::move(factors)});
+    if (factored) layers_.back().cache.factors = layers_.back().factors.data();
 }
 
 int64_t Runtime::kv_bytes_per_block() const {

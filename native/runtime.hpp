@@ -34,8 +34,9 @@ class Runtime {
     // A layer of KV group `group` (see galley.graph.program.KVGroup). Layers of different groups
     // with the same `page` share its memory: a block belongs to one group at a time. Throws
     // std::invalid_argument if their blocks differ in size, or pages do not follow each other.
+    // `factors`: as Cache has them, or none.
     void add_kv_layer(int64_t kv_heads, int64_t key_dim, int64_t value_dim, KvType type,
-                      int64_t group, int64_t page);
+                      int64_t group, int64_t page, std::vector<float> factors);
     int64_t kv_groups() const { return groups_; }
     int64_t kv_pages() const { return static_cast<int64_t>(pages_.size()); }
     int64_t kv_layers() const { return static_cast<int64_t>(layers_.size()); }
@@ -66,6 +67,7 @@ class Runtime {
     struct Layer {
         Cache cache;
         int64_t group, page;
+        std::vector<float> factors;
     };
     struct Page {
         int64_t block_bytes;

@@ -1,7 +1,10 @@
 // Attention's products in vector registers.
 #pragma once
 
+#include <type_traits>
+
 #include "attention_rows.hpp"
+#include "kv_int4.hpp"
 
 namespace galley {
 namespace GALLEY_ISA {
@@ -13,19 +16,31 @@ constexpr int kColumns = kWidth == 16 ? 4 : 1;
 template <class T>
 struct VectorProducts : AttendRows {
     using Its = Operands<T>;
-    static constexpr int64_t kDepth = Its::kDepth;
+    using Read = Values<T>;
+    static constexpr int64_t kDepth = Its::kDepth, kRoom = Its::kRoom;
+    static constexpr bool kInt8 = std::is_same_v<T, int8_t>;
+    static constexpr bool kInt4 = std::is_same_v<T, PairInt4>;
 
-    float* queries;  // for each tile of rows [key_dim / kDepth][rows of the tile]
+    float* queries;  // for each tile of rows [key_dim / kDepth][rows of the tile][kRoom]
+    // Of kInt4 alone: each query's sum, and what the lows of a span's values add to each column.
+    float* sums_of_queries;  // [rows]
+    float* lows;             // [rows]
 
     explicit VectorProducts(const Attend& attend)
         : AttendRows(attend, attend.tokens * attend.group,
-                     reinterpret_cast<float*>(attend.scratch) +
-                         attend.tokens * attend.group * up(attend.cache.key_dim, kLanes)),
-          queries(reinterpret_cast<float*>(attend.scratch)) {
+                     reinterpret_cast<float*>(attend.scratch) + room_before_scores(attend)),
+          queries(reinterpret_cast<float*>(attend.scratch)),
+          sums_of_queries(scores - (kInt4 ? 2 * up(rows, kLanes) : 0)),
+          lows(scores - (kInt4 ? up(rows, kLanes) : 0)) {
         for (int64_t row = 0; row < rows; row += kRows) {
             const int64_t count = rows - row < kRows ? rows - row : kRows;
-            for (int64_t r = 0; r < count; ++r)
-                Its::pack(query(row + r), cache.key_dim, queries + row * depth() + r, count);
+            for (int64_t r = 0; r < count; ++r) {
+                float* to = queries + (row * depth() + r) * kRoom;
+                if constexpr (kInt4)
+                    pack_scaled(row + r, to, count);
+                else
+                    Its::pack(query(row + r), cache.key_dim, to, count);
+            }
         }
     }
 
@@ -34,7 +49,7 @@ struct VectorProducts : AttendRows {
     // Columns of scores that are softened together.
     static constexpr int kTogether = 1;
     // Whether the weights become bfloat16.
-    static constexpr bool kRounds = kDepth == 2;
+    static constexpr bool kRounds = Read::kDepth == 2;
 
     // Of all rows and the keys from `span` on.
     void score_span(int64_t span, int64_t keys) const {
@@ -43,13 +58,21 @@ struct VectorProducts : AttendRows {
             score_rows<kRows>(rows - row, row, span, columns);
     }
 
-    // Weights take the place of scores, of which kDepth fill a float; those of int8 values carry
-    // the scales.
+    // Weights take the place of scores, of which pairs of bfloat16 fill a float; those of integers
+    // carry the scales.
     void put_weights(int64_t row, int64_t span, int64_t c, const Floats (&p)[kTogether]) const {
         float* s = scores + row * kSpan;
-        if constexpr (sizeof(T) == 1)
+        if constexpr (kInt4) {
+            uint8_t* from = piece_of(span + c);
+            const Floats low = load_bf16(ranges(cache, from, 3));
+            // What lies behind the last key has no weight, but might be infinite.
+            Floats added = p[0] * low;
+            GALLEY_PARTS added.p[i] = p[0].p[i] == FloatPart{} ? FloatPart{} : added.p[i];
+            lows[row] = (c ? lows[row] : 0.0f) + sum(added);
+            store(s + c, p[0] * load_bf16(ranges(cache, from, 2)));
+        } else if constexpr (kInt8)
             store(s + c, p[0] * load(value_scales(cache, piece_of(span + c))));
-        else if constexpr (kDepth == 2)
+        else if constexpr (Read::kDepth == 2)
             store_bf16(reinterpret_cast<uint16_t*>(s) + c, p[0]);
         else
             store(s + c, p[0]);
@@ -62,6 +85,28 @@ struct VectorProducts : AttendRows {
     }
 
   private:
+    static int64_t room_before_scores(const Attend& attend) {
+        const int64_t some = attend.tokens * attend.group;
+        return some * up(attend.cache.key_dim, kLanes) + (kInt4 ? 2 * up(some, kLanes) : 0);
+    }
+
+    // A query times the factors that its keys are divided by.
+    void pack_scaled(int64_t row, float* to, int64_t stride) const {
+        const float* q = query(row);
+        const float* factors = cache.factors ? cache.factors + a.kv_head * cache.key_dim : nullptr;
+        Floats total = splat(0.0f);
+        for (int64_t d = 0; d < cache.key_dim; d += kLanes) {
+            const int64_t left = cache.key_dim - d;
+            Floats x = load_some(q + d, left);
+            if (factors) x = x * load_some(factors + d, left);
+            total = total + x;
+            float some[kLanes];
+            store(some, x);
+            Its::pack(some, least(kLanes, left), to + d / kDepth * stride * kRoom, stride);
+        }
+        sums_of_queries[row] = sum(total);
+    }
+
     // R rows against C blocks of keys from `at` on, which are columns `column` of the span.
     template <int R, int C>
     void score(int64_t row, int64_t at, int64_t column) const {
@@ -74,7 +119,7 @@ struct VectorProducts : AttendRows {
             GALLEY_UNROLL for (int r = 0; r < R; ++r) acc[r][c] = splat(0.0f);
         }
         constexpr int64_t kBytes = kBlockTokens * sizeof(T);  // for each d
-        const float* q = queries + row * depth();
+        const float* q = queries + row * depth() * kRoom;
         const bool first = row == 0;
         for (int64_t d = 0; d < depth(); ++d) {
             typename Its::Lanes key[C];
@@ -83,21 +128,32 @@ struct VectorProducts : AttendRows {
                 key[c] = load_operands(keys[c] + d * kBlockTokens);
             }
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-                const auto query = Its::spread(q + d * R + r);
+                const auto query = Its::spread(q + (d * R + r) * kRoom);
                 GALLEY_UNROLL for (int c = 0; c < C; ++c) acc[r][c] =
                     Its::dot(acc[r][c], query, key[c]);
             }
         }
         GALLEY_UNROLL for (int c = 0; c < C; ++c) {
             const Floats unit = unit_of_keys(at + c * kBlockTokens);
-            GALLEY_UNROLL for (int r = 0; r < R; ++r)
-                store(scores + (row + r) * kSpan + column + c * kBlockTokens, acc[r][c] * unit);
+            const Floats low = low_of_keys(at + c * kBlockTokens);
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                Floats score = acc[r][c] * unit;
+                if constexpr (kInt4) score = fma(splat(sums_of_queries[row + r]), low, score);
+                store(scores + (row + r) * kSpan + column + c * kBlockTokens, score);
+            }
         }
     }
 
     Floats unit_of_keys(int64_t at) const {
-        if constexpr (sizeof(T) > 1) return splat(a.scale);
-        return splat(a.scale) * load(key_scales(cache, piece_of(at)));
+        if constexpr (kInt4)
+            return splat(a.scale) * load_bf16(ranges(cache, piece_of(at), 0));
+        else if constexpr (kInt8)
+            return splat(a.scale) * load(key_scales(cache, piece_of(at)));
+        return splat(a.scale);
+    }
+    Floats low_of_keys(int64_t at) const {
+        if constexpr (kInt4) return splat(a.scale) * load_bf16(ranges(cache, piece_of(at), 1));
+        return splat(0.0f);
     }
 
     template <int R>
@@ -118,28 +174,30 @@ struct VectorProducts : AttendRows {
         const int64_t padded = cache.padded_value_dim;
         float* mixed = sums.mixed + row * padded + d;
         Floats acc[R][D];
-        GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int i = 0; i < D; ++i)
+        GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int i = 0; i < D; ++i) {
             acc[r][i] = load(mixed + r * padded + i * kLanes) * splat(shrink[row + r]);
-        constexpr int64_t kBytes = D * kLanes * sizeof(T);  // for each key
-        const int64_t offset = cache.values + d * static_cast<int64_t>(sizeof(T));
+            if constexpr (kInt4) acc[r][i] = acc[r][i] + splat(lows[row + r]);
+        }
+        constexpr int64_t kBytes = D * Read::kBytes;  // for each key
+        const int64_t stride = padded / kLanes * Read::kBytes;
+        const int64_t offset = cache.values + d / kLanes * Read::kBytes;
         const bool first = row == 0 && offset % kLine == 0;
         for (int64_t at = 0; at < keys; at += kBlockTokens) {
-            const T* v = reinterpret_cast<const T*>(piece_of(span + at) + offset);
+            const uint8_t* v = piece_of(span + at) + offset;
             const uint8_t* next = piece_after(span + at) + offset;
             const int64_t left = keys - at < kBlockTokens ? keys - at : kBlockTokens;
-            const int64_t end = (left + kDepth - 1) / kDepth;
-            const float* p = scores + row * kSpan + at / kDepth;
+            const int64_t end = (left + Read::kDepth - 1) / Read::kDepth;
+            const float* p = scores + row * kSpan + at / Read::kDepth;
             for (int64_t j = 0; j < end; ++j) {
                 if (first)
-                    for (int64_t b = 0; b < kBytes; b += kLine)
-                        fetch(next + j * padded * static_cast<int64_t>(sizeof(T)) + b);
-                typename Its::Lanes value[D];
+                    for (int64_t b = 0; b < kBytes; b += kLine) fetch(next + j * stride + b);
+                typename Read::Lanes value[D];
                 GALLEY_UNROLL for (int i = 0; i < D; ++i) value[i] =
-                    load_operands(v + j * padded + i * kLanes);
+                    Read::read(v + j * stride + i * Read::kBytes);
                 GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-                    const auto weight = Its::spread(p + r * kSpan + j);
+                    const auto weight = Read::spread(p + r * kSpan + j);
                     GALLEY_UNROLL for (int i = 0; i < D; ++i) acc[r][i] =
-                        Its::dot(acc[r][i], weight, value[i]);
+                        Read::dot(acc[r][i], weight, value[i]);
                 }
             }
         }

@@ -1,6 +1,5 @@
 // Keys and values on their way into the cache, of one token or of a whole block.
-#include "kv.hpp"
-
+#include "kv_int4.hpp"
 #include "rounding.hpp"
 #include "tables.hpp"
 
@@ -73,6 +72,38 @@ void write<PairBF16>(const Cache& c, const float* k, const float* v, int64_t blo
     }
 }
 
+// A head's key and value of one token.
+void write_int4(const Cache& c, const float* k, const float* v, const float* factors, uint8_t* to,
+                int64_t slot) {
+    const Range keys = range_of(k, factors, c.key_dim), values = range_of(v, nullptr, c.value_dim);
+    const float all[] = {keys.scale, keys.low, values.scale, values.low};
+    for (int i = 0; i < 4; ++i) ranges(c, to, i)[slot] = to_bf16(all[i]);
+    int8_t q[kLanes];
+    for (int64_t d = 0; d < c.key_dim; d += kLanes) {
+        store_bytes(q, round(keys, load_over(k, factors, d, c.key_dim, keys.low)));
+        const int64_t left = least(kLanes, c.key_dim - d);
+        if (left % 2) q[left] = 0;
+        for (int64_t i = 0; i < left; i += 2)
+            to[(d + i) / 2 * kBlockTokens + slot] = static_cast<uint8_t>(q[i] | q[i + 1] << 4);
+    }
+    uint8_t* out = to + c.values + slot * c.padded_value_dim / 2;
+    for (int64_t d = 0; d < c.value_dim; d += kLanes, out += kLanes / 2) {
+        store_bytes(q, round(values, load_some(v + d, c.value_dim - d, values.low)));
+        for (int64_t i = 0; i < kLanes / 2; ++i)
+            out[i] = static_cast<uint8_t>(q[i] | q[i + kLanes / 2] << 4);
+    }
+}
+
+const float* factors_of(const Cache& c, int64_t kv_head) {
+    return c.factors ? c.factors + kv_head * c.key_dim : nullptr;
+}
+
+template <>
+void write<PairInt4>(const Cache& c, const float* k, const float* v, int64_t block, int64_t slot) {
+    for (int64_t h = 0; h < c.kv_heads; ++h, k += c.key_dim, v += c.value_dim)
+        write_int4(c, k, v, factors_of(c, h), piece(c, block, h), slot);
+}
+
 // How elements T pass a transposition: `take` fills 16 lanes with kTaken elements each, `put`
 // writes one such lane of 16 tokens.
 template <class T>
@@ -132,7 +163,7 @@ void write_keys(const Rows& k, T* out, const Rounding* roundings) {
 }
 
 template <class T>
-void write_block(const Cache& c, const Rows& k, const Rows& v, uint8_t* to) {
+void write_block(const Cache& c, const Rows& k, const Rows& v, int64_t, uint8_t* to) {
     Rounding keys[kBlockTokens] = {}, values[kBlockTokens] = {};
     if constexpr (sizeof(T) == 1)
         for (int64_t t = 0; t < kBlockTokens; ++t) {
@@ -148,7 +179,14 @@ void write_block(const Cache& c, const Rows& k, const Rows& v, uint8_t* to) {
 }
 
 template <>
-void write_block<PairBF16>(const Cache& c, const Rows& k, const Rows& v, uint8_t* to) {
+void write_block<PairInt4>(const Cache& c, const Rows& k, const Rows& v, int64_t kv_head,
+                           uint8_t* to) {
+    for (int64_t t = 0; t < kBlockTokens; ++t)
+        write_int4(c, k[t], v[t], factors_of(c, kv_head), to, t);
+}
+
+template <>
+void write_block<PairBF16>(const Cache& c, const Rows& k, const Rows& v, int64_t, uint8_t* to) {
     const Rounding none[kBlockTokens] = {};
     write_keys(k, reinterpret_cast<PairBF16*>(to), none);
     PairBF16* out = reinterpret_cast<PairBF16*>(to + c.values);
@@ -173,8 +211,9 @@ void write_kv_block(const Cache& c, const float* k, int64_t k_stride, const floa
     for (int64_t h = 0; h < c.kv_heads; ++h) {
         const Rows keys = {k + h * c.key_dim, k_stride, c.key_dim};
         const Rows values = {v + h * c.value_dim, v_stride, c.value_dim};
-        with_element(
-            c.type, [&](auto e) { write_block<decltype(e)>(c, keys, values, piece(c, block, h)); });
+        with_element(c.type, [&](auto e) {
+            write_block<decltype(e)>(c, keys, values, h, piece(c, block, h));
+        });
     }
 }
 

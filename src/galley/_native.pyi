@@ -147,8 +147,12 @@ class Runtime:
         type: str,
         group: int = 0,
         page: int | None = None,
+        factors: list[float] = [],
     ) -> None:
-        """A layer of a KV group; layers of different groups may share a ``page``, by default none do."""
+        """A layer of a KV group; layers of different groups may share a ``page``, by default none do.
+
+        ``factors``: by which int4 keys are divided and queries multiplied, [kv_heads * key_dim]; none: 1.
+        """
 
     def set_pause(self, pause: Callable[[], None]) -> None:
         """Call it between two ops, about once a millisecond. It may wait, and raise."""

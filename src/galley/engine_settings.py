@@ -16,7 +16,7 @@ DType = Literal["auto", "float32", "bfloat16"]
 ExecutorName = Literal["auto", "cpu", "reference"]
 Quantize = Literal["auto", "float32", "bf16", "f16", "int8", "int4"]
 Activations = Literal["auto", "float32", "bfloat16", "int8"]
-KVType = Literal["auto", "float32", "bfloat16", "int8"]
+KVType = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 ToolParser = Literal[
     "auto",
     "off",
@@ -89,9 +89,9 @@ class EngineSettings:
     kv_dtype: KVType = setting(
         "auto",
         "Model",
-        "type of the KV cache (int8: executor cpu only); auto: as dtype, but bfloat16 if weights are "
-        "quantized and nothing asks for float32, and int8 if a speech model's weights are integers "
-        "(executor cpu)",
+        "type of the KV cache (executor reference: as dtype, or rounded as int8 or int4); auto: as dtype, "
+        "but bfloat16 if weights are quantized and nothing asks for float32, and int8 if a speech model's "
+        "weights are integers (executor cpu)",
     )
     engine: str = setting(
         NATIVE_ENGINE,

@@ -126,8 +126,9 @@ class LLM(Closable):
             dtype: type for ``quantize`` and ``kv_dtype`` where these are "auto"; "auto": the type of the
                 checkpoint's matrices.
             quantize: type of the weights; "auto": ``dtype``.
-            kv_dtype: type of the KV cache (int8: executor "cpu" only); "auto": ``dtype``, but "bfloat16" if
-                weights are quantized and nothing asks for float32 (executor "cpu").
+            kv_dtype: type of the KV cache (executor "reference": as ``dtype``, or rounded as int8 or int4);
+                "auto": ``dtype``, but "bfloat16" if weights are quantized and nothing asks for float32
+                (executor "cpu").
             executor: implementation that runs the model; "auto": "cpu" on device "cpu", else "reference".
             max_model_len: context limit in tokens; default: the model's own.
             kv_cache_tokens: size of the KV cache; default: from the memory available.

@@ -14,7 +14,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "revision": TEXT,
     "dtype": st.sampled_from(["auto", "float32", "bfloat16"]),
     "quantize": st.sampled_from(["auto", "float32", "bf16", "int8", "int4"]),
-    "activations": st.sampled_from(["auto", "float32", "bfloat16", "int8"]),
+    "activations": st.sampled_from(["auto", "float32", "bfloat16", "int8", "int4"]),
     "kv_dtype": st.sampled_from(["auto", "float32", "bfloat16", "int8"]),
     "executor": st.sampled_from(["auto", "cpu", "reference"]),
     "engine": TEXT,

@@ -27,6 +27,7 @@ from galley.ops.isa import choose_isa
 from galley.ops.kinds import plan_activations, plan_kinds
 from galley.ops.packing import pack
 from galley.ops.reference import ReferenceExecutor
+from galley.ops.reference_kv import round_int4
 from galley.ops.reference_ops import Step
 from galley.ops.tiles import Tiles
 from galley.quant.rtn import quantize_int4, quantize_int8, rounded_kind
@@ -48,7 +49,7 @@ LAYERS: Final[tuple[tuple[Quantize, Activations], ...]] = (
     ("int4", "float32"),
 )
 """Weights, and what they are multiplied with: every kind of linear layer."""
-KV_TYPES: Final[tuple[KVType, ...]] = ("float32", "bfloat16", "int8")
+KV_TYPES: Final[tuple[KVType, ...]] = ("float32", "bfloat16", "int8", "int4")
 
 
 def as_weight(values: Floats) -> DenseWeight:
@@ -217,6 +218,7 @@ ROUNDING: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "float32": lambda x: x,
     "bfloat16": lambda x: x.bfloat16().float(),
     "int8": round_int8,
+    "int4": round_int4,
 }
 _DEQUANTIZED: Final[Mapping[str, Callable[[DenseWeight], Floats]]] = {
     "float32": to_float32,

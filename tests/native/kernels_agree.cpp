@@ -376,7 +376,8 @@ int main() {
     check_linears();
     check_embeddings();
     check_row_ops();
-    for (KvType type : {KvType::kF32, KvType::kBF16, KvType::kInt8, KvType::kPairs}) {
+    for (KvType type :
+         {KvType::kF32, KvType::kBF16, KvType::kInt8, KvType::kInt4, KvType::kPairs}) {
         check_attention(type, 1, 64, 64, 0);
         check_attention(type, 7, 34, 34, 0);
         check_attention(type, 2, 48, 16, 600);

@@ -267,7 +267,12 @@ def test_what_an_evicted_block_held_does_not_show(isa: str, kv_type: str) -> Non
 
 
 def test_a_block_takes_the_bytes_of_its_type() -> None:
-    for kv_type, element, scales in (("float32", 4, 0), ("bfloat16", 2, 0), ("int8", 1, 4)):
+    for kv_type, element, scales in (
+        ("float32", 4, 0),
+        ("bfloat16", 2, 0),
+        ("int8", 1, 4),
+        ("int4", 0.5, 4),
+    ):
         runtime = _native.Runtime(ISAS[0], 1, [])
         runtime.add_kv_layer(8, 64, 64, kv_type)
         block = 2 * BLOCK_TOKENS * 8 * (64 * element + scales)
@@ -275,8 +280,8 @@ def test_a_block_takes_the_bytes_of_its_type() -> None:
         runtime.add_kv_layer(4, 192, 128, kv_type)
         block += BLOCK_TOKENS * 4 * ((192 + 128) * element + 2 * scales)
         assert runtime.kv_bytes_per_block() == block
-    with pytest.raises(ValueError, match="unknown KV type 'int4'"):
-        runtime.add_kv_layer(8, 64, 64, "int4")
+    with pytest.raises(ValueError, match="unknown KV type 'int2'"):
+        runtime.add_kv_layer(8, 64, 64, "int2")
 
 
 @pytest.mark.parametrize(

@@ -118,4 +118,5 @@ GALLEY_INLINE void keep_in_registers(Floats&) {}
 }  // namespace galley
 
 #include "bf16_widened.hpp"
+#include "nibbles.hpp"
 #include "powers.hpp"

@@ -33,6 +33,9 @@ struct Floats {
 struct Ints {
     IntPart p[kParts];
 };
+struct FloatsPair {
+    Floats first, second;
+};
 struct Bytes {  // 64 of them
     UintPart p[kParts];
 };

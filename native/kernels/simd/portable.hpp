@@ -110,4 +110,5 @@ GALLEY_INLINE void keep_in_registers(Floats&) {}
 
 #include "bf16_widened.hpp"
 #include "int8_unsigned.hpp"
+#include "nibbles.hpp"
 #include "powers.hpp"

@@ -63,6 +63,29 @@ GALLEY_INLINE Ints load_uint8(const uint8_t* a) {
         _mm_loadl_epi64(reinterpret_cast<const __m128i*>(a + i * kWidth)));
     return r;
 }
+// Eight bytes: their lower halves, then their upper ones.
+GALLEY_INLINE Floats load_nibbles(const uint8_t* a) {
+    const __m128i low = _mm_set1_epi8(15);
+    const __m128i both = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(a));
+    const __m128i halves[] = {_mm_and_si128(both, low),
+                              _mm_and_si128(_mm_srli_epi16(both, 4), low)};
+    Floats r;
+    GALLEY_PARTS r.p[i] = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(halves[i]));
+    return r;
+}
+// Sixteen bytes: their lower halves, and their upper ones.
+GALLEY_INLINE FloatsPair load_nibble_pairs(const uint8_t* a) {
+    const __m128i low = _mm_set1_epi8(15);
+    const __m128i both = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a));
+    const __m128i first = _mm_and_si128(both, low);
+    const __m128i second = _mm_and_si128(_mm_srli_epi16(both, 4), low);
+    FloatsPair r;
+    GALLEY_PARTS r.first.p[i] =
+        _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(i ? _mm_srli_si128(first, 8) : first));
+    GALLEY_PARTS r.second.p[i] =
+        _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(i ? _mm_srli_si128(second, 8) : second));
+    return r;
+}
 GALLEY_INLINE Floats load_bf16(const uint16_t* a) {
     Floats r;
     GALLEY_PARTS {

@@ -49,6 +49,22 @@ GALLEY_INLINE Ints load_int8(const int8_t* a) {
 GALLEY_INLINE Ints load_uint8(const uint8_t* a) {
     return {(IntPart)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a)))};
 }
+// Eight bytes: their lower halves, then their upper ones.
+GALLEY_INLINE Floats load_nibbles(const uint8_t* a) {
+    const __m128i both = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(a));
+    const __m128i halves =
+        _mm_and_si128(_mm_unpacklo_epi64(both, _mm_srli_epi16(both, 4)), _mm_set1_epi8(15));
+    return {(FloatPart)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(halves))};
+}
+// Sixteen bytes: their lower halves, and their upper ones.
+GALLEY_INLINE FloatsPair load_nibble_pairs(const uint8_t* a) {
+    const __m128i low = _mm_set1_epi8(15);
+    const __m128i both = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a));
+    const __m128i first = _mm_and_si128(both, low);
+    const __m128i second = _mm_and_si128(_mm_srli_epi16(both, 4), low);
+    return {{(FloatPart)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(first))},
+            {(FloatPart)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(second))}};
+}
 GALLEY_INLINE Floats load_bf16(const uint16_t* a) {
     const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a));
     return {(FloatPart)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)};

@@ -71,7 +71,7 @@ def _kv_scales(stored: Stored) -> list[str]:
         return []
     return [
         f"{len(scales)} scales of keys and values (such as {scales[0].name}) are not needed: keys and "
-        "values are kept as kv_dtype says, int8 ones with a scale for each token and head"
+        "values are kept as kv_dtype says, integers with a scale for each token and head"
     ]
 
 

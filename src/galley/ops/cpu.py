@@ -28,6 +28,7 @@ from galley.ops.executor import (
     Table,
 )
 from galley.ops.isa import choose_isa, cpus_to_pin, naming
+from galley.ops.key_factors import key_factors
 from galley.ops.kinds import (
     main_activations,
     own_kinds,
@@ -50,7 +51,8 @@ class CpuExecutor:
 
     Between ops, rows are float32. A linear layer rounds its input to ``activations``: by itself bfloat16
     for ``bf16`` weights (AMX, AVX-512) and int8 with one scale a row for ``int8`` and ``int4``. Keys and
-    values are kept in ``kv_dtype``, int8 ones with one scale for each token and head.
+    values are kept in ``kv_dtype``, int8 ones with one scale for each token and head, int4 ones with a
+    scale and a least value, keys after division by factors of their columns (``ops/key_factors.py``).
     """
 
     cost: Cost
@@ -67,9 +69,16 @@ class CpuExecutor:
         matrices = Matrices(weights, program.kinds, threads=options.threads, cache=cache)
         with naming(options.threads):
             self._runtime = _native.Runtime(plan.isa, options.threads, cpus_to_pin(options.threads))
-            for kv, group, page in _pages(program):
+            factors = key_factors(program, weights) if options.kv_dtype == "int4" else None
+            for layer, (kv, group, page) in enumerate(_pages(program)):
                 self._runtime.add_kv_layer(
-                    kv.kv_heads, kv.key_dim, kv.value_dim, options.kv_dtype, group, page
+                    kv.kv_heads,
+                    kv.key_dim,
+                    kv.value_dim,
+                    options.kv_dtype,
+                    group,
+                    page,
+                    factors[layer].reshape(-1).tolist() if factors else [],
                 )
             self._decoder = decoder.built(self._runtime, matrices, program.vocab_size)
             self._encoder, self._aligner = (
@@ -360,7 +369,7 @@ def planned_step_costs(
     Args:
         program: as traced.
         kinds: of its matrices; see :func:`galley.ops.kinds.plan_kinds`.
-        kv_dtype: of keys and values in the cache: "float32", "bfloat16" or "int8".
+        kv_dtype: of keys and values in the cache: "float32", "bfloat16", "int8" or "int4".
         disable_pass: names of passes that are left out.
     """
     runs = run_passes(program.with_kinds(kinds), disable_pass)

@@ -201,7 +201,7 @@ class ExecutorOptions:
             "int4". Matrices that are
             integers in the checkpoint stay as they are.
         kinds: tensor name -> as ``quantize``, for dense matrices that become something else.
-        kv_dtype: of keys and values in the cache: "float32", "bfloat16" or "int8".
+        kv_dtype: of keys and values in the cache: "float32", "bfloat16", "int8" or "int4".
         device: where to run.
         threads: to compute with.
         activations: what the inputs of linear layers become: "float32", "bfloat16", "int8", or "auto" for

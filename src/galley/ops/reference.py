@@ -27,6 +27,7 @@ from galley.ops.executor import (
     ExecutorOptions,
 )
 from galley.ops.kinds import own_kinds, plan_kinds
+from galley.ops.reference_kv import ROUNDINGS, KVRounding
 from galley.ops.reference_ops import Factors, ReferenceOps, Step, places_in
 from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
 from galley.ops.tiles import Tiles
@@ -48,7 +49,8 @@ class ReferenceExecutor(ReferenceOps):
     """See :class:`galley.ops.executor.Executor`.
 
     Norms, softmax and rotation are computed in float32 whatever ``dtype`` is; products in ``dtype``.
-    Matrices are rounded as ``quantize`` says and kept in ``dtype``; activations are not rounded.
+    Matrices are rounded as ``quantize`` says and kept in ``dtype``, and so are keys and values where
+    ``kv_dtype`` is int8 or int4; activations are not rounded.
     """
 
     def __init__(self, program: Program, weights: Weights, options: ExecutorOptions) -> None:
@@ -67,10 +69,11 @@ class ReferenceExecutor(ReferenceOps):
                 f"disable_pass names {', '.join(options.disable_pass)}, but the reference executor "
                 "runs the program as it was traced; leave it out, or use executor 'cpu'"
             )
-        if options.kv_dtype != options.dtype:
+        if options.kv_dtype not in (options.dtype, *ROUNDINGS):
             raise SettingsError(
                 f"kv_dtype is {options.kv_dtype!r}, but the reference executor keeps keys and values "
-                f"in dtype, which is {options.dtype!r}; leave it out, or use executor 'cpu'"
+                f"in dtype, which is {options.dtype!r}, or rounds them as {' or '.join(ROUNDINGS)} "
+                "does; leave it out, or use executor 'cpu'"
             )
         self.activations = options.dtype
         self._program = program
@@ -84,6 +87,7 @@ class ReferenceExecutor(ReferenceOps):
         self._weights = {
             name: self._load(weights[name], kinds.get(name)) for name in program.all_shapes
         }
+        self._kv_rounding = KVRounding.of(options.kv_dtype, program, weights, self._device)
         self._adapters = [{} for _ in range(options.adapters)]
         self.forward_seconds = self.sample_seconds = 0.0
 

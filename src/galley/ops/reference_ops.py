@@ -12,6 +12,7 @@ from torch.nn.functional import embedding, gelu, layer_norm, linear, pad, silu
 from galley.graph.program import Op
 from galley.ops.executor import Batch, EncoderBatch, Integers, Ints, Table
 from galley.ops.reference_experts import expert_sum, gated, route
+from galley.ops.reference_kv import KVRounding
 from galley.ops.tiles import (
     TILE,
     Chunk,
@@ -85,6 +86,7 @@ class ReferenceOps:
         # Of each layer, [blocks, BLOCK_TOKENS, kv_heads, key_dim] and [..., value_dim].
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
+        self._kv_rounding: KVRounding | None = None
         self._group_of: Mapping[int, int] = {}
         """Layer -> its KV group."""
         self._adapters: list[dict[int, Factors]] = []
@@ -267,10 +269,16 @@ class ReferenceOps:
         """The layer's caches, in which the rows' keys and values are now."""
         a = op.attrs
         keys, values = self._keys[a["layer"]], self._values[a["layer"]]
-        for cache, tiles in ((keys, k), (values, v)):
-            shape = (-1, *cache.shape[2:])
-            slots = self._kv_slots(step, self._group_of[a["layer"]])
-            cache.view(shape)[slots] = step.layout.gather(tiles).view(shape)
+        slots = self._kv_slots(step, self._group_of[a["layer"]])
+        new_keys, new_values = (
+            step.layout.gather(tiles).view(-1, *cache.shape[2:])
+            for cache, tiles in ((keys, k), (values, v))
+        )
+        if self._kv_rounding is not None:
+            new_keys = self._kv_rounding.keys(new_keys, a["layer"])
+            new_values = self._kv_rounding.values(new_values)
+        for cache, new in ((keys, new_keys), (values, new_values)):
+            cache.view(-1, *cache.shape[2:])[slots] = new
         return keys, values
 
     def _attend(

@@ -58,7 +58,7 @@ class ModelSizes:
         Args:
             program: the model.
             precision: of its weights, one of :data:`PRECISIONS`.
-            kv_dtype: "float32", "bfloat16" or "int8".
+            kv_dtype: "float32", "bfloat16", "int8" or "int4".
             isa: instruction set that it will run with, where that is known: buffers then also hold what
                 inputs are rounded to.
         """

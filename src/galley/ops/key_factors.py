@@ -1,0 +1,127 @@
+"""By what int4 keys are divided, column by column, before a token's are rounded together.
+
+Some columns of keys are far wider than others (KIVI, arXiv:2402.02750), and would take all the steps of a
+scale that a token's columns share. How wide a column is follows from the weights that make it: scales of
+channels as KIVI's, without waiting for a group of tokens. Queries are multiplied by the same factors, so
+scores are what they were (SmoothAttention of QServe, arXiv:2405.04532, with factors from weights, not from
+samples).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from galley.formats.values import dequantize, to_float32
+from galley.formats.weights import BlockWeight, DenseWeight, Floats, Weights
+from galley.graph.program import Op, Program
+
+Squares: TypeAlias = npt.NDArray[np.float64]
+"""Mean square of each column of a buffer, over tokens."""
+
+LEAST: Final = 2.0**-12
+"""Of the factors of a head, whose greatest is 1."""
+
+
+def key_factors(program: Program, weights: Weights) -> list[Floats]:
+    """Of each layer of the cache, [kv_heads, key_dim] powers of two: products with them are exact."""
+    found = {
+        op.attrs["layer"]: (traced, op.inputs[-2])
+        for traced in (program, program.encoder)
+        if traced is not None
+        for op in traced.ops
+        if op.name in ("attention", "cross_kv")
+    }
+    factors = []
+    for layer, kv in enumerate(program.kv):
+        traced, keys = found[layer]
+        squares = _Columns(traced, weights).squares(keys).reshape(kv.kv_heads, kv.key_dim)
+        greatest = np.maximum(squares.max(axis=1, keepdims=True), np.finfo(np.float64).tiny)
+        relative = np.maximum(np.sqrt(squares / greatest), LEAST)
+        factors.append(np.exp2(np.rint(np.log2(relative))).astype(np.float32))
+    return factors
+
+
+class _Columns:
+    """How wide the columns of a program's buffers are, as far as weights tell.
+
+    What comes out of a norm is taken to have a mean square of 1 before its weight, and columns that have
+    nothing to do with each other. So is what no weight tells of: all columns are then alike.
+    """
+
+    def __init__(self, program: Program, weights: Weights) -> None:
+        self._weights = weights
+        self._writers = {b: op for op in program.ops for b in op.outputs}
+        self._rules: Mapping[str, Callable[[Op], Squares]] = {
+            "linear": self._linear,
+            "rms_norm": self._norm,
+            "layer_norm": self._norm,
+            "rope": self._rope,
+            "scale": self._passed,
+            "lora": self._passed,
+            "columns": self._columns,
+            "head_columns": self._head_columns,
+            "join_heads": self._join_heads,
+        }
+
+    def squares(self, buffer: int) -> Squares:
+        op = self._writers[buffer]
+        rule = self._rules.get(op.name)
+        return np.ones(op.widths[op.outputs.index(buffer)]) if rule is None else rule(op)
+
+    def _values(self, name: str) -> Floats | None:
+        weight = self._weights[name]
+        if isinstance(weight, BlockWeight):
+            return None
+        return to_float32(weight) if isinstance(weight, DenseWeight) else dequantize(weight)
+
+    def _passed(self, op: Op) -> Squares:
+        return self.squares(op.inputs[0])
+
+    def _linear(self, op: Op) -> Squares:
+        values = self._values(op.tensor("weight"))
+        if values is None:
+            return np.ones(op.width)
+        # Sums of numpy, whose order is fixed: another process must find the same factors.
+        source = self.squares(op.inputs[0]).astype(np.float32)
+        squares: Squares = (np.square(values) * source).sum(axis=1, dtype=np.float64)
+        bias = self._values(op.tensor("bias")) if "bias" in op.weights else None
+        return squares if bias is None else squares + np.square(bias)
+
+    def _norm(self, op: Op) -> Squares:
+        squares = np.ones(op.width)
+        for role in ("weight", "bias"):
+            values = self._values(op.tensor(role)) if role in op.weights else None
+            if values is None:
+                continue
+            if role == "weight":
+                squares = np.resize(np.square(values + op.attrs.get("offset", 0.0)), op.width)
+            else:
+                squares = squares + np.resize(np.square(values), op.width)
+        return squares
+
+    def _rope(self, op: Op) -> Squares:
+        """The two columns of a pair turn into each other."""
+        pairs = len(op.attrs["inv_freq"])
+        heads = self.squares(op.inputs[0]).reshape(-1, op.attrs["head_dim"]).copy()
+        turned = heads[:, : 2 * pairs]
+        shape, member = ((pairs, 2), 2) if op.attrs["adjacent"] else ((2, pairs), 1)
+        split = turned.reshape(len(heads), *shape)
+        mean = np.broadcast_to(split.mean(axis=member, keepdims=True), split.shape)
+        heads[:, : 2 * pairs] = op.attrs["scale"] ** 2 * mean.reshape(turned.shape)
+        return heads.reshape(-1)
+
+    def _columns(self, op: Op) -> Squares:
+        start = op.attrs["start"]
+        return self.squares(op.inputs[0])[start : start + op.width]
+
+    def _head_columns(self, op: Op) -> Squares:
+        start, size = op.attrs["start"], op.attrs["size"]
+        heads = self.squares(op.inputs[0]).reshape(-1, op.attrs["stride"])
+        return heads[:, start : start + size].reshape(-1)
+
+    def _join_heads(self, op: Op) -> Squares:
+        heads = op.attrs["heads"]
+        parts = [self.squares(buffer).reshape(heads, -1) for buffer in op.inputs]
+        return np.concatenate(parts, axis=1).reshape(-1)
