@@ -2,8 +2,7 @@
 
     python -m benchmarks.kv_types [MODEL] [--tokens N] [--wide 32] [--columns 2]
 
-Weights and activations stay as they are: all is computed by the reference executor in float32, which
-rounds keys and values as the kernels do, on text that the model generates. For keys with wide columns, some
+Weights and activations are float32, on text that the model generates. For keys with wide columns, some
 pairs of columns of each head are multiplied by ``wide`` and those of the queries divided, in a copy of the
 checkpoint: the same model, but for what rounding makes of it. KIVI (arXiv:2402.02750) finds such columns in
 the models it looks at.
@@ -15,10 +14,11 @@ each column of 16 tokens, here without the newest tokens that it keeps unrounded
 import argparse
 import json
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -30,8 +30,11 @@ from galley.calibration.measures import Divergence, Loss, following
 from galley.cli.terminal import table
 from galley.engine_settings import EngineSettings, KVType
 from galley.formats.source import resolve_model
+from galley.formats.weights import Floats, Weights
+from galley.graph.program import Program
 from galley.ops.reference import ReferenceExecutor
 from galley.ops.reference_kv import KVRounding, round_int4
+from galley.ops.sampling import Logits
 from galley.quality.texts import Window, own_texts
 from galley.types import BLOCK_TOKENS
 
@@ -52,19 +55,26 @@ class ChannelRounding(KVRounding):
 
 
 def logits_of(
-    folder: Path, kv_dtype: KVType, rounding: KVRounding | None, windows: Sequence[Window]
-) -> Iterable[np.ndarray]:
-    """Of each window in turn; ``rounding`` replaces what ``kv_dtype`` says."""
+    folder: Path, windows: Sequence[Window], kv_dtype: KVType = "float32", channels: bool = False
+) -> Iterator[Logits]:
+    """Of each window in turn, with float32 weights and activations."""
     settings = EngineSettings(
-        model=str(folder), dtype="float32", kv_dtype=kv_dtype, executor="reference"
+        model=str(folder), dtype="float32", kv_dtype=kv_dtype, weight_cache=False
     )
+    if channels:
+        settings = replace(settings, executor="reference")
     model = TeacherForced(settings, folder, longest=max(map(len, windows)))
-    executor = model._executor
-    assert isinstance(executor, ReferenceExecutor)
-    if rounding is not None:
-        executor._kv_rounding = rounding
+    if channels:
+        executor = model._executor
+        assert isinstance(executor, ReferenceExecutor)
+        executor._kv_rounding = ChannelRounding(round_int4)
     for window in windows:
         yield np.concatenate([rows.copy() for _, rows in model.logits(window)])
+
+
+def without_factors(program: Program, weights: Weights) -> list[Floats]:
+    """In place of :func:`galley.ops.key_factors.key_factors`."""
+    return [np.ones((kv.kv_heads, kv.key_dim), np.float32) for kv in program.kv]
 
 
 def with_wide_columns(folder: Path, target: Path, wide: float, columns: int) -> None:
@@ -90,33 +100,28 @@ def with_wide_columns(folder: Path, target: Path, wide: float, columns: int) -> 
 
 def losses(folder: Path, windows: Sequence[Window]) -> list[list[str]]:
     """A row of the table for each type."""
-    base = list(logits_of(folder, "float32", None, windows))
-    cases: list[tuple[str, KVType, KVRounding | None]] = [
-        ("bfloat16", "float32", KVRounding(lambda x: x.bfloat16().float())),
-        ("int8", "int8", None),
-        ("int4", "int4", None),
-        ("int4, plain", "float32", KVRounding(round_int4)),
-        ("int4, channels", "float32", ChannelRounding(round_int4)),
+    base = list(logits_of(folder, windows))
+    found = {
+        name: _loss(base, logits_of(folder, windows, name), windows)
+        for name in ("bfloat16", "int8", "int4")
+    }
+    with patch("galley.ops.cpu.key_factors", without_factors):
+        found["int4, plain"] = _loss(base, logits_of(folder, windows, "int4"), windows)
+    found["int4, channels"] = _loss(base, logits_of(folder, windows, channels=True), windows)
+    return [
+        [
+            name,
+            f"{loss.perplexity:.4f}",
+            f"{loss.perplexity / loss.base_perplexity - 1:+.3%}",
+            f"{loss.kl:.2g}",
+            f"{loss.kl_p99:.2g}",
+            f"{loss.top1:.2%}",
+        ]
+        for name, loss in found.items()
     ]
-    rows = []
-    for name, kv_dtype, rounding in cases:
-        loss = _loss(base, logits_of(folder, kv_dtype, rounding, windows), windows)
-        rows.append(
-            [
-                name,
-                f"{loss.perplexity:.4f}",
-                f"{loss.kl:.2g}",
-                f"{loss.kl_p99:.2g}",
-                f"{loss.top1:.2%}",
-            ]
-        )
-    rows[0][1] += f" (float32 {loss.base_perplexity:.4f})"
-    return rows
 
 
-def _loss(
-    base: Sequence[np.ndarray], model: Iterable[np.ndarray], windows: Sequence[Window]
-) -> Loss:
+def _loss(base: Sequence[Logits], model: Iterator[Logits], windows: Sequence[Window]) -> Loss:
     found = Divergence()
     for window, truth, got in zip(windows, base, model, strict=True):
         found.add(truth, got, following([window]))
@@ -127,13 +132,13 @@ def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="galley-demo")
-    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--wide", type=float, default=32.0)
     parser.add_argument("--columns", type=int, default=2)
     wanted = parser.parse_args()
     with LLM(wanted.model) as llm:
-        windows = own_texts(llm, context=512, tokens=wanted.tokens).windows
-    head = ("KV cache", "perplexity", "mean KL, nats", "99 %", "same likeliest token")
+        windows = own_texts(llm, context=256, tokens=wanted.tokens).windows
+    head = ("KV cache", "perplexity", "more", "mean KL, nats", "99 %", "same likeliest token")
     folder = resolve_model(wanted.model)
     print(table(head, losses(folder, windows)))
     with tempfile.TemporaryDirectory() as made:

@@ -129,7 +129,7 @@ def test_five_beams_of_whisper_are_those_of_transformers(
         assert outputs[0].no_speech_prob is not None
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "int8", "int4"])
 def test_nothing_depends_on_the_batch_or_on_preemption(
     kv_dtype: KVType, checkpoint: CheckpointMaker
 ) -> None:

@@ -314,7 +314,7 @@ def long_context(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.mark.parametrize("kv_type", ["bfloat16", "int8"])
+@pytest.mark.parametrize("kv_type", ["bfloat16", "int8", "int4"])
 def test_prefixes_chunks_and_preemption_leave_every_bit(
     kv_type: KVType, long_context: Path
 ) -> None:
@@ -353,8 +353,8 @@ def test_the_type_is_a_setting_of_its_own(checkpoint: CheckpointMaker) -> None:
         for kv in ("auto", *KV_TYPES)
     }
     assert sizes["auto"] == sizes["float32"] == 2 * sizes["bfloat16"]
-    assert sizes["int8"] < sizes["bfloat16"]
+    assert sizes["int4"] < sizes["int8"] < sizes["bfloat16"]
     with LLM(folder, executor="reference", dtype="bfloat16", kv_dtype="bfloat16") as llm:
         assert llm.info.kv_dtype == "bfloat16"
-    with pytest.raises(SettingsError, match=r"kv_dtype is 'int8'.*'float32'.*executor 'cpu'"):
-        LLM(folder, executor="reference", kv_dtype="int8")
+    with pytest.raises(SettingsError, match=r"kv_dtype is 'bfloat16'.*'float32'.*executor 'cpu'"):
+        LLM(folder, executor="reference", kv_dtype="bfloat16")
