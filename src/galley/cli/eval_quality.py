@@ -128,6 +128,8 @@ def _compare(
         model=settings.model if against is None else against,
         quantize=against_quantize,
         activations="auto",
+        # Of a cache of integers the loss is part of what is measured.
+        kv_dtype="auto" if settings.kv_dtype in ("int8", "int4") else settings.kv_dtype,
     )
     bundled = resolve_model(base.model, revision=base.revision) == MODEL_DIR
 
