@@ -1,7 +1,8 @@
 """Speed of one attention layer, by context, batch and KV type, beside the machine's read bandwidth.
 
     python benchmarks/attention.py [--heads 32] [--kv-heads 8] [--head-dim 64] [--threads 2]
-        [--contexts 256,1024,4096,16384] [--batches 1,8,32] [--rows 1] [--kv-types float32,bfloat16,int8]
+        [--contexts 256,1024,4096,16384] [--batches 1,8,32] [--rows 1]
+        [--kv-types float32,bfloat16,int8,int4]
 
 ``rows`` new tokens of each sequence see its whole context: 1 is decoding, 512 a chunk of a prompt. Each
 figure is the least of several runs, keys and values cold (more layers of them than the caches hold). GB/s
@@ -79,7 +80,7 @@ def main() -> None:
     parser.add_argument("--contexts", default="256,1024,4096,16384")
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--rows", type=int, default=1)
-    parser.add_argument("--kv-types", default="float32,bfloat16,int8")
+    parser.add_argument("--kv-types", default="float32,bfloat16,int8,int4")
     arguments = parser.parse_args()
     shape = (arguments.heads, arguments.kv_heads, arguments.head_dim)
     print(

@@ -48,7 +48,7 @@ class ChannelRounding(KVRounding):
 
     def keys(self, rows: torch.Tensor, layer: int) -> torch.Tensor:
         """Of [tokens, kv_heads, key_dim]."""
-        groups = rows.float().split(BLOCK_TOKENS)
+        groups = torch.split(rows.float(), BLOCK_TOKENS)
         return torch.cat(
             [self.rounded(g.movedim(0, -1).contiguous()).movedim(-1, 0) for g in groups]
         )
