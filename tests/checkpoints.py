@@ -428,7 +428,19 @@ LATENT = frozenset({"deepseek-v2", "deepseek-v2-groups", "deepseek-v3"})
 """Variants whose keys and values are kept as latents."""
 
 ROUTED = (
-    frozenset({"glm4-moe", "llama4", "llama4-plain", "mixtral", "qwen2-moe", "qwen3-moe"}) | LATENT
+    frozenset(
+        {
+            "granite-hybrid",
+            "qwen3-next",
+            "glm4-moe",
+            "llama4",
+            "llama4-plain",
+            "mixtral",
+            "qwen2-moe",
+            "qwen3-moe",
+        }
+    )
+    | LATENT
 )
 """Variants in which a rounding may send a row to another expert; in the others it goes to all."""
 
@@ -437,7 +449,7 @@ MIXTURES = ROUTED | {"olmoe", "gpt-oss"}
 
 KNOWN_OPS = frozenset(
     {"gemma3", "phi3", "granite", "olmo2", "smollm3", "glm", "glm4", "cohere2", "starcoder2"}
-    | {"olmo3", "starcoder2-odd", "gpt_neox", "gpt_neox-sequential"}
+    | {"olmo3", "starcoder2-odd", "gpt_neox", "gpt_neox-sequential", "granite-hybrid-dense"}
     | MIXTURES
 )
 """Variants of ops that others have, too: the largest matrices of tests take a few of their combinations."""

@@ -585,6 +585,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         ledger: of the memory; None from an engine that keeps none.
         grammars: whether texts can be made to follow one (``SamplingParams.grammar``).
         adapters: slots for LoRA adapters in memory; 0: the model takes none.
+        recurrent: it keeps a state for each sequence, which cannot be forked for a beam search.
         weights: their kinds and what these cost; None from an engine that does not tell.
         embedding: of a model that embeds or reranks; it has no KV cache. None for all others.
     """
@@ -610,6 +611,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     grammars: bool = False
     weights: WeightReceipt | None = None
     adapters: int = 0
+    recurrent: bool = False
     embedding: EmbeddingInfo | None = None
 
     @property

@@ -107,6 +107,7 @@ def test_greedy_tokens_agree_in_mixed_batches(
             max_batch_tokens=chunk,
             max_running=8,
             prefix_cache=prefix_cache,
+            state_interval=BLOCK_TOKENS,
             # 128 tokens hold the longest request alone, but never the batch of 8.
             kv_cache_tokens=128 if tight else 2048,
             # Guesses may end requests before the batch is full, as steps' times have it.

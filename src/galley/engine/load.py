@@ -185,6 +185,7 @@ def _load(
             checkpoint, program, held_kinds(executor_name, program, weights, options)
         ),
         adapters=options.adapters,
+        recurrent=bool(program.states),
     )
     scheduler = Scheduler(
         cache,

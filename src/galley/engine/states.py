@@ -87,7 +87,9 @@ class StateCache:
         read = place.own if place.read is None else place.read
         plan = array("q", [read if begin else -1])
         behind = None
-        for done in self._kept(begin, end) if chain is not None else ():
+        for done in self._kept(begin, end):
+            if chain is None:
+                break
             link = chain.upto(tokens, done // BLOCK_TOKENS)[done // BLOCK_TOKENS - 1]
             if self.find(link) is not None or not self.pool.can_take(1):
                 continue

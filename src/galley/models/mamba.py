@@ -33,7 +33,9 @@ class Mamba:
 
         def project(x: Buffer, role: str, width: int) -> Buffer:
             owner = f"{name}.{role}"
-            return g.linear(x, f"{owner}.weight", width, bias=f"{owner}.bias" if self.bias else None)
+            return g.linear(
+                x, f"{owner}.weight", width, bias=f"{owner}.bias" if self.bias else None
+            )
 
         wide = project(h, "in_proj", 2 * inner + 2 * state + self.heads)
         gate = g.columns(wide, 0, inner)
