@@ -184,6 +184,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_experts": 6,
         "num_experts_per_tok": 2,
     },
+    "qwen3-next-dense": {
+        "model_type": "qwen3_next",
+        "hidden_size": 70,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 1,
+        "layer_types": ["full_attention", "linear_attention"],
+        "head_dim": 16,
+        "initializer_range": 0.15,
+        "linear_conv_kernel_dim": 2,
+        "linear_key_head_dim": 33,
+        "linear_value_head_dim": 70,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "mlp_only_layers": [0, 1],
+        "partial_rotary_factor": 0.5,
+    },
     "olmo2": {
         "model_type": "olmo2",
         "hidden_size": 70,
@@ -449,7 +465,7 @@ MIXTURES = ROUTED | {"olmoe", "gpt-oss"}
 
 KNOWN_OPS = frozenset(
     {"gemma3", "phi3", "granite", "olmo2", "smollm3", "glm", "glm4", "cohere2", "starcoder2"}
-    | {"olmo3", "starcoder2-odd", "gpt_neox", "gpt_neox-sequential", "granite-hybrid-dense"}
+    | {"olmo3", "starcoder2-odd", "gpt_neox", "gpt_neox-sequential"}
     | MIXTURES
 )
 """Variants of ops that others have, too: the largest matrices of tests take a few of their combinations."""

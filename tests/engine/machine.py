@@ -194,9 +194,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.write(work)
         for work in plan:
             self.read(work)
-        if batch.states is not None:
-            for work, states in zip(plan, batch.states, strict=True):
-                self.carry_state(work.sequence, work.count, states)
+        for work, states in zip(plan, batch.states or (), strict=bool(self.state_slots)):
+            self.carry_state(work.sequence, work.count, states)
         result = self.result_of(plan, batch, sampling)
         known = {work.sequence.id: list(work.sequence.tokens) for work in plan}
         outputs = commit(plan, result, self.kv)

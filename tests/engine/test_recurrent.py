@@ -112,9 +112,9 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
         alone.append(forward(runs, Batch(ids, at, np.array([0, len(ids)]), tables, at[-1:])).copy())
     ids = np.array([*shared, *tails[0], *tails[1]])
     positions = np.array([*range(37), *range(32, 41)])
-    tables = (np.array([1, 2, 3]), np.array([1, 2, 4]))
+    both = (np.array([1, 2, 3]), np.array([1, 2, 4]))
     states = (np.array([-1, 32, 5, 37, 0]), np.array([5, 9, 1]))
-    batch = Batch(ids, positions, np.array([0, 37, 46]), tables, np.array([36, 45]), states=states)
+    batch = Batch(ids, positions, np.array([0, 37, 46]), both, np.array([36, 45]), states=states)
     together = forward(runs, batch)
     assert np.array_equal(together, np.concatenate(alone))
 

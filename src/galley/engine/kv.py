@@ -300,7 +300,7 @@ class KVCache:
     def advance_state(
         self, request_id: str, begin: int, end: int, tokens: Sequence[int], *, shares: bool
     ) -> Table:
-        """See :meth:`StateCache.advance`; others may go on from the states that are kept if it ``shares``."""
+        """See :meth:`StateCache.advance`; if it ``shares``, others may go on from kept states."""
         assert self.states is not None
         chain = self._chains[request_id] if shares and self._sharing else None
         return self.states.advance(request_id, begin, end, chain, tokens)

@@ -1,9 +1,9 @@
-"""Experts that checkpoints of gpt-oss, Llama 4 and Granite 4 stack in one tensor, as tensors of their own.
+"""Experts that gpt-oss, Llama 4 and Granite 4 stack in one tensor, as tensors of their own.
 
 ``NAME.experts.gate_up_proj`` has the columns of gate and up by turns (gpt-oss), or first all of gate's
 (Llama 4); what is read of it, and of ``down_proj`` and the biases, is named as other families name it:
-``NAME.experts.3.gate_proj.weight``. Granite's ``NAME.input_linear.weight`` and ``NAME.output_linear.weight``
-are the same by other names.
+``NAME.experts.3.gate_proj.weight``. Granite calls the two stacks ``NAME.input_linear.weight`` and
+``NAME.output_linear.weight``.
 """
 
 import re

@@ -298,7 +298,7 @@ class Tracer:
     def ssm(
         self, x: Buffer, b: Buffer, c: Buffer, dt: Buffer, name: str, *, groups: int = 1
     ) -> Buffer:
-        """Adds a state. ``dt`` has a column for each head; ``name`` owns ``A_log``, ``dt_bias`` and ``D``."""
+        """Adds a state. dt has a column for each head; ``name`` owns ``A_log``, ``dt_bias`` and ``D``."""
         assert b.width == c.width
         heads = dt.width
         weights = self._decay(name, heads) | {"skip": self._weight(f"{name}.D", heads)}

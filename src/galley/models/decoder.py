@@ -79,8 +79,8 @@ class DecoderConfig:
         sinks: each head has a score that belongs to no value.
         latent: keys and values are kept as the latent that they are made of.
         recurrent: in place of attention in some layers.
-        output_gate: the projection of queries has beside each head's query a gate, whose sigmoid scales what
-            attention gives.
+        output_gate: the projection of queries has a gate beside each head's query, whose sigmoid scales
+            what attention gives.
     """
 
     vocab_size: int

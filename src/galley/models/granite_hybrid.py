@@ -12,7 +12,7 @@ from galley.models.mamba import Mamba, read_mamba
 
 
 def build(config: Fields) -> Program:
-    """``intermediate_size`` is that of an expert; layers turn where ``position_embedding_type`` is "rope"."""
+    """``intermediate_size`` is an expert's; layers turn if ``position_embedding_type`` is "rope"."""
     config.choice(("normalization_function",), ("rmsnorm",), default="rmsnorm")
     turns = config.choice(("position_embedding_type",), ("nope", "rope"), default="nope") == "rope"
     c = multiplied(config, read_decoder(config))

@@ -81,10 +81,10 @@ class Batch(msgspec.Struct, frozen=True):
         align: sequences of which a speech model's alignment heads are wanted instead of logits. Their
             keys and values are written, but not in all layers.
         types: [rows] of the tokens; None: all 0.
-        states: of a recurrent model, for each sequence the slot in which its state lies (-1: it begins, with
-            zeros), then by turns how many of its rows are done and the slot in which to leave the state that
-            it has then; the last of these is after all rows. A sequence may go on from a state that one
-            before it in the batch leaves. None: sequence s has slot s for its own.
+        states: of a recurrent model, for each sequence the slot in which its state lies (-1: it begins,
+            with zeros), then by turns how many of its rows are done and the slot in which to leave the
+            state that it has then; the last of these is after all rows. A sequence may go on from a state
+            that one before it in the batch leaves. None: sequence s has slot s for its own.
     """
 
     tokens: Integers

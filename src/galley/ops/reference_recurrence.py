@@ -1,4 +1,4 @@
-"""What recurrent layers do with one token, in torch: from a state and a row to the next state and a result."""
+"""What recurrent layers do with one token, in torch: from a state and a row to the next, and a result."""
 
 from collections.abc import Callable
 from typing import TypeAlias
