@@ -460,6 +460,9 @@ ROUTED = (
 )
 """Variants in which a rounding may send a row to another expert; in the others it goes to all."""
 
+RECURRENT = frozenset({"granite-hybrid", "granite-hybrid-dense", "qwen3-next", "qwen3-next-dense"})
+"""Variants whose layers keep states, most of them."""
+
 MIXTURES = ROUTED | {"olmoe", "gpt-oss"}
 """Variants with experts."""
 

@@ -23,16 +23,6 @@ def build(config: Fields) -> Program:
     recurrent = layer_kinds(config, c.layers, default=kinds)
     if all(recurrent):
         raise UnsupportedModel(f"{FILE}: layer_types has no layer of attention")
-    experts, per_token = read_counts(config, "num_experts", "num_local_experts", per_token=10)
-    mixture = Experts(
-        sparse=sparse_layers(config),
-        experts=experts,
-        per_token=per_token,
-        width=config.width("moe_intermediate_size", 512),
-        normalize=config.flag("norm_topk_prob", True),
-        shared_width=config.width("shared_expert_intermediate_size", 512),
-        shared_gate=True,
-    )
     return build_decoder(
         replace(
             c,
@@ -41,7 +31,24 @@ def build(config: Fields) -> Program:
             qk_norm="head",
             norm_offset=1.0,
             output_gate=True,
-            experts=mixture,
+            experts=_experts(config),
             recurrent=read_delta_rule(config, recurrent) if any(recurrent) else None,
         )
+    )
+
+
+def _experts(config: Fields) -> Experts | None:
+    """None if all layers have an MLP of ``intermediate_size``."""
+    sparse = sparse_layers(config)
+    if not any(sparse):
+        return None
+    experts, per_token = read_counts(config, "num_experts", "num_local_experts", per_token=10)
+    return Experts(
+        sparse=sparse,
+        experts=experts,
+        per_token=per_token,
+        width=config.width("moe_intermediate_size", 512),
+        normalize=config.flag("norm_topk_prob", True),
+        shared_width=config.width("shared_expert_intermediate_size", 512),
+        shared_gate=True,
     )
