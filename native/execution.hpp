@@ -42,6 +42,10 @@ struct Step {
     const int64_t* cross_rows;
     // Of each sequence the slot of its adapter, -1 for none; null: none has one.
     const int64_t* adapters;
+    // Of each sequence where its state is and goes: the slot that it is read from (-1: it begins
+    // with zeros), then by turns how many of the sequence's rows are done and the slot that the
+    // state then is in; the last of these is after all rows.
+    Tables states;
     // Of an aligner: its weights, [rows][aligned_heads][attention_rows], and no logits. What lies
     // beyond an encoder output's rows is not written.
     float* attention;
@@ -67,6 +71,7 @@ struct Limits {
     int64_t mels = 0;               // of an encoder
     int64_t given_width = 0;        // of the rows that an encoder gives to its caller
     bool crosses = false;           // whether there is cross-attention
+    bool recurs = false;            // whether sequences have states
     bool adapts = false;            // whether adapters are added anywhere
     bool whole_texts = false;       // whether rows see others of their text without a cache
     int64_t aligned_heads = 0;      // whose weights are the result

@@ -157,6 +157,34 @@ struct Attend {
     uint8_t* scratch;    // attend_scratch() bytes, 64-byte aligned
 };
 
+// One token of a recurrence of one head over columns of its state S [key_dim][width], whose rows
+// lie `stride` floats apart:
+//
+//   S = decay * S + k (beta * (v - delta * (decay * S)^T k))^T,  y = S^T q + skip * v
+//
+// `delta` is 0 (Mamba-2, arXiv:2405.21060) or 1 (the gated delta rule, arXiv:2412.06464). The state
+// is read from `from` (null: zeros) and written to `to`, which may be the same; both have whole
+// vectors of columns.
+struct Recurrence {
+    const float* from;
+    float* to;
+    int64_t stride, key_dim, width;
+    const float *q, *k, *v;
+    float* y;
+    float decay, beta, skip;
+    bool delta;
+};
+
+// Columns of one row of a causal convolution, each of its own channel, then silu: `rows` has its
+// `size` inputs, the oldest first; weights are [size][stride].
+struct CausalConv {
+    const float* const* rows;
+    const float* weights;
+    const float* bias;  // null: none
+    float* y;
+    int64_t size, stride, width;
+};
+
 // An op that makes y[i] of a[i] and, if it has two inputs, b[i], or if it is told a number, that.
 struct Elementwise {
     const char* name;
@@ -209,6 +237,8 @@ struct Kernels {
     void (*merge_chunks)(const Attend&, float* partials, int64_t count);
     // The softmax alone, of one query head a token: weights of `keys` keys for each to `out`.
     void (*attention_weights)(const Attend&);
+    void (*recur)(const Recurrence&);
+    void (*causal_conv)(const CausalConv&);
     // The ids of those of x[n] that are not <= bar, ascending; returns how many.
     int64_t (*find_above)(const float* x, int64_t n, float bar, int64_t* ids);
     // The softmax of logits x[n], none above `most`, as integers (galley/ops/draws.py): not

@@ -229,7 +229,15 @@ NB_MODULE(_native, m) {
             "page"_a = nb::none(), "factors"_a = std::vector<float>())
         .def("set_pause", &Runtime::set_pause, "pause"_a)
         .def("kv_bytes_per_block", &Runtime::kv_bytes_per_block)
-        .def("allocate_kv", &Runtime::allocate_kv, "blocks"_a)
+        .def("add_state_layer", &Runtime::add_state_layer, "rows"_a, "width"_a)
+        .def("bytes_per_state", &Runtime::bytes_per_state)
+        .def(
+            "allocate_kv",
+            [](Runtime& r, int64_t blocks, int64_t states) {
+                r.allocate_kv(blocks);
+                r.allocate_states(states);
+            },
+            "blocks"_a, "states"_a = 0)
         .def("copy_block", &Runtime::copy_block, "from_"_a, "to"_a)
         .def(
             "set_adapter",

@@ -28,6 +28,9 @@ bool are_tables(const Ids& starts, int64_t count, size_t total) {
 // Blocks, where each sequence's begin, and how many rows each sequence's encoder output has.
 using CrossArrays = std::tuple<Ids, Ids, Ids>;
 
+// Slots and rows of states, and where each sequence's begin.
+using StateArrays = std::tuple<Ids, Ids>;
+
 // Without a result yet, and no row is wanted.
 Step step_of(int64_t groups, const Ids& tokens, const Ids& positions, const Ids& starts,
              const Ids& tables, const Ids& table_starts, const std::optional<CrossArrays>& cross) {
@@ -57,7 +60,7 @@ Step step_of(int64_t groups, const Ids& tokens, const Ids& positions, const Ids&
 void forward(Program& program, const Ids& tokens, const Ids& positions, const Ids& starts,
              const Ids& tables, const Ids& table_starts, const Ids& wanted, FloatRows logits,
              const std::optional<CrossArrays>& cross, const std::optional<Ids>& adapters,
-             const std::optional<Ids>& types) {
+             const std::optional<Ids>& types, const std::optional<StateArrays>& states) {
     Step step =
         step_of(program.kv_groups(), tokens, positions, starts, tables, table_starts, cross);
     if (types && types->size() != tokens.size())
@@ -69,6 +72,12 @@ void forward(Program& program, const Ids& tokens, const Ids& positions, const Id
     if (adapters && static_cast<int64_t>(adapters->size()) != step.sequences)
         throw std::invalid_argument("a step has an adapter, or none, for each sequence");
     step.adapters = adapters ? adapters->data() : nullptr;
+    if (states) {
+        const auto& [slots, slot_starts] = *states;
+        if (!are_starts(slot_starts, step.sequences, slots.size()))
+            throw std::invalid_argument("the arrays of a step's states do not fit together");
+        step.states = {slots.data(), slot_starts.data()};
+    }
     step.wanted = wanted.data();
     step.wanted_rows = static_cast<int64_t>(wanted.size());
     step.logits = logits.data();
@@ -118,12 +127,14 @@ void bind_program(nb::module_& m) {
              "vocab_size"_a)
         .def("forward", &forward, "tokens"_a, "positions"_a, "starts"_a, "tables"_a,
              "table_starts"_a, "wanted"_a, "logits"_a, "cross"_a.none() = nb::none(),
-             "adapters"_a.none() = nb::none(), "types"_a.none() = nb::none())
+             "adapters"_a.none() = nb::none(), "types"_a.none() = nb::none(),
+             "states"_a.none() = nb::none())
         .def("align", &align, "tokens"_a, "positions"_a, "starts"_a, "tables"_a, "table_starts"_a,
              "attention"_a.noconvert(), "cross"_a)
         .def("encode", &encode, "frames"_a, "starts"_a, "tables"_a, "table_starts"_a,
              "given"_a.none() = nb::none());
     bind_attention(program);
+    bind_causal_conv(program);
     bind_cross_attention(program);
     bind_elementwise(program);
     bind_embeddings(program);
@@ -134,6 +145,7 @@ void bind_program(nb::module_& m) {
     bind_linear(program);
     bind_lora(program);
     bind_norms(program);
+    bind_recurrence(program);
     bind_rope(program);
     bind_route(program);
     bind_rows(program);

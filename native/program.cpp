@@ -59,6 +59,7 @@ void Program::check(const Step& step) const {
     }
     check_blocks(step.tables, runtime_->kv_groups() * step.sequences);
     check_cross(step);
+    check_states(step);
     require(!step.adapters || limits().adapts, "this program takes no adapters");
     for (int64_t s = 0; step.adapters && s < step.sequences; ++s)
         require(step.adapters[s] >= -1 && step.adapters[s] < runtime_->adapters().slots(),
@@ -84,6 +85,24 @@ void Program::check_cross(const Step& step) const {
                 "an encoder output's KV table is too short");
     }
     check_blocks(step.cross_tables, step.sequences);
+}
+
+void Program::check_states(const Step& step) const {
+    require(limits().recurs == (step.states.starts != nullptr),
+            "states are what recurrent layers keep, and nothing else does");
+    const int64_t slots = runtime_->state_slots();
+    for (int64_t s = 0; step.states.starts && s < step.sequences; ++s) {
+        const int64_t *states = step.states.of(s), size = step.states.size(s);
+        require(size >= 3 && size % 2 == 1, "a sequence's states are a slot, then rows and slots");
+        require(states[0] < slots && (states[0] >= 0) == (step.positions[step.starts[s]] > 0),
+                "a sequence goes on from a state unless it begins");
+        for (int64_t i = 1; i < size; i += 2) {
+            require(states[i] > (i == 1 ? 0 : states[i - 2]), "a sequence's states do not ascend");
+            require(states[i + 1] >= 0 && states[i + 1] < slots, "a state's slot is out of range");
+        }
+        require(states[size - 2] == step.starts[s + 1] - step.starts[s],
+                "a sequence's last state is not that after its last row");
+    }
 }
 
 void Program::check(const EncoderInputs& inputs) const {

@@ -39,6 +39,7 @@ class Program {
     const Limits& limits() const { return execution_.limits; }
     void check(const Step& step) const;
     void check_cross(const Step& step) const;
+    void check_states(const Step& step) const;
     void check(const EncoderInputs& inputs) const;
     void check_blocks(const Tables& tables, int64_t count) const;
     int64_t encoded_rows(int64_t frames) const;

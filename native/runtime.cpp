@@ -80,6 +80,22 @@ void Runtime::allocate_kv(int64_t blocks) {
     blocks_ = blocks;
 }
 
+void Runtime::add_state_layer(int64_t rows, int64_t width) {
+    if (rows < 1 || width < 1) throw std::invalid_argument("a state has rows and columns");
+    states_.push_back({rows, width, round_up(width, kLanes), Memory()});
+}
+
+int64_t Runtime::bytes_per_state() const {
+    int64_t floats = 0;
+    for (const StateLayer& layer : states_) floats += layer.floats();
+    return floats * static_cast<int64_t>(sizeof(float));
+}
+
+void Runtime::allocate_states(int64_t slots) {
+    for (StateLayer& layer : states_) layer.memory = Memory(slots * layer.floats() * sizeof(float));
+    state_slots_ = slots;
+}
+
 void Runtime::copy_block(int64_t from, int64_t to) {
     if (from < 0 || from >= blocks_ || to < 0 || to >= blocks_)
         throw std::out_of_range("a block to copy does not exist");

@@ -43,6 +43,27 @@ class Runtime {
     int64_t kv_bytes_per_block() const;
     void allocate_kv(int64_t blocks);
     int64_t kv_blocks() const { return blocks_; }
+    // What a layer keeps of a sequence in a state of fixed size: [rows][width] floats, zeros at
+    // first.
+    struct StateLayer {
+        int64_t rows, width;
+        int64_t stride;  // width, rounded up to whole vectors
+        Memory memory;
+
+        int64_t floats() const { return rows * stride; }
+        float* at(int64_t slot) const {
+            return reinterpret_cast<float*>(memory.data()) + slot * floats();
+        }
+    };
+    void add_state_layer(int64_t rows, int64_t width);
+    int64_t state_layers() const { return static_cast<int64_t>(states_.size()); }
+    // Of all layers.
+    int64_t bytes_per_state() const;
+    // Slots for so many states.
+    void allocate_states(int64_t slots);
+    int64_t state_slots() const { return state_slots_; }
+    // Throws std::out_of_range for a layer that was not added.
+    const StateLayer& state(int64_t layer) const { return states_.at(layer); }
     // Copies block `from` in every page. Throws std::out_of_range for a block that does not
     // exist.
     void copy_block(int64_t from, int64_t to);
@@ -81,7 +102,8 @@ class Runtime {
     Adapters adapters_;
     std::vector<Layer> layers_;
     std::vector<Page> pages_;
-    int64_t groups_ = 0, blocks_ = 0;
+    std::vector<StateLayer> states_;
+    int64_t groups_ = 0, blocks_ = 0, state_slots_ = 0;
     Memory arena_, scratch_, partials_, encoder_kv_;
     int64_t scratch_bytes_ = 0;  // a thread's share
     std::function<void()> pause_;

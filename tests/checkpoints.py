@@ -135,6 +135,71 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.7,
         "logits_scaling": 2.5,
     },
+    "granite-hybrid": {
+        "model_type": "granitemoehybrid",
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "intermediate_size": 23,
+        "shared_intermediate_size": 37,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "mamba_n_heads": 4,
+        "mamba_d_state": 19,
+        "mamba_d_conv": 4,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 2.5,
+    },
+    "granite-hybrid-dense": {
+        "model_type": "granitemoehybrid",
+        "hidden_size": 70,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 1,
+        "layer_types": ["full_attention", "linear_attention"],
+        "shared_intermediate_size": 131,
+        "num_local_experts": 0,
+        "mamba_n_heads": 2,
+        "mamba_d_state": 33,
+        "mamba_d_conv": 3,
+        "mamba_conv_bias": False,
+        "mamba_proj_bias": True,
+        "position_embedding_type": "rope",
+        "tie_word_embeddings": True,
+    },
+    "qwen3-next": {
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "head_dim": 24,
+        "initializer_range": 0.15,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 10,
+        "linear_value_head_dim": 19,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "mlp_only_layers": [2],
+        "moe_intermediate_size": 23,
+        "shared_expert_intermediate_size": 29,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3-next-dense": {
+        "model_type": "qwen3_next",
+        "hidden_size": 70,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 1,
+        "layer_types": ["full_attention", "linear_attention"],
+        "head_dim": 16,
+        "initializer_range": 0.15,
+        "linear_conv_kernel_dim": 2,
+        "linear_key_head_dim": 33,
+        "linear_value_head_dim": 70,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "mlp_only_layers": [0, 1],
+        "partial_rotary_factor": 0.5,
+    },
     "olmo2": {
         "model_type": "olmo2",
         "hidden_size": 70,
@@ -379,9 +444,24 @@ LATENT = frozenset({"deepseek-v2", "deepseek-v2-groups", "deepseek-v3"})
 """Variants whose keys and values are kept as latents."""
 
 ROUTED = (
-    frozenset({"glm4-moe", "llama4", "llama4-plain", "mixtral", "qwen2-moe", "qwen3-moe"}) | LATENT
+    frozenset(
+        {
+            "granite-hybrid",
+            "qwen3-next",
+            "glm4-moe",
+            "llama4",
+            "llama4-plain",
+            "mixtral",
+            "qwen2-moe",
+            "qwen3-moe",
+        }
+    )
+    | LATENT
 )
 """Variants in which a rounding may send a row to another expert; in the others it goes to all."""
+
+RECURRENT = frozenset({"granite-hybrid", "granite-hybrid-dense", "qwen3-next", "qwen3-next-dense"})
+"""Variants whose layers keep states, most of them."""
 
 MIXTURES = ROUTED | {"olmoe", "gpt-oss"}
 """Variants with experts."""

@@ -16,6 +16,15 @@ void silu_mul(const float* a, const float* b, float, int64_t width, float* y) {
     }
 }
 
+void sigmoid_mul(const float* a, const float* b, float, int64_t width, float* y) {
+    for (int64_t i = 0; i < width; i += kLanes) {
+        const int64_t left = width - i;
+        const Floats sigmoid =
+            splat(1.0f) / (splat(1.0f) + exp(splat(0.0f) - load_some(a + i, left)));
+        store_some(y + i, sigmoid * load_some(b + i, left), left);
+    }
+}
+
 // x * P(X <= x) of a normal X is max(x, 0) - |x| * P(X > |x|), and that probability is half of
 // erfc(|x| / sqrt(2)): here by Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26
 // (Hastings 1955), whose error is at most 1.5e-7.
@@ -81,10 +90,15 @@ void soft_cap(const float* x, const float*, float cap, int64_t width, float* y) 
 }  // namespace
 
 const Elementwise kElementwise[] = {
-    {"silu_mul", 2, false, 4, silu_mul},   {"gelu_tanh_mul", 2, false, 4, gelu_tanh_mul},
-    {"gelu_tanh", 1, false, 4, gelu_tanh}, {"gelu", 1, false, 4, gelu},
-    {"gelu_mul", 2, false, 4, gelu_mul},   {"add", 2, false, 1, add},
-    {"scale", 1, true, 1, scale},          {"soft_cap", 1, true, 4, soft_cap},
+    {"silu_mul", 2, false, 4, silu_mul},
+    {"gelu_tanh_mul", 2, false, 4, gelu_tanh_mul},
+    {"gelu_tanh", 1, false, 4, gelu_tanh},
+    {"gelu", 1, false, 4, gelu},
+    {"gelu_mul", 2, false, 4, gelu_mul},
+    {"add", 2, false, 1, add},
+    {"scale", 1, true, 1, scale},
+    {"soft_cap", 1, true, 4, soft_cap},
+    {"sigmoid_mul", 2, false, 4, sigmoid_mul},
     {nullptr, 0, false, 0, nullptr},
 };
 

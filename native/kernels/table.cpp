@@ -24,6 +24,8 @@ const Kernels& GALLEY_KERNELS() {
         .attend_chunk = attend_chunk,
         .merge_chunks = merge_chunks,
         .attention_weights = attention_weights,
+        .recur = recur,
+        .causal_conv = causal_conv,
         .find_above = find_above,
         .softmax_weights = softmax_weights,
         .sum_exp = sum_exp,

@@ -34,6 +34,8 @@ void attend(const Attend&);
 void attend_chunk(const Attend&, int64_t chunk, float* partial);
 void merge_chunks(const Attend&, float* partials, int64_t count);
 void attention_weights(const Attend&);
+void recur(const Recurrence&);
+void causal_conv(const CausalConv&);
 int64_t find_above(const float* x, int64_t n, float bar, int64_t* ids);
 int64_t softmax_weights(const float* x, int64_t n, float most, float scale, int32_t* weights);
 double sum_exp(const float* x, int64_t n, double most);

@@ -35,6 +35,7 @@ void append(Program& program, Fields&&... fields) {
 }
 
 void bind_attention(ProgramClass& program);
+void bind_causal_conv(ProgramClass& program);
 void bind_cross_attention(ProgramClass& program);
 void bind_elementwise(ProgramClass& program);
 void bind_embeddings(ProgramClass& program);
@@ -45,6 +46,7 @@ void bind_im2col(ProgramClass& program);
 void bind_linear(ProgramClass& program);
 void bind_lora(ProgramClass& program);
 void bind_norms(ProgramClass& program);
+void bind_recurrence(ProgramClass& program);
 void bind_rope(ProgramClass& program);
 void bind_route(ProgramClass& program);
 void bind_rows(ProgramClass& program);

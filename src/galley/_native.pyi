@@ -158,7 +158,13 @@ class Runtime:
         """Call it between two ops, about once a millisecond. It may wait, and raise."""
 
     def kv_bytes_per_block(self) -> int: ...
-    def allocate_kv(self, blocks: int) -> None: ...
+    def add_state_layer(self, rows: int, width: int) -> None:
+        """What a recurrent layer keeps of a sequence, [rows, width] floats."""
+
+    def bytes_per_state(self) -> int:
+        """Of all layers, padding included."""
+
+    def allocate_kv(self, blocks: int, states: int = 0) -> None: ...
     def copy_block(self, from_: int, to: int) -> None:
         """What block ``from_`` holds, in every layer. IndexError for one that does not exist."""
 
@@ -341,6 +347,9 @@ class Program:
     def gelu_mul(
         self, width: int, layout: InputLayout | None, a: Slot, b: Slot, y: Slot
     ) -> None: ...
+    def sigmoid_mul(
+        self, width: int, layout: InputLayout | None, a: Slot, b: Slot, y: Slot
+    ) -> None: ...
     def scale(
         self, number: float, width: int, layout: InputLayout | None, x: Slot, y: Slot
     ) -> None: ...
@@ -378,6 +387,44 @@ class Program:
     ) -> None:
         """``exact``: products of float32; else of bfloat16, two at a time."""
 
+    def causal_conv(
+        self,
+        weight: npt.NDArray[np.float32],
+        bias: npt.NDArray[np.float32] | None,
+        state: int,
+        size: int,
+        width: int,
+        x: Slot,
+        y: Slot,
+    ) -> None: ...
+    def ssm(
+        self,
+        a_log: npt.NDArray[np.float32],
+        dt_bias: npt.NDArray[np.float32],
+        skip: npt.NDArray[np.float32],
+        state: int,
+        heads: int,
+        groups: int,
+        x: Slot,
+        b: Slot,
+        c: Slot,
+        dt: Slot,
+        y: Slot,
+    ) -> None: ...
+    def delta_rule(
+        self,
+        a_log: npt.NDArray[np.float32],
+        dt_bias: npt.NDArray[np.float32],
+        state: int,
+        heads: int,
+        groups: int,
+        q: Slot,
+        k: Slot,
+        v: Slot,
+        a: Slot,
+        b: Slot,
+        y: Slot,
+    ) -> None: ...
     def cross_kv(self, layer: int, k: Slot, v: Slot) -> None: ...
     def cross_attention(self, layer: int, heads: int, scale: float, q: Slot, y: Slot) -> None: ...
     def cross_weights(
@@ -395,12 +442,14 @@ class Program:
         cross: tuple[Ids, Ids, Ids] | None = None,
         adapters: Ids | None = None,
         types: Ids | None = None,
+        states: tuple[Ids, Ids] | None = None,
     ) -> None:
         """One step of sequences.
 
         ``cross``: the KV blocks of the sequences' encoder outputs, where each begins, and how many rows
         each has. ``adapters``: the slot of each sequence's adapter, -1 for none. ``types``: of the tokens;
-        None: all 0.
+        None: all 0. ``states``: of all sequences, one after another, where each's state is and goes
+        (:attr:`galley.ops.executor.Batch.states`), and where each begins.
         """
 
     def align(

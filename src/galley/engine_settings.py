@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from galley.errors import SettingsError
 from galley.quality_gate import QualityGate
+from galley.types import BLOCK_TOKENS
 
 T = TypeVar("T")
 
@@ -145,6 +146,12 @@ class EngineSettings:
         "sequences that run at the same time; default: 64, or max_batch_tokens if less",
     )
     prefix_cache: bool = setting(True, "Engine", "share the KV blocks of equal prefixes")
+    state_interval: int = setting(
+        128,
+        "Engine",
+        "tokens after which a recurrent model's state is kept for others with the same prefix, again and "
+        "again; a multiple of 16",
+    )
     priority_steps: int = setting(
         256, "Engine", "engine steps of waiting that make up for one level of priority"
     )
@@ -195,6 +202,10 @@ class EngineSettings:
         positive(self, "max_model_len", "kv_cache_tokens", "threads")
         if self.threads is not None and self.threads > MOST_THREADS:
             raise SettingsError(f"threads must be at most {MOST_THREADS}, got {self.threads}")
+        if self.state_interval < 1 or self.state_interval % BLOCK_TOKENS:
+            raise SettingsError(
+                f"state_interval must be a multiple of {BLOCK_TOKENS}, got {self.state_interval}"
+            )
         if not 0.0 < self.kv_memory_fraction <= 0.95:
             raise SettingsError(
                 f"kv_memory_fraction must be in (0, 0.95], got {self.kv_memory_fraction}"

@@ -489,6 +489,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         weights, buffers: bytes of weights, and of all that lies between ops.
         kv_per_token: bytes of keys and values that a token takes.
         kv_tokens, kv: tokens that the KV cache holds, and its bytes.
+        state_slots, states: how many states of recurrent layers there is room for, and their bytes.
         reserve: bytes kept for the server, text workers and unread answers.
         adapters: bytes of the slots for LoRA adapters, when all are taken.
         available: bytes that can still be taken, of the machine, the container or the device.
@@ -515,11 +516,14 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     available: int
     requests: tuple[tuple[int, int], ...] = ()
     adapters: int = 0
+    state_slots: int = 0
+    states: int = 0
 
     @property
     def total(self) -> int:
         """Bytes of all parts."""
-        return self.weights + self.adapters + self.kv + self.buffers + self.reserve
+        held = self.weights + self.adapters + self.kv + self.states
+        return held + self.buffers + self.reserve
 
     @property
     def fits(self) -> bool:
@@ -581,6 +585,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         ledger: of the memory; None from an engine that keeps none.
         grammars: whether texts can be made to follow one (``SamplingParams.grammar``).
         adapters: slots for LoRA adapters in memory; 0: the model takes none.
+        recurrent: it keeps a state for each sequence, which cannot be forked for a beam search.
         weights: their kinds and what these cost; None from an engine that does not tell.
         embedding: of a model that embeds or reranks; it has no KV cache. None for all others.
     """
@@ -606,6 +611,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     grammars: bool = False
     weights: WeightReceipt | None = None
     adapters: int = 0
+    recurrent: bool = False
     embedding: EmbeddingInfo | None = None
 
     @property

@@ -25,9 +25,10 @@ from galley.engine.guessing import Guessing
 from galley.engine.kv import KVCache, check_blocks
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
+from galley.engine.states import StateCache
 from galley.engine.tasks.beam import BeamTask
 from galley.graph.program import KVGroup
-from galley.ops.executor import Batch
+from galley.ops.executor import Batch, Integers
 from galley.ops.sampling import SamplingBatch, StepResult, sample
 from galley.speculation.prompt_lookup import PromptLookup
 from galley.speculation.recent_texts import RecentTexts
@@ -61,11 +62,13 @@ class EngineMachine(RuleBasedStateMachine):
     guesses = False
     speculates = False
     groups: tuple[KVGroup, ...] = (KVGroup(),)
+    state_slots = 0
 
     def __init__(self) -> None:
         super().__init__()
         self.live: dict[str, Sequence] = {}
         self.slots: dict[int, tuple[object, ...]] = {}
+        self.states: dict[int, tuple[object, ...]] = {}
         self.encoded_rows = 0
         self.started: list[str] = []
         self.steps = 0
@@ -78,7 +81,8 @@ class EngineMachine(RuleBasedStateMachine):
             bytes, bytes
         ] = {}  # root -> block hash of the encoder output's first block
         self.pool = BlockPool(blocks)
-        self.kv = KVCache(self.pool, prefix_cache=prefix_cache, groups=self.groups)
+        states = StateCache(self.state_slots, interval=16) if self.state_slots else None
+        self.kv = KVCache(self.pool, prefix_cache=prefix_cache, groups=self.groups, states=states)
         self.encoder_cache = EncoderCache(self.pool, sharing=prefix_cache, kept=kept)
         self.guessing = Guessing()
         if self.speculates:
@@ -120,10 +124,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.count += 1
         features = self.features(audio, salt) if self.speech else None
         beams = beams if self.speech else 1
-        states = sum(group.state_blocks for group in self.groups)
-        tables = sum(not group.state_blocks for group in self.groups)
-        room = self.pool.total - (blocks_for(audio) if self.speech else 0) - states
-        room = room // beams // tables
+        room = self.pool.total - (blocks_for(audio) if self.speech else 0)
+        room = room // beams // len(self.groups)
         length = min(length, room * BLOCK_TOKENS - 1)
         output = min(output, room * BLOCK_TOKENS - length)
         sampling = msgspec.structs.replace(PARAMS, num_beams=beams, max_tokens=output)
@@ -192,6 +194,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.write(work)
         for work in plan:
             self.read(work)
+        for work, states in zip(plan, batch.states or (), strict=bool(self.state_slots)):
+            self.carry_state(work.sequence, work.count, states)
         result = self.result_of(plan, batch, sampling)
         known = {work.sequence.id: list(work.sequence.tokens) for work in plan}
         outputs = commit(plan, result, self.kv)
@@ -206,17 +210,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.steps += 1
 
     def contexts(self, sequence: Sequence) -> Iterator[tuple[list[int], KVGroup, list[int]]]:
-        """For each hypothesis and each KV group that keeps tokens: the hypothesis' tokens and its block
-        table.
-        """
+        """For each hypothesis and each KV group: the hypothesis' tokens and its block table."""
         texts = [sequence.tokens]
         if isinstance(sequence.task, BeamTask) and sequence.task.width > 1:
             prompt = sequence.request.prompt
             texts = [[*prompt, *beam.tokens] for beam in sequence.task.search.running]
         for text, hypothesis in zip(texts, self.kv.tables(sequence.id), strict=True):
             for group, table in zip(self.groups, hypothesis, strict=True):
-                if not group.state_blocks:
-                    yield text, group, table.tolist()
+                yield text, group, table.tolist()
 
     def one_writer_each(self, plan: list[Work], relied_on: set[int]) -> None:
         """No block is written by two, and no slot that held somebody's context before the step."""
@@ -281,6 +282,19 @@ class EngineMachine(RuleBasedStateMachine):
             for row in range(sequence.features.rows):
                 assert self.slots[slot_of(table, row)] == (sequence.features.root, row)
 
+    def carry_state(self, sequence: Sequence, count: int, states: Integers) -> None:
+        """The state is that of the tokens before; those after some more, up to all, are written."""
+        text = (sequence.root, *sequence.tokens)
+        source, *places = states
+        assert (source < 0) == (sequence.computed == 0)
+        if source >= 0:
+            assert self.states[source] == text[: 1 + sequence.computed]
+        done = [0, *places[::2]]
+        assert done == sorted({*done})
+        assert done[-1] == count
+        for rows, slot in zip(done[1:], places[1::2], strict=True):
+            self.states[slot] = text[: 1 + sequence.computed + rows]
+
     def content(
         self, sequence: Sequence, group: KVGroup, text: list[int], position: int
     ) -> tuple[object, ...]:
@@ -314,6 +328,8 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         check_blocks(self.pool, [*self.kv.held(), *self.encoder_cache.held()])
+        if self.kv.states is not None:
+            self.kv.states.check()
         assert len(self.scheduler.running) + self.scheduler.waiting == len(self.live)
         self.few_encoder_outputs_are_kept()
 
@@ -331,6 +347,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.step()
         assert not self.live
         assert self.pool.used == 0
+        assert self.kv.states is None or self.kv.states.pool.used == 0
         self.books_balance()
 
 
@@ -354,10 +371,15 @@ class SlidingMachine(EngineMachine):
 
 
 class StateMachine(EngineMachine):
-    """The same with layers that keep a state of three blocks."""
+    """The same with recurrent layers, and fewer slots for states than running sequences could use."""
 
-    blocks = 2 * BLOCKS
-    groups = (KVGroup(), KVGroup(state_blocks=3))
+    state_slots = 5
+
+
+class FewStatesMachine(EngineMachine):
+    """The same with states for one sequence alone."""
+
+    state_slots = 2
 
 
 class GuessMachine(EngineMachine):

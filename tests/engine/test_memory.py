@@ -81,9 +81,7 @@ def test_a_cache_that_does_not_fit_is_refused_with_three_changes(
     assert 512 < fitting < tokens
 
 
-@pytest.mark.parametrize(
-    "groups", [(KVGroup((0,)),), (KVGroup((0,)), KVGroup((1,), window=64), KVGroup(state_blocks=3))]
-)
+@pytest.mark.parametrize("groups", [(KVGroup((0,)),), (KVGroup((0,)), KVGroup((1,), window=64))])
 def test_so_many_requests_fit_and_no_more(groups: tuple[KVGroup, ...]) -> None:
     size = KVSize(
         groups=groups, block_bytes=1, encoder_blocks=2, max_model_len=10_000, blocks=3_000
@@ -91,6 +89,8 @@ def test_so_many_requests_fit_and_no_more(groups: tuple[KVGroup, ...]) -> None:
     rows = size.requests(running_limit=10_000)
     assert [tokens for tokens, _ in rows] == [2048, 8192, 10_000]
     for tokens, count in rows:
-        each = 2 + sum(g.state_blocks or -(-tokens // BLOCK_TOKENS) for g in groups)
+        each = 2 + len(groups) * -(-tokens // BLOCK_TOKENS)
         assert count * each <= 3_000 < (count + 1) * each
     assert all(count <= 2 for _, count in size.requests(running_limit=2))
+    recurrent = dataclasses.replace(size, state_bytes=8, states=3)
+    assert all(count <= 3 for _, count in recurrent.requests(running_limit=10_000))

@@ -10,12 +10,14 @@ from galley.engine.block_hashes import salt_hash
 from galley.engine.blocks import BlockPool
 from galley.engine.encoder_cache import KEPT_ENCODER_OUTPUTS
 from galley.engine.kv import KVCache, check_blocks
+from galley.engine.states import StateCache
 from galley.graph.program import KVGroup
 from galley.types import BLOCK_TOKENS, blocks_for
 from tests.engine.machine import (
     BLOCKS,
     PRIORITY_STEPS,
     EngineMachine,
+    FewStatesMachine,
     GuessMachine,
     GuessSpeechMachine,
     GuessWindowMachine,
@@ -36,6 +38,8 @@ TestSlidingMachine = SlidingMachine.TestCase
 TestSlidingMachine.settings = settings(max_examples=60, stateful_step_count=40)
 TestStateMachine = StateMachine.TestCase
 TestStateMachine.settings = settings(max_examples=60, stateful_step_count=40)
+TestFewStatesMachine = FewStatesMachine.TestCase
+TestFewStatesMachine.settings = settings(max_examples=40, stateful_step_count=40)
 TestGuessMachine = GuessMachine.TestCase
 TestGuessMachine.settings = settings(max_examples=60, stateful_step_count=40)
 TestGuessSpeechMachine = GuessSpeechMachine.TestCase
@@ -233,22 +237,45 @@ def test_a_window_needs_only_its_own_blocks_of_a_prefix() -> None:
     assert opened(whole, "again", tokens) == 4 * BLOCK_TOKENS
 
 
-def test_hypotheses_write_states_of_their_own() -> None:
-    """Also in the step in which their text needs another block."""
-    groups = (KVGroup(), KVGroup(state_blocks=2))
-    cache = KVCache(BlockPool(12), prefix_cache=True, groups=groups)
-    prompt = list(range(BLOCK_TOKENS))
-    claim = cache.claim("r", prompt, root=salt_hash(""), reusable=0)
-    assert cache.pool.reserve(sum(claim.fresh), claim.shared)
-    cache.open("r", claim)
-    cache.fork("r", [0, 0])
-    assert cache.grow("r", BLOCK_TOKENS + 1)
-    (text, state), (other_text, other_state) = cache.tables("r")
-    assert set(state).isdisjoint(other_state)
-    assert sorted(cache.take_copies()) == sorted(zip(other_state, state, strict=True))
-    assert text[0] == other_text[0]
-    assert text[1] != other_text[1]
-    check_blocks(cache.pool, list(cache.held()))
+def test_a_prefix_ends_where_a_state_was_kept() -> None:
+    """Kept every 32 tokens; one whose blocks are there and whose state is gone is of no use."""
+    states = StateCache(4, interval=32)
+    kv = KVCache(BlockPool(20), prefix_cache=True, states=states)
+    tokens = list(range(100))
+    assert opened(kv, "first", tokens) == 0
+    kv.register("first", tokens, 100)
+    plan = kv.advance_state("first", 0, 100, tokens, shares=True)
+    source, *places = plan.tolist()
+    assert source == -1
+    assert places[::2] == [32, 64, 96, 100]
+    assert len(set(places[1::2])) == 4
+    kv.close("first")
+    assert opened(kv, "again", tokens[:80]) == 64
+    assert kv.advance_state("again", 64, 80, tokens, shares=True).tolist()[0] == places[3]
+    kv.close("again")
+    # Its own slot is the least recently kept of those that nobody has, or a free one.
+    for name in ("x", "y", "z", "w"):
+        assert opened(kv, name, [len(name), 7]) == 0
+    for name in ("x", "y", "z", "w"):
+        kv.close(name)
+    assert opened(kv, "late", tokens[:80]) == 0
+    kv.close("late")
+    states.check()
+
+
+def test_a_state_that_ends_a_step_is_kept_where_it_is() -> None:
+    states = StateCache(3, interval=16)
+    kv = KVCache(BlockPool(20), prefix_cache=True, states=states)
+    tokens = list(range(40))
+    assert opened(kv, "r", tokens) == 0
+    _, done, kept = kv.advance_state("r", 0, 16, tokens, shares=True)
+    assert done == 16
+    source, done, own = kv.advance_state("r", 16, 17, tokens, shares=True)
+    assert (source, done) == (kept, 1)
+    assert own != kept
+    assert kv.advance_state("r", 17, 18, tokens, shares=True).tolist() == [own, 1, own]
+    kv.close("r")
+    assert (states.pool.used, states.pool.cached) == (0, 1)
 
 
 def test_a_prefix_loses_its_tail_first_in_all_groups() -> None:

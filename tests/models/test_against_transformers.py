@@ -13,7 +13,14 @@ from galley import LLM, SamplingParams
 from galley.engine_settings import DType, ExecutorName
 from galley.ops.executor import Batch, forward
 from galley.types import BLOCK_TOKENS
-from tests.checkpoints import KNOWN_OPS, MIXTURES, VARIANTS, make_checkpoint, random_ids
+from tests.checkpoints import (
+    KNOWN_OPS,
+    MIXTURES,
+    RECURRENT,
+    VARIANTS,
+    make_checkpoint,
+    random_ids,
+)
 from tests.conftest import CheckpointMaker
 from tests.models.chunks import executor_of, grouped, run_chunks
 
@@ -98,7 +105,8 @@ def test_greedy_tokens_agree_in_mixed_batches(
     combinations = list(itertools.product((8, 64), (True, False), (True, False)))
     if variant in KNOWN_OPS:
         combinations = [(8, True, True), (64, False, False)]
-    if variant in MIXTURES and name == "reference":  # which computes a tile for each expert
+    # Which computes a tile for each expert, and recurrent layers token by token.
+    if variant in MIXTURES | RECURRENT and name == "reference":
         combinations = combinations[:1]
     for chunk, prefix_cache, tight in combinations:
         with LLM(
@@ -107,6 +115,7 @@ def test_greedy_tokens_agree_in_mixed_batches(
             max_batch_tokens=chunk,
             max_running=8,
             prefix_cache=prefix_cache,
+            state_interval=BLOCK_TOKENS,
             # 128 tokens hold the longest request alone, but never the batch of 8.
             kv_cache_tokens=128 if tight else 2048,
             # Guesses may end requests before the batch is full, as steps' times have it.

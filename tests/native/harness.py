@@ -244,7 +244,7 @@ def rounding_executor(
     isa: str = "",
     adapters: int = 0,
 ) -> RoundingExecutor:
-    """Torch on the dequantized weights, with 256 blocks of KV and slots for so many adapters.
+    """Torch on the dequantized weights, with 256 blocks of KV, 8 states and so many adapters.
 
     ``activations``: what the inputs of linear layers are rounded to; unless it is float32, windows'
     queries, keys and values are rounded to bfloat16.
@@ -280,7 +280,7 @@ def rounding_executor(
     executor.kv_rounding = ROUNDING[kv_dtype]
     executor.isa = isa
     executor.window_rounding = ROUNDING["float32" if activations == "float32" else "bfloat16"]
-    executor.allocate_kv(256)
+    executor.allocate_kv(256, states=8)
     return executor
 
 

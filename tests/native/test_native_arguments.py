@@ -15,6 +15,9 @@ WIDTH: Final = 32
 ROW: Final = 4 * WIDTH
 X, Y, Z, S = ((i * ROW, ROW, 0) for i in range(4))
 ONES: Final = np.ones(WIDTH, np.float32)
+FOUR: Final = np.ones(4, np.float32)
+KERNELS: Final = np.ones(4 * WIDTH, np.float32)
+"""Of a convolution, four numbers each."""
 ROUNDED: Final = (512, 128, 0)
 """Of rows as ``layout()`` wants them."""
 WORK: Final = (0, ARENA, 0)
@@ -63,6 +66,10 @@ def ops() -> dict[str, tuple[Any, ...]]:
         "route": (None, 8, 2, "softmax", True, 1.0, 4, 2, 1, X, Y),
         "experts": (expert, expert, expert, *BIASES, 2, 1.0, 0.0, False, WORK, X, Y, Z),
         "sigmoid_scale": (WIDTH, X, Y, Z),
+        "sigmoid_mul": (WIDTH, None, X, Y, Z),
+        "causal_conv": (KERNELS, ONES, 0, 4, WIDTH, X, Y),
+        "ssm": (FOUR, FOUR, FOUR, 1, 4, 2, X, Y, Z, S, X),
+        "delta_rule": (FOUR, FOUR, 1, 4, 2, X, Y, Z, S, X, Y),
     }
 
 
@@ -81,6 +88,8 @@ LAYER_AT: Final = {
 def append(name: str, arguments: tuple[Any, ...]) -> None:
     runtime = _native.Runtime("portable", 1, [])
     runtime.add_kv_layer(2, 8, 8, "float32", 0, 0)
+    runtime.add_state_layer(3, WIDTH)  # of a convolution over four rows
+    runtime.add_state_layer(16, 8)  # of four heads
     getattr(_native.Program(runtime, ARENA, VOCAB), name)(*arguments)
 
 
@@ -185,6 +194,16 @@ def test_layers_that_do_not_exist_are_refused(name: str) -> None:
             "three matrices",
         ),
         ("sigmoid_scale", (WIDTH + 1, X, Y, Z), "narrower"),
+        ("causal_conv", (KERNELS, None, 0, 3, WIDTH, X, Y), "one kernel for each channel"),
+        ("causal_conv", (ONES, None, 0, 1, WIDTH, X, Y), "two rows at least"),
+        ("causal_conv", (KERNELS, None, 1, 4, WIDTH, X, Y), "looks back"),
+        ("causal_conv", (KERNELS, None, 2, 4, WIDTH, X, Y), "a state is out of range"),
+        ("causal_conv", (KERNELS, FOUR, 0, 4, WIDTH, X, Y), "bias has the wrong size"),
+        ("ssm", (FOUR, FOUR, ONES, 1, 4, 2, X, Y, Z, S, X), "one skip for each head"),
+        ("ssm", (FOUR, FOUR, FOUR, -1, 4, 2, X, Y, Z, S, X), "a state is out of range"),
+        ("delta_rule", (FOUR, FOUR, 1, 4, 3, X, Y, Z, S, X, Y), "evenly"),
+        ("delta_rule", (FOUR, FOUR, 1, 0, 1, X, Y, Z, S, X, Y), "evenly"),
+        ("delta_rule", (FOUR, ONES, 1, 4, 2, X, Y, Z, S, X, Y), "one decay for each head"),
         ("lora", ([(0, 0, 8)], WIDTH, WIDTH, X, Y, Z), "in its place"),
         ("lora", ([(0, 8, WIDTH)], WIDTH, WIDTH, X, Y, X), "do not lie in the buffer"),
         ("lora", ([(0, -4, 8)], WIDTH, WIDTH, X, Y, X), "do not lie in the buffer"),
@@ -224,3 +243,44 @@ def test_logits_of_all_rows_need_room_for_all() -> None:
     program.forward(*step, at, np.zeros((4, VOCAB), np.float32))
     with pytest.raises(ValueError, match="selects no rows"):
         program.forward(*step, at[:1], np.zeros((1, VOCAB), np.float32))
+
+
+STATES: Final = [
+    ([-1, 2, 0], None),
+    ([-1, 1, 1, 2, 0], None),
+    ([0, 2, 0], "unless it begins"),
+    ([-1, 2, 2], "slot is out of range"),
+    ([-1, 2, -1], "slot is out of range"),
+    ([-1, 1, 0], "after its last row"),
+    ([-1, 2, 1, 2, 0], "do not ascend"),
+    ([-1, 0, 1, 2, 0], "do not ascend"),
+    ([-1], "a slot, then rows and slots"),
+    (None, "recurrent layers keep"),
+]
+
+
+@pytest.mark.parametrize(("states", "message"), STATES, ids=str)
+def test_states_that_contradict_the_rows_are_refused(
+    states: list[int] | None, message: str | None
+) -> None:
+    runtime = _native.Runtime("portable", 1, [])
+    runtime.add_state_layer(3, WIDTH)
+    program = _native.Program(runtime, ARENA, VOCAB)
+    matrix = pack_as("float32", as_weight(np.ones((VOCAB, WIDTH), np.float32)))
+    program.embed(matrix, X)
+    program.causal_conv(KERNELS, None, 0, 4, WIDTH, X, Y)
+    program.linear(matrix, None, None, Y, (_native.LOGITS, 4 * VOCAB, 0))
+    runtime.allocate_kv(0, states=2)
+    at = np.arange(2)
+    given = None if states is None else (np.array(states), np.array([0, len(states)]))
+
+    def run() -> None:
+        tables = np.zeros(0, np.int64), np.zeros(1, np.int64)
+        logits = np.zeros((2, VOCAB), np.float32)
+        program.forward(at, at, np.array([0, 2]), *tables, at, logits, states=given)
+
+    if message is None:
+        run()
+    else:
+        with pytest.raises(ValueError, match=message):
+            run()

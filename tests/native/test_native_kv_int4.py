@@ -21,7 +21,7 @@ from galley.ops.key_factors import LEAST, key_factors
 from galley.ops.reference import ReferenceExecutor
 from galley.ops.reference_kv import KVRounding, round_int4
 from galley.quality.texts import Window
-from tests.checkpoints import VARIANTS, make_checkpoint, random_ids
+from tests.checkpoints import make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker
 from tests.engine.guesses import eager
 from tests.engine.requests import request, run, seen
@@ -86,7 +86,7 @@ def test_wide_columns_of_keys_take_no_steps_from_the_others(
     assert loss(executor_of(folder, INT4, "cpu")) < 0.4 * loss(plain)
 
 
-@pytest.mark.parametrize("variant", [*VARIANTS, "whisper"])
+@pytest.mark.parametrize("variant", [*KINDS, "llama4", "whisper"])
 def test_factors_are_powers_of_two_of_the_keys_sizes(
     variant: str, checkpoint: CheckpointMaker
 ) -> None:

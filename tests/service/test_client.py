@@ -239,6 +239,32 @@ def test_a_killed_engine_is_nobodys_fault(checkpoint: CheckpointMaker) -> None:
     asyncio.run(run())
 
 
+def test_states_are_made_again_after_a_kill(checkpoint: CheckpointMaker) -> None:
+    """A recurrent model's: what was delivered goes on as it would have."""
+
+    async def run() -> None:
+        folder = checkpoint("granite-hybrid")
+        client = await EngineClient.start(settings(folder), str(folder), max_queue=4)
+        try:
+            wanted = [request(client, f"r{i}", 120) for i in range(3)]
+            calm = await asyncio.gather(*(drain(client.submit(one)) for one in wanted))
+            again = [msgspec.structs.replace(one, id=f"again-{one.id}") for one in wanted]
+            streams = [client.submit(one) for one in again]
+            begun = await anext(streams[0])
+            assert client.engine_pid is not None
+            os.kill(client.engine_pid, signal.SIGKILL)
+            results = await asyncio.gather(*map(drain, streams))
+            assert client.restarts == 1
+            before, after = (
+                [[t for o in r for t in o.tokens] for r in rs] for rs in (calm, results)
+            )
+            assert [begun.tokens + after[0], *after[1:]] == before
+        finally:
+            await client.close()
+
+    asyncio.run(run())
+
+
 def test_closing_ends_open_streams(checkpoint: CheckpointMaker) -> None:
     async def run() -> str | None:
         folder = checkpoint("llama")

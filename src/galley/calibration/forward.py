@@ -58,7 +58,7 @@ class TeacherForced:
         self._executor: Executor = factory(model.program, model.weights, options)
         self._groups = len(model.program.kv_groups)
         self._blocks = blocks_for(longest)
-        self._executor.allocate_kv(self._groups * self._blocks)
+        self._executor.allocate_kv(self._groups * self._blocks, states=1)
         self.vocab_size = model.program.vocab_size
         self.max_positions = longest
 

@@ -224,6 +224,9 @@ class _Check:
                 // len(self._model.program.kv_groups)
             )
             count = max(1, min(_TEXTS, room // blocks_for(length), self._settings.running_limit))
+            ledger = self._engine.info.ledger
+            if ledger is not None and ledger.states:
+                count = min(count, ledger.state_slots)
             first = first_token(self._model.checkpoint)
             self._windows = sampled(
                 self._executor, len(self._model.program.kv_groups), first, count, length

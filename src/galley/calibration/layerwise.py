@@ -165,7 +165,8 @@ class Layerwise:
         )
         executor = self._factory(program, LoadedWeights(tensors), options)
         blocks = max(sum(map(blocks_for, lengths)) for _, lengths in steps)
-        executor.allocate_kv(blocks * len(program.kv_groups))
+        texts = max(len(lengths) for _, lengths in steps)
+        executor.allocate_kv(blocks * len(program.kv_groups), states=texts)
         tokens = np.arange(self.tokens, dtype=np.int64) if sources else self._ids
         groups = len(program.kv_groups)
         for first, lengths in steps:
@@ -202,11 +203,13 @@ class Layerwise:
             rows = np.ascontiguousarray(self._values[b])
             tensors[name] = DenseWeight(name, "F32", shapes[name], _raw(rows))
         layers: dict[int, int] = {}
+        states: dict[int, int] = {}
         moved = []
         for op in ops:
-            if "layer" in op.attrs:
-                layer = layers.setdefault(op.attrs["layer"], len(layers))
-                op = dataclasses.replace(op, attrs={**op.attrs, "layer": layer})
+            for attr, numbers in (("layer", layers), ("state", states)):
+                if attr in op.attrs:
+                    number = numbers.setdefault(op.attrs[attr], len(numbers))
+                    op = dataclasses.replace(op, attrs={**op.attrs, attr: number})
             moved.append(op)
             for names in op.weights.values():
                 for name in names:
@@ -222,6 +225,7 @@ class Layerwise:
             self.program,
             # A batch has a table for each text, even if nothing attends.
             kv=tuple(self.program.kv[layer] for layer in layers) or self.program.kv[:1],
+            states=tuple(self.program.states[state] for state in states),
             shapes=shapes,
             vocab_size=widths[target],
             kinds={},

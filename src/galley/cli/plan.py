@@ -207,6 +207,8 @@ def _print_sizes(sizes: "Sequence[ModelSizes]", kv_dtype: str, load: "Load") -> 
         f"KV cache in {kv_dtype}: {bytes_text(first.kv_per_token)} a token, "
         f"{bytes_text(first.kv_bytes(tokens))} for a request of {tokens} tokens"
     )
+    if first.state:
+        print(f"{bytes_text(first.state)} of these are the state of its recurrent layers")
     rows = [(s.precision, bytes_text(s.weights), bytes_text(s.step_weights)) for s in sizes]
     print(table(("weights", "held", "read a step"), rows) + "\n")
 

@@ -76,6 +76,21 @@ def _token_batch(
         wanted=wanted,
         cross=_cross_context(plan, encoder_cache),
         adapters=_adapters(plan),
+        states=_states(plan, kv) if kv.states is not None else None,
+    )
+
+
+def _states(plan: Sequence[Work], kv: KVCache) -> "tuple[array[int], ...]":
+    """Where each sequence's state is and goes, in the order of the batch."""
+    return tuple(
+        kv.advance_state(
+            sequence.id,
+            sequence.computed,
+            sequence.computed + count,
+            sequence.tokens,
+            shares=sequence.task.shares(sequence),
+        )
+        for sequence, count in ((work.sequence, work.count) for work in plan)
     )
 
 

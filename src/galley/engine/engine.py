@@ -178,7 +178,7 @@ class Engine:
             # An interrupt in a notebook: the blocks of this step were promised and never filled.
             self._scheduler.preempt_all()
             self._kv.take_copies()
-            self._kv.pool.forget_all()
+            self._kv.forget_all()
             raise
         outputs = commit(plan, result, self._kv)
         self._guessing.settle(plan, meter.seconds)
@@ -198,6 +198,8 @@ class Engine:
     def check_blocks(self) -> None:
         """Assert conservation: each block is free, cached, or used once for each table that holds it."""
         check_blocks(self._kv.pool, [*self._kv.held(), *self._encoder_cache.held()])
+        if self._kv.states is not None:
+            self._kv.states.check()
 
     @property
     def stats(self) -> EngineStats:

@@ -15,8 +15,9 @@ from typing import Final, NamedTuple, TypeAlias
 
 from galley.engine.block_hashes import HashChain
 from galley.engine.blocks import BlockPool
+from galley.engine.states import StateCache
 from galley.graph.program import KVGroup
-from galley.types import BLOCK_TOKENS
+from galley.types import BLOCK_TOKENS, blocks_for
 
 Table: TypeAlias = "array[int]"
 """Block ids, whose bytes each step copies."""
@@ -31,11 +32,13 @@ class Claim(NamedTuple):
         tokens: how many leading ones have their keys and values in the cache already.
         found: for each group the blocks of these tokens; None for those that have left the window.
         fresh: for each group how many blocks are to be taken from the pool.
+        state: the slot of the state that recurrent layers go on from, if there is one.
     """
 
     tokens: int
     found: tuple[list[int | None], ...]
     fresh: tuple[int, ...]
+    state: int | None = None
 
     @property
     def shared(self) -> list[int]:
@@ -65,8 +68,8 @@ class KVCache:
     Args:
         pool: where the blocks come from.
         prefix_cache: whether requests share full blocks of equal prefixes.
-        groups: of the model's layers. A group with a window gives blocks up as the window moves on; a
-            group with a state holds the same blocks from beginning to end.
+        groups: of the model's layers. A group with a window gives blocks up as the window moves on.
+        states: of recurrent layers, if the model has any.
 
     Attributes:
         queried_tokens, hit_tokens: looked up in, and supplied by, the prefix cache so far.
@@ -79,13 +82,14 @@ class KVCache:
         *,
         prefix_cache: bool,
         groups: Sequence[KVGroup] = (WHOLE_CONTEXT,),
+        states: StateCache | None = None,
     ) -> None:
         self.pool = pool
         self.groups = tuple(groups)
-        # A state belongs to all tokens before it: a request cannot begin in the midst of another's.
-        self._sharing = prefix_cache and not any(group.state_blocks for group in groups)
+        self.states = states
+        self._sharing = prefix_cache
         self._slides = any(group.window for group in groups)
-        self.takes_back = not any(group.state_blocks for group in groups)
+        self.takes_back = states is None
         self._tables: dict[str, _Tables] = {}
         self._chains: dict[str, HashChain] = {}
         self._copies: list[tuple[int, int]] = []
@@ -108,14 +112,17 @@ class KVCache:
         if self._sharing:
             blocks = reusable // BLOCK_TOKENS
             found = self._find(chain.upto(tokens, blocks)[:blocks])
-        fresh = (
-            group.blocks_for(len(tokens)) - len(blocks)
-            for group, blocks in zip(self.groups, found, strict=True)
-        )
-        return Claim(len(found[0]) * BLOCK_TOKENS, found, tuple(fresh))
+        fresh = tuple(blocks_for(len(tokens)) - len(blocks) for blocks in found)
+        state = None
+        if self.states is not None and found[0]:
+            state = self.states.find(chain.hashes[len(found[0]) - 1])
+        return Claim(len(found[0]) * BLOCK_TOKENS, found, fresh, state)
 
     def _find(self, hashes: Sequence[bytes]) -> tuple[list[int | None], ...]:
-        """For each group its blocks of the longest prefix that all have, as far as windows reach."""
+        """For each group its blocks of the longest prefix that all have, as far as windows reach.
+
+        Where layers are recurrent, it ends where a state was kept.
+        """
         known = [
             [self.pool.find(_key(link, g)) for link in hashes] for g in range(len(self.groups))
         ]
@@ -124,6 +131,8 @@ class KVCache:
             before = length
             for group, blocks in zip(self.groups, known, strict=True):
                 length = _usable_prefix(blocks[:length], group)
+            if self.states is not None:
+                length = self.states.longest(hashes[:length])
             if length == before:
                 break
         return tuple(
@@ -134,8 +143,28 @@ class KVCache:
             for group, blocks in zip(self.groups, known, strict=True)
         )
 
+    def has_room(self, claim: Claim, more: int = 0, shared: Sequence[int] = ()) -> bool:
+        """Whether all is there that a claim wants.
+
+        Args:
+            claim: to be opened.
+            more: blocks to be taken for something else.
+            shared: others' blocks that get one more reference.
+        """
+        if self.states is not None and not self.states.can_open(claim.state):
+            return False
+        return self.pool.can_take(sum(claim.fresh) + more, [*claim.shared, *shared])
+
+    def reserve(self, claim: Claim, more: int = 0, shared: Sequence[int] = ()) -> bool:
+        """Refer once more to the blocks of a claim and to the ``shared`` ones, if it has room."""
+        if not self.has_room(claim, more, shared):
+            return False
+        return self.pool.reserve(sum(claim.fresh) + more, [*claim.shared, *shared])
+
     def open(self, request_id: str, claim: Claim) -> None:
         """Start the request's tables; ``claim.shared`` has its references, and the pool the rest."""
+        if self.states is not None:
+            self.states.open(request_id, claim.state)
         tables, firsts = [], []
         for found, fresh in zip(claim.found, claim.fresh, strict=True):
             firsts.append(sum(block is None for block in found))
@@ -158,9 +187,9 @@ class KVCache:
         """
         tables = self._tables[request_id]
         missing = [
-            (table, group.blocks_for(tokens) - len(table))
+            (table, blocks_for(tokens) - len(table))
             for hypothesis in tables.hypotheses
-            for group, table in zip(self.groups, hypothesis, strict=True)
+            for table in hypothesis
         ]
         written = self._written(tables, tokens) if len(tables.hypotheses) > 1 else []
         writers = Counter(table[i] for table, i in written)
@@ -181,11 +210,10 @@ class KVCache:
     def _written(self, tables: _Tables, tokens: int) -> list[tuple[Table, int]]:
         """The places in hypotheses' tables that are there, and written on the way to ``tokens`` tokens."""
         return [
-            (hypothesis[g], i)
+            (table, len(table) - 1)
             for hypothesis in tables.hypotheses
-            for g, group in enumerate(self.groups)
-            if group.blocks_for(tokens) <= len(hypothesis[g])
-            for i in group.written_blocks(len(hypothesis[g]))
+            for table in hypothesis
+            if blocks_for(tokens) <= len(table)
         ]
 
     def slide(self, request_id: str, computed: int) -> None:
@@ -206,8 +234,8 @@ class KVCache:
     def truncate(self, request_id: str, tokens: int) -> None:
         """Take back the blocks behind the first ``tokens`` tokens, of tokens that were guessed wrong."""
         for hypothesis in self._tables[request_id].hypotheses:
-            for group, table in zip(self.groups, hypothesis, strict=True):
-                while len(table) > group.blocks_for(tokens):
+            for table in hypothesis:
+                while len(table) > blocks_for(tokens):
                     self.pool.release(table.pop())
 
     def fork(self, request_id: str, parents: Sequence[int]) -> None:
@@ -246,15 +274,14 @@ class KVCache:
     def settled(self, request_id: str) -> int:
         """How many tokens there can be before a block is needed, can be shared, or may leave a window."""
         tables = self._tables[request_id]
-        room = min(
-            group.room(len(table))
-            for group, table in zip(self.groups, tables.hypotheses[0], strict=True)
-        )
+        room = BLOCK_TOKENS * min(map(len, tables.hypotheses[0]))
         return min(room, BLOCK_TOKENS * (tables.registered + 1) - 1) if self._sharing else room
 
     def close(self, request_id: str) -> None:
         """Give up the tables; shareable blocks stay cached, and the tail of a prefix is taken first."""
         tables = self._tables.pop(request_id)
+        if self.states is not None:
+            self.states.close(request_id)
         for hypothesis in reversed(tables.hypotheses):
             # A prefix is of use with the blocks of all groups only.
             for i in reversed(range(max(map(len, hypothesis)))):
@@ -269,6 +296,20 @@ class KVCache:
         if chain is None:
             return []
         return [_key(link, g) for g in range(len(self.groups)) for link in chain.hashes]
+
+    def advance_state(
+        self, request_id: str, begin: int, end: int, tokens: Sequence[int], *, shares: bool
+    ) -> Table:
+        """See :meth:`StateCache.advance`; if it ``shares``, others may go on from kept states."""
+        assert self.states is not None
+        chain = self._chains[request_id] if shares and self._sharing else None
+        return self.states.advance(request_id, begin, end, chain, tokens)
+
+    def forget_all(self) -> None:
+        """Nothing that is cached can be found any more."""
+        self.pool.forget_all()
+        if self.states is not None:
+            self.states.pool.forget_all()
 
     def tables(self, request_id: str) -> list[tuple[Table, ...]]:
         """For each hypothesis its block table in each KV group, as they are now."""

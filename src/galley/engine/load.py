@@ -1,10 +1,11 @@
 """From settings to an engine that is ready: plan its memory, load, warm up. Each phase is timed."""
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from galley.engine.adapters import AdapterPool
 from galley.engine.batching import BatchGatherer
@@ -19,6 +20,7 @@ from galley.engine.memory import KVSize, plan_memory
 from galley.engine.preparing import Preparing
 from galley.engine.read_model import Model, read_model
 from galley.engine.scheduler import Scheduler
+from galley.engine.states import StateCache
 from galley.engine.step_meter import Pauses, StepMeter
 from galley.engine.warm_up import MEASURED_ROWS, measure_rows, warm_up
 from galley.engine.weight_receipt import held_kinds, weight_receipt
@@ -38,6 +40,8 @@ from galley.ops.measured_steps import measured_steps
 from galley.ops.rows import check_isa
 from galley.speculation.row_costs import RowCosts
 from galley.types import ModelInfo, OnLedger, OnPhase
+
+log: Final = logging.getLogger("galley.engine")
 
 T = TypeVar("T")
 
@@ -136,9 +140,11 @@ def _load(
     mine = 0 if draft is None else draft.memory.kv_block
     assert executor.kv_bytes_per_block() + mine == kv.block_bytes
     clock.end("load")
-    executor.allocate_kv(kv.blocks)
+    assert executor.bytes_per_state() == kv.state_bytes
+    executor.allocate_kv(kv.blocks, kv.states)
     pool = BlockPool(kv.blocks)
-    cache = KVCache(pool, prefix_cache=settings.prefix_cache, groups=kv.groups)
+    states = StateCache(kv.states, interval=settings.state_interval) if kv.states else None
+    cache = KVCache(pool, prefix_cache=settings.prefix_cache, groups=kv.groups, states=states)
     encoder_cache = EncoderCache(pool, sharing=settings.prefix_cache)
     draft_model: DraftModel | None = None
     if draft is not None:
@@ -179,6 +185,7 @@ def _load(
             checkpoint, program, held_kinds(executor_name, program, weights, options)
         ),
         adapters=options.adapters,
+        recurrent=bool(program.states),
     )
     scheduler = Scheduler(
         cache,
@@ -220,9 +227,10 @@ def _guessing(
     program = model.program
     proposers = proposers_of(settings)
     most = min(settings.logit_rows, kv.max_model_len, kv.tokens)
-    stateful = any(group.state_blocks for group in program.kv_groups)
     nobody = not proposers and draft_model is None
-    if nobody or stateful or most < MEASURED_ROWS[1]:
+    if proposers and program.states:
+        log.info("nothing is guessed: states of recurrent layers cannot take tokens back")
+    if nobody or program.states or most < MEASURED_ROWS[1]:
         return Guessing()
     groups = len(program.kv_groups)
     measured = measured_steps(

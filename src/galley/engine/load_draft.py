@@ -89,7 +89,7 @@ def read_draft(
     program = guessed.program
     _check_audio(name, model.speech, guessed.speech)
     for what, one in (("draft_model " + name, model.program), ("the model", program)):
-        if any(group.state_blocks for group in one.kv_groups):
+        if one.states:
             raise SettingsError(
                 f"{what} keeps a state that cannot take tokens back: leave draft_model out"
             )

@@ -15,6 +15,9 @@ from galley.types import BLOCK_TOKENS, Ledger, blocks_for
 LEAST_TOKENS: Final = 512
 """Of a request that must fit; below, a server is of no use."""
 
+LEAST_STATES: Final = 2
+"""A request that goes on from a kept state reads that one and writes its own."""
+
 RESERVE_BYTES: Final = 192 << 20
 """For the server (60 MiB), a text worker (35 MiB and its tokenizer) and answers not yet read (64 MiB)."""
 
@@ -34,6 +37,8 @@ class KVSize:
         encoder_blocks: that the encoder output of one sequence takes.
         max_model_len: the most tokens of one sequence.
         blocks: that there are.
+        state_bytes: of a state of the recurrent layers; 0 if there are none.
+        states: slots for them.
     """
 
     groups: tuple[KVGroup, ...]
@@ -41,10 +46,12 @@ class KVSize:
     encoder_blocks: int
     max_model_len: int
     blocks: int = 0
+    state_bytes: int = 0
+    states: int = 0
 
     def needed_for(self, tokens: int) -> int:
         """Blocks that a sequence of so many tokens takes, its encoder output aside."""
-        return sum(group.blocks_for(tokens) for group in self.groups)
+        return len(self.groups) * blocks_for(tokens)
 
     @property
     def least(self) -> int:
@@ -59,16 +66,15 @@ class KVSize:
     @property
     def tokens(self) -> int:
         """Tokens of a single sequence that all blocks hold, over all groups."""
-        states = sum(group.state_blocks for group in self.groups)
-        tables = sum(not group.state_blocks for group in self.groups)
-        return (self.blocks - states) // tables * BLOCK_TOKENS
+        return self.blocks // len(self.groups) * BLOCK_TOKENS
 
     def requests(self, running_limit: int) -> tuple[tuple[int, int], ...]:
         """(tokens, how many sequences of so many tokens run at a time), for some lengths."""
         longest = min(self.max_model_len, self.tokens)
         lengths = [n for n in _LENGTHS if n < longest] + [longest]
         each = ((n, self.needed_for(n) + self.encoder_blocks) for n in lengths)
-        found = [(n, min(running_limit, self.blocks // max(1, blocks))) for n, blocks in each]
+        limit = min(running_limit, self.states) if self.state_bytes else running_limit
+        found = [(n, min(limit, self.blocks // max(1, blocks))) for n, blocks in each]
         return tuple(found[-_SHOWN_LENGTHS:])
 
 
@@ -102,17 +108,20 @@ def plan_memory(
     """
     memory = memory_of(options)
     size = KVSize(
-        groups=_kv_groups(program, memory.kv_block),
+        groups=program.kv_groups,
         block_bytes=memory.kv_block,
         encoder_blocks=0 if program.encoder is None else blocks_for(program.encoder.max_rows),
         max_model_len=_max_model_len(settings, program),
+        state_bytes=memory.state,
     )
     available = memory.free
     if available is None:
         available = min(available_memory(), address_space_left())
     buffers = memory.buffers(settings.max_batch_tokens, settings.logit_rows)
     left = available - memory.weights - memory.adapters - buffers - RESERVE_BYTES
-    size = replace(size, blocks=_kv_blocks(settings, size, left))
+    room = int(max(0, left) * settings.kv_memory_fraction)
+    size = replace(size, states=_states(settings, size, room))
+    size = replace(size, blocks=_kv_blocks(settings, size, room - size.states * size.state_bytes))
     if size.blocks <= size.encoder_blocks:
         raise EngineFailed(
             f"a KV cache of {size.blocks * BLOCK_TOKENS} tokens does not hold one encoder input, which "
@@ -135,6 +144,8 @@ def plan_memory(
         kv_per_token=memory.kv_block * len(program.kv_groups) // BLOCK_TOKENS,
         kv_tokens=size.tokens,
         kv=size.bytes,
+        state_slots=size.states,
+        states=size.states * size.state_bytes,
         reserve=RESERVE_BYTES,
         available=available,
         requests=size.requests(settings.running_limit),
@@ -223,6 +234,7 @@ def refusal(name: str, ledger: Ledger, changes: Sequence[str]) -> str:
             (f"KV cache of {ledger.kv_tokens:,} tokens", ledger.kv),
             ("buffers", ledger.buffers),
             *([("adapters", ledger.adapters)] if ledger.adapters else ()),
+            (f"{ledger.state_slots:,} states", ledger.states),
             ("reserve", ledger.reserve),
         )
         if count
@@ -276,7 +288,8 @@ def _changes(
     per_parameter = memory_of(
         replace(options, quantize="int4") if ledger.executor == "cpu" else options
     ).weights / max(1, ledger.parameters)
-    room = ledger.available - ledger.buffers - ledger.adapters - ledger.reserve - least
+    room = ledger.available - ledger.buffers - ledger.adapters - ledger.states
+    room -= ledger.reserve + least
     if room > 0:
         kind = "int4" if ledger.executor == "cpu" else options.quantize
         changes.append(
@@ -300,17 +313,21 @@ def _max_model_len(settings: EngineSettings, program: Program) -> int:
     return wanted
 
 
-def _kv_groups(program: Program, block_bytes: int) -> tuple[KVGroup, ...]:
-    """The groups of layers that keep tokens, and one of layers that keep a state, if there are any."""
-    if not program.state_bytes:
-        return program.kv_groups
-    return (*program.kv_groups, KVGroup(state_blocks=-(-program.state_bytes // block_bytes)))
+def _states(settings: EngineSettings, size: KVSize, room: int) -> int:
+    """Slots for states: of running sequences, and of as many prefixes as the KV cache may have.
+
+    They take half of the ``room`` for both at most.
+    """
+    if not size.state_bytes:
+        return 0
+    tokens = settings.kv_cache_tokens or settings.running_limit * size.max_model_len
+    kept = tokens // settings.state_interval if settings.prefix_cache else 0
+    return max(LEAST_STATES, min(settings.running_limit + kept, room // 2 // size.state_bytes))
 
 
-def _kv_blocks(settings: EngineSettings, size: KVSize, left: int) -> int:
-    """As asked, or what the share of ``left`` bytes holds, at least what one request of use takes."""
+def _kv_blocks(settings: EngineSettings, size: KVSize, room: int) -> int:
+    """As asked, or what ``room`` bytes hold, at least what one request of use takes."""
     if settings.kv_cache_tokens is not None:
         return size.needed_for(settings.kv_cache_tokens)
     most = settings.running_limit * (size.needed_for(size.max_model_len) + size.encoder_blocks)
-    affordable = int(max(0, left) * settings.kv_memory_fraction) // size.block_bytes
-    return max(size.least, min(most, affordable))
+    return max(size.least, min(most, room // size.block_bytes))

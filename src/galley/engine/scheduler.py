@@ -288,8 +288,9 @@ class Scheduler:
 
     def _open(self, sequence: Sequence, encoded: EncoderClaim | None) -> bool:
         """Take blocks for all that is known: a prompt, once begun, is not stopped halfway for memory."""
-        claim, fresh, shared = self._claim(sequence, encoded)
-        if not self._kv.pool.reserve(fresh, shared):
+        claim = self._claim(sequence)
+        more, shared = (0, ()) if encoded is None else (encoded.fresh, encoded.blocks)
+        if not self._kv.reserve(claim, more, shared):
             return False
         if encoded is not None:
             self._encoder_cache.open(sequence.id, encoded)
@@ -299,15 +300,10 @@ class Scheduler:
         sequence.computed = claim.tokens
         return True
 
-    def _claim(
-        self, sequence: Sequence, encoded: EncoderClaim | None
-    ) -> tuple[Claim, int, list[int]]:
-        """What the sequence needs: the claim on its text, how many fresh blocks in all, and shared ones."""
+    def _claim(self, sequence: Sequence) -> Claim:
+        """What the sequence's text needs."""
         reusable = sequence.task.reusable(sequence)
-        claim = self._kv.claim(sequence.id, sequence.tokens, root=sequence.root, reusable=reusable)
-        if encoded is None:
-            return claim, sum(claim.fresh), claim.shared
-        return claim, sum(claim.fresh) + encoded.fresh, [*claim.shared, *encoded.blocks]
+        return self._kv.claim(sequence.id, sequence.tokens, root=sequence.root, reusable=reusable)
 
     def _has_seat(self, sequence: Sequence) -> bool:
         """Each hypothesis of a beam search takes one; the only sequence has as many as it needs."""
@@ -351,8 +347,8 @@ class Scheduler:
         encoded = None
         if newcomer.features is not None:
             encoded = self._encoder_cache.claim(newcomer.features)
-        _, fresh, shared = self._claim(newcomer, encoded)
-        if not self._kv.pool.can_take(fresh, shared):
+        more, shared = (0, ()) if encoded is None else (encoded.fresh, encoded.blocks)
+        if not self._kv.has_room(self._claim(newcomer), more, shared):
             return _tokens, self._capacity
         return None
 

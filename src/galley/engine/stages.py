@@ -111,7 +111,7 @@ def _step_seconds(executor: Executor, model: Model, repeats: int) -> float:
     blocks, encoder = context // BLOCK_TOKENS + 1, model.program.encoder
     rows = 0 if encoder is None else encoder.max_rows
     groups = len(model.program.kv_groups)
-    executor.allocate_kv(blocks + blocks_for(rows))
+    executor.allocate_kv(blocks + blocks_for(rows), states=1)
     cross = None
     if encoder is not None:
         cross = CrossContext((np.arange(blocks, blocks + blocks_for(rows)),), np.array([rows]))

@@ -62,7 +62,7 @@ def measure_rows(
 
     Args:
         executor: warmed up.
-        groups: KV groups of the model; none may keep a state.
+        groups: KV groups of the model, which must not be recurrent.
         most: as far as blocks, context and token budget go.
         speech: of a speech model.
         blocks: of the KV cache.

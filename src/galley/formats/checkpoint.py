@@ -84,6 +84,8 @@ class Checkpoint:
             return UnstackedExperts(weights, outputs_last=quantization is None)
         if self.config.get("model_type") in ("llama4", "llama4_text"):
             return UnstackedExperts(weights, outputs_last=True, by_turns=False)
+        if self.config.get("model_type") == "granitemoehybrid":
+            return UnstackedExperts(weights, outputs_last=False, by_turns=False)
         if self.config.get("model_type") in LATENT_FAMILIES:
             return HeadMatrices(weights, self.config)
         return weights

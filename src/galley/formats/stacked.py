@@ -1,8 +1,9 @@
-"""Experts that checkpoints of gpt-oss and Llama 4 stack in one tensor, as tensors of their own.
+"""Experts that gpt-oss, Llama 4 and Granite 4 stack in one tensor, as tensors of their own.
 
 ``NAME.experts.gate_up_proj`` has the columns of gate and up by turns (gpt-oss), or first all of gate's
 (Llama 4); what is read of it, and of ``down_proj`` and the biases, is named as other families name it:
-``NAME.experts.3.gate_proj.weight``.
+``NAME.experts.3.gate_proj.weight``. Granite calls the two stacks ``NAME.input_linear.weight`` and
+``NAME.output_linear.weight``.
 """
 
 import re
@@ -15,6 +16,7 @@ from galley.errors import UnsupportedModel
 from galley.formats.weights import WEIGHT_TYPES, DenseWeight, TensorInfo, Weight, Weights
 
 STACKED: Final = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(_bias)?")
+GRANITE: Final = re.compile(r"(.+\.block_sparse_moe)\.(input|output)_linear\.weight")
 
 
 class Part(NamedTuple):
@@ -49,6 +51,10 @@ class UnstackedExperts(Weights):
         for name in weights:
             if found := STACKED.fullmatch(name):
                 self._add(name, *found.groups())
+            elif found := GRANITE.fullmatch(name):
+                owner, role = found.groups()
+                stack = {"input": "gate_up_proj", "output": "down_proj"}[role]
+                self._add(name, f"{owner}.experts", stack, None)
             else:
                 self._others[name] = None
 

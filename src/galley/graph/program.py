@@ -13,7 +13,7 @@ from typing import Any, Self
 from galley.errors import CheckpointError
 from galley.formats.weights import FlatWeights, Kinds, WeightKind, Weights
 from galley.graph.signatures import SIGNATURES, Signature
-from galley.types import BLOCK_TOKENS, MAX_COUNT, blocks_for
+from galley.types import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,34 +91,28 @@ class KVLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class StateLayout:
+    """What a recurrent layer keeps for a sequence, however long that is: [rows, width] of float32."""
+
+    rows: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class KVGroup:
     """Layers that keep the same tokens, so that they share one block table for each sequence.
 
     Attributes:
         layers: indices into ``Program.kv``.
         window: how many of the latest tokens the layers retain; 0 retains all.
-        state_blocks: above 0, the layers keep a state of fixed size instead of tokens, in so many blocks.
     """
 
     layers: tuple[int, ...] = ()
     window: int = 0
-    state_blocks: int = 0
-
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks of a sequence with so many tokens, before any have left the window."""
-        return self.state_blocks or blocks_for(tokens)
-
-    def room(self, blocks: int) -> int:
-        """How many tokens fit a table of so many blocks."""
-        return MAX_COUNT if self.state_blocks else BLOCK_TOKENS * blocks
 
     def first_block(self, tokens: int) -> int:
         """The first block that a row behind so many tokens can see."""
         return max(0, tokens - self.window + 1) // BLOCK_TOKENS if self.window else 0
-
-    def written_blocks(self, blocks: int) -> range:
-        """Places in a table of so many blocks that the next token writes: the last, or the whole state."""
-        return range(blocks) if self.state_blocks else range(blocks - 1, blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +133,8 @@ class Program:
         vocab_size: columns of the logits; 0 for an encoder and an aligner.
         max_positions: the longest context the model was made for, in tokens; for an encoder the longest
             input, in frames.
-        state_bytes: what layers with a fixed state instead of keys and values keep for each sequence.
+        states: what each recurrent layer keeps for a sequence, indexed by the ``state`` attribute of the
+            ops that use it.
         encoder: what a speech model runs once over an encoder input, for its sequences to attend to.
         aligner: a speech model's decoder up to the last head that follows the speech, for the weights of
             these heads.
@@ -152,7 +147,7 @@ class Program:
     shapes: Mapping[str, tuple[int, ...]]
     vocab_size: int
     max_positions: int
-    state_bytes: int = 0
+    states: tuple[StateLayout, ...] = ()
     encoder: "Program | None" = None
     aligner: "Program | None" = None
     kinds: Kinds = field(default_factory=dict)

@@ -21,6 +21,7 @@ gelu_tanh       gelu(x) by its tanh approximation; arXiv:1606.08415
 gelu            gelu(x): x * normal distribution function of x, by erf; arXiv:1606.08415
 gelu_tanh_mul   gelu(a) * b, gelu by its tanh approximation
 gelu_mul        gelu(a) * b, gelu by erf
+sigmoid_mul     sigmoid(a) * b
 layer_norm      (x - mean) * rsqrt(variance + eps) * ``weight`` (+ ``bias``), mean and variance of
                 each group of ``head_dim`` columns, which have weights of their own;
                 arXiv:1607.06450
@@ -60,6 +61,22 @@ Latent attention (arXiv:2405.04434) has these, too:
 ==============  ================================================================================
 head_linear     of each head of x its columns @ the head's own matrix^T; ``weight`` lists them
 join_heads      a, b -> of each of ``heads`` its columns of a, ``size`` of them, then those of b
+==============  ================================================================================
+
+Recurrent layers have these, too. Each keeps, for each sequence, a ``state`` of fixed size (its place in
+``Program.states``), float32, which begins with zeros and takes in one token after another. ``heads`` of
+the last two share each of ``groups`` of keys and queries evenly; rows of theirs have ``key_dim`` columns in
+each group, those of v and of the result ``value_dim`` in each head:
+
+==============  ================================================================================
+causal_conv     silu of each column's sum of its last ``size`` rows times its row of ``weight``
+                [width, 1, size], the newest times the last column, plus ``bias``
+ssm             x, b, c, dt -> of each head y = S^T c + ``skip`` * x, with the step
+                t = softplus(dt + ``dt_bias``) and the state S [key_dim, value_dim],
+                S <- exp(-exp(``a_log``) * t) * S + b (t * x)^T; Mamba-2, arXiv:2405.21060
+delta_rule      q, k, v, a, b -> of each head S^T q, where the state S [key_dim, value_dim] is first
+                S <- exp(-exp(``a_log``) * softplus(a + ``dt_bias``)) * S, and then
+                S <- S + k (sigmoid(b) * (v - S^T k))^T; gated delta rule, arXiv:2412.06464
 ==============  ================================================================================
 
 Models of speech and of embeddings have these, too. An encoder input is one stretch of audio, or a text of
@@ -174,10 +191,13 @@ _EXPERT: Final = frozenset({"gate", "up", "down"})
 _EXPERT_BIAS: Final = ("gate_bias", "up_bias", "down_bias")
 _EXPERTS: Final = ("per_token", "alpha", "limit", "scaled_inputs")
 _SINKS: Final = frozenset({"sinks"})
+_DECAY: Final = ("a_log", "dt_bias")
+_RECURRENCE: Final = ("state", "heads", "groups")
 _BLUE: Final = "#cfe3ff"
 _GREEN: Final = "#d9f2d9"
 _ORANGE: Final = "#ffd9c2"
 _YELLOW: Final = "#fff3b8"
+_PURPLE: Final = "#e3d3f5"
 
 
 def _elementwise(inputs: int, *attrs: str) -> Signature:
@@ -259,6 +279,7 @@ _OPS: Final[Mapping[str, Signature]] = {
     "gelu": _elementwise(1),
     "layer_norm": _layer_norm(),
     "gelu_mul": _elementwise(2),
+    "sigmoid_mul": _elementwise(2),
     "add": _elementwise(2),
     "scale": _elementwise(1, "factor"),
     "soft_cap": _elementwise(1, "cap"),
@@ -308,6 +329,28 @@ _OPS: Final[Mapping[str, Signature]] = {
     ),
     "join_heads": Signature(
         2, attrs=("heads", "size"), arguments=("heads", "size", "width"), per_row=True
+    ),
+    "causal_conv": Signature(
+        1,
+        weights=_WEIGHT,
+        optional=_BIAS,
+        attrs=("state", "size"),
+        arguments=("weight", "bias", "state", "size", "width"),
+        colour=_PURPLE,
+    ),
+    "ssm": Signature(
+        4,
+        weights=frozenset({*_DECAY, "skip"}),
+        attrs=_RECURRENCE,
+        arguments=(*_DECAY, "skip", *_RECURRENCE),
+        colour=_PURPLE,
+    ),
+    "delta_rule": Signature(
+        5,
+        weights=frozenset(_DECAY),
+        attrs=_RECURRENCE,
+        arguments=(*_DECAY, *_RECURRENCE),
+        colour=_PURPLE,
     ),
     "sigmoid_scale": Signature(2, arguments=("width",), per_row=True, in_place=True),
     "lora": Signature(

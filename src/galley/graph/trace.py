@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from galley.graph.program import KVLayout, Op, Program
+from galley.graph.program import KVLayout, Op, Program, StateLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Tracer:
 
     ops: list[Op] = field(default_factory=list)
     kv: list[KVLayout] = field(default_factory=list)
+    states: list[StateLayout] = field(default_factory=list)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _buffers: int = 0
 
@@ -286,6 +287,54 @@ class Tracer:
         per_token = routes.width // 2
         return self._emit("experts", (x, routes), x.width, weights, per_token=per_token, **attrs)
 
+    def causal_conv(self, x: Buffer, weight: str, size: int, *, bias: str | None = None) -> Buffer:
+        """Adds a state. ``weight`` is a tensor [columns of x, 1, size]; ``bias`` a name or None."""
+        weights = {"weight": self._weight(weight, x.width, 1, size)}
+        if bias is not None:
+            weights["bias"] = self._weight(bias, x.width)
+        state = self._state(size - 1, x.width)
+        return self._emit("causal_conv", (x,), x.width, weights, state=state, size=size)
+
+    def ssm(
+        self, x: Buffer, b: Buffer, c: Buffer, dt: Buffer, name: str, *, groups: int = 1
+    ) -> Buffer:
+        """Adds a state. dt has a column for each head; ``name`` owns ``A_log``, ``dt_bias`` and ``D``."""
+        assert b.width == c.width
+        heads = dt.width
+        weights = self._decay(name, heads) | {"skip": self._weight(f"{name}.D", heads)}
+        attrs = self._recurrence(b.width // groups, x.width, heads, groups)
+        return self._emit("ssm", (x, b, c, dt), x.width, weights, **attrs)
+
+    def delta_rule(
+        self, q: Buffer, k: Buffer, v: Buffer, a: Buffer, b: Buffer, name: str, *, groups: int
+    ) -> Buffer:
+        """Adds a state. a and b have a column for each head; ``name`` owns ``A_log`` and ``dt_bias``."""
+        assert q.width == k.width
+        assert a.width == b.width
+        heads = a.width
+        attrs = self._recurrence(q.width // groups, v.width, heads, groups)
+        weights = self._decay(name, heads)
+        return self._emit("delta_rule", (q, k, v, a, b), v.width, weights, **attrs)
+
+    def _state(self, rows: int, width: int) -> int:
+        self.states.append(StateLayout(rows, width))
+        return len(self.states) - 1
+
+    def _decay(self, name: str, heads: int) -> dict[str, tuple[str, ...]]:
+        return {
+            "a_log": self._weight(f"{name}.A_log", heads),
+            "dt_bias": self._weight(f"{name}.dt_bias", heads),
+        }
+
+    def _recurrence(self, key_dim: int, width: int, heads: int, groups: int) -> dict[str, int]:
+        assert width % heads == heads % groups == 0
+        state = self._state(heads * key_dim, width // heads)
+        return {"state": state, "heads": heads, "groups": groups}
+
+    def sigmoid_mul(self, a: Buffer, b: Buffer) -> Buffer:
+        """sigmoid(a) * b."""
+        return self._emit("sigmoid_mul", (a, b), a.width)
+
     def sigmoid_scale(self, x: Buffer, gate: Buffer) -> Buffer:
         """x * sigmoid(gate), where ``gate`` has one column."""
         assert gate.width == 1
@@ -375,6 +424,7 @@ def trace(
         shapes=tracer.shapes,
         vocab_size=logits.width,
         max_positions=max_positions,
+        states=tuple(tracer.states),
         encoder=encoder,
     )
 

@@ -7,9 +7,11 @@ from typing import Final
 from galley.errors import CheckpointError, UnsupportedModel, shown
 from galley.graph.program import Program
 from galley.graph.trace import Buffer, Tracer, trace
+from galley.models.delta_rule import DeltaRule
 from galley.models.experts import Experts, describe_experts
 from galley.models.fields import FILE, Fields
 from galley.models.latent import Latent, describe_latent
+from galley.models.mamba import Mamba
 from galley.models.rope import Rope, read_rope
 
 MAX_HEAD_DIM: Final = 2**14
@@ -46,6 +48,7 @@ class Names:
     o: str = "o_proj"
     mlp: str = "mlp"
     up: str = "up_proj"
+    gate_up: str = "gate_up_proj"
     down: str = "down_proj"
 
 
@@ -60,7 +63,7 @@ class DecoderConfig:
         qk_norm: norms of q and k, over each "head" or over the whole "width"; "plain" ones, over each head,
             have no weights, and are in layers that turn alone.
         fused_qkv: one tensor has q, k and v: all heads of each, or "head" by head the three.
-        fused_mlp: one tensor has gate and up (``gate_up_proj``).
+        fused_mlp: one tensor has gate and up.
         norm_offset: added to the weights of norms.
         activation: "silu", "gelu" or its tanh approximation "gelu_tanh".
         gated: the activation multiplies ``up``; without, there is no gate, and it is that of ``up``.
@@ -75,6 +78,9 @@ class DecoderConfig:
         experts: in place of the MLP of some layers.
         sinks: each head has a score that belongs to no value.
         latent: keys and values are kept as the latent that they are made of.
+        recurrent: in place of attention in some layers.
+        output_gate: the projection of queries has a gate beside each head's query, whose sigmoid scales
+            what attention gives.
     """
 
     vocab_size: int
@@ -111,6 +117,8 @@ class DecoderConfig:
     experts: Experts | None = None
     sinks: bool = False
     latent: Latent | None = None
+    recurrent: Mamba | DeltaRule | None = None
+    output_gate: bool = False
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -204,6 +212,24 @@ def windows_of(config: Fields, default: list[bool]) -> tuple[int, ...]:
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
+def layer_kinds(config: Fields, layers: int, *, default: list[str]) -> tuple[bool, ...]:
+    """Of each layer, whether it keeps a state, by ``layer_types``; others have attention.
+
+    ``default`` are the kinds where config.json does not say.
+
+    Raises:
+        UnsupportedModel: there is another kind, or not one for each layer.
+    """
+    kinds = config.words("layer_types") or config.words("layers_block_type") or default
+    known = {"mamba": True, "linear_attention": True, "attention": False, "full_attention": False}
+    if len(kinds) != layers or not known.keys() >= set(kinds):
+        raise UnsupportedModel(
+            f"{FILE}: layer_types {shown(kinds)} does not describe {layers} layers of "
+            f"{', '.join(known)}"
+        )
+    return tuple(known[kind] for kind in kinds)
+
+
 def turned_by_window(
     config: Fields, c: DecoderConfig, *, theta: float, local_theta: float
 ) -> DecoderConfig:
@@ -233,7 +259,10 @@ def describe_decoder(g: Tracer, c: DecoderConfig) -> Buffer:
     for layer in range(c.layers):
         name, norms, begin = f"{c.prefix}{c.names.layers}.{layer}", c.norms, x
         normed = _norm(g, c, x, name, norms.before_attention)
-        h = _attention(g, c, normed, f"{name}.{c.names.attention}", layer)
+        if c.recurrent is not None and c.recurrent.layers[layer]:
+            h = c.recurrent.describe(g, normed, name, eps=c.eps)
+        else:
+            h = _attention(g, c, normed, f"{name}.{c.names.attention}", layer)
         h = _norm(g, c, h, name, norms.after_attention)
         x = g.add(x, _scaled(g, h, c.residual_scale))
         if c.parallel:
@@ -241,7 +270,9 @@ def describe_decoder(g: Tracer, c: DecoderConfig) -> Buffer:
         else:
             h = _norm(g, c, x, name, norms.before_mlp)
         if c.experts is not None and c.experts.sparse[layer]:
-            h = describe_experts(g, c.experts, h, name)
+            routed = describe_experts(g, c.experts, h, name)
+            beside = c.experts.beside_mlp
+            h = g.add(routed, _mlp(g, c, h, f"{name}.{c.names.mlp}")) if beside else routed
         else:
             h = _mlp(g, c, h, f"{name}.{c.names.mlp}")
         h = _norm(g, c, h, name, norms.after_mlp)
@@ -288,6 +319,9 @@ def _attention(g: Tracer, c: DecoderConfig, h: Buffer, name: str, layer: int) ->
             scale=c.attention_scale,
         )
     q, k, v = _qkv(g, c, h, name)
+    gate = None
+    if c.output_gate:
+        q, gate = (g.head_columns(q, i * c.head_dim, c.head_dim, 2 * c.head_dim) for i in (0, 1))
     if c.qk_norm in ("head", "width"):
         group = c.head_dim if c.qk_norm == "head" else None
         q = _norm(g, c, q, name, "q_norm", group)
@@ -306,11 +340,14 @@ def _attention(g: Tracer, c: DecoderConfig, h: Buffer, name: str, layer: int) ->
         cap=c.attention_cap,
         sinks=f"{name}.sinks" if c.sinks else None,
     )
+    if gate is not None:
+        mixed = g.sigmoid_mul(gate, mixed)
     return _project(g, mixed, f"{name}.{c.names.o}", c.hidden_size, c.o_bias)
 
 
 def _qkv(g: Tracer, c: DecoderConfig, h: Buffer, name: str) -> Sequence[Buffer]:
-    widths = {"q": c.heads * c.head_dim, "k": c.kv_heads * c.head_dim, "v": c.kv_heads * c.head_dim}
+    q_width = c.heads * c.head_dim * (2 if c.output_gate else 1)
+    widths = {"q": q_width, "k": c.kv_heads * c.head_dim, "v": c.kv_heads * c.head_dim}
     if not c.fused_qkv:
         return [_project(g, h, f"{name}.{r}_proj", w, c.qkv_bias) for r, w in widths.items()]
     wide = _project(g, h, f"{name}.{c.names.qkv}", sum(widths.values()), c.qkv_bias)
@@ -345,7 +382,7 @@ def _mlp(g: Tracer, c: DecoderConfig, h: Buffer, name: str) -> Buffer:
         activation = {"gelu": g.gelu, "gelu_tanh": g.gelu_tanh}[c.activation]
         return project(c.names.down, c.hidden_size, activation(project(c.names.up, width, h)))
     if c.fused_mlp:
-        gate, up = _parts(g, project("gate_up_proj", 2 * width, h), width, width)
+        gate, up = _parts(g, project(c.names.gate_up, 2 * width, h), width, width)
     else:
         gate, up = project("gate_proj", width, h), project(c.names.up, width, h)
     product = {"silu": g.silu_mul, "gelu_tanh": g.gelu_tanh_mul}[c.activation]

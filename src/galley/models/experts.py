@@ -26,6 +26,7 @@ class Experts:
         correction: the router has a bias, which counts for the choice alone.
         shared_width: of an MLP that all tokens go to; 0 is none.
         shared_gate: what that gives is scaled by a sigmoid.
+        beside_mlp: they are not in place of the layer's MLP: both are added.
         router: name of the matrix that makes the logits, which may have a bias.
         expert_bias: an expert's matrices have biases.
         alpha, limit, scaled_inputs: see ``experts`` there.
@@ -47,6 +48,7 @@ class Experts:
     correction: bool = False
     shared_width: int = 0
     shared_gate: bool = False
+    beside_mlp: bool = False
     router: str = "gate"
     router_bias: bool = False
     expert_bias: bool = False

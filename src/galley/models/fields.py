@@ -191,6 +191,14 @@ class Fields:
         raw = {**self._raw, name: self._raw.get(of)}
         return Fields(raw, prefix=self._prefix, file=self._file, bounds=self._bounds)
 
+    def only(self, name: str, *known: Any) -> None:
+        """Raises UnsupportedModel if the field is there and none of the ``known`` values."""
+        if self.has(name) and self._raw[name] not in known:
+            raise UnsupportedModel(
+                f"{self._file}: {self._prefix}{name} {shown(self._raw[name])} is not supported; "
+                f"known: {', '.join(map(str, known))}"
+            )
+
     def choice(self, names: tuple[str, ...], known: tuple[str, ...], default: str) -> str:
         """The value of the first of ``names`` that is present; UnsupportedModel if not known."""
         for name in names:

@@ -3,22 +3,24 @@
 from dataclasses import replace
 
 from galley.graph.program import Program
-from galley.models.decoder import build_decoder, read_decoder
+from galley.models.decoder import DecoderConfig, build_decoder, read_decoder
 from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """Each multiplier is 1 where config.json does not say."""
+    """The biases are two flags."""
+    c = multiplied(config, read_decoder(config))
     bias = config.flag("attention_bias", False)
-    return build_decoder(
-        replace(
-            read_decoder(config),
-            qkv_bias=bias,
-            o_bias=bias,
-            mlp_bias=config.flag("mlp_bias", False),
-            embedding_scale=config.number("embedding_multiplier", 1.0),
-            attention_scale=config.number("attention_multiplier", 1.0),
-            residual_scale=config.number("residual_multiplier", 1.0),
-            logit_scale=1.0 / config.number("logits_scaling", 1.0),
-        )
+    mlp_bias = config.flag("mlp_bias", False)
+    return build_decoder(replace(c, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias))
+
+
+def multiplied(config: Fields, c: DecoderConfig) -> DecoderConfig:
+    """``c`` with the multipliers; each is 1 where config.json does not say."""
+    return replace(
+        c,
+        embedding_scale=config.number("embedding_multiplier", 1.0),
+        attention_scale=config.number("attention_multiplier", 1.0),
+        residual_scale=config.number("residual_multiplier", 1.0),
+        logit_scale=1.0 / config.number("logits_scaling", 1.0),
     )

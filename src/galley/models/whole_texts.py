@@ -52,7 +52,7 @@ def _before_logits(program: Program) -> list[Op]:
 def _without_cache(op: Op) -> Op:
     """Causal attention over the text itself."""
     if op.name != "attention":
-        if "layer" in op.attrs:
+        if "layer" in op.attrs or "state" in op.attrs:
             raise UnsupportedModel(f"op {op.name} works with a cache alone: no embeddings")
         return op
     attrs = dict(op.attrs)

@@ -80,6 +80,8 @@ class CpuExecutor:
                     page,
                     factors[layer].reshape(-1).tolist() if factors else [],
                 )
+            for state in program.states:
+                self._runtime.add_state_layer(state.rows, state.width)
             self._decoder = decoder.built(self._runtime, matrices, program.vocab_size)
             self._encoder, self._aligner = (
                 None if lowered is None else lowered.built(self._runtime, matrices, 0)
@@ -94,6 +96,7 @@ class CpuExecutor:
         self._modules = {name: number for number, name in enumerate(program.adapted)}
         self._adapter_kind = adapter_kind(options.quantize)
         self.kv_groups = len(program.kv_groups)
+        self._recurs = bool(program.states)
         self._kv_bytes_per_token = kv_bytes_per_token(program, options.kv_dtype)
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
         self._operations = decoder.program.operations()
@@ -125,6 +128,7 @@ class CpuExecutor:
             encoder=encoder,
             scratch=SCRATCH_BYTES * options.threads,
             adapters=options.adapters * adapter_bytes(plan.program, options),
+            state=state_bytes(program),
         )
 
     @property
@@ -146,9 +150,13 @@ class CpuExecutor:
         """A page for each layer of a KV group, padding included."""
         return self._runtime.kv_bytes_per_block()
 
-    def allocate_kv(self, blocks: int) -> None:
+    def bytes_per_state(self) -> int:
+        """Over all recurrent layers, padding included."""
+        return self._runtime.bytes_per_state()
+
+    def allocate_kv(self, blocks: int, states: int = 0) -> None:
         """Zeroed, so pages are only touched when they are used."""
-        self._runtime.allocate_kv(blocks)
+        self._runtime.allocate_kv(blocks, states)
 
     def pack_adapter(self, adapter: AdapterWeights) -> object:
         """See :meth:`galley.ops.executor.Executor.pack_adapter`."""
@@ -226,6 +234,7 @@ class CpuExecutor:
             cross,
             batch.adapters,
             batch.types,
+            _joined(batch.state_slots()) if self._recurs else None,
         )
         return logits
 
@@ -333,6 +342,11 @@ def kv_bytes_per_token(program: Program, kv_dtype: str) -> int:
 def kv_bytes_of_layer(kv: KVLayout, kv_dtype: str) -> int:
     """Bytes of one token's keys and values in one layer, padding included."""
     return _layer_block_bytes(kv, kv_dtype) // BLOCK_TOKENS
+
+
+def state_bytes(program: Program) -> int:
+    """What :meth:`CpuExecutor.bytes_per_state` will say: rows of whole vectors of sixteen floats."""
+    return sum(64 * state.rows * -(-state.width // 16) for state in program.states)
 
 
 def kv_bytes_per_block(program: Program, kv_dtype: str) -> int:

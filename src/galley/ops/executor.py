@@ -1,6 +1,7 @@
 """What an executor is: it runs a Program over a ragged batch against a paged KV cache."""
 
 import importlib
+import itertools
 import logging
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -80,6 +81,10 @@ class Batch(msgspec.Struct, frozen=True):
         align: sequences of which a speech model's alignment heads are wanted instead of logits. Their
             keys and values are written, but not in all layers.
         types: [rows] of the tokens; None: all 0.
+        states: of a recurrent model, for each sequence the slot in which its state lies (-1: it begins,
+            with zeros), then by turns how many of its rows are done and the slot in which to leave the
+            state that it has then; the last of these is after all rows. A sequence may go on from a state
+            that one before it in the batch leaves. None: sequence s has slot s for its own.
     """
 
     tokens: Integers
@@ -93,6 +98,7 @@ class Batch(msgspec.Struct, frozen=True):
     encode: EncoderBatch | None = None
     align: "Batch | None" = None
     types: "Integers | None" = None
+    states: tuple[Table, ...] | None = None
 
     def __post_init__(self) -> None:
         sequences = len(self.starts) - 1
@@ -101,6 +107,16 @@ class Batch(msgspec.Struct, frozen=True):
         assert not sequences or len(self.tables) % sequences == 0
         assert self.cross is None or len(self.cross.tables) == sequences
         assert self.adapters is None or len(self.adapters) == sequences
+        assert self.states is None or len(self.states) == sequences
+
+    def state_slots(self) -> tuple[Table, ...]:
+        """``states``, or what None stands for."""
+        if self.states is not None:
+            return self.states
+        return tuple(
+            array("q", [s if self.positions[begin] else -1, end - begin, s])
+            for s, (begin, end) in enumerate(itertools.pairwise(self.starts))
+        )
 
 
 class Executor(Protocol):
@@ -137,8 +153,12 @@ class Executor(Protocol):
         """Bytes of one KV block: BLOCK_TOKENS tokens or encoder rows in every layer of a KV group."""
         ...
 
-    def allocate_kv(self, blocks: int) -> None:
-        """Make room for ``blocks`` KV blocks. Called once, before :meth:`execute`."""
+    def bytes_per_state(self) -> int:
+        """Bytes of what the recurrent layers keep for one sequence; 0 for a model without any."""
+        ...
+
+    def allocate_kv(self, blocks: int, states: int = 0) -> None:
+        """Make room for ``blocks`` KV blocks and ``states`` states. Called once, before :meth:`execute`."""
         ...
 
     def pack_adapter(self, adapter: AdapterWeights) -> object:
@@ -238,6 +258,7 @@ class ExecutorMemory:
         activations: what the inputs of linear layers become; see :attr:`Executor.activations`.
         weights: in the executor's layout.
         kv_block: of one KV block, as :meth:`Executor.kv_bytes_per_block` will say.
+        state: of the state of one sequence, as :meth:`Executor.bytes_per_state` will say.
         row: of buffers between ops, for each token of a step.
         logits: of a row of logits.
         encoder: of buffers for the longest encoder input; 0 for a text model.
@@ -255,6 +276,7 @@ class ExecutorMemory:
     encoder: int
     scratch: int
     adapters: int = 0
+    state: int = 0
     free: int | None = None
 
     def buffers(self, rows: int, wanted: int) -> int:

@@ -114,6 +114,7 @@ class ReferenceExecutor(ReferenceOps):
             * options.adapters
             * options.adapter_rank
             * sum(sum(program.shapes[name]) for name in program.adapted),
+            state=state_bytes(program),
             free=_free_memory(_device(options.device)),
         )
 
@@ -161,8 +162,16 @@ class ReferenceExecutor(ReferenceOps):
         """Bytes over all layers."""
         return BLOCK_TOKENS * self._program.kv_bytes_per_token(self._dtype.itemsize)
 
-    def allocate_kv(self, blocks: int) -> None:
+    def bytes_per_state(self) -> int:
+        """Over all recurrent layers."""
+        return state_bytes(self._program)
+
+    def allocate_kv(self, blocks: int, states: int = 0) -> None:
         """Zeroed, so pages are only touched when they are used."""
+        self._states = [
+            torch.zeros((states, state.rows, state.width), device=self._device)
+            for state in self._program.states
+        ]
         self._group_of = {
             layer: g for g, group in enumerate(self._program.kv_groups) for layer in group.layers
         }
@@ -249,6 +258,11 @@ class ReferenceExecutor(ReferenceOps):
                 if last_use[b] == i:
                     buffers.pop(b, None)
         return result
+
+
+def state_bytes(program: Program) -> int:
+    """Of the float32 that all recurrent layers keep for a sequence."""
+    return 4 * sum(state.rows * state.width for state in program.states)
 
 
 def _free_memory(device: torch.device) -> int | None:

@@ -7,12 +7,13 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch.nn.functional import embedding, gelu, layer_norm, linear, pad, silu
+from torch.nn.functional import embedding, gelu, layer_norm, linear, pad, silu, softplus
 
 from galley.graph.program import Op
 from galley.ops.executor import Batch, EncoderBatch, Integers, Ints, Table
 from galley.ops.reference_experts import expert_sum, gated, route
 from galley.ops.reference_kv import KVRounding
+from galley.ops.reference_recurrence import Recurrence, causal_sum, recurrence
 from galley.ops.tiles import (
     TILE,
     Chunk,
@@ -91,6 +92,8 @@ class ReferenceOps:
         """Layer -> its KV group."""
         self._adapters: list[dict[int, Factors]] = []
         """Of each slot, by the number of the module."""
+        self._states: list[torch.Tensor] = []
+        """Of each recurrent layer, [slots, rows, width] of float32."""
         self._kernels: Mapping[str, Callable[[Op, Step, list[Tiles]], Tiles]] = {
             "embed": self._embed,
             "linear": self._linear,
@@ -113,6 +116,10 @@ class ReferenceOps:
             "head_linear": self._head_linear,
             "join_heads": self._join_heads,
             "sigmoid_scale": self._sigmoid_scale,
+            "sigmoid_mul": self._sigmoid_mul,
+            "causal_conv": self._causal_conv,
+            "ssm": self._ssm,
+            "delta_rule": self._delta_rule,
             "features": self._features,
             "im2col": self._im2col,
             "embed_positions": self._embed_positions,
@@ -363,6 +370,55 @@ class ReferenceOps:
 
     def _sigmoid_scale(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         return [x * torch.sigmoid(gate) for x, gate in zip(*inputs, strict=True)]
+
+    def _sigmoid_mul(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        return [torch.sigmoid(a) * b for a, b in zip(*inputs, strict=True)]
+
+    def _causal_conv(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        weight = self._weights[op.tensor("weight")].float().flatten(1)
+        bias = self._weights[op.tensor("bias")].float() if "bias" in op.weights else None
+        kernel = functools.partial(causal_sum, weight=weight, bias=bias)
+        return [silu(tile).to(self._dtype) for tile in self._recur(op, step, kernel, inputs)]
+
+    def _ssm(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        x, b, c, dt = inputs
+        steps, decays = self._decays(op, dt)
+        skip = self._weights[op.tensor("skip")].float()
+        kernel = functools.partial(recurrence, heads=op.attrs["heads"], delta=False, skip=skip)
+        made = self._recur(op, step, kernel, [c, b, x, steps, decays])
+        return [tile.to(self._dtype) for tile in made]
+
+    def _delta_rule(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        q, k, v, a, b = inputs
+        _, decays = self._decays(op, a)
+        betas = [torch.sigmoid(tile.float()) for tile in b]
+        kernel = functools.partial(recurrence, heads=op.attrs["heads"], delta=True)
+        made = self._recur(op, step, kernel, [q, k, v, betas, decays])
+        return [tile.to(self._dtype) for tile in made]
+
+    def _decays(self, op: Op, x: Tiles) -> tuple[Tiles, Tiles]:
+        """Of each head the step softplus(x + bias), and what of its state is left after it."""
+        rates = self._weights[op.tensor("a_log")].float().exp()
+        bias = self._weights[op.tensor("dt_bias")].float()
+        steps = [softplus(tile.float() + bias) for tile in x]
+        return steps, [torch.exp(-rates * step) for step in steps]
+
+    def _recur(self, op: Op, step: Step, kernel: Recurrence, inputs: list[Tiles]) -> Tiles:
+        """The rows that ``kernel`` makes of the state and those of the inputs, one after another."""
+        assert isinstance(step.source, Batch)
+        kept = self._states[op.attrs["state"]]
+        rows = [step.layout.gather(tiles).float() for tiles in inputs]
+        made = torch.zeros((len(rows[0]), op.width), device=self._device)
+        for begin, states in zip(step.starts, step.source.state_slots(), strict=False):
+            row = int(begin)
+            state = kept[states[0]].clone() if states[0] >= 0 else torch.zeros_like(kept[0])
+            for done, slot in zip(states[1::2], states[2::2], strict=True):
+                for r in range(row, int(begin) + done):
+                    # A copy of each row: they begin on aligned addresses, whichever they are.
+                    state, made[r] = kernel(state, *(x[r].clone() for x in rows))
+                row = int(begin) + done
+                kept[slot] = state
+        return step.layout.scatter(made)
 
     def _features(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         assert isinstance(step.source, EncoderBatch)

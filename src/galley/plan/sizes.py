@@ -9,7 +9,7 @@ from galley.formats.weights import flat
 from galley.graph.passes import run_passes
 from galley.graph.program import Program
 from galley.graph.quantize_inputs import quantize_inputs
-from galley.ops.cpu import kv_bytes_of_layer
+from galley.ops.cpu import kv_bytes_of_layer, state_bytes
 from galley.ops.kinds import plan_activations, plan_kinds
 from galley.ops.lowering import expert_costs, held_bytes, lower, weight_bytes
 from galley.types import BLOCK_TOKENS, ExpertCosts, blocks_for
@@ -30,6 +30,7 @@ class ModelSizes:
         experts: of which further rows read more.
         kv: window (0: none) -> bytes of keys and values of a token, over the layers with that window.
         kv_layers: layers with keys and values.
+        state: bytes of what recurrent layers keep of a sequence, whatever its length.
         row_operations, logit_operations: of linear layers, for each token and for each wanted one on top.
         attention: window -> operations of attention for each token and each token of its context.
         row_bytes: memory for what lies between the ops, for each token of a step.
@@ -44,6 +45,7 @@ class ModelSizes:
     experts: ExpertCosts
     kv: dict[int, int]
     kv_layers: int
+    state: int
     row_operations: int
     logit_operations: int
     attention: dict[int, int]
@@ -86,6 +88,7 @@ class ModelSizes:
             experts=expert_costs(runs),
             kv=dict(kv),
             kv_layers=len(program.kv),
+            state=state_bytes(program),
             row_operations=rows,
             logit_operations=logits,
             attention=dict(attention),
@@ -104,8 +107,8 @@ class ModelSizes:
         return sum(self.kv.values())
 
     def kv_bytes(self, tokens: int) -> int:
-        """Bytes of keys and values of one sequence, in whole blocks."""
-        return sum(
+        """Bytes of keys and values of one sequence, in whole blocks, and of its state."""
+        return self.state + sum(
             BLOCK_TOKENS * blocks_for(min(tokens, window or tokens)) * size
             for window, size in self.kv.items()
         )

@@ -10,6 +10,7 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
     rows = [
         ("weights", ledger.weights, f"{ledger.quantize}, multiplied with {ledger.inputs}"),
         *_kv_row(ledger),
+        *_state_row(ledger),
         *([("adapters", ledger.adapters, "when all slots are taken")] if ledger.adapters else ()),
         ("buffers", ledger.buffers, f"{ledger.step_tokens} tokens a step"),
         ("reserve", ledger.reserve, "the server and its text workers"),
@@ -23,6 +24,14 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
         *(f"  {part:<10} {bytes_text(count):>10}  {what}" for part, count, what in rows),
         f"  at a time  {fitting}",
     ]
+
+
+def _state_row(ledger: Ledger) -> list[tuple[str, int, str]]:
+    """Of a model with recurrent layers."""
+    if not ledger.states:
+        return []
+    each = bytes_text(ledger.states // ledger.state_slots)
+    return [("states", ledger.states, f"{ledger.state_slots:,} of {each}, running and of prefixes")]
 
 
 def _kv_row(ledger: Ledger) -> list[tuple[str, int, str]]:

@@ -54,7 +54,7 @@ def expand(
     _check_task(params, info)
     _check_ids(prompt, params, info, prompt_param)
     _check_encoder_input(encoder_input, info)
-    _check_beams(params.resolved(info.defaults))
+    _check_beams(params.resolved(info.defaults), info)
     _check_alignment(params, info)
     if params.grammar is not None and not info.grammars:
         raise RequestError(f"{info.name} cannot follow a grammar", param="grammar")
@@ -168,10 +168,16 @@ def _check_encoder_input(encoder_input: EncoderInput | None, info: ModelInfo) ->
         raise RequestError(wrong, param="encoder_input")
 
 
-def _check_beams(params: SamplingParams) -> None:
+def _check_beams(params: SamplingParams, info: ModelInfo) -> None:
     """A beam search ranks whole texts by the model's own probabilities."""
     if params.num_beams == 1:
         return
+    if info.recurrent:
+        raise RequestError(
+            f"num_beams is {params.num_beams}, but {info.name} keeps a state for each sequence, which a "
+            "beam search cannot fork: leave it out",
+            param="num_beams",
+        )
     alone = SamplingParams(temperature=0.0).resolved(SamplingDefaults())
     for name in _NOT_WITH_BEAMS:
         if getattr(params, name) != getattr(alone, name):

@@ -1,0 +1,83 @@
+"""Mamba-2 layers (arXiv:2405.21060), as Granite 4 has them in place of most of its attention."""
+
+import math
+from dataclasses import dataclass
+
+from galley.graph.trace import Buffer, Tracer
+from galley.models.fields import Fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba:
+    """Sizes in elements.
+
+    Attributes:
+        layers: of each layer, whether it is one; others have attention.
+        heads, head_dim: of the values.
+        state: rows of a head's state, which has ``head_dim`` columns.
+        conv: rows that the convolution before sees.
+        conv_bias, bias: of the convolution, and of the projections.
+    """
+
+    layers: tuple[bool, ...]
+    heads: int
+    head_dim: int
+    state: int
+    conv: int
+    conv_bias: bool
+    bias: bool
+
+    def describe(self, g: Tracer, h: Buffer, layer: str, *, eps: float) -> Buffer:
+        """The normed residual stream -> what the layer of that name adds to it."""
+        name, inner, state = f"{layer}.mamba", self.heads * self.head_dim, self.state
+
+        def project(x: Buffer, role: str, width: int) -> Buffer:
+            owner = f"{name}.{role}"
+            return g.linear(
+                x, f"{owner}.weight", width, bias=f"{owner}.bias" if self.bias else None
+            )
+
+        wide = project(h, "in_proj", 2 * inner + 2 * state + self.heads)
+        gate = g.columns(wide, 0, inner)
+        dt = g.columns(wide, wide.width - self.heads, self.heads)
+        mixed = g.causal_conv(
+            g.columns(wide, inner, inner + 2 * state),
+            f"{name}.conv1d.weight",
+            self.conv,
+            bias=f"{name}.conv1d.bias" if self.conv_bias else None,
+        )
+        x, b, c = (
+            g.columns(mixed, start, width)
+            for start, width in ((0, inner), (inner, state), (inner + state, state))
+        )
+        gated = g.silu_mul(gate, g.ssm(x, b, c, dt, name))
+        return project(g.rms_norm(gated, f"{name}.norm.weight", eps=eps), "out_proj", h.width)
+
+
+def read_mamba(config: Fields, layers: tuple[bool, ...], hidden: int) -> Mamba:
+    """The fields that begin with ``mamba_``.
+
+    Raises:
+        CheckpointError: one is missing or wrong.
+        UnsupportedModel: heads are in groups, steps have limits, or heads are not of the inner width.
+    """
+    config.only("mamba_n_groups", 1)
+    # Infinity is no JSON: transformers writes it as Python does, or since 5 as an object.
+    config.only("time_step_limit", [0.0, math.inf], [0.0, {"__float__": "Infinity"}])
+    heads = config.width("mamba_n_heads", 128)
+    inner = hidden * config.count("mamba_expand", 2)
+    if inner % heads:
+        raise config.wrong("mamba_n_heads", f"a divisor of {inner}, mamba_expand * hidden_size")
+    config.only("mamba_d_head", "auto", inner // heads)
+    conv = config.count("mamba_d_conv", 4)
+    if conv < 2:
+        raise config.wrong("mamba_d_conv", "at least 2")
+    return Mamba(
+        layers=layers,
+        heads=heads,
+        head_dim=inner // heads,
+        state=config.width("mamba_d_state", 256),
+        conv=conv,
+        conv_bias=config.flag("mamba_conv_bias", True),
+        bias=config.flag("mamba_proj_bias", False),
+    )
