@@ -1,6 +1,7 @@
 """Experts on disk: the same bits as in memory, within the memory that the ledger says."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from galley.engine import memory as engine_memory
 from galley.engine.load import load_engine
 from galley.engine_settings import EngineSettings, Quantize
 from galley.errors import EngineFailed, SettingsError
+from galley.observe.engines import EngineCollector, EngineTotals
 from galley.ops import background, packing
 from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import ExpertCounts, forward
 from galley.ops.packed_files import FOLDER_VARIABLE, Entry, cached_files, map_file
 from galley.server.ledger import ledger_lines
-from galley.types import Ledger
+from galley.types import EngineStats, Ledger, ModelInfo
 from tests.conftest import CheckpointMaker
 from tests.engines import native
 from tests.native.harness import ragged
@@ -179,6 +181,25 @@ def test_greedy_texts_are_the_same_and_the_stats_say_what_was_read(
     assert stats.expert_misses > 0
     assert stats.expert_hits > 0
     assert stats.expert_read_bytes > least
+    collector = EngineCollector(None)
+    collector.models["m"] = EngineTotals(_Served(stats))
+    samples = {s.name: s.value for family in collector.collect() for s in family.samples}
+    assert samples["galley_expert_cache_bytes"] == least
+    for name in ("hits", "misses", "evictions", "read_bytes", "read_seconds"):
+        told = samples[f"galley_expert_cache_{name}_total"]
+        assert told == getattr(stats, f"expert_{name}") > 0
+
+
+@dataclasses.dataclass
+class _Served:
+    """An engine as metrics see it."""
+
+    stats: EngineStats
+    restarts: int = 0
+    info: ModelInfo | None = None
+    is_ready: bool | None = True
+    token_budget: int = 512
+    processes: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
 
 
 def test_what_does_not_fit_in_memory_is_told_of_the_disk(
