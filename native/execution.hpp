@@ -92,6 +92,7 @@ struct ExpertGroups {
     std::vector<int64_t> starts, next;  // of each expert
     std::vector<int64_t> rows, chosen;  // of each place: the row of the step, the expert
     std::vector<int64_t> places;        // of each choice of each row
+    std::vector<int64_t> wanted;        // those that rows chose, as their cache numbers them
     std::vector<Item> items;
 };
 

@@ -14,6 +14,7 @@
 #include <tuple>
 #include <utility>
 
+#include "expert_cache.hpp"
 #include "isa.hpp"
 #include "machine.hpp"
 #include "packed.hpp"
@@ -166,8 +167,12 @@ NB_MODULE(_native, m) {
             "__init__",
             [](Packed* self, const std::string& kind, int64_t outputs, int64_t depth, int64_t group,
                const std::string& scale_type, bool zeros, bool minima,
-               std::optional<RawBytes> memory) {
+               std::optional<RawBytes> memory, std::optional<int64_t> file_offset) {
                 const auto shape = shape_of(kind, outputs, depth, group, scale_type, zeros, minima);
+                if (file_offset) {
+                    new (self) Packed(shape, *file_offset);
+                    return;
+                }
                 if (!memory) {
                     new (self) Packed(shape);
                     return;
@@ -177,7 +182,8 @@ NB_MODULE(_native, m) {
                 new (self) Packed(shape, owner->data(), size, owner);
             },
             "kind"_a, "outputs"_a, "depth"_a, "group"_a = 0, "scale_type"_a = "F32",
-            "zeros"_a = false, "minima"_a = false, "memory"_a.none() = nb::none())
+            "zeros"_a = false, "minima"_a = false, "memory"_a.none() = nb::none(),
+            "file_offset"_a.none() = nb::none())
         .def("fill", &fill, "parts"_a, "threads"_a)
         .def("fill_integer", &fill_integer, "q"_a, "scales"_a, "zeros"_a.none(), "threads"_a,
              "minima"_a.none() = nb::none(), "super_scales"_a.none() = nb::none(),
@@ -185,7 +191,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro(
             "memory",
             [](const Packed& packed) {
-                const auto size = static_cast<size_t>(packed.bytes());
+                const auto size = static_cast<size_t>(packed.data() ? packed.bytes() : 0);
                 return nb::ndarray<nb::numpy, const uint8_t>(packed.data(), {size}, nb::handle());
             },
             nb::rv_policy::reference_internal)
@@ -197,6 +203,15 @@ NB_MODULE(_native, m) {
         .def_prop_ro("bytes", &Packed::bytes);
 
     m.def("joined", &joined, "parts"_a);
+
+    nb::class_<ExpertCache>(m, "ExpertCache")
+        .def(nb::init<int, int64_t, int64_t>(), "file"_a, "slots"_a, "slot_bytes"_a)
+        .def_prop_ro("slots", &ExpertCache::slots)
+        .def_prop_ro("bytes", &ExpertCache::bytes)
+        .def("counts", [](const ExpertCache& cache) {
+            const auto& c = cache.counts();
+            return std::make_tuple(c.hits, c.misses, c.evictions, c.read_bytes, c.read_seconds);
+        });
 
     nb::class_<InputLayout>(m, "InputLayout")
         .def(

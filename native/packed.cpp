@@ -100,6 +100,19 @@ Packed::Packed(const Shape& shape, const uint8_t* data, int64_t size,
     place(data);
 }
 
+Packed::Packed(const Shape& shape, int64_t file_offset) : file_offset_(file_offset) {
+    if (file_offset < 0) throw std::invalid_argument("a file has no such place");
+    lay_out(shape);
+}
+
+Matrix Packed::placed(const uint8_t* data) const {
+    Packed there;
+    there.matrix_ = matrix_;
+    there.parts_ = parts_;
+    there.place(data);
+    return there.matrix_;
+}
+
 Matrix Packed::matrix_of(const Shape& shape) {
     Packed packed;
     packed.lay_out(shape);

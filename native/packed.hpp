@@ -50,6 +50,9 @@ class Packed {
     Packed(const Shape& shape, const uint8_t* data, int64_t size,
            std::shared_ptr<const void> owner);
 
+    // A matrix that stays in a file, `offset` bytes into it, and is nowhere in memory.
+    Packed(const Shape& shape, int64_t file_offset);
+
     // What a matrix of this shape would be, without memory. Throws as the constructors.
     static Matrix matrix_of(const Shape& shape);
     static int64_t bytes_of(const Shape& shape);
@@ -57,6 +60,10 @@ class Packed {
     const Matrix& matrix() const { return matrix_; }
     const uint8_t* data() const { return matrix_.weights; }
     int64_t bytes() const { return bytes_; }
+    // -1: it is in memory.
+    int64_t file_offset() const { return file_offset_; }
+    // The matrix, if its bytes lie at `data`.
+    Matrix placed(const uint8_t* data) const;
 
     // The rows of `parts`, one after another, are the outputs, rounded to nearest. Returns the
     // index of a part that holds a value which this kind cannot stand for, or -1: integers for what
@@ -88,6 +95,7 @@ class Packed {
              super_minima = false;
     } parts_;  // that there are beside the weights
     int64_t bytes_ = 0;
+    int64_t file_offset_ = -1;
     Memory memory_;
     std::shared_ptr<const void> owner_;
 };

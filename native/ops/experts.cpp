@@ -8,8 +8,12 @@
 //
 // Rows of one expert are rows of one linear layer, whose kernels keep them independent. A row's
 // results are added up in the order of its choices.
+//
+// Experts may stay in a file (ExpertCache): those that the rows chose are then read first, unless
+// they are in memory still.
 #include <algorithm>
 
+#include "../expert_cache.hpp"
 #include "bind.hpp"
 
 namespace galley {
@@ -21,7 +25,10 @@ constexpr int64_t kCoreCache = 512 << 10;
 struct Product {
     Weights weight;
     SharedLayout layout;
-    std::vector<float> bias;  // empty, or padded to whole blocks
+    std::vector<float> bias;         // empty, or padded to whole blocks
+    const Matrix* cached = nullptr;  // where the expert cache keeps it
+
+    const Matrix& matrix() const { return cached ? *cached : weight->matrix(); }
 
     int64_t input_bytes() const {
         return round_up(layout ? layout->row_bytes() : 4 * weight->matrix().depth, 64);
@@ -30,6 +37,7 @@ struct Product {
         const Matrix& m = weight->matrix();
         require(m.outputs == outputs && m.depth == depth, "experts differ in size");
         require(!layout || layout->suits(m), "x is quantized for other weights");
+        require(cached || weight->data(), "an expert is in a file, and there is no cache");
     }
     void take(const Kernels& kernels, const float* x, uint8_t* row) const {
         if (layout)
@@ -40,6 +48,7 @@ struct Product {
 };
 
 using Products = std::vector<Product>;
+using SharedCache = std::shared_ptr<ExpertCache>;
 
 // How gate and up meet: silu(gate) * up, or if there is a limit, as in gpt-oss, both clamped to it,
 // gate * sigmoid(alpha * gate) * (up + 1).
@@ -76,12 +85,13 @@ struct Rows {
 class ExpertsOp : public Op {
   public:
     ExpertsOp(Products gate, Products up, Products down, int64_t per_token, Gating gating,
-              Slot work, Slot x, Slot routes, Slot y)
+              SharedCache cache, Slot work, Slot x, Slot routes, Slot y)
         : gate_(std::move(gate)),
           up_(std::move(up)),
           down_(std::move(down)),
           per_token_(per_token),
           gating_(gating),
+          cache_(std::move(cache)),
           work_(work),
           x_(x),
           routes_(routes),
@@ -92,6 +102,7 @@ class ExpertsOp : public Op {
                 "each expert has three matrices");
         require(per_token_ > 0 && per_token_ <= experts(),
                 "more experts are chosen than there are");
+        if (cache_) add_to_cache();
         require(gating_.limit >= 0.0f && gating_.alpha > 0.0f, "a limit is negative");
         require(!gating_.scaled_inputs || (gate_[0].bias.empty() && up_[0].bias.empty()),
                 "experts with biases have scaled inputs");
@@ -116,6 +127,7 @@ class ExpertsOp : public Op {
 
     void run(Execution& e) const override {
         group(e);
+        if (cache_) read_chosen(e);
         const int64_t count = e.rows * per_token_;
         uint8_t* work = e.at(work_);
         const Rows x = {work, gate_bytes_};
@@ -152,6 +164,25 @@ class ExpertsOp : public Op {
     int64_t inner_bytes() const { return round_up(4 * width_, 64); }
     int64_t second_bytes() const { return std::max(inner_bytes(), down_bytes_); }
     static std::vector<Item>& items(Execution& e) { return e.experts.items; }
+
+    void add_to_cache() {
+        require(experts() <= cache_->slots(), "a layer has more experts than the cache has slots");
+        for (int64_t n = 0; n < experts(); ++n) {
+            const int64_t number = cache_->add({gate_[n].weight, up_[n].weight, down_[n].weight});
+            if (n == 0) first_cached_ = number;
+            gate_[n].cached = cache_->matrix(number, 0);
+            up_[n].cached = cache_->matrix(number, 1);
+            down_[n].cached = cache_->matrix(number, 2);
+        }
+    }
+
+    void read_chosen(Execution& e) const {
+        ExpertGroups& g = e.experts;
+        g.wanted.clear();
+        for (int64_t n = 0; n < experts(); ++n)
+            if (g.starts[n] < g.starts[n + 1]) g.wanted.push_back(first_cached_ + n);
+        cache_->take(g.wanted, e.pool);
+    }
 
     // Sorts the choices of all rows by expert, then by row.
     void group(Execution& e) const {
@@ -197,7 +228,7 @@ class ExpertsOp : public Op {
             const int64_t first = g.starts[n], rows = g.starts[n + 1] - first;
             if (!rows) continue;
             const Product& p = products[n];
-            const Matrix& m = p.weight->matrix();
+            const Matrix& m = p.matrix();
             const Activations in = {x.at(first), x.stride, p.layout ? p.layout->sums() : 0,
                                     p.layout ? p.layout->inputs() : Inputs::kFloats};
             const float* bias = p.bias.empty() ? nullptr : p.bias.data();
@@ -245,6 +276,8 @@ class ExpertsOp : public Op {
     Products gate_, up_, down_;
     int64_t per_token_;
     Gating gating_;
+    SharedCache cache_;  // null: all experts are in memory
+    int64_t first_cached_ = 0;
     int64_t hidden_ = 0, width_ = 0;
     int64_t gate_bytes_ = 0, up_bytes_ = 0, down_bytes_ = 0;  // of a row of inputs
     bool shared_ = true;                                      // gate and up want the same of x
@@ -282,15 +315,17 @@ void bind_experts(ProgramClass& program) {
         [](Program& p, const ProductFields& gate, const ProductFields& up,
            const ProductFields& down, const std::optional<Floats>& gate_bias,
            const std::optional<Floats>& up_bias, const std::optional<Floats>& down_bias,
-           int64_t per_token, float alpha, float limit, bool scaled_inputs, SlotFields work,
-           SlotFields x, SlotFields routes, SlotFields y) {
+           int64_t per_token, float alpha, float limit, bool scaled_inputs,
+           const std::optional<SharedCache>& cache, SlotFields work, SlotFields x,
+           SlotFields routes, SlotFields y) {
             append<ExpertsOp>(p, products(gate, gate_bias), products(up, up_bias),
                               products(down, down_bias), per_token,
-                              Gating{alpha, limit, scaled_inputs}, slot(work), slot(x),
-                              slot(routes), slot(y));
+                              Gating{alpha, limit, scaled_inputs}, cache.value_or(nullptr),
+                              slot(work), slot(x), slot(routes), slot(y));
         },
         "gate"_a, "up"_a, "down"_a, "gate_bias"_a.none(), "up_bias"_a.none(), "down_bias"_a.none(),
-        "per_token"_a, "alpha"_a, "limit"_a, "scaled_inputs"_a, "work"_a, "x"_a, "routes"_a, "y"_a);
+        "per_token"_a, "alpha"_a, "limit"_a, "scaled_inputs"_a, "cache"_a.none(), "work"_a, "x"_a,
+        "routes"_a, "y"_a);
 }
 
 }  // namespace galley

@@ -55,7 +55,8 @@ def multiply_rates(
 class Packed:
     """A weight matrix in the layout of the kernels (``native/kernels.hpp``).
 
-    With ``memory`` it views the bytes of one that was packed before, and keeps them alive.
+    With ``memory`` it views the bytes of one that was packed before, and keeps them alive. With
+    ``file_offset`` its bytes stay in a file, for an :class:`ExpertCache` to read.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Packed:
         zeros: bool = False,
         minima: bool = False,
         memory: Bytes | None = None,
+        file_offset: int | None = None,
     ) -> None: ...
     def fill(self, parts: Sequence[tuple[Bytes, str]], threads: int) -> int:
         """From tensors (bytes, type tag) whose rows are the outputs one after another.
@@ -121,6 +123,19 @@ def kv_block_bytes(kv_heads: int, key_dim: int, value_dim: int, type: str) -> in
 
 def joined(parts: Sequence[Packed]) -> list[Packed]:
     """Matrices of floats with the same values, which lie one after another in one piece of memory."""
+
+class ExpertCache:
+    """Experts whose matrices stay in a file: those used last are in memory, in slots of one size."""
+
+    def __init__(self, file: int, slots: int, slot_bytes: int) -> None:
+        """``file``: an open descriptor; another is made of it."""
+
+    @property
+    def slots(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    def counts(self) -> tuple[int, int, int, int, float]:
+        """Hits, misses, evictions, bytes read, and the seconds that reading took."""
 
 class InputLayout:
     """Rows of activations, ready to be multiplied with matrices of one kind, depth and group.
@@ -324,12 +339,16 @@ class Program:
         alpha: float,
         limit: float,
         scaled_inputs: bool,
+        cache: ExpertCache | None,
         work: Slot,
         x: Slot,
         routes: Slot,
         y: Slot,
     ) -> None:
-        """Each expert's matrices, with what their inputs become; the biases one after another."""
+        """Each expert's matrices, with what their inputs become; the biases one after another.
+
+        With a ``cache`` all matrices stay in its file.
+        """
 
     def head_linear(
         self, weight: Sequence[tuple[Packed, InputLayout | None]], work: Slot, x: Slot, y: Slot

@@ -32,6 +32,7 @@ ToolParser = Literal[
     "llama",
 ]
 ReasoningParser = Literal["auto", "off", "think", "mistral", "granite"]
+Experts = Literal["memory", "disk"]
 Batching = Literal["continuous", "dynamic", "static"]
 Speculation = Literal["auto", "off", "prompt", "recent", "grammar", "draft"]
 
@@ -109,6 +110,17 @@ class EngineSettings:
     )
     weight_cache: bool = setting(
         True, "Model", "keep packed weights on disk for the next start (executor cpu)"
+    )
+    experts: Experts = setting(
+        "memory",
+        "Model",
+        "where the experts of a mixture of experts are; disk: in the file of packed weights, from which a "
+        "step reads those that it needs; the ones used last stay in memory (executor cpu)",
+    )
+    expert_cache_bytes: int | None = setting(
+        None,
+        "Model",
+        "memory for experts that are on disk; default: half of what is left beside weights and buffers",
     )
     quality_gate: str = setting(
         "",
@@ -195,11 +207,20 @@ class EngineSettings:
             raise SettingsError(
                 f"adapter_rank must be between 1 and {MOST_ADAPTER_RANK}, got {self.adapter_rank}"
             )
+        if self.experts == "disk" and not self.weight_cache:
+            raise SettingsError(
+                "experts is disk, but weight_cache is off: experts are read from the file of packed weights"
+            )
+        if self.experts == "memory" and self.expert_cache_bytes is not None:
+            raise SettingsError(
+                f"expert_cache_bytes is {self.expert_cache_bytes}, but experts is memory: set experts to "
+                "disk, or leave it out"
+            )
         QualityGate.parse(self.quality_gate)
         if not (math.isfinite(self.batching_delay) and self.batching_delay >= 0):
             raise SettingsError(f"batching_delay must be at least 0, got {self.batching_delay}")
         positive(self, "max_batch_tokens", "max_running", "priority_steps")
-        positive(self, "max_model_len", "kv_cache_tokens", "threads")
+        positive(self, "max_model_len", "kv_cache_tokens", "threads", "expert_cache_bytes")
         if self.threads is not None and self.threads > MOST_THREADS:
             raise SettingsError(f"threads must be at most {MOST_THREADS}, got {self.threads}")
         if self.state_interval < 1 or self.state_interval % BLOCK_TOKENS:

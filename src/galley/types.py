@@ -407,6 +407,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
         busy_seconds: counter: time that was divided among requests; see ``engine/step_meter.py``.
         adapters_loaded: gauge: LoRA adapters in memory, or on their way there.
         adapter_loads, adapter_evictions: counters: of these, and of those that made room for others.
+        expert_cache_bytes: gauge: memory for experts that are on disk.
+        expert_hits, expert_misses: counters: experts that a step's rows chose in a layer, by whether they
+            were in memory or had to be read.
+        expert_evictions, expert_read_bytes, expert_read_seconds: counters: experts that made room for
+            those, and what reading took.
         schedule_seconds, forward_seconds, sample_seconds, emit_seconds: counters: where the time of steps
             went. What ``forward_seconds`` counts includes ``sample_seconds``, and steps of a draft model.
     """
@@ -441,6 +446,12 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     adapters_loaded: int = 0
     adapter_loads: int = 0
     adapter_evictions: int = 0
+    expert_cache_bytes: int = 0
+    expert_hits: int = 0
+    expert_misses: int = 0
+    expert_evictions: int = 0
+    expert_read_bytes: int = 0
+    expert_read_seconds: float = 0.0
 
 
 class ExpertCosts(msgspec.Struct, frozen=True):
@@ -476,6 +487,10 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
         return self.weight_bytes + self.experts.further(rows)
 
 
+ASSUMED_READ_RATE: Final = 1e9
+"""Bytes a second of a disk that nobody has measured: a plain NVMe drive, or a fast cloud volume."""
+
+
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """What a model takes of the memory and how it runs, by arithmetic, before its weights are loaded.
 
@@ -492,6 +507,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         state_slots, states: how many states of recurrent layers there is room for, and their bytes.
         reserve: bytes kept for the server, text workers and unread answers.
         adapters: bytes of the slots for LoRA adapters, when all are taken.
+        experts: bytes for experts that are on disk; 0: ``weights`` includes all there are.
+        experts_on_disk, experts_of_token: bytes of all of them, and of those that a token goes to.
         available: bytes that can still be taken, of the machine, the container or the device.
         requests: (tokens of a request, prompt and output; how many such requests run at a time).
     """
@@ -518,12 +535,21 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     adapters: int = 0
     state_slots: int = 0
     states: int = 0
+    experts: int = 0
+    experts_on_disk: int = 0
+    experts_of_token: int = 0
 
     @property
     def total(self) -> int:
         """Bytes of all parts."""
-        held = self.weights + self.adapters + self.kv + self.states
-        return held + self.buffers + self.reserve
+        held = self.weights + self.experts + self.adapters
+        cache = self.kv + self.states
+        return held + cache + self.buffers + self.reserve
+
+    @property
+    def token_read_seconds(self) -> float:
+        """What reading all experts of one token from disk takes, at :data:`ASSUMED_READ_RATE`."""
+        return self.experts_of_token / ASSUMED_READ_RATE
 
     @property
     def fits(self) -> bool:

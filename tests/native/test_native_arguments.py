@@ -64,7 +64,7 @@ def ops() -> dict[str, tuple[Any, ...]]:
         "cross_attention": (0, 4, 1.0, X, Y),
         "cross_weights": (0, 4, [1, 2], 0, 1.0, X),
         "route": (None, 8, 2, "softmax", True, 1.0, 4, 2, 1, X, Y),
-        "experts": (expert, expert, expert, *BIASES, 2, 1.0, 0.0, False, WORK, X, Y, Z),
+        "experts": (expert, expert, expert, *BIASES, 2, 1.0, 0.0, False, None, WORK, X, Y, Z),
         "sigmoid_scale": (WIDTH, X, Y, Z),
         "sigmoid_mul": (WIDTH, None, X, Y, Z),
         "causal_conv": (KERNELS, ONES, 0, 4, WIDTH, X, Y),
@@ -190,7 +190,7 @@ def test_layers_that_do_not_exist_are_refused(name: str) -> None:
         ("route", (None, 8, 2, "argmax", True, 1.0, 4, 2, 1, X, Y), "neither softmax nor sigmoid"),
         (
             "experts",
-            ([], [], [], None, None, None, 1, 1.0, 0.0, False, WORK, X, Y, Z),
+            ([], [], [], None, None, None, 1, 1.0, 0.0, False, None, WORK, X, Y, Z),
             "three matrices",
         ),
         ("sigmoid_scale", (WIDTH + 1, X, Y, Z), "narrower"),

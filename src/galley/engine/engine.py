@@ -206,6 +206,7 @@ class Engine:
         """As of now."""
         prompt, recent = self._guessing.counts("prompt"), self._guessing.counts("recent")
         grammar = self._guessing.counts("grammar")
+        experts = self._executor.expert_counts()
         draft, drafted = self._guessing.counts("draft"), self._guessing.draft_seconds
         return EngineStats(
             running=len(self._scheduler.running),
@@ -238,6 +239,12 @@ class Engine:
             adapters_loaded=0 if self._adapters is None else self._adapters.loaded,
             adapter_loads=0 if self._adapters is None else self._adapters.loads,
             adapter_evictions=0 if self._adapters is None else self._adapters.evictions,
+            expert_cache_bytes=experts.bytes,
+            expert_hits=experts.hits,
+            expert_misses=experts.misses,
+            expert_evictions=experts.evictions,
+            expert_read_bytes=experts.read_bytes,
+            expert_read_seconds=experts.read_seconds,
         )
 
     def close(self) -> None:

@@ -136,6 +136,7 @@ def _load(
     if on_ledger is not None:
         on_ledger(ledger)
     pauses = None if pause is None else Pauses(pause)
+    options = dataclasses.replace(options, expert_cache_bytes=ledger.experts)
     executor = factory(program, weights, dataclasses.replace(options, pause=pauses))
     mine = 0 if draft is None else draft.memory.kv_block
     assert executor.kv_bytes_per_block() + mine == kv.block_bytes

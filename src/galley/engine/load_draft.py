@@ -82,7 +82,13 @@ def read_draft(
         return None
     place = resolve_model(name)
     own = dataclasses.replace(
-        settings, model=name, speculation="off", draft_model=None, max_model_len=None
+        settings,
+        model=name,
+        speculation="off",
+        draft_model=None,
+        max_model_len=None,
+        experts="memory",
+        expert_cache_bytes=None,
     )
     model = read_model(own, place, executor)
     model = model._replace(program=dataclasses.replace(model.program, aligner=None))

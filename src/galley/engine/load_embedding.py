@@ -18,7 +18,12 @@ from galley.ops.executor import Batch, Executor, choose_executor, forward
 from galley.ops.rows import check_isa
 from galley.types import EmbeddingInfo, ModelInfo, OnLedger, OnPhase
 
-_OF_GENERATION: Final = {"quality_gate": "", "draft_model": None, "batching": "continuous"}
+_OF_GENERATION: Final = {
+    "quality_gate": "",
+    "draft_model": None,
+    "batching": "continuous",
+    "experts": "memory",
+}
 """Settings with their values if they are left out, that models of embeddings have no use for."""
 
 

@@ -9,8 +9,8 @@ from galley.engine_settings import EngineSettings
 from galley.errors import EngineFailed, NotEnoughMemory, SettingsError
 from galley.graph.program import KVGroup, Program
 from galley.machine import address_space_left, available_memory, bytes_text
-from galley.ops.executor import ExecutorMemory, ExecutorOptions
-from galley.types import BLOCK_TOKENS, Ledger, blocks_for
+from galley.ops.executor import ExecutorMemory, ExecutorOptions, ExpertMemory
+from galley.types import ASSUMED_READ_RATE, BLOCK_TOKENS, Ledger, blocks_for
 
 LEAST_TOKENS: Final = 512
 """Of a request that must fit; below, a server is of no use."""
@@ -119,7 +119,8 @@ def plan_memory(
         available = min(available_memory(), address_space_left())
     buffers = memory.buffers(settings.max_batch_tokens, settings.logit_rows)
     left = available - memory.weights - memory.adapters - buffers - RESERVE_BYTES
-    room = int(max(0, left) * settings.kv_memory_fraction)
+    experts = _expert_bytes(settings, memory.experts, left - _least_cache(settings, size))
+    room = int(max(0, left - experts) * settings.kv_memory_fraction)
     size = replace(size, states=_states(settings, size, room))
     size = replace(size, blocks=_kv_blocks(settings, size, room - size.states * size.state_bytes))
     if size.blocks <= size.encoder_blocks:
@@ -150,6 +151,9 @@ def plan_memory(
         available=available,
         requests=size.requests(settings.running_limit),
         adapters=memory.adapters,
+        experts=experts,
+        experts_on_disk=memory.experts.bytes,
+        experts_of_token=memory.experts.token,
     )
     if not ledger.fits:
         changes = _changes(settings, program, options, ledger, size, memory_of)
@@ -233,7 +237,8 @@ def refusal(name: str, ledger: Ledger, changes: Sequence[str]) -> str:
             (f"{ledger.quantize} weights", ledger.weights),
             (f"KV cache of {ledger.kv_tokens:,} tokens", ledger.kv),
             ("buffers", ledger.buffers),
-            *([("adapters", ledger.adapters)] if ledger.adapters else ()),
+            ("experts from disk", ledger.experts),
+            ("adapters", ledger.adapters),
             (f"{ledger.state_slots:,} states", ledger.states),
             ("reserve", ledger.reserve),
         )
@@ -257,37 +262,43 @@ def _changes(
     """Three changes, each of which makes the model fit: settings, then memory, then a smaller model."""
     changes = []
     least = size.least * size.block_bytes
-    fixed = ledger.total - ledger.kv
-    rooms = (ledger.available - fixed) // size.block_bytes
+    beside = ledger.total - ledger.weights - ledger.experts
+    asked = 0 if settings.expert_cache_bytes is None else ledger.experts
+
+    def weights_as(kind: str) -> int:
+        memory = memory_of(replace(options, quantize=kind))
+        return memory.weights + max(memory.experts.least_bytes, asked)
+
+    rooms = (ledger.available - ledger.total + ledger.kv) // size.block_bytes
     if settings.kv_cache_tokens is not None and rooms >= size.least:
         tokens = replace(size, blocks=rooms).tokens
         changes.append(f"--kv-cache-tokens {tokens} (the cache then takes what is left)")
     # What makes no matrix of the model smaller does not fit either.
     kinds = ("f16", "float32", "bf16", "int8", "int4")
     for kind in kinds[kinds.index(options.quantize) + 1 :] if ledger.executor == "cpu" else ():
-        weights = memory_of(replace(options, quantize=kind)).weights
-        needs = ledger.total - ledger.weights + weights
+        needs = beside + weights_as(kind)
         if needs <= ledger.available:
             changes.append(f"--quantize {kind} (needs {bytes_text(needs)})")
             break
     else:
         if ledger.executor == "cpu" and options.quantize != "int4":
-            weights = memory_of(replace(options, quantize="int4")).weights
-            needs = fixed - ledger.weights + weights + least
+            needs = beside - ledger.kv + least + weights_as("int4")
             if needs <= ledger.available:
                 tokens = replace(size, blocks=size.least).tokens
                 changes.append(
                     f"--quantize int4 --kv-cache-tokens {tokens} (needs {bytes_text(needs)})"
                 )
     del changes[2:]
+    changes += _of_experts(program, options, ledger, memory_of)
     missing = ledger.total - ledger.available
     changes.append(
         f"{bytes_text(missing)} more memory: a larger container limit or ulimit -v, other programs "
         "stopped, or another machine (galley plan MODEL compares them)"
     )
-    per_parameter = memory_of(
-        replace(options, quantize="int4") if ledger.executor == "cpu" else options
-    ).weights / max(1, ledger.parameters)
+    smallest = replace(options, experts="memory")
+    if ledger.executor == "cpu":
+        smallest = replace(smallest, quantize="int4")
+    per_parameter = memory_of(smallest).weights / max(1, ledger.parameters)
     room = ledger.available - ledger.buffers - ledger.adapters - ledger.states
     room -= ledger.reserve + least
     if room > 0:
@@ -302,6 +313,52 @@ def _changes(
             "requests at a time, too"
         )
     return changes[:3]
+
+
+def _of_experts(
+    program: Program,
+    options: ExecutorOptions,
+    ledger: Ledger,
+    memory_of: Callable[[ExecutorOptions], ExecutorMemory],
+) -> list[str]:
+    """Experts on disk, or fewer of them in memory, if that makes the model fit."""
+    beside = ledger.total - ledger.weights - ledger.experts
+    if options.experts == "disk":
+        memory = memory_of(options)
+        slots = (ledger.available - beside - memory.weights) // memory.experts.slot
+        if slots < memory.experts.least:
+            return []
+        return [f"--expert-cache-bytes {slots * memory.experts.slot}"]
+    routed = any(op.signature.routed for op in program.ops)
+    if not routed or options.weight_cache is None or ledger.executor != "cpu":
+        return []
+    memory = memory_of(replace(options, experts="disk"))
+    needs = beside + memory.weights + memory.experts.least_bytes
+    if needs > ledger.available:
+        return []
+    token = memory.experts.token
+    return [
+        f"--experts disk (needs {bytes_text(needs)}; a token then reads up to {bytes_text(token)} of "
+        f"experts from disk, {token / ASSUMED_READ_RATE:.3g} s at {ASSUMED_READ_RATE / 1e9:g} GB/s)"
+    ]
+
+
+def _expert_bytes(settings: EngineSettings, experts: ExpertMemory, left: int) -> int:
+    """Memory for experts on disk: as asked, or half of ``left`` bytes, in whole slots.
+
+    Raises:
+        SettingsError: the experts of a layer do not fit.
+    """
+    if not experts.experts:
+        return 0
+    least, wanted = experts.least_bytes, settings.expert_cache_bytes
+    if wanted is not None and wanted < least:
+        raise SettingsError(
+            f"expert_cache_bytes is {wanted}, but the experts of a layer, {experts.least} of up to "
+            f"{experts.slot} bytes, must be in memory together: set it to at least {least}, or leave it out"
+        )
+    slots = (max(0, left) // 2 if wanted is None else wanted) // experts.slot
+    return min(experts.experts, max(experts.least, slots)) * experts.slot
 
 
 def _max_model_len(settings: EngineSettings, program: Program) -> int:
@@ -327,7 +384,20 @@ def _states(settings: EngineSettings, size: KVSize, room: int) -> int:
 
 def _kv_blocks(settings: EngineSettings, size: KVSize, room: int) -> int:
     """As asked, or what ``room`` bytes hold, at least what one request of use takes."""
+    least = _least(settings, size)
     if settings.kv_cache_tokens is not None:
-        return size.needed_for(settings.kv_cache_tokens)
+        return least
     most = settings.running_limit * (size.needed_for(size.max_model_len) + size.encoder_blocks)
-    return max(size.least, min(most, room // size.block_bytes))
+    return max(least, min(most, room // size.block_bytes))
+
+
+def _least(settings: EngineSettings, size: KVSize) -> int:
+    """Blocks without which the engine does not start: those asked for, or of one request of use."""
+    asked = settings.kv_cache_tokens
+    return size.least if asked is None else size.needed_for(asked)
+
+
+def _least_cache(settings: EngineSettings, size: KVSize) -> int:
+    """Bytes of blocks and states without which the engine does not start."""
+    states = LEAST_STATES * size.state_bytes
+    return size.block_bytes * _least(settings, size) + states

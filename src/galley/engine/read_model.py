@@ -99,4 +99,5 @@ def _executor_options(
         activations=settings.activations,
         disable_pass=settings.disable_pass,
         weight_cache=checkpoint if settings.weight_cache else None,
+        experts=settings.experts,
     )

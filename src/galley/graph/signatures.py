@@ -133,7 +133,8 @@ class Signature:
         attrs: names of its attributes.
         matrices: the roles whose tensors executors pack, in the kind that is planned for each.
         arguments: what the native executor's step of this op is told, in order: roles, attributes,
-            "width" (of the first output), "layout" (of the last output) or "input_layout". Buffers follow.
+            "width" (of the first output), "layout" (of the last output), "input_layout" or "cache" (of
+            experts on disk). Buffers follow.
         per_row: a row of its outputs depends on the same row of its inputs alone, not on its position.
         in_place: its output may lie where an input of the same size lies that nobody needs afterwards:
             the op is done with a row's inputs, or with each of their elements, before it writes there.
@@ -305,7 +306,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         optional=frozenset(_EXPERT_BIAS),
         matrices=_EXPERT,
         attrs=(*_EXPERTS, "inputs"),
-        arguments=("gate", "up", "down", *_EXPERT_BIAS, *_EXPERTS, "work"),
+        arguments=("gate", "up", "down", *_EXPERT_BIAS, *_EXPERTS, "cache", "work"),
         per_row=True,
         multiplies=True,
         apart=True,

@@ -42,6 +42,23 @@ _TOTALS: Final = {
         "galley_adapter_evictions",
         "LoRA adapters that made room in memory for others",
     ),
+    "expert_hits": (
+        "galley_expert_cache_hits",
+        "Experts on disk that a step chose in a layer, and that were in memory",
+    ),
+    "expert_misses": (
+        "galley_expert_cache_misses",
+        "Experts on disk that a step chose in a layer, and that had to be read",
+    ),
+    "expert_evictions": ("galley_expert_cache_evictions", "Experts that made room for others"),
+    "expert_read_bytes": (
+        "galley_expert_cache_read_bytes",
+        "Bytes of experts read from their file",
+    ),
+    "expert_read_seconds": (
+        "galley_expert_cache_read_seconds",
+        "Time of steps that went into reading experts",
+    ),
     "busy_seconds": (
         "galley_engine_busy_seconds",
         "Time the engine had work, divided among requests",
@@ -174,6 +191,7 @@ class EngineCollector(Collector):
         running = _gauge("galley_requests_running", "Sequences running")
         waiting = _gauge("galley_requests_waiting", "Sequences waiting")
         adapters = _gauge("galley_adapters_loaded", "LoRA adapters in memory")
+        experts = _gauge("galley_expert_cache_bytes", "Memory for experts that are on disk")
         for model, engine in self.models.items():
             restarts.add_metric([model], engine.engine.restarts)
             if (is_ready := engine.engine.is_ready) is not None:
@@ -181,7 +199,8 @@ class EngineCollector(Collector):
             running.add_metric([model], engine.last.running)
             waiting.add_metric([model], engine.last.waiting)
             adapters.add_metric([model], engine.last.adapters_loaded)
-        yield from (restarts, ready, running, waiting, adapters)
+            experts.add_metric([model], engine.last.expert_cache_bytes)
+        yield from (restarts, ready, running, waiting, adapters, experts)
 
     def _blocks(self) -> Iterator[Metric]:
         blocks = _gauge("galley_kv_blocks", "KV blocks by state", "state")

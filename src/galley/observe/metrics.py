@@ -102,7 +102,17 @@ class ModelMetrics:
 
     def planned(self, ledger: Ledger) -> None:
         """An engine that starts will take so much of the memory."""
-        for part in ("weights", "adapters", "kv", "states", "buffers", "reserve", "available"):
+        parts = (
+            "weights",
+            "experts",
+            "adapters",
+            "kv",
+            "states",
+            "buffers",
+            "reserve",
+            "available",
+        )
+        for part in parts:
             self._families.planned.labels(self._name, part).set(getattr(ledger, part))
 
     def step_ended(self, stats: EngineStats) -> None:

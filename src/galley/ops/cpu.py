@@ -19,12 +19,14 @@ from galley.graph.quantize_inputs import quantize_inputs
 from galley.ops.converted import log_converted
 from galley.ops.draws import NO_TOKEN, Draws
 from galley.ops.executor import (
+    NO_EXPERTS,
     Attention,
     Batch,
     EncoderBatch,
     EncoderRows,
     ExecutorMemory,
     ExecutorOptions,
+    ExpertCounts,
     Table,
 )
 from galley.ops.isa import choose_isa, cpus_to_pin, naming
@@ -35,7 +37,18 @@ from galley.ops.kinds import (
     plan_activations,
     plan_kinds,
 )
-from galley.ops.lowering import Cost, Lowered, expert_costs, held_bytes, lower, weight_bytes
+from galley.ops.lowering import (
+    Cost,
+    Lowered,
+    expert_costs,
+    expert_matrices,
+    expert_memory,
+    held_bytes,
+    lower,
+    matrix_bytes,
+    weight_bytes,
+)
+from galley.ops.packed_files import Key, Names
 from galley.ops.packing import Matrices, check_kind, has_kernel, pack, packed_bytes
 from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
 from galley.ops.weight_cache import WeightCache
@@ -63,10 +76,7 @@ class CpuExecutor:
         program, decoder = plan.program, plan.decoder
         self.activations = plan.activations
         log_converted(program, weights)
-        cache = None
-        if options.weight_cache is not None:
-            cache = WeightCache(options.weight_cache, options.quantize)
-        matrices = Matrices(weights, program.kinds, threads=options.threads, cache=cache)
+        matrices, cache = _matrices(plan, weights, options)
         with naming(options.threads):
             self._runtime = _native.Runtime(plan.isa, options.threads, cpus_to_pin(options.threads))
             factors = key_factors(program, weights) if options.kv_dtype == "int4" else None
@@ -88,6 +98,7 @@ class CpuExecutor:
                 for lowered in (plan.encoder, plan.aligner)
             )
         matrices.keep()
+        self._expert_cache = matrices.expert_cache
         self._check = None if cache is None else cache.check
         if self._check is not None:
             self._check.wait()
@@ -115,13 +126,16 @@ class CpuExecutor:
     def memory(program: Program, weights: Weights, options: ExecutorOptions) -> ExecutorMemory:
         """See :meth:`galley.ops.executor.ExecutorFactory.memory`."""
         plan = _Plan.of(program, weights, options)
+        experts = NO_EXPERTS
+        if options.experts == "disk":
+            experts = expert_memory(plan.decoder.program)
         encoder = 0
         if plan.encoder is not None:
             encoder = plan.encoder.cost().arena_bytes * plan.encoder.program.max_positions
         return ExecutorMemory(
             isa=plan.isa,
             activations=plan.activations,
-            weights=held_bytes(lowered.program for lowered in plan.lowered),
+            weights=held_bytes(plan.programs) - experts.bytes,
             kv_block=kv_bytes_per_block(plan.program, options.kv_dtype),
             row=plan.decoder.cost().arena_bytes,
             logits=4 * program.vocab_size,
@@ -129,6 +143,7 @@ class CpuExecutor:
             scratch=SCRATCH_BYTES * options.threads,
             adapters=options.adapters * adapter_bytes(plan.program, options),
             state=state_bytes(program),
+            experts=experts,
         )
 
     @property
@@ -145,6 +160,11 @@ class CpuExecutor:
             logit_operations=self._operations[1],
             experts=self._experts,
         )
+
+    def expert_counts(self) -> ExpertCounts:
+        """See :meth:`galley.ops.executor.Executor.expert_counts`."""
+        cache = self._expert_cache
+        return ExpertCounts() if cache is None else ExpertCounts(cache.bytes, *cache.counts())
 
     def kv_bytes_per_block(self) -> int:
         """A page for each layer of a KV group, padding included."""
@@ -267,6 +287,8 @@ class _Plan:
             raise SettingsError(
                 f"device is {options.device!r}, but executor 'cpu' runs on 'cpu' alone"
             )
+        if options.experts == "disk" and not any(op.signature.routed for op in program.ops):
+            raise SettingsError("experts is 'disk', but the model has no experts: leave it out")
         isa = choose_isa(os.environ)
         program, kinds, activations = planned(program, weights, options, isa)
         for name, kind in kinds.items():
@@ -285,9 +307,30 @@ class _Plan:
         )
 
     @property
-    def lowered(self) -> list[Lowered]:
-        """All that there are."""
-        return [one for one in (self.decoder, self.encoder, self.aligner) if one is not None]
+    def programs(self) -> list[Program]:
+        """All that there are, as they run."""
+        return [
+            one.program for one in (self.decoder, self.encoder, self.aligner) if one is not None
+        ]
+
+
+def _matrices(
+    plan: _Plan, weights: Weights, options: ExecutorOptions
+) -> tuple[Matrices, WeightCache | None]:
+    """What packs the model's matrices, or has them packed already, and the file where they are kept."""
+    experts, kinds = expert_matrices(plan.decoder.program), plan.program.kinds
+    on_disk = experts if options.experts == "disk" else frozenset[Names]()
+    cache = None
+    if options.weight_cache is not None:
+        apart = frozenset(Key(names, str(kinds[names[0]])) for names in on_disk)
+        cache = WeightCache(options.weight_cache, options.quantize, apart)
+    matrices = Matrices(weights, kinds, threads=options.threads, cache=cache, experts=experts)
+    if on_disk:
+        memory = expert_memory(plan.decoder.program)
+        slots = max(memory.least, options.expert_cache_bytes // memory.slot)
+        sizes = matrix_bytes(plan.programs)
+        matrices.keep_experts_on_disk(sizes, slots=slots, slot_bytes=memory.slot)
+    return matrices, cache
 
 
 def _pages(program: Program) -> list[tuple[KVLayout, int, int]]:

@@ -119,6 +119,46 @@ class Batch(msgspec.Struct, frozen=True):
         )
 
 
+class ExpertMemory(NamedTuple):
+    """What experts that stay on disk take.
+
+    Attributes:
+        experts: how many there are, over all layers.
+        bytes: of all of them on disk.
+        slot: bytes in memory of any of them, as many as of the largest.
+        least: how many must be in memory at a time: those of a layer.
+        token: bytes of the experts that one token goes to, at most.
+    """
+
+    experts: int = 0
+    bytes: int = 0
+    slot: int = 0
+    least: int = 0
+    token: int = 0
+
+    @property
+    def least_bytes(self) -> int:
+        """Of those that must be in memory."""
+        return self.least * self.slot
+
+
+NO_EXPERTS: Final = ExpertMemory()
+
+
+class ExpertCounts(NamedTuple):
+    """Of experts on disk: ``bytes`` of memory for them; the others since the executor was made.
+
+    A hit or miss is an expert that a step's rows chose in a layer, and that was in memory or was read.
+    """
+
+    bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    read_bytes: int = 0
+    read_seconds: float = 0.0
+
+
 class Executor(Protocol):
     """Runs a program step by step, and keeps weights, keys, values and logits.
 
@@ -147,6 +187,10 @@ class Executor(Protocol):
 
     def step_costs(self) -> StepCosts:
         """What a step reads and computes."""
+        ...
+
+    def expert_counts(self) -> ExpertCounts:
+        """Of experts that stay on disk; zeros if they do not."""
         ...
 
     def kv_bytes_per_block(self) -> int:
@@ -231,6 +275,8 @@ class ExecutorOptions:
             nothing.
         adapters: slots for LoRA adapters in memory; the program has ``lora`` ops if there are any.
         adapter_rank: the highest rank of an adapter.
+        experts: "memory", or "disk": experts are read from the file of packed weights when they are chosen.
+        expert_cache_bytes: memory for experts on disk; at least those of a layer are in memory at a time.
         pause: called often while a program runs, between two ops; it may wait, for others who want
             the cores.
     """
@@ -247,6 +293,8 @@ class ExecutorOptions:
     kinds: Mapping[str, str] = field(default_factory=dict)
     adapters: int = 0
     adapter_rank: int = 0
+    experts: str = "memory"
+    expert_cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +304,7 @@ class ExecutorMemory:
     Attributes:
         isa: instruction set of its kernels; empty for an executor without kernels of its own.
         activations: what the inputs of linear layers become; see :attr:`Executor.activations`.
-        weights: in the executor's layout.
+        weights: in the executor's layout, but for experts on disk.
         kv_block: of one KV block, as :meth:`Executor.kv_bytes_per_block` will say.
         state: of the state of one sequence, as :meth:`Executor.bytes_per_state` will say.
         row: of buffers between ops, for each token of a step.
@@ -264,6 +312,7 @@ class ExecutorMemory:
         encoder: of buffers for the longest encoder input; 0 for a text model.
         scratch: of the compute threads.
         adapters: of all slots for LoRA adapters, at the highest rank.
+        experts: those that stay on disk; none by default.
         free: on a device with memory of its own; None where the executor uses the host's.
     """
 
@@ -277,6 +326,7 @@ class ExecutorMemory:
     scratch: int
     adapters: int = 0
     state: int = 0
+    experts: ExpertMemory = NO_EXPERTS
     free: int | None = None
 
     def buffers(self, rows: int, wanted: int) -> int:

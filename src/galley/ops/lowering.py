@@ -13,6 +13,8 @@ from galley import _native
 from galley.formats.weights import flat
 from galley.graph.plan import Lifetime, plan_arena
 from galley.graph.program import Op, Program
+from galley.ops.executor import NO_EXPERTS, ExpertMemory
+from galley.ops.packed_files import Names
 from galley.ops.packing import Matrices, packed_bytes
 from galley.types import ExpertCosts
 
@@ -104,6 +106,8 @@ class Lowered:
                 (matrices.packed((tensor,)), own_layout(self.program, op, tensor))
                 for tensor in op.weights[name]
             ]
+        if name == "cache":
+            return matrices.expert_cache
         if name == "layout":
             return self.layouts.get(op.outputs[-1])
         if name == "input_layout":
@@ -281,19 +285,62 @@ def held_bytes(programs: Iterable[Program]) -> int:
 
     The programs have the kinds of their matrices, and all passes behind them.
     """
-    matrices: dict[tuple[str, ...], int] = {}
-    vectors = 0
+    programs = list(programs)
+    vectors = sum(
+        _held_bytes(program, role, names, op)
+        for program in programs
+        for op in program.ops
+        for role, names in op.weights.items()
+        if role not in op.signature.matrices
+    )
+    return vectors + sum(matrix_bytes(programs).values())
+
+
+def matrix_bytes(programs: Iterable[Program]) -> dict[Names, int]:
+    """Tensors whose rows are one matrix -> its bytes as it is packed; as :func:`held_bytes`."""
+    matrices: dict[Names, int] = {}
     for program in programs:
         for op in program.ops:
             for role, names in op.weights.items():
-                if op.signature.apart:
-                    for name in names:
-                        matrices[name,] = _held_bytes(program, role, (name,), op)
-                elif role in op.signature.matrices:
-                    matrices[names] = _held_bytes(program, role, names, op)
-                else:
-                    vectors += _held_bytes(program, role, names, op)
-    return vectors + sum(matrices.values())
+                if role in op.signature.matrices:
+                    parts = [(name,) for name in names] if op.signature.apart else [names]
+                    matrices |= {part: _held_bytes(program, role, part, op) for part in parts}
+    return matrices
+
+
+def expert_matrices(program: Program) -> frozenset[Names]:
+    """Those of all experts."""
+    routed = (op for op in program.ops if op.signature.routed)
+    return frozenset(
+        (name,) for op in routed for role in op.signature.matrices for name in op.weights[role]
+    )
+
+
+def expert_memory(program: Program) -> ExpertMemory:
+    """Of the matrices of all experts; of a program without any nothing."""
+    layers = [
+        (_expert_sizes(program, op), int(op.attrs["per_token"]))
+        for op in program.ops
+        if op.signature.routed
+    ]
+    if not layers:
+        return NO_EXPERTS
+    return ExpertMemory(
+        experts=sum(len(sizes) for sizes, _ in layers),
+        bytes=sum(sum(sizes) for sizes, _ in layers),
+        slot=max(max(sizes) for sizes, _ in layers),
+        least=max(len(sizes) for sizes, _ in layers),
+        token=sum(sum(sorted(sizes)[-chosen:]) for sizes, chosen in layers),
+    )
+
+
+def _expert_sizes(program: Program, op: Op) -> list[int]:
+    """Bytes of the matrices of each expert of an op."""
+    roles = sorted(op.signature.matrices)
+    return [
+        sum(_held_bytes(program, role, (op.weights[role][n],), op) for role in roles)
+        for n in range(len(op.weights[roles[0]]))
+    ]
 
 
 def weight_bytes(program: Program) -> int:

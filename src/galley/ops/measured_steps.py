@@ -46,8 +46,9 @@ def measured_steps(
     from galley.ops.packed_files import MEASURED_SUFFIX, packed_folder, write_atomically
 
     ours = (options.quantize, sorted(options.kinds.items()), options.kv_dtype, executor.activations)
+    experts = (options.experts, options.expert_cache_bytes)
     machine = (cpu_name(), available_cores(), options.threads, options.disable_pass, __version__)
-    key = repr((options.weight_cache.state(), *ours, *machine, isa, about))
+    key = repr((options.weight_cache.state(), *ours, *experts, *machine, isa, about))
     name = hashlib.sha256(key.encode()).hexdigest()[:32]
     try:
         path = packed_folder() / f"{name}{MEASURED_SUFFIX}"

@@ -12,8 +12,9 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
@@ -42,6 +43,8 @@ _PARTIAL_SECONDS: Final = 3600.0
 _MAGIC: Final = b"galleypk"
 _LENGTH_BYTES: Final = 8
 _PREFIX_BYTES: Final = len(_MAGIC) + _LENGTH_BYTES + hashlib.sha256().digest_size
+_WIDEST_CHECKSUM: Final = 2**32 - 1
+_CHECKED_BYTES: Final = 1 << 20
 _WRITE_BYTES: Final = 2 << 20
 """Of one write: a huge page."""
 _HUB_FOLDER: Final = re.compile(r"/models--([^/]+)/snapshots/([^/]{1,7})")
@@ -101,6 +104,37 @@ class Use(msgspec.Struct, frozen=True):
     state: str
     kind: str
     file: str
+
+
+class PackedFile(NamedTuple):
+    """An open file.
+
+    Attributes:
+        header: what it holds.
+        data: read-only view of the matrices, but for those at the end that are read when they are used.
+        start: where the matrices begin, in bytes.
+        file: outlives the name.
+    """
+
+    header: Header
+    data: Bytes
+    start: int
+    file: BinaryIO
+
+    def matrix(self, entry: Entry) -> Bytes | None:
+        """Its bytes, if they are mapped."""
+        end = entry.offset + entry.size
+        return self.data[entry.offset : end] if end <= len(self.data) else None
+
+    def checksum(self, entry: Entry) -> int:
+        """What its bytes have now; see :func:`checksum`."""
+        if (mapped := self.matrix(entry)) is not None:
+            return checksum(mapped)
+        found, begin = 0, self.start + entry.offset
+        for at in range(begin, begin + entry.size, _CHECKED_BYTES):
+            size = min(_CHECKED_BYTES, begin + entry.size - at)
+            found = zlib.crc32(os.pread(self.file.fileno(), size, at), found)
+        return found
 
 
 class UnusablePackedFile(Exception):
@@ -220,8 +254,8 @@ def forget_measured(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def map_file(path: Path) -> tuple[Header, Bytes]:
-    """The header, and a read-only view of all matrices.
+def map_file(path: Path, apart: frozenset[Key] = frozenset()) -> PackedFile:
+    """Open a file and map its matrices, but for those ``apart`` that no other comes behind.
 
     The file is stamped as used. Pages come from the system's cache of files when they are touched, huge
     ones where the file system keeps such (see :func:`write_file`): memory that other processes and later
@@ -232,15 +266,20 @@ def map_file(path: Path) -> tuple[Header, Bytes]:
         UnusablePackedFile: see there.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    file = path.open("rb")
+    try:
         header, start = _read_header(file)
-        size = os.fstat(file.fileno()).st_size
+        ends = [entry.offset + entry.size for entry in header.entries if entry.key not in apart]
+        size = start + max(ends, default=0)
         mapped = mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ)
+    except BaseException:
+        file.close()
+        raise
     with suppress(OSError):  # costs speed alone
         mapped.madvise(mmap.MADV_HUGEPAGE)
     with suppress(OSError):  # a folder that cannot be written
         os.utime(path)
-    return header, np.frombuffer(mapped, np.uint8, offset=start)
+    return PackedFile(header, np.frombuffer(mapped, np.uint8, offset=start), start, file)
 
 
 def _read_header(file: BinaryIO) -> tuple[Header, int]:
@@ -265,27 +304,67 @@ def _read_header(file: BinaryIO) -> tuple[Header, int]:
     return header, start
 
 
-def write_file(path: Path, header: Header, matrices: Sequence[Bytes]) -> None:
+def write_file(path: Path, header: Header, matrices: Iterable[Bytes]) -> None:
     """Atomically: no reader ever sees a part of it, nor does one after a power failure.
+
+    Args:
+        path: of the file.
+        header: whose entries' checksums are not known yet.
+        matrices: those of the entries, in their order; each is asked for when the one before is written.
 
     Raises:
         OSError: no room, no leave; nothing is left behind.
     """
-    text = msgspec.json.encode(header)
-    start = _MAGIC + len(text).to_bytes(_LENGTH_BYTES, "little") + hashlib.sha256(text).digest()
-    start += text
-    start += bytes(-len(start) % ALIGNMENT)
-    write_atomically(path, [memoryview(start), *(m.data for m in matrices)])
+    sums = [_WIDEST_CHECKSUM] * len(header.entries)
+    start = _beginning(header, sums, 0)
+
+    def parts() -> Iterator[memoryview]:
+        yield memoryview(start)
+        for i, matrix in enumerate(matrices):
+            sums[i] = checksum(matrix)
+            yield matrix.data
+
+    size = len(start) + sum(entry.size for entry in header.entries)
+    with _written(path, size) as descriptor:
+        _write_all(descriptor, parts())
+        os.pwrite(descriptor, _beginning(header, sums, len(start)), 0)
+
+
+def _beginning(header: Header, checksums: Sequence[int], size: int) -> bytes:
+    """What comes before the matrices, at least ``size`` bytes of it: spaces behind JSON mean nothing."""
+    pairs = zip(header.entries, checksums, strict=True)
+    entries = tuple(msgspec.structs.replace(entry, checksum=known) for entry, known in pairs)
+    text = msgspec.json.encode(msgspec.structs.replace(header, entries=entries))
+    text += b" " * (max(size, _PREFIX_BYTES + len(text)) - _PREFIX_BYTES - len(text))
+    text += b" " * (-(_PREFIX_BYTES + len(text)) % ALIGNMENT)
+    return (
+        _MAGIC + len(text).to_bytes(_LENGTH_BYTES, "little") + hashlib.sha256(text).digest() + text
+    )
+
+
+def checksum(matrix: Bytes) -> int:
+    """CRC-32: finds what a disk or its cables do, one wrong bit or a lost block."""
+    found = 0
+    for at in range(0, len(matrix), _CHECKED_BYTES):
+        found = zlib.crc32(matrix[at : at + _CHECKED_BYTES].data, found)  # others run meanwhile
+    return found
 
 
 def write_atomically(path: Path, parts: list[memoryview]) -> None:
     """The parts, one after another. Raises OSError: no room, no leave; nothing is left behind."""
+    with _written(path, sum(part.nbytes for part in parts)) as descriptor:
+        _write_all(descriptor, parts)
+
+
+@contextmanager
+def _written(path: Path, size: int) -> Iterator[int]:
+    """A descriptor of a file that has ``path`` only once the block has filled it without an error."""
     partial = path.with_name(f".{secrets.token_hex(8)}{_PARTIAL_SUFFIX}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         # A full disk is known at once, before it is filled.
-        os.posix_fallocate(descriptor, 0, sum(part.nbytes for part in parts))
-        _write_all(descriptor, parts)
+        os.posix_fallocate(descriptor, 0, size)
+        yield descriptor
         os.fsync(descriptor)
         os.replace(partial, path)
     except BaseException:
@@ -296,7 +375,7 @@ def write_atomically(path: Path, parts: list[memoryview]) -> None:
     _sync_folder(path.parent)
 
 
-def _write_all(descriptor: int, parts: Sequence[memoryview]) -> None:
+def _write_all(descriptor: int, parts: Iterable[memoryview]) -> None:
     """Write in whole huge pages.
 
     Only what one write fills from one piece of memory becomes a huge page of the file cache, and is

@@ -1,6 +1,6 @@
 """From typed weights to matrices in the layout of the native kernels."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -37,7 +37,13 @@ class Matrices:
         kinds: what each matrix is kept as.
         threads: to pack with.
         cache: where packed matrices may be already.
+        experts: those of experts, which lie behind the others in the cache's file.
+
+    Attributes:
+        expert_cache: what reads experts from that file when they are chosen; None: they are in memory.
     """
+
+    expert_cache: _native.ExpertCache | None = None
 
     def __init__(
         self,
@@ -46,13 +52,38 @@ class Matrices:
         *,
         threads: int = 1,
         cache: WeightCache | None = None,
+        experts: frozenset[Names] = frozenset(),
     ) -> None:
         self._weights = weights
+        self._experts = experts
         self._kinds = kinds
         self._threads = threads
         self._cache = cache
         self._packed: dict[Key, _native.Packed] = {}
         self._all_cached = True
+
+    def keep_experts_on_disk(
+        self, sizes: Mapping[Names, int], *, slots: int, slot_bytes: int
+    ) -> None:
+        """Have all matrices in the cache's file, and experts in memory only when they are chosen.
+
+        Args:
+            sizes: of all matrices, packed, in bytes.
+            slots: experts that are in memory at a time.
+            slot_bytes: of the largest one.
+
+        Raises:
+            SettingsError: the file cannot be written.
+            EngineFailed: the weights or the file changed meanwhile.
+            UnsupportedModel: integers cannot stand for a value.
+        """
+        assert self._cache is not None
+        ordered = sorted(sizes, key=self._experts.__contains__)
+        self._cache.fill(
+            {self._key(n): sizes[n] for n in ordered}, lambda key: self._pack(key).memory
+        )
+        assert self._cache.file is not None
+        self.expert_cache = _native.ExpertCache(self._cache.file.fileno(), slots, slot_bytes)
 
     def packed(self, names: Names) -> _native.Packed:
         """One matrix with the outputs of the named tensors one after another.
@@ -62,19 +93,34 @@ class Matrices:
         Raises:
             UnsupportedModel: integers cannot stand for a value.
         """
-        kind = self._kinds[names[0]]
-        key = Key(names, str(kind))
+        key = self._key(names)
         if key not in self._packed:
-            memory = None if self._cache is None else self._cache.get(key)
-            if memory is None:
-                self._all_cached = False
-                parts = [self._weights[name] for name in names]
-                self._packed[key] = pack(parts, kind, threads=self._threads)
-            else:
-                shapes = [self._weights.info(name).shape for name in names]
-                outputs = sum(shape[0] for shape in shapes)
-                self._packed[key] = _packed(kind, outputs, shapes[0][1], memory)
+            self._packed[key] = self._made(key)
         return self._packed[key]
+
+    def _key(self, names: Names) -> Key:
+        return Key(names, str(self._kinds[names[0]]))
+
+    def _made(self, key: Key) -> _native.Packed:
+        if self.expert_cache is not None and key.names in self._experts:
+            assert self._cache is not None
+            return self._view(key, file_offset=self._cache.place(key))
+        memory = None if self._cache is None else self._cache.get(key)
+        if memory is not None:
+            return self._view(key, memory=memory)
+        self._all_cached = False
+        return self._pack(key)
+
+    def _pack(self, key: Key) -> _native.Packed:
+        parts = [self._weights[name] for name in key.names]
+        return pack(parts, self._kinds[key.names[0]], threads=self._threads)
+
+    def _view(
+        self, key: Key, memory: Bytes | None = None, file_offset: int | None = None
+    ) -> _native.Packed:
+        shapes = [self._weights.info(name).shape for name in key.names]
+        outputs, kind = sum(shape[0] for shape in shapes), self._kinds[key.names[0]]
+        return _packed(kind, outputs, shapes[0][1], memory, file_offset)
 
     def vector(self, name: str) -> Floats:
         """A tensor that is no matrix, such as a norm's weight or a bias, as float32.
@@ -90,7 +136,8 @@ class Matrices:
     def keep(self) -> None:
         """Have the cache keep what was asked for, unless it had all of it; goes on in the background."""
         if self._cache is not None and not self._all_cached:
-            self._cache.keep({key: packed.memory for key, packed in self._packed.items()})
+            ordered = sorted(self._packed, key=lambda key: key.names in self._experts)
+            self._cache.keep({key: self._packed[key].memory for key in ordered})
 
 
 def has_kernel(kind: WeightKind) -> bool:
@@ -209,9 +256,13 @@ def _joined(arrays: Sequence[npt.NDArray[Any] | None]) -> Bytes | None:
 
 
 def _packed(
-    kind: WeightKind, outputs: int, depth: int, memory: Bytes | None = None
+    kind: WeightKind,
+    outputs: int,
+    depth: int,
+    memory: Bytes | None = None,
+    file_offset: int | None = None,
 ) -> _native.Packed:
-    """Empty, or a view of packed ``memory``."""
+    """Empty, a view of packed ``memory``, or one that stays in a file."""
     return _native.Packed(
         kind.name,
         outputs,
@@ -221,6 +272,7 @@ def _packed(
         zeros=kind.zeros,
         minima=kind.minima,
         memory=memory,
+        file_offset=file_offset,
     )
 
 

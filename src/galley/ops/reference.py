@@ -25,6 +25,7 @@ from galley.ops.executor import (
     EncoderRows,
     ExecutorMemory,
     ExecutorOptions,
+    ExpertCounts,
 )
 from galley.ops.kinds import own_kinds, plan_kinds
 from galley.ops.reference_kv import ROUNDINGS, KVRounding
@@ -63,6 +64,11 @@ class ReferenceExecutor(ReferenceOps):
             raise SettingsError(
                 f"activations is {options.activations!r}, but the reference executor computes in "
                 f"dtype, which is {options.dtype!r}: leave it out, or use executor 'cpu'"
+            )
+        if options.experts != "memory":
+            raise SettingsError(
+                f"experts is {options.experts!r}, but the reference executor keeps them in memory; leave "
+                "it out, or use executor 'cpu'"
             )
         if options.disable_pass:
             raise SettingsError(
@@ -137,6 +143,10 @@ class ReferenceExecutor(ReferenceOps):
                 raise not_finite(weight)
             values = halves
         return values.to(self._device, self._dtype).contiguous()
+
+    def expert_counts(self) -> ExpertCounts:
+        """See :meth:`galley.ops.executor.Executor.expert_counts`."""
+        return ExpertCounts()
 
     def step_costs(self) -> StepCosts:
         """See :meth:`galley.ops.executor.Executor.step_costs`."""

@@ -3,12 +3,12 @@
 import functools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from galley import _native
-from galley.errors import CheckpointError
+from galley.errors import CheckpointError, DamagedWeights, EngineFailed, SettingsError
 from galley.formats.reader import CheckpointReader
 from galley.ops import background
 from galley.ops.packed_files import (
@@ -29,7 +29,7 @@ from galley.ops.packed_files import (
     write_file,
     write_use,
 )
-from galley.ops.weight_check import WeightCheck, checksum
+from galley.ops.weight_check import WeightCheck
 
 log: Final = logging.getLogger("galley.weights")
 
@@ -40,20 +40,30 @@ _SUPERSEDED_SECONDS: Final = 86_400.0
 class WeightCache:
     """The packed file of one checkpoint and weight kind; see ``ops/packed_files.py`` for where and how.
 
-    ``check`` compares the mapped file with its checksums; None if there is none.
+    ``check`` compares the open ``file`` with its checksums; both are None if there is none.
 
     A file belongs to weights by their content, so copies share one. To know the content a checkpoint must
     be read as a whole: that is done where it may save packing, and remembered for its state, which changes
     whenever a weight file does.
+
+    Args:
+        checkpoint: whose weights are kept.
+        kind: what dense matrices become.
+        apart: matrices that are read from the file when they are used; they lie at its end.
     """
 
-    def __init__(self, checkpoint: CheckpointReader, kind: str) -> None:
+    def __init__(
+        self, checkpoint: CheckpointReader, kind: str, apart: frozenset[Key] = frozenset()
+    ) -> None:
         self._checkpoint = checkpoint
         self._kind = kind
+        self._apart = apart
+        self._places: Mapping[Key, int] = {}
         self._state = checkpoint.state()
         self._folder: Path | None = None
         self._found: Mapping[Key, Bytes] = {}
         self.check: WeightCheck | None = None
+        self.file: BinaryIO | None = None
         try:
             self._folder = packed_folder()
             self._found = self._look_up(self._folder)
@@ -63,6 +73,45 @@ class WeightCache:
     def get(self, key: Key) -> Bytes | None:
         """The matrix' bytes, mapped, if the file has them."""
         return self._found.get(key)
+
+    def place(self, key: Key) -> int:
+        """Where in :attr:`file` a matrix begins that is read when it is used; :meth:`fill` comes first."""
+        return self._places[key]
+
+    def fill(self, sizes: Mapping[Key, int], packed: Callable[[Key], Bytes]) -> None:
+        """Have a file with all of these matrices, before any is asked for.
+
+        Args:
+            sizes: of each in bytes, in the order in which they are to lie.
+            packed: makes one, which is written before the next is made.
+
+        Raises:
+            SettingsError: nothing can be written.
+            EngineFailed: the weights changed meanwhile.
+            DamagedWeights: the file went meanwhile.
+        """
+        if self._has(sizes):
+            return
+        try:
+            if self._folder is None:
+                raise OSError("see the warning above")
+            log.info("packing the weights of %s to disk", self._checkpoint.folder)
+            path = self._write(self._folder, sizes, packed)
+            if path is None:
+                raise EngineFailed(f"{self._checkpoint.folder} changed while it was loaded")
+            self._found = self._open(path)
+        except OSError as error:
+            raise SettingsError(
+                f"experts is disk, but packed weights cannot be kept in "
+                f"{self._folder or 'a cache folder'} ({error.strerror or error}): set {FOLDER_VARIABLE} to "
+                "a folder with room, or experts to memory"
+            ) from error
+        if not self._has(sizes):
+            raise DamagedWeights(f"packed weights in {path} are gone")
+        self._remember(path)
+
+    def _has(self, sizes: Mapping[Key, int]) -> bool:
+        return sizes.keys() <= self._found.keys() | self._places.keys()
 
     def keep(self, matrices: Mapping[Key, Bytes]) -> None:
         """Write a file with these matrices in it, unless there is one; in the background.
@@ -96,43 +145,62 @@ class WeightCache:
 
     def _open(self, path: Path) -> Mapping[Key, Bytes]:
         try:
-            header, data = map_file(path)
+            packed = map_file(path, self._apart)
         except FileNotFoundError:
             return {}
         except UnusablePackedFile as error:
             log.info("%s %s; packing the weights again", path, error)
             path.unlink(missing_ok=True)
             return {}
-        self.check = WeightCheck(path, header.entries, data)
-        return {e.key: data[e.offset : e.offset + e.size] for e in header.entries}
+        self.check, self.file = WeightCheck(path, packed), packed.file
+        entries = packed.header.entries
+        self._places = {e.key: packed.start + e.offset for e in entries if e.key in self._apart}
+        found = ((e.key, packed.matrix(e)) for e in entries if e.key not in self._apart)
+        return {key: matrix for key, matrix in found if matrix is not None}
 
     def _keep(self, folder: Path, matrices: Mapping[Key, Bytes]) -> None:
+        sizes = {key: matrix.nbytes for key, matrix in matrices.items()}
         try:
-            header = Header(
-                layout_version=_native.LAYOUT_VERSION,
-                folder=str(self._checkpoint.folder.resolve()),
-                outline=self._checkpoint.outline(),
-                content=self._checkpoint.content_hash(),
-                kind=self._kind,
-                entries=tuple(_entries(matrices)),
-            )
-            if self._checkpoint.state() != self._state:
-                return  # what was packed may be of neither state
+            path = self._write(folder, sizes, matrices.__getitem__)
         except CheckpointError:
             return
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            tidy(folder)
-            files = cached_files(folder)
-            _remove_superseded(files, header)
-            path = _with_content(files, header.content, self._kind, set(matrices))
-            if path is None:
-                path = file_path(folder, header)
-                write_file(path, header, list(matrices.values()))
         except OSError as error:
             self._give_up(error)
-        else:
+            return
+        if path is not None:
             self._remember(path)
+
+    def _write(
+        self, folder: Path, sizes: Mapping[Key, int], packed: Callable[[Key], Bytes]
+    ) -> Path | None:
+        """The file with these matrices, written if there is none; None if the weights have changed.
+
+        Raises:
+            OSError: no room, no leave.
+            CheckpointError: a weight file is gone.
+        """
+        header = Header(
+            layout_version=_native.LAYOUT_VERSION,
+            folder=str(self._checkpoint.folder.resolve()),
+            outline=self._checkpoint.outline(),
+            content=self._checkpoint.content_hash(),
+            kind=self._kind,
+            entries=tuple(_entries(sizes)),
+        )
+        if self._checkpoint.state() != self._state:
+            return None  # what was packed may be of neither state
+        folder.mkdir(parents=True, exist_ok=True)
+        tidy(folder)
+        files = cached_files(folder)
+        _remove_superseded(files, header)
+        path = _with_content(files, header.content, self._kind, set(sizes))
+        if path is None:
+            path = file_path(folder, header)
+            write_file(path, header, map(packed, sizes))
+        if self._checkpoint.state() != self._state:
+            path.unlink(missing_ok=True)
+            return None
+        return path
 
     def _remember(self, path: Path) -> None:
         folder = str(self._checkpoint.folder.resolve())
@@ -154,11 +222,12 @@ class WeightCache:
         self._folder = None
 
 
-def _entries(matrices: Mapping[Key, Bytes]) -> list[Entry]:
+def _entries(sizes: Mapping[Key, int]) -> list[Entry]:
+    """Of matrices one after another, whose checksums are not known."""
     entries, offset = [], 0
-    for key, matrix in matrices.items():
-        entries.append(Entry(key.names, key.kind, offset, matrix.nbytes, checksum(matrix)))
-        offset += matrix.nbytes
+    for key, size in sizes.items():
+        entries.append(Entry(key.names, key.kind, offset, size, 0))
+        offset += size
     return entries
 
 

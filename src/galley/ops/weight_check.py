@@ -5,8 +5,6 @@ import math
 import os
 import threading
 import time
-import zlib
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -14,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from galley.errors import DamagedWeights
-from galley.ops.packed_files import Bytes, Entry
+from galley.ops.packed_files import Entry, PackedFile
 
 log: Final = logging.getLogger("galley.weights")
 
@@ -24,29 +22,20 @@ FIRST_BYTES: Final = 256 << 20
 SUSPICION_SECONDS: Final = 60.0
 """No second check within so long, whatever the logits look like."""
 
-_CHUNK: Final = 1 << 20
 _LEAST_PRIORITY: Final = 19
 
 
-def checksum(matrix: Bytes) -> int:
-    """CRC-32: finds what a disk or its cables do, one wrong bit or a lost block."""
-    found = 0
-    for at in range(0, len(matrix), _CHUNK):
-        found = zlib.crc32(matrix[at : at + _CHUNK].data, found)  # other threads run meanwhile
-    return found
-
-
 class WeightCheck:
-    """Checks the matrices of one mapped file: once on a thread of its own, and on suspicion.
+    """Checks the matrices of one file, mapped or not: once on a thread of its own, and on suspicion.
 
     After the first :data:`FIRST_BYTES`, which the start waits for, the thread has the least priority.
     A file that is found damaged is removed.
     """
 
-    def __init__(self, path: Path, entries: Sequence[Entry], data: Bytes) -> None:
+    def __init__(self, path: Path, packed: PackedFile) -> None:
         self._path = path
-        self._entries = entries
-        self._data = data
+        self._entries = packed.header.entries
+        self._packed = packed
         self._damage = ""
         self._suspected_at = -math.inf
         self._first_checked = threading.Event()
@@ -79,7 +68,7 @@ class WeightCheck:
         self.raise_if_damaged()
 
     def _first(self) -> None:
-        first = [entry for entry in self._entries if entry.offset + entry.size <= FIRST_BYTES]
+        first = tuple(e for e in self._entries if e.offset + e.size <= FIRST_BYTES)
         try:
             self._check(first)
         finally:
@@ -89,9 +78,9 @@ class WeightCheck:
         if not self._damage:
             self._check(self._entries[len(first) :])
 
-    def _check(self, entries: Sequence[Entry]) -> None:
+    def _check(self, entries: tuple[Entry, ...]) -> None:
         for entry in entries:
-            if checksum(self._data[entry.offset : entry.offset + entry.size]) != entry.checksum:
+            if self._packed.checksum(entry) != entry.checksum:
                 self._damage = (
                     f"packed weights in {self._path} are damaged ({', '.join(entry.names)}: another "
                     "checksum); the file is removed and the weights are packed anew"

@@ -1,7 +1,7 @@
 """The memory ledger, as ``galley serve`` prints it before a model's weights are loaded."""
 
 from galley.machine import bytes_text
-from galley.types import Ledger
+from galley.types import ASSUMED_READ_RATE, Ledger
 
 
 def ledger_lines(model: str, ledger: Ledger) -> list[str]:
@@ -9,6 +9,7 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
     kernels = f" ({ledger.isa})" if ledger.isa else ""
     rows = [
         ("weights", ledger.weights, f"{ledger.quantize}, multiplied with {ledger.inputs}"),
+        *_expert_row(ledger),
         *_kv_row(ledger),
         *_state_row(ledger),
         *([("adapters", ledger.adapters, "when all slots are taken")] if ledger.adapters else ()),
@@ -32,6 +33,22 @@ def _state_row(ledger: Ledger) -> list[tuple[str, int, str]]:
         return []
     each = bytes_text(ledger.states // ledger.state_slots)
     return [("states", ledger.states, f"{ledger.state_slots:,} of {each}, running and of prefixes")]
+
+
+def _expert_row(ledger: Ledger) -> list[tuple[str, int, str]]:
+    """None where all experts are in memory."""
+    if not ledger.experts:
+        return []
+    all_of_them = bytes_text(ledger.experts_on_disk)
+    return [("experts", ledger.experts, f"of {all_of_them} on disk, {_reading(ledger)}")]
+
+
+def _reading(ledger: Ledger) -> str:
+    chosen = bytes_text(ledger.experts_of_token)
+    return (
+        f"a token reads up to {chosen} of them: {ledger.token_read_seconds:.3g} s at "
+        f"{ASSUMED_READ_RATE / 1e9:g} GB/s"
+    )
 
 
 def _kv_row(ledger: Ledger) -> list[tuple[str, int, str]]:
