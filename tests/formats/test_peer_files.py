@@ -1,0 +1,80 @@
+"""Checkpoints that llm-compressor wrote, read by Galley and by transformers."""
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from tests.formats.values import Floats, galleys_logits, relative
+
+FOLDER = Path(__file__).parent / "peer_files"
+IDS = [2, 5, 14, 30, 7, 7, 19, 25, 3, 31, 12, 8, 2, 16]
+
+
+def without_inputs(folder: Path, out: Path, tensors: dict[str, Any]) -> None:
+    """The checkpoint of ``tensors`` whose inputs, keys and values stay as they are."""
+    out.mkdir()
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["kv_cache_scheme"] = None
+    for group in config["quantization_config"]["config_groups"].values():
+        group["input_activations"] = None
+    if not any(name.endswith(("_scale", "_packed")) for name in tensors):
+        del config["quantization_config"]
+    (out / "config.json").write_text(json.dumps(config))
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+
+
+def transformers_logits(folder: Path, rounded: Collection[str] = ()) -> Floats:
+    """In float32; the weights of the ``rounded`` modules, once unpacked, are rounded to bf16."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        model(torch.tensor([IDS]))  # unpacks
+        for name in rounded:
+            weight = model.get_submodule(name).weight
+            weight.data = weight.data.bfloat16().float()
+        return model(torch.tensor([IDS])).logits[0].numpy()
+
+
+@pytest.mark.parametrize("name", ["w8a8-static", "mixed", "fp8-kv8"])
+def test_weights_of_llm_compressor_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    tensors = load_file(FOLDER / name / "model.safetensors")
+    floats = [
+        key.removesuffix(".weight")
+        for key, value in tensors.items()
+        if value.dtype == torch.float8_e4m3fn
+    ]
+    left_out = ("input_scale", "input_zero_point", ".k_scale", ".v_scale")
+    kept = {key: value for key, value in tensors.items() if not key.endswith(left_out)}
+    without_inputs(FOLDER / name, tmp_path / "weights", kept)
+    expected = transformers_logits(tmp_path / "weights", floats)
+    got = galleys_logits(FOLDER / name, IDS)
+    assert relative(got, expected) < 1e-4
+    assert np.array_equal(got.argmax(1), expected.argmax(1))
+
+
+@pytest.mark.parametrize("name", ["gptq-w4a16", "awq-w4a16"])
+def test_zero_points_of_llm_compressor(tmp_path: Path, name: str) -> None:
+    """transformers refuses them (it expects zero points that are not packed), so the library unpacks."""
+    tensors = load_file(FOLDER / name / "model.safetensors")
+    for key in [key for key in tensors if key.endswith("_packed")]:
+        module = key.removesuffix("weight_packed")
+        rows, columns = map(int, tensors.pop(f"{module}weight_shape"))
+        scales = tensors.pop(f"{module}weight_scale").float()
+        groups = scales.shape[1]
+        q = unpack_from_int32(tensors.pop(key), 4, torch.Size([rows, columns])).float()
+        packed = tensors.pop(f"{module}weight_zero_point")
+        zeros = unpack_from_int32(packed, 4, torch.Size([rows, groups]), packed_dim=0).float()
+        grouped = q.view(rows, groups, -1) - zeros[:, :, None]
+        tensors[f"{module}weight"] = (grouped * scales[:, :, None]).reshape(rows, columns)
+    without_inputs(FOLDER / name, tmp_path / "dense", tensors)
+    expected = transformers_logits(tmp_path / "dense")
+    got = galleys_logits(FOLDER / name, IDS)
+    assert relative(got, expected) < 1e-4
+    assert np.array_equal(got.argmax(1), expected.argmax(1))
