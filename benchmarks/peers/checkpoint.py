@@ -28,6 +28,27 @@ COMMON: Final[dict[str, Any]] = {
     "eos_token_id": 257,
 }
 
+MIXTURE: Final[dict[str, Any]] = {
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+"""What the mixtures of experts have in common, and dense models that they are held against."""
+
+_SIZES: Final = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
+
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     "llama-1b": {
         "architectures": ["LlamaForCausalLM"],
@@ -50,6 +71,26 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "num_attention_heads": 14,
         "num_key_value_heads": 2,
     },
+    "mixtral-8x0.35b": {
+        **MIXTURE,
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "intermediate_size": 7168,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3-moe-64x0.05b": {
+        **MIXTURE,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "intermediate_size": 1024,
+        "moe_intermediate_size": 1024,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
     # For trying the harness out: a second, not a minute.
     "tiny": {
         "architectures": ["LlamaForCausalLM"],
@@ -62,6 +103,20 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "num_key_value_heads": 2,
         "head_dim": 64,
     },
+}
+SHAPES["tiny-mixtral"] = {
+    **SHAPES["mixtral-8x0.35b"],
+    **{key: SHAPES["tiny"][key] for key in _SIZES},
+    "intermediate_size": 256,
+    "num_local_experts": 4,
+}
+SHAPES["tiny-qwen3-moe"] = {
+    **SHAPES["qwen3-moe-64x0.05b"],
+    **{key: SHAPES["tiny"][key] for key in _SIZES},
+    "intermediate_size": 256,
+    "moe_intermediate_size": 256,
+    "num_experts": 8,
+    "num_experts_per_tok": 4,
 }
 """Name -> config.json, together with COMMON."""
 
@@ -80,7 +135,7 @@ def write_checkpoint(folder: Path, config: dict[str, Any], *, seed: int = 0) -> 
 
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every tensor, in order."""
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    hidden = config["hidden_size"]
     head_dim = config.get("head_dim", hidden // config["num_attention_heads"])
     q, kv = (config[f"num_{n}_heads"] * head_dim for n in ("attention", "key_value"))
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
@@ -91,12 +146,37 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{name}.self_attn.{part}_proj.weight", (width, hidden)
             if config["model_type"] == "qwen2":
                 yield f"{name}.self_attn.{part}_proj.bias", (width,)
+            if config["model_type"] == "qwen3_moe" and part != "v":
+                yield f"{name}.self_attn.{part}_norm.weight", (head_dim,)
         yield f"{name}.self_attn.o_proj.weight", (hidden, q)
         yield f"{name}.post_attention_layernorm.weight", (hidden,)
-        yield f"{name}.mlp.gate_proj.weight", (inner, hidden)
-        yield f"{name}.mlp.up_proj.weight", (inner, hidden)
-        yield f"{name}.mlp.down_proj.weight", (hidden, inner)
+        for part, shape in _feed_forward(config).items():
+            yield f"{name}.{part}.weight", shape
     yield "model.norm.weight", (hidden,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (config["vocab_size"], hidden)
+
+
+def _feed_forward(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Of one layer: dense, or a router and experts under their family's names."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    kind = config["model_type"]
+    if kind == "mixtral":
+        router, names = "block_sparse_moe.gate", ("w1", "w3", "w2")
+        experts = "block_sparse_moe.experts"
+    elif kind == "qwen3_moe":
+        router, names = "mlp.gate", ("gate_proj", "up_proj", "down_proj")
+        experts, inner = "mlp.experts", config["moe_intermediate_size"]
+    else:
+        shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
+        return dict(zip(("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), shapes, strict=True))
+    count = config.get("num_local_experts") or config["num_experts"]
+    gate, up, down = names
+    made: dict[str, tuple[int, ...]] = {router: (count, hidden)}
+    for expert in range(count):
+        made[f"{experts}.{expert}.{gate}"] = made[f"{experts}.{expert}.{up}"] = (inner, hidden)
+        made[f"{experts}.{expert}.{down}"] = (hidden, inner)
+    return made
 
 
 def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], seed: int) -> None:
