@@ -120,7 +120,9 @@ SHAPES["tiny-qwen3-moe"] = {
 }
 """Name -> config.json, together with COMMON."""
 
-_STANDARD_DEVIATION: Final = 0.02
+_STANDARD_DEVIATION: Final = np.float32(0.02)
+_PERIOD: Final = (1 << 23) - 15
+"""Values after which the noise begins again: a prime, so that no two rows or experts are the same."""
 
 
 def write_checkpoint(folder: Path, config: dict[str, Any], *, seed: int = 0) -> None:
@@ -188,16 +190,20 @@ def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], seed: int) ->
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    random = np.random.default_rng(seed)
+    noise = np.random.default_rng(seed).standard_normal(_PERIOD, np.float32) * _STANDARD_DEVIATION
+    # The upper half of a float32 is a bfloat16.
+    noise = (noise.view(np.uint32) >> 16).astype(np.uint16)
+    one = np.ones(1, np.float32).view(np.uint32) >> 16
+    place = 0
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for shape in shapes.values():
+            count = int(np.prod(shape))
             if len(shape) == 1:
-                values = np.ones(shape, np.float32)
-            else:
-                values = random.standard_normal(shape, np.float32) * np.float32(_STANDARD_DEVIATION)
-            # The upper half of a float32 is a bfloat16.
-            file.write((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())
+                file.write(np.repeat(one.astype(np.uint16), count).tobytes())
+                continue
+            file.write(np.resize(np.roll(noise, -place), count).tobytes())
+            place = (place + count) % _PERIOD
 
 
 def _write_tokenizer(folder: Path, size: int) -> None:

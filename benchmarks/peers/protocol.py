@@ -60,7 +60,8 @@ class Peer:
     """How to come by a peer and what of it takes part.
 
     Attributes:
-        name: of its module, its requirements file and its folder.
+        name: of its module, and of its requirements file and folder if it has its own.
+        lives_with: the peer whose virtual environment it shares.
         variants: bits of a weight -> the formats that compete.
         convert: (checkpoint, target, variant): writes ``target`` with the peer's own tools; None if it
             reads the checkpoint itself.
@@ -81,6 +82,12 @@ class Peer:
     pip_environment: Mapping[str, str] = field(default_factory=dict)
     unwanted: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    lives_with: str = ""
+
+    @property
+    def venv_name(self) -> str:
+        """Of the requirements and the folder of its virtual environment."""
+        return self.lives_with or self.name
 
 
 def main(peer: Peer) -> None:
