@@ -1,4 +1,4 @@
-"""Random BERT checkpoints in the shapes of small models of embeddings, with a tokenizer of one word an id."""
+"""Random BERT checkpoints in the shapes of small models of embeddings; a word is a token."""
 
 import json
 from pathlib import Path

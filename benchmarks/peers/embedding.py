@@ -55,7 +55,9 @@ class Padded:
     """
 
     def __init__(
-        self, rows: Callable[[Sequence[tuple[Any, Any]]], Sequence[Any]], sizes: Sequence[int] = BATCHES
+        self,
+        rows: Callable[[Sequence[tuple[Any, Any]]], Sequence[Any]],
+        sizes: Sequence[int] = BATCHES,
     ) -> None:
         self._rows = rows
         self._sizes = list(sizes)

@@ -15,8 +15,7 @@ class _Model:
         self._llm = LLM(folder, quantize=quantize, threads=threads, weight_cache=False)
 
     def embed(self, texts: Texts) -> Vectors:
-        vectors: Vectors = self._llm.embed(list(texts))
-        return vectors
+        return list(self._llm.embed(list(texts)))
 
 
 PEER = Peer(
