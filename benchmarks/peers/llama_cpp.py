@@ -154,7 +154,7 @@ PEER = Peer(
     load=_Model,
     convert=convert,
     suffix=".gguf",
-    pip_environment={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},
+    pip_environment={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"},
 )
 
 if __name__ == "__main__":
