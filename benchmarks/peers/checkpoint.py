@@ -15,6 +15,8 @@ from typing import Any, Final
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from benchmarks.peers.chain import faint, head_of
+
 COMMON: Final[dict[str, Any]] = {
     "hidden_act": "silu",
     "max_position_embeddings": 8192,
@@ -39,6 +41,9 @@ MIXTURE: Final[dict[str, Any]] = {
     "tie_word_embeddings": False,
 }
 """What the mixtures of experts have in common, and dense models that they are held against."""
+
+CHAIN: Final = "-chain"
+"""Ends the names of shapes whose checkpoints are chain models."""
 
 _SIZES: Final = (
     "vocab_size",
@@ -104,6 +109,8 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "head_dim": 64,
     },
 }
+for _shape in ("llama-1b", "tiny"):
+    SHAPES[f"{_shape}{CHAIN}"] = {**SHAPES[_shape], "tie_word_embeddings": False}
 SHAPES["tiny-mixtral"] = {
     **SHAPES["mixtral-8x0.35b"],
     **{key: SHAPES["tiny"][key] for key in _SIZES},
@@ -125,14 +132,24 @@ _PERIOD: Final = (1 << 23) - 15
 """Values after which the noise begins again: a prime, so that no two rows or experts are the same."""
 
 
-def write_checkpoint(folder: Path, config: dict[str, Any], *, seed: int = 0) -> None:
-    """config.json, tokenizer files and ``model.safetensors`` in bfloat16."""
+def write_checkpoint(
+    folder: Path, config: dict[str, Any], *, seed: int = 0, chain: bool = False
+) -> None:
+    """config.json, tokenizer files and ``model.safetensors`` in bfloat16.
+
+    With ``chain`` it is a model whose texts are known: see :mod:`benchmarks.peers.chain`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "generation_config.json").write_text('{"eos_token_id": 257}\n')
     _write_tokenizer(folder, config["vocab_size"])
-    _write_weights(folder / "model.safetensors", dict(tensors(config)), seed)
+    _write_weights(folder / "model.safetensors", dict(tensors(config)), seed, chain)
     # Last: a folder that has it is complete.
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def write_shape(folder: Path, shape: str) -> None:
+    """The checkpoint of a name in :data:`SHAPES`."""
+    write_checkpoint(folder, COMMON | SHAPES[shape], chain=shape.endswith(CHAIN))
 
 
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -181,7 +198,9 @@ def _feed_forward(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return made
 
 
-def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], seed: int) -> None:
+def _write_weights(
+    path: Path, shapes: dict[str, tuple[int, ...]], seed: int, chain: bool
+) -> None:
     """safetensors: the length of a JSON header, the header, the tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -197,12 +216,18 @@ def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], seed: int) ->
     place = 0
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for shape in shapes.values():
+        for name, shape in shapes.items():
             count = int(np.prod(shape))
             if len(shape) == 1:
                 file.write(np.repeat(one.astype(np.uint16), count).tobytes())
                 continue
-            file.write(np.resize(np.roll(noise, -place), count).tobytes())
+            bits = np.resize(np.roll(noise, -place), count)
+            if chain and name.endswith(("o_proj.weight", "down_proj.weight")):
+                bits = faint(bits)
+            if chain and name == "lm_head.weight":
+                # The embedding is the first tensor.
+                bits = head_of(np.resize(noise, count).reshape(shape))
+            file.write(bits.tobytes())
             place = (place + count) % _PERIOD
 
 
@@ -231,7 +256,7 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
-    write_checkpoint(arguments.folder, COMMON | SHAPES[arguments.shape])
+    write_shape(arguments.folder, arguments.shape)
 
 
 if __name__ == "__main__":

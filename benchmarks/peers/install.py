@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from benchmarks.peers.checkpoint import COMMON, SHAPES, write_checkpoint
+from benchmarks.peers.checkpoint import write_shape
 from benchmarks.peers.protocol import Peer
 
 ROOT: Final = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def make_checkpoint(shape: str, home: Path) -> Path:
     """The random checkpoint of a shape, written once."""
     folder = home / "checkpoints" / shape
     if not (folder / "config.json").exists():
-        write_checkpoint(folder, COMMON | SHAPES[shape])
+        write_shape(folder, shape)
     return folder
 
 
