@@ -65,7 +65,9 @@ def measure(
             console=Console(),
         )
         found: dict[tuple[str, float, int], list[float]] = {}
-        _round(children, [rates[0]], 16, 99, shape, {}, turns.failures)  # everything is touched once
+        _round(
+            children, [rates[0]], 16, 99, shape, {}, turns.failures
+        )  # everything is touched once
         for number in range(rounds):
             _round(children, rates, tokens, number, shape, found, turns.failures)
     return _paces(found, children, rates), turns.failures

@@ -1,7 +1,7 @@
 """Speculation: tokens a second against acceptance, and the acceptance that real tasks give.
 
     python -m benchmarks.speculation [MODEL] [--quantize int4] [--sequences 1,2,4,8,16,32]
-        [--acceptance 0,0.5,0.7,0.9,1] [--tasks [--draft-model NAME]] [--peer HOME]
+        [--acceptance 0,0.5,0.7,0.9,1] [--tasks [--draft-model NAME]] [--peer HOME [--quick]]
         [--results benchmarks/results/FILE]
 
 Acceptance is controlled: guesses come from what the same requests got without speculation, each right with
@@ -10,8 +10,8 @@ second are those of a full batch: from the step in which the last sequence has i
 which the first one ends. The prediction is arithmetic: of the best number of guesses a sequence, the tokens
 that so many guesses bring on average, divided by what a step of so many rows takes beside one without.
 
-With ``--peer`` Galley's prompt lookup stands beside llama.cpp's and OpenVINO GenAI's, one sequence at a time,
-on a model of 1.24 billion at 4 bits and prompts that foretell so much of its texts: see
+With ``--peer`` Galley's prompt lookup stands beside llama.cpp's and OpenVINO GenAI's, one sequence at a
+time, on a model of 1.24 billion at 4 bits and prompts that foretell so much of its texts: see
 :mod:`benchmarks.lookup_peers`. They are kept in the folder HOME, as for ``python -m benchmarks.peers``.
 
 With ``--tasks`` the bundled model's own: each proposer's acceptance and speed, texts held against those

@@ -198,9 +198,7 @@ def _feed_forward(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return made
 
 
-def _write_weights(
-    path: Path, shapes: dict[str, tuple[int, ...]], seed: int, chain: bool
-) -> None:
+def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], seed: int, chain: bool) -> None:
     """safetensors: the length of a JSON header, the header, the tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

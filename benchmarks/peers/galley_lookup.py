@@ -37,9 +37,7 @@ class _Model:
             speculation="auto" if guesses else "off",
         )
         began, made = 0.0, []
-        for output in self._engine.run(
-            expand(prompt, params, self._engine.info, request_id="one")
-        ):
+        for output in self._engine.run(expand(prompt, params, self._engine.info, request_id="one")):
             made += output.tokens
             began = began or time.perf_counter()
         return [time.perf_counter() - began, *map(float, made)]

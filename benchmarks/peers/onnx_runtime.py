@@ -55,6 +55,7 @@ class _Fastembed:
 
 def convert(checkpoint: Path, target: Path, variant: str) -> None:
     """A folder with the ONNX file and the tokenizer."""
+    import onnx
     import torch
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.transformers import optimizer
@@ -93,7 +94,9 @@ def convert(checkpoint: Path, target: Path, variant: str) -> None:
     fused.save_model_to_file(str(file))
     if variant == "int8":
         whole = file.rename(target / "float32.onnx")
-        quantize_dynamic(whole, file, weight_type=QuantType.QInt8)
+        # The fused operators' types are not known to it.
+        floats = {"DefaultTensorType": onnx.TensorProto.FLOAT}
+        quantize_dynamic(whole, file, weight_type=QuantType.QInt8, extra_options=floats)
         whole.unlink()
 
 
