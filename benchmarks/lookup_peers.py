@@ -1,4 +1,4 @@
-"""Speculation of one sequence by prompt lookup, Galley's and its peers', on texts that are known beforehand.
+"""Speculation of one sequence by prompt lookup, Galley's and its peers', on texts known beforehand.
 
 ``python -m benchmarks.speculation --peer HOME`` runs it. The model is a chain model of 1.24 billion
 parameters at 4 bits, of which a prompt can foretell the text as well as is wanted: see

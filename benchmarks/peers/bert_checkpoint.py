@@ -20,16 +20,16 @@ def write_bert(folder: Path, shape: str) -> None:
     """config.json, weights in float32, and the tokenizer's files."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+    from transformers import BertConfig, BertModel
 
     folder.mkdir(parents=True, exist_ok=True)
     words = {word(i): i for i in range(VOCAB) if i not in SPECIAL.values()}
     tokenizer = Tokenizer(models.WordLevel({**SPECIAL, **words}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     names = {f"{name[1:-1].lower()}_token": name for name in SPECIAL}
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=512, **names
-    ).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512, **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings) + "\n")
     (folder / "special_tokens_map.json").write_text(json.dumps(names) + "\n")
     torch.manual_seed(0)
     config = {"hidden_size": 384, "num_attention_heads": 12, **SHAPES[shape]}

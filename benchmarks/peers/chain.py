@@ -17,7 +17,7 @@ Bits = npt.NDArray[np.uint16]
 """Of bfloat16."""
 
 STRIDE: Final = 7919
-"""From a token to the next one. A prime, so all tokens of a vocabulary that it does not divide are visited."""
+"""From a token to the next one. A prime: all of a vocabulary that it does not divide is visited."""
 FIRST: Final = 300
 """Below are bytes and special tokens."""
 
@@ -50,8 +50,8 @@ def stretch(first: int, count: int, vocab_size: int) -> list[int]:
 def foretelling(count: int, rate: float, vocab_size: int, seed: int) -> tuple[list[int], list[int]]:
     """A prompt, and the ``count`` tokens that follow it.
 
-    The prompt has those tokens, each replaced by one that follows nowhere with the probability ``1 - rate``,
-    then the beginning of the stretch: the last tokens that came before, which a lookup finds.
+    The prompt is some tokens of the cycle, those that follow them, each with the probability ``1 - rate``
+    replaced by a token from elsewhere, and the first ones again, which a lookup finds.
     """
     rng = random.Random(seed)
     start = rng.randrange(FIRST, vocab_size)
