@@ -8,7 +8,7 @@ even: a step of N sequences reads the experts that any of them chose. GB/s count
 
 With ``--peers`` the mixtures alone are written as checkpoints, converted by llama.cpp's and OpenVINO's own
 tools, and all contenders do the same work in turns, as in ``python -m benchmarks.peers``; that needs
-20 GB a shape in the folder HOME. ``--quick`` is one round of few steps.
+25 GB of disk for both in the folder HOME, and 20 GB of memory. ``--quick`` is one round of few steps.
 """
 
 import argparse
@@ -41,11 +41,15 @@ from galley.types import blocks_for
 
 CHECKPOINTS: Final = {
     "8 of 0.35 billion, top-2": "mixtral-8x0.35b",
-    "64 of 0.05 billion, top-8": "qwen3-moe-64x0.05b",
+    "64 of 0.025 billion, top-8": "qwen3-moe-64x0.025b",
 }
 """The mixtures, by what they are called here, in :data:`benchmarks.peers.checkpoint.SHAPES`."""
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     **{name: SHAPES_OF_PEERS[shape] for name, shape in CHECKPOINTS.items()},
+    "64 of 0.05 billion, top-8": {
+        **SHAPES_OF_PEERS["qwen3-moe-64x0.025b"],
+        "num_hidden_layers": MIXTURE["num_hidden_layers"],
+    },
     "dense with as many active": {**MIXTURE, "model_type": "llama", "intermediate_size": 14336},
     "dense with as many active as 64 of 0.05": {
         **MIXTURE,
