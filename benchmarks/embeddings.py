@@ -1,43 +1,60 @@
-"""Texts a second of models of embeddings, beside ONNX Runtime on the same weights.
+"""Texts a second of models of embeddings, beside peers on the same weights, in one run.
 
-    python -m benchmarks.embeddings [--shape minilm] [--kinds float32 bf16 int8] [--texts 512] [--rounds 5]
-    python -m benchmarks.embeddings --onnx model.onnx ...
+    python -m benchmarks.embeddings --peers HOME [--shape minilm] [--rounds 3] [--results FILE] [--quick]
+    python -m benchmarks.embeddings [--shape minilm] [--rounds 3]   # Galley alone
 
-Weights are generated in the shape of all-MiniLM-L6 or bge-small; they are as fast as trained ones.
-Texts have 8 to 512 tokens, most of them few, and come as token ids, so no tokenizer is measured. ONNX
-Runtime gets batches of ``--batch`` texts, sorted by length and padded to the longest, its usual way;
-``--write-onnx FILE`` exports the same checkpoint for it (torch.onnx, which needs the package onnx).
-Rounds of all alternate, and medians are told.
+Weights are generated in the shape of all-MiniLM-L6 or bge-small (both, if no shape is named); they are as
+fast as trained ones. Texts have 8 to 512 tokens, evenly by their logarithm, and come as token ids, but to
+fastembed and infinity as words that their tokenizer makes one token of. Contenders that pad sort by length
+and keep to the fastest of several batch sizes; llama.cpp does so with tokens a batch. All are loaded
+at once, stopped while others work, and take turns; medians of the rounds count. ``--quick`` is one round
+of few texts. Each contender's vector of a text is held against Galley's in float32.
 """
 
 import argparse
+import os
 import statistics
-import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import torch
-from transformers import BertConfig, BertModel
+from rich.console import Console
+from rich.table import Table
+from scripts.benchmarks_page import Figure
 
-from galley import LLM
+from benchmarks.peers.bert_checkpoint import SHAPES, VOCAB, write_bert
+from benchmarks.peers.child import Child
+from benchmarks.peers.contest import HOME
+from benchmarks.peers.install import PeerFailed
+from benchmarks.peers.turns import Turns
+from benchmarks.results_file import put
+from galley.machine import available_cores
 
-SHAPES: Final[dict[str, dict[str, int]]] = {
-    "minilm": {"num_hidden_layers": 6, "intermediate_size": 1536},
-    "bge-small": {"num_hidden_layers": 12, "intermediate_size": 1536},
+COMMAND: Final = "python -m benchmarks.embeddings --peers HOME"
+OURS: Final = [("galley_embed", kind) for kind in ("float32", "bf16", "int8")]
+PEERS: Final = [
+    ("onnx_runtime", "float32"),
+    ("onnx_runtime", "int8"),
+    ("onnx_runtime", "fastembed float32"),
+    ("openvino_embed", "float32"),
+    ("openvino_embed", "bf16"),
+    ("openvino_embed", "int8"),
+    ("llama_embed", "F32"),
+    ("llama_embed", "F16"),
+    ("llama_embed", "Q8_0"),
+    ("infinity", "float32"),
+]
+NAMES: Final = {
+    "onnx_runtime": "ONNX Runtime",
+    "openvino_embed": "OpenVINO",
+    "llama_embed": "llama.cpp",
+    "infinity": "infinity",
 }
-VOCAB: Final = 30522
-
-
-def write_model(folder: Path, shape: str) -> BertModel:
-    """A random BERT of that shape: width 384, 12 heads."""
-    torch.manual_seed(0)
-    config = BertConfig(vocab_size=VOCAB, hidden_size=384, num_attention_heads=12, **SHAPES[shape])
-    model = BertModel(config, add_pooling_layer=False).eval()
-    model.save_pretrained(folder)
-    return model
+WHOLE: Final = ("float32", "F32")
+"""What ends the names of those that compute in float32."""
 
 
 def texts(count: int, seed: int = 0) -> list[list[int]]:
@@ -47,111 +64,127 @@ def texts(count: int, seed: int = 0) -> list[list[int]]:
     return [rng.integers(1000, VOCAB, length).tolist() for length in lengths]
 
 
-class _Rows(torch.nn.Module):
-    """What is exported: token ids and mask -> rows of the last layer."""
+def cosines(
+    turns: Turns, children: dict[str, Child], asked: Sequence[list[int]]
+) -> dict[str, float]:
+    """The least of each contender's vectors to those of the first one; who fails is left out."""
+    found = {}
+    for name, child in list(children.items()):
+        try:
+            found[name] = np.array([child.ask({"vector": ids}) for ids in asked])
+        except PeerFailed as error:
+            turns.failures[name] = str(error)
+            del children[name], turns.seconds[name]
+    first = next(iter(found.values()))
+    return {name: float((vectors * first).sum(1).min()) for name, vectors in found.items()}
 
-    def __init__(self, model: BertModel) -> None:
-        super().__init__()
-        self.model = model
 
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """[batch, length] of both -> [batch, length, width]."""
-        rows: torch.Tensor = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
-        return rows
+def measure(
+    shape: str, wanted: argparse.Namespace, console: Console
+) -> tuple[Turns, dict[str, float]]:
+    """Every contender's seconds for all texts, and how near its vectors are to float32's."""
+    checkpoint = wanted.home / "checkpoints" / shape
+    if not (checkpoint / "model.safetensors").exists():
+        write_bert(checkpoint, shape)
+    prompts = texts(wanted.texts)
+    turns = Turns({"texts": {"texts": prompts}})
+    with ExitStack() as stack:
+        children = turns.prepare(
+            [*OURS, *(PEERS if wanted.peers else [])],
+            checkpoint,
+            threads=wanted.threads,
+            home=wanted.home,
+            stack=stack,
+            console=console,
+        )
+        near = cosines(turns, children, [*prompts[:3], texts(1, seed=1)[0]])
+        for number in range(wanted.rounds + 1):
+            turns.round(children, warm_up=number == 0)
+            console.print(f"round {number} of {wanted.rounds}")
+    return turns, near
 
 
-def write_onnx(model: BertModel, file: Path) -> None:
-    """The rows of the last layer, of batches and lengths of any size."""
-    ids = torch.ones(2, 16, dtype=torch.int64)
-    names = ["input_ids", "attention_mask"]
-    axes = {name: {0: "batch", 1: "length"} for name in (*names, "rows")}
-    torch.onnx.export(
-        _Rows(model),
-        (ids, ids),
-        str(file),
-        input_names=names,
-        output_names=["rows"],
-        dynamic_axes=axes,
-        dynamo=False,
+def show(shape: str, turns: Turns, near: dict[str, float], console: Console) -> None:
+    """A row for each contender, and who was left out."""
+    prompts = turns.requests["texts"]["texts"]
+    tokens = sum(map(len, prompts))
+    table = Table(
+        f"{shape}: {len(prompts)} texts, {tokens} tokens", "texts/s", "tokens/s", "cosine"
+    )
+    for name, measured in turns.seconds.items():
+        if seconds := measured["texts"]:
+            middle = statistics.median(seconds)
+            rates = (f"{len(prompts) / middle:.1f}", f"{tokens / middle:.0f}")
+            table.add_row(called(name), *rates, f"{near[name]:.5f}")
+    console.print(table)
+    for name, reason in turns.failures.items():
+        console.print(f"left out: {name}: {reason}", style="red", highlight=False)
+
+
+def called(contender: str) -> str:
+    """As its makers call it, with its variant."""
+    module, _, variant = contender.partition(" ")
+    return (
+        variant if variant.startswith("fastembed") else f"{NAMES.get(module, 'Galley')} {variant}"
     )
 
 
-def onnx_runner(file: Path, threads: int, batch: int) -> Callable[[list[list[int]]], Any]:
-    """What makes vectors, averaged and of length 1, with ONNX Runtime."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-
-    def run(prompts: list[list[int]]) -> Any:
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        found: list[Any] = [None] * len(prompts)
-        for first in range(0, len(order), batch):
-            places = order[first : first + batch]
-            longest = len(prompts[places[-1]])
-            ids = np.zeros((len(places), longest), np.int64)
-            mask = np.zeros_like(ids)
-            for row, place in enumerate(places):
-                ids[row, : len(prompts[place])] = prompts[place]
-                mask[row, : len(prompts[place])] = 1
-            [rows] = session.run(None, {"input_ids": ids, "attention_mask": mask})
-            mean = (rows * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
-            for row, place in enumerate(places):
-                found[place] = mean[row] / np.linalg.norm(mean[row])
-        return np.stack(found)
-
-    return run
+def figures(shape: str, turns: Turns, near: dict[str, float]) -> list[Figure]:
+    """Galley's ratios: float32 to the best peer in float32, each kind to the best of all."""
+    peers = [name for name in turns.seconds if not name.startswith("galley")]
+    whole = [name for name in peers if name.endswith(WHOLE)]
+    if not any(turns.median(name, "texts") for name in peers):
+        return []
+    kinds = [f"{module} {kind}" for module, kind in OURS]
+    ratios = [turns.ratio("galley_embed float32", "texts", whole)]
+    ratios += [turns.ratio(name, "texts") for name in kinds]
+    count = len(turns.requests["texts"]["texts"])
+    rates = "; ".join(
+        f"{called(name)} {count / seconds:.3g} (cosine {near[name]:.4f})"
+        for name in turns.seconds
+        if (seconds := turns.median(name, "texts"))
+    )
+    return [
+        Figure(
+            what=f"embeddings, {shape} shape, texts of 8 to 512 tokens, beside peers",
+            unit="ratio",
+            at=("float32 to float32", *(f"{kind} to the best" for _, kind in OURS)),
+            measured=tuple(None if r is None else round(r, 2) for r in ratios),
+            target=(2,),
+            peer=", ".join(map(called, peers)),
+            date=datetime.now(UTC).date().isoformat(),
+            command=COMMAND,
+            remark=f"texts/s: {rates}",
+        )
+    ]
 
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", choices=SHAPES, default="minilm")
-    parser.add_argument("--kinds", nargs="+", default=["float32", "bf16", "int8"])
-    parser.add_argument("--texts", type=int, default=512)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--step-tokens", type=int, default=2048)
-    parser.add_argument("--onnx", type=Path, nargs="*", default=[], help="files to run, too")
-    parser.add_argument("--write-onnx", type=Path, help="export the model and run that")
-    args = parser.parse_args()
-    prompts = texts(args.texts)
-    tokens = sum(map(len, prompts))
-    runs: dict[str, Callable[[list[list[int]]], Any]] = {}
-    with tempfile.TemporaryDirectory() as made:
-        model = write_model(Path(made), args.shape)
-        for kind in args.kinds:
-            llm = LLM(
-                made,
-                quantize=kind,
-                threads=args.threads,
-                max_batch_tokens=args.step_tokens,
-                weight_cache=False,
-            )
-            runs[f"galley {kind}"] = llm.embed
-        if args.write_onnx is not None:
-            write_onnx(model, args.write_onnx)
-            args.onnx.append(args.write_onnx)
-        for file in args.onnx:
-            runs[f"onnxruntime {file.name}"] = onnx_runner(file, args.threads, args.batch)
-        seconds: dict[str, list[float]] = {name: [] for name in runs}
-        vectors = {name: run(prompts[:16]) for name, run in runs.items()}
-        for _ in range(args.rounds):
-            for name, run in runs.items():
-                began = time.perf_counter()
-                run(prompts)
-                seconds[name].append(time.perf_counter() - began)
-    first = next(iter(vectors.values()))
-    print(f"{args.shape}: {len(prompts)} texts, {tokens} tokens, {args.threads} threads")
-    for name, times in seconds.items():
-        middle = statistics.median(times)
-        close = float((vectors[name] * first).sum(1).min())
-        print(
-            f"{name:<28} {len(prompts) / middle:8.1f} texts/s {tokens / middle:9.0f} tokens/s   "
-            f"least cosine to the first {close:.5f}"
-        )
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", choices=SHAPES, action="append", default=[])
+    parser.add_argument("--texts", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=available_cores())
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--peers", type=Path, metavar="HOME", help="beside peers that are kept here"
+    )
+    parser.add_argument("--quick", action="store_true", help="one round of 48 texts")
+    parser.add_argument("--results", type=Path, help="put the figures into this file, too")
+    wanted = parser.parse_args()
+    wanted.home = wanted.peers or HOME
+    if wanted.quick:
+        wanted.rounds, wanted.texts = 1, 48
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # contenders have all that they need
+    console, made = Console(), []
+    for shape in wanted.shape or ["minilm", "bge-small"]:
+        turns, near = measure(shape, wanted, console)
+        show(shape, turns, near, console)
+        made += figures(shape, turns, near)
+    if wanted.results:
+        put(wanted.results, made)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
 """Mixtures of experts, beside dense models with as many active parameters: prefill and decode.
 
     python -m benchmarks.moe [--shape NAME] [--kind int4] [--batch 1,4,8,32] [--repeats 5] [--results FILE]
+    python -m benchmarks.moe --peers HOME [--shape NAME] [--batch 1,4,8,32] [--repeats 2] [--results FILE]
 
 Weights are random and packed without a checkpoint. Each sequence has random tokens, so routes are about
 even: a step of N sequences reads the experts that any of them chose. GB/s counts those.
+
+With ``--peers`` the mixtures alone are written as checkpoints, converted by llama.cpp's and OpenVINO's own
+tools, and all contenders do the same work in turns, as in ``python -m benchmarks.peers``; that needs
+25 GB of disk for both in the folder HOME, and 20 GB of memory. ``--quick`` is one round of few steps.
 """
 
 import argparse
@@ -16,8 +21,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from rich.console import Console
 from scripts.benchmarks_page import Figure
 
+from benchmarks.peers.checkpoint import COMMON, MIXTURE
+from benchmarks.peers.checkpoint import SHAPES as SHAPES_OF_PEERS
+from benchmarks.peers.contest import Terms, contest, figures, show
 from benchmarks.results_file import put
 from galley.formats.values import bf16_bits
 from galley.formats.weights import DENSE_KINDS, DenseWeight, TensorInfo, Weights
@@ -30,31 +39,23 @@ from galley.ops.isa import choose_isa
 from galley.ops.sampling import SamplingBatch
 from galley.types import blocks_for
 
-COMMON: Final[dict[str, Any]] = {
-    "vocab_size": 32000,
-    "hidden_size": 2048,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e4,
+CHECKPOINTS: Final = {
+    "8 of 0.35 billion, top-2": "mixtral-8x0.35b",
+    "64 of 0.025 billion, top-8": "qwen3-moe-64x0.025b",
 }
+"""The mixtures, by what they are called here, in :data:`benchmarks.peers.checkpoint.SHAPES`."""
 SHAPES: Final[dict[str, dict[str, Any]]] = {
-    "8 of 0.35 billion, top-2": {
-        "model_type": "mixtral",
-        "intermediate_size": 7168,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-    },
+    **{name: SHAPES_OF_PEERS[shape] for name, shape in CHECKPOINTS.items()},
     "64 of 0.05 billion, top-8": {
-        "model_type": "olmoe",
-        "intermediate_size": 1024,
-        "num_experts": 64,
-        "num_experts_per_tok": 8,
+        **SHAPES_OF_PEERS["qwen3-moe-64x0.025b"],
+        "num_hidden_layers": MIXTURE["num_hidden_layers"],
     },
-    "dense with as many active": {"model_type": "llama", "intermediate_size": 14336},
-    "dense with as many active as 64 of 0.05": {"model_type": "llama", "intermediate_size": 8192},
+    "dense with as many active": {**MIXTURE, "model_type": "llama", "intermediate_size": 14336},
+    "dense with as many active as 64 of 0.05": {
+        **MIXTURE,
+        "model_type": "llama",
+        "intermediate_size": 8192,
+    },
 }
 PROMPT, CONTEXT, STEPS = 512, 64, 24
 
@@ -98,7 +99,7 @@ def batch_of(rng: np.random.Generator, sequences: int, first: int, count: int) -
     blocks = blocks_for(first + count)
     starts = np.arange(sequences + 1) * count
     return Batch(
-        tokens=rng.integers(COMMON["vocab_size"], size=sequences * count),
+        tokens=rng.integers(MIXTURE["vocab_size"], size=sequences * count),
         positions=np.tile(np.arange(first, first + count), sequences),
         starts=starts,
         tables=tuple(np.arange(s * blocks, (s + 1) * blocks) for s in range(sequences)),
@@ -141,6 +142,49 @@ def measure(shape: str, kind: str, batches: Sequence[int], repeats: int) -> list
     return rates
 
 
+def beside_peers(
+    names: Sequence[str], home: Path, batches: Sequence[int], repeats: int, steps: int
+) -> list[Figure]:
+    """Galley, llama.cpp and OpenVINO GenAI, all at 4 bits, by turns; prints a table a shape."""
+    console, made = Console(), []
+    for name in names:
+        terms = Terms(
+            shape=CHECKPOINTS[name],
+            bits=4,
+            batch=list(batches),
+            prompt=PROMPT,
+            context=CONTEXT,
+            decode=steps,
+            rounds=repeats,
+            threads=int(os.environ.get("GALLEY_THREADS", available_cores())),
+            peers=["galley", "llama_cpp", "openvino_genai"],
+            home=home,
+        )
+        console.print(f"{name}:")
+        comparison = contest(terms, console)
+        show(comparison, console)
+        what, command = f"random model, {name}, int4", "python -m benchmarks.moe --peers HOME"
+        made += figures(comparison, what=what, command=command, target=1.5, rounds=repeats)
+    return made
+
+
+def alone(
+    names: Sequence[str], kind: str, batches: Sequence[int], repeats: int
+) -> Iterator[Figure]:
+    """Galley's executor without an engine around it."""
+    choose_isa(os.environ)
+    for name in names:
+        rates = measure(name, kind, batches, repeats)
+        yield Figure(
+            what=f"random model, {name}, {kind}: prompt and decode",
+            unit="tokens/s",
+            at=(f"prompt of {PROMPT}", *(f"{n} sequences" for n in batches)),
+            measured=tuple(float(f"{rate:.3g}") for rate in rates),
+            date=datetime.now(UTC).date().isoformat(),
+            command="python -m benchmarks.moe",
+        )
+
+
 def main() -> None:
     """Measure each shape, and put the figures into a results file if there is one."""
     parser = argparse.ArgumentParser(
@@ -149,26 +193,24 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, action="append", default=[])
     parser.add_argument("--kind", default="int4")
     parser.add_argument("--batch", default="1,4,8,32")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, help="5, or rounds beside peers: 2")
+    parser.add_argument(
+        "--peers", type=Path, metavar="HOME", help="beside peers that are kept here"
+    )
+    parser.add_argument("--quick", action="store_true", help="beside peers: 1 round of 8 steps")
     parser.add_argument("--results", type=Path)
     wanted = parser.parse_args()
     batches = [int(n) for n in wanted.batch.split(",")]
-    choose_isa(os.environ)
-    figures = []
-    for shape in wanted.shape or SHAPES:
-        rates = measure(shape, wanted.kind, batches, wanted.repeats)
-        figures.append(
-            Figure(
-                what=f"random model, {shape}, {wanted.kind}: prompt and decode",
-                unit="tokens/s",
-                at=(f"prompt of {PROMPT}", *(f"{n} sequences" for n in batches)),
-                measured=tuple(float(f"{rate:.3g}") for rate in rates),
-                date=datetime.now(UTC).date().isoformat(),
-                command="python -m benchmarks.moe",
-            )
-        )
+    if wanted.peers is None:
+        made = list(alone(wanted.shape or list(SHAPES), wanted.kind, batches, wanted.repeats or 5))
+    else:
+        names = wanted.shape or list(CHECKPOINTS)
+        if wanted.kind != "int4" or not set(names) <= set(CHECKPOINTS):
+            parser.error(f"beside peers are int4 and the shapes {', '.join(CHECKPOINTS)}")
+        rounds, steps = (1, 8) if wanted.quick else (wanted.repeats or 2, STEPS)
+        made = beside_peers(names, wanted.peers, batches, rounds, steps)
     if wanted.results is not None:
-        put(wanted.results, figures)
+        put(wanted.results, made)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Speculation: tokens a second against acceptance, and the acceptance that real tasks give.
 
     python -m benchmarks.speculation [MODEL] [--quantize int4] [--sequences 1,2,4,8,16,32]
-        [--acceptance 0,0.5,0.7,0.9,1] [--tasks [--draft-model NAME]] [--peer HOME]
+        [--acceptance 0,0.5,0.7,0.9,1] [--tasks [--draft-model NAME]] [--peer HOME [--quick]]
         [--results benchmarks/results/FILE]
 
 Acceptance is controlled: guesses come from what the same requests got without speculation, each right with
@@ -10,9 +10,9 @@ second are those of a full batch: from the step in which the last sequence has i
 which the first one ends. The prediction is arithmetic: of the best number of guesses a sequence, the tokens
 that so many guesses bring on average, divided by what a step of so many rows takes beside one without.
 
-With ``--peer`` llama.cpp verifies guesses of the same acceptance, one sequence at a time: the shape of 1.24
-billion at 4 bits, in the folder in which ``python -m benchmarks.peers`` keeps it. It takes a number of
-guesses; the best one counts.
+With ``--peer`` Galley's prompt lookup stands beside llama.cpp's and OpenVINO GenAI's, one sequence at a
+time, on a model of 1.24 billion at 4 bits and prompts that foretell so much of its texts: see
+:mod:`benchmarks.lookup_peers`. They are kept in the folder HOME, as for ``python -m benchmarks.peers``.
 
 With ``--tasks`` the bundled model's own: each proposer's acceptance and speed, texts held against those
 without. With ``--draft-model``, that model's, too, alone and among the others. For an idle machine.
@@ -33,9 +33,7 @@ from rich.console import Console
 from rich.table import Table
 from scripts.benchmarks_page import Figure
 
-from benchmarks.peers.child import Child
-from benchmarks.peers.install import converted, install, make_checkpoint
-from benchmarks.peers.llama_cpp import PEER as LLAMA_CPP
+from benchmarks import lookup_peers
 from benchmarks.results_file import put
 from galley import LLM, SamplingParams
 from galley.demo import heldout
@@ -66,7 +64,6 @@ WAYS: Final[dict[str, Speculation]] = {
 DRAFT_WAYS: Final[dict[str, Speculation]] = {"draft": "draft", "auto and draft": "auto"}
 """Of a draft model."""
 MOST_ROWS: Final = 64
-PEER_GUESSES: Final = (2, 4, 8)
 PARAMS: Final = SamplingParams(temperature=0, max_tokens=200)
 
 
@@ -345,64 +342,6 @@ def figures_of_tasks(done: Sequence[Done]) -> list[Figure]:
     return made
 
 
-@dataclass(frozen=True)
-class PeerPoint:
-    """A peer's ratio to its own pace without guesses, at the number of guesses that is best."""
-
-    rate: float
-    plain: float
-    ratio: float
-    guesses: int
-
-
-def peer_points(home: Path, threads: int, rates: Sequence[float], tokens: int) -> list[PeerPoint]:
-    """llama.cpp's, one sequence, with and without guesses by turns.
-
-    Raises:
-        PeerFailed: it cannot be installed, or fails.
-    """
-    install(LLAMA_CPP, home)
-    checkpoint = make_checkpoint("llama-1b", home)
-    file = converted(LLAMA_CPP, "Q4_0", checkpoint, home)
-    child = Child(LLAMA_CPP, "Q4_0", file, threads, home)
-    rng = random.Random(0)
-    prompt = [rng.randrange(5, 128000) for _ in range(PROMPT_TOKENS)]
-
-    def pace(guesses: int, rate: float) -> float:
-        made, seconds = child.ask(
-            {"prompt": prompt, "tokens": tokens, "guesses": guesses, "rate": rate}
-        )
-        return made / seconds
-
-    try:
-        pace(0, 0.0)
-        points = []
-        for rate in rates:
-            found = []
-            for guesses in PEER_GUESSES:
-                plain = pace(0, 0.0)
-                found.append((pace(guesses, rate) / plain, guesses, plain))
-            ratio, guesses, plain = max(found)
-            points.append(PeerPoint(rate, plain, ratio, guesses))
-    finally:
-        child.close()
-    return points
-
-
-def figure_of_peer(points: Sequence[PeerPoint]) -> Figure:
-    """Ratios to no guesses."""
-    return Figure(
-        what="1.24 billion, llama.cpp Q4_0: verifying guesses, 1 sequence, by acceptance",
-        unit="times",
-        at=tuple(f"{point.rate:.0%}" for point in points),
-        measured=tuple(round(point.ratio, 2) for point in points),
-        date=date.today().isoformat(),
-        command=f"{COMMAND} --peer HOME",
-        remark=f"to {statistics.median(point.plain for point in points):.1f} tokens/s without; the best of "
-        f"{', '.join(map(str, PEER_GUESSES))} guesses: {', '.join(str(p.guesses) for p in points)}",
-    )
-
-
 def main() -> None:
     """Measure, print, and write the figures if wanted."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -415,7 +354,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="of each output")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each run, at most")
     parser.add_argument("--tasks", action="store_true", help="the bundled model's tasks instead")
-    parser.add_argument("--peer", type=Path, metavar="HOME", help="llama.cpp instead")
+    parser.add_argument("--peer", type=Path, metavar="HOME", help="beside peers kept here instead")
+    parser.add_argument("--quick", action="store_true", help="--peer: a tiny model, one round")
     parser.add_argument("--draft-model", help="of the tasks' model; galley-demo-draft is bundled")
     parser.add_argument("--items", type=int, default=64, help="conversations of each task")
     parser.add_argument("--results", type=Path, help="put the figures into this file, too")
@@ -431,13 +371,14 @@ def main() -> None:
     sizes = [int(part) for part in options.sequences.split(",")]
     rates = [float(part) for part in options.acceptance.split(",")]
     if options.peer:
-        points = peer_points(options.peer, options.threads or available_cores(), rates, 96)
-        table = Table("acceptance", "without", "ratio", "guesses")
-        for found in points:
-            numbers = (f"{found.plain:.1f}", f"{found.ratio:.2f}", str(found.guesses))
-            table.add_row(f"{found.rate:.0%}", *numbers)
-        figures = [figure_of_peer(points)]
-    elif options.tasks:
+        rounds, shape = (1, "tiny") if options.quick else (3, "llama-1b")
+        threads = options.threads or available_cores()
+        paces, failures = lookup_peers.measure(options.peer, threads, rates, 96, rounds, shape)
+        lookup_peers.show(paces, failures, Console())
+        if options.results and not options.quick:
+            put(options.results, lookup_peers.figures(paces, rates, rounds))
+        return
+    if options.tasks:
         done = [
             one
             for size in sizes

@@ -19,53 +19,40 @@ import json
 import os
 import statistics
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.peers.child import Child
-from benchmarks.peers.install import PeerFailed, converted, install
 from benchmarks.peers.protocol import Peer
+from benchmarks.peers.turns import Turns
 from benchmarks.peers.whisper_checkpoint import SHAPES, write_whisper
 
 PEERS: Final = ("galley_speech", "faster_whisper")
-
-
-@dataclass
-class Comparison:
-    """Seconds a window, token or hour: contender -> work -> one for each round; who was left out, why."""
-
-    requests: dict[str, dict[str, Any]]
-    seconds: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
-
-    def median(self, contender: str, work: str) -> float | None:
-        """None where it cannot do the work."""
-        measured = self.seconds[contender][work]
-        return statistics.median(measured) if measured else None
-
-    def ratio(self, contender: str, work: str) -> float | None:
-        """How many times faster it is than the fastest faster-whisper."""
-        mine = self.median(contender, work)
-        peers = [self.median(name, work) for name in self.seconds if not name.startswith("galley")]
-        best = min((seconds for seconds in peers if seconds), default=None)
-        return best / mine if best and mine else None
 
 
 def main() -> None:
     """Prepare, measure, print."""
     arguments = _arguments()
     console = Console()
-    comparison = Comparison(_requests(arguments))
+    comparison = Turns(_requests(arguments))
+    checkpoint = arguments.home / "checkpoints" / arguments.shape
+    if not (checkpoint / "config.json").exists():
+        write_whisper(checkpoint, arguments.shape)
     with ExitStack() as stack:
-        children = _children(arguments, comparison, stack, console)
+        children = comparison.prepare(
+            _contenders(arguments.bits),
+            checkpoint,
+            threads=arguments.threads,
+            home=arguments.home,
+            stack=stack,
+            console=console,
+        )
         for number in range(
             1 if arguments.hour else 0, arguments.rounds + 1
         ):  # an hour needs no warm-up
-            _round(children, comparison, warm_up=number == 0)
+            comparison.round(children, warm_up=number == 0)
             console.print(f"round {number} of {arguments.rounds}")
     _print(comparison, console)
     if arguments.json:
@@ -113,48 +100,15 @@ def _with(beams: int) -> str:
     return f", {beams} beams" if beams > 1 else ""
 
 
-def _children(
-    arguments: argparse.Namespace, comparison: Comparison, stack: ExitStack, console: Console
-) -> dict[str, Child]:
-    """Every contender that could be prepared, loaded; the others are among the failures."""
-    checkpoint = arguments.home / "checkpoints" / arguments.shape
-    if not (checkpoint / "config.json").exists():
-        write_whisper(checkpoint, arguments.shape)
-    children = {}
-    for module in PEERS:
-        peer: Peer = importlib.import_module(f"benchmarks.peers.{module}").PEER
-        for variant in peer.variants[arguments.bits]:
-            name = f"{module} {variant}"
-            console.print(f"{name}: install, convert, load")
-            try:
-                install(peer, arguments.home)
-                model = converted(peer, variant, checkpoint, arguments.home)
-                child = Child(peer, variant, model, arguments.threads, arguments.home)
-            except PeerFailed as error:
-                comparison.failures[name] = str(error)
-                continue
-            stack.callback(child.close)
-            children[name] = child
-            comparison.seconds[name] = {work: [] for work in comparison.requests}
-    return children
+def _contenders(bits: int) -> list[tuple[str, str]]:
+    """Module and variant of each."""
+    peers: dict[str, Peer] = {
+        module: importlib.import_module(f"benchmarks.peers.{module}").PEER for module in PEERS
+    }
+    return [(module, variant) for module, peer in peers.items() for variant in peer.variants[bits]]
 
 
-def _round(children: dict[str, Child], comparison: Comparison, *, warm_up: bool) -> None:
-    """Work by work, all contenders one after another; one that fails at a work has no figure for it."""
-    for work, request in comparison.requests.items():
-        for name, child in children.items():
-            if f"{name}, {work}" in comparison.failures:
-                continue
-            try:
-                seconds = child.ask(request)
-            except PeerFailed as error:
-                comparison.failures[f"{name}, {work}"] = str(error)
-                continue
-            if not warm_up:
-                comparison.seconds[name][work] += seconds
-
-
-def _print(comparison: Comparison, console: Console) -> None:
+def _print(comparison: Turns, console: Console) -> None:
     table = Table("ms, median", *comparison.requests)
     for name, measured in comparison.seconds.items():
         cells = (

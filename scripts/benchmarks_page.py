@@ -27,7 +27,8 @@ each came about, what was predicted and what was tried without gain is in the
 
 ## Method
 
-- **Beside peers** (`python -m benchmarks.peers`, `benchmarks.speech`): all contenders load the same
+- **Beside peers** (`python -m benchmarks.peers`, `benchmarks.moe --peers`, `benchmarks.embeddings --peers`,
+  `benchmarks.speculation --peer`, `benchmarks.speech`): all contenders load the same
   checkpoint (random weights of a real model's shape), run in turns on an idle machine with as many
   threads as it has cores, greedy, without a prefix cache; medians of the rounds. Prefill is one
   prompt of 512 tokens; decode goes on from contexts of 64 tokens. A ratio is Galley's rate divided

@@ -7,27 +7,19 @@ the peer's own tools, keeps all of them loaded, and has them do the same work in
 """
 
 import argparse
-import importlib
 import json
 import os
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from benchmarks.peers.checkpoint import SHAPES
-from benchmarks.peers.child import Child
-from benchmarks.peers.compare import Comparison, compare, is_galley, works
-from benchmarks.peers.install import PeerFailed, converted, install, make_checkpoint
-from benchmarks.peers.protocol import Peer
+from benchmarks.peers.compare import Comparison, is_galley
+from benchmarks.peers.contest import HOME, PEERS, Terms, contest, show
 from galley.bench.machine import measure_machine
 from galley.bench.report import Machine
-
-PEERS: Final = ("galley", "llama_cpp", "openvino_genai", "vllm_cpu")
 
 
 def main() -> None:
@@ -35,26 +27,11 @@ def main() -> None:
     arguments = _arguments()
     console = Console()
     machine = measure_machine(threads=arguments.threads, memory_bytes=1 << 30)
-    comparison = Comparison(
-        works(arguments.prompt, arguments.context, arguments.decode, arguments.batch)
-    )
-    with ExitStack() as stack:
-        children = _children(arguments, comparison, stack, console)
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            total = len(children) * len(comparison.works) * (arguments.rounds + 1)
-            bar = progress.add_task("", total=total)
-            compare(
-                children,
-                comparison,
-                rounds=arguments.rounds,
-                vocab_size=SHAPES[arguments.shape]["vocab_size"],
-                on_answer=lambda name, work: progress.update(
-                    bar, advance=1, description=f"{name}: {work.name}"
-                ),
-            )
-    _print(comparison, console)
+    terms = Terms(**{k: v for k, v in vars(arguments).items() if k != "json"})
+    comparison = contest(terms, console)
+    show(comparison, console)
     if arguments.json:
-        page = _page(arguments, machine, comparison)
+        page = _page(terms, machine, comparison)
         arguments.json.write_text(json.dumps(page, indent=2) + "\n")
 
 
@@ -74,7 +51,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--peers", default=",".join(PEERS), help=f"of {','.join(PEERS)}")
-    parser.add_argument("--home", type=Path, default=Path.home() / ".cache/galley-peers")
+    parser.add_argument("--home", type=Path, default=HOME)
     parser.add_argument("--json", type=Path, help="write every rate to this file, too")
     arguments = parser.parse_args()
     arguments.peers = arguments.peers.split(",")
@@ -83,53 +60,8 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _children(
-    arguments: argparse.Namespace, comparison: Comparison, stack: ExitStack, console: Console
-) -> dict[str, Child]:
-    """Every contender that could be prepared, loaded; the others are among the failures."""
-    checkpoint = make_checkpoint(arguments.shape, arguments.home)
-    children = {}
-    for module in arguments.peers:
-        peer: Peer = importlib.import_module(f"benchmarks.peers.{module}").PEER
-        for variant in peer.variants.get(arguments.bits, ()):
-            name = f"{module} {variant}"
-            try:
-                console.print(f"{name}: install, convert, load")
-                install(peer, arguments.home)
-                model = converted(peer, variant, checkpoint, arguments.home)
-                child = Child(peer, variant, model, arguments.threads, arguments.home)
-            except PeerFailed as error:
-                comparison.failures[name] = str(error)
-                continue
-            stack.callback(child.close)
-            children[name] = child
-            console.print(f"{name}: ready after {child.load_seconds:.1f} s")
-    return children
-
-
-def _print(comparison: Comparison, console: Console) -> None:
-    table = Table("tokens/s, median of rounds", *(work.name for work in comparison.works))
-    for name, rates in comparison.rates.items():
-        table.add_row(
-            name,
-            *(
-                f"{comparison.median(name, work):.1f}\n"
-                f"[dim]{min(rates[work.name]):.1f} to {max(rates[work.name]):.1f}[/]"
-                for work in comparison.works
-            ),
-        )
-    for name in filter(is_galley, comparison.rates):
-        ratios = [comparison.ratio(name, work) for work in comparison.works]
-        table.add_row(f"{name} / best peer", *("" if r is None else f"{r:.2f}" for r in ratios))
-    console.print(table)
-    for name, reason in comparison.failures.items():
-        console.print(f"left out: {name}: {reason}", style="red", highlight=False)
-
-
-def _page(
-    arguments: argparse.Namespace, machine: Machine, comparison: Comparison
-) -> dict[str, Any]:
-    settings = {k: v for k, v in vars(arguments).items() if k not in ("home", "json")}
+def _page(terms: Terms, machine: Machine, comparison: Comparison) -> dict[str, Any]:
+    settings = {k: v for k, v in asdict(terms).items() if k != "home"}
     return {
         "machine": asdict(machine),
         "settings": settings,

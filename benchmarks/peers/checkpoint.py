@@ -15,6 +15,8 @@ from typing import Any, Final
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from benchmarks.peers.chain import faint, head_of
+
 COMMON: Final[dict[str, Any]] = {
     "hidden_act": "silu",
     "max_position_embeddings": 8192,
@@ -27,6 +29,30 @@ COMMON: Final[dict[str, Any]] = {
     "bos_token_id": 256,
     "eos_token_id": 257,
 }
+
+MIXTURE: Final[dict[str, Any]] = {
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+"""What the mixtures of experts have in common, and dense models that they are held against."""
+
+CHAIN: Final = "-chain"
+"""Ends the names of shapes whose checkpoints are chain models."""
+
+_SIZES: Final = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
 
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     "llama-1b": {
@@ -50,6 +76,28 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "num_attention_heads": 14,
         "num_key_value_heads": 2,
     },
+    "mixtral-8x0.35b": {
+        **MIXTURE,
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "intermediate_size": 7168,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    # Half as many layers: OpenVINO's exporter takes 22 GB and more for 3 billion in so many experts.
+    "qwen3-moe-64x0.025b": {
+        **MIXTURE,
+        "num_hidden_layers": 4,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "intermediate_size": 1024,
+        "moe_intermediate_size": 1024,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
     # For trying the harness out: a second, not a minute.
     "tiny": {
         "architectures": ["LlamaForCausalLM"],
@@ -63,24 +111,52 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "head_dim": 64,
     },
 }
+for _shape in ("llama-1b", "tiny"):
+    SHAPES[f"{_shape}{CHAIN}"] = {**SHAPES[_shape], "tie_word_embeddings": False}
+SHAPES["tiny-mixtral"] = {
+    **SHAPES["mixtral-8x0.35b"],
+    **{key: SHAPES["tiny"][key] for key in _SIZES},
+    "intermediate_size": 256,
+    "num_local_experts": 4,
+}
+SHAPES["tiny-qwen3-moe"] = {
+    **SHAPES["qwen3-moe-64x0.025b"],
+    **{key: SHAPES["tiny"][key] for key in _SIZES},
+    "intermediate_size": 256,
+    "moe_intermediate_size": 256,
+    "num_experts": 8,
+    "num_experts_per_tok": 4,
+}
 """Name -> config.json, together with COMMON."""
 
-_STANDARD_DEVIATION: Final = 0.02
+_STANDARD_DEVIATION: Final = np.float32(0.02)
+_PERIOD: Final = (1 << 23) - 15
+"""Values after which the noise begins again: a prime, so that no two rows or experts are the same."""
 
 
-def write_checkpoint(folder: Path, config: dict[str, Any], *, seed: int = 0) -> None:
-    """config.json, tokenizer files and ``model.safetensors`` in bfloat16."""
+def write_checkpoint(
+    folder: Path, config: dict[str, Any], *, seed: int = 0, chain: bool = False
+) -> None:
+    """config.json, tokenizer files and ``model.safetensors`` in bfloat16.
+
+    With ``chain`` it is a model whose texts are known: see :mod:`benchmarks.peers.chain`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "generation_config.json").write_text('{"eos_token_id": 257}\n')
     _write_tokenizer(folder, config["vocab_size"])
-    _write_weights(folder / "model.safetensors", dict(tensors(config)), seed)
+    _write_weights(folder / "model.safetensors", dict(tensors(config)), seed, chain)
     # Last: a folder that has it is complete.
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
+def write_shape(folder: Path, shape: str) -> None:
+    """The checkpoint of a name in :data:`SHAPES`."""
+    write_checkpoint(folder, COMMON | SHAPES[shape], chain=shape.endswith(CHAIN))
+
+
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every tensor, in order."""
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    hidden = config["hidden_size"]
     head_dim = config.get("head_dim", hidden // config["num_attention_heads"])
     q, kv = (config[f"num_{n}_heads"] * head_dim for n in ("attention", "key_value"))
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
@@ -91,15 +167,40 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{name}.self_attn.{part}_proj.weight", (width, hidden)
             if config["model_type"] == "qwen2":
                 yield f"{name}.self_attn.{part}_proj.bias", (width,)
+            if config["model_type"] == "qwen3_moe" and part != "v":
+                yield f"{name}.self_attn.{part}_norm.weight", (head_dim,)
         yield f"{name}.self_attn.o_proj.weight", (hidden, q)
         yield f"{name}.post_attention_layernorm.weight", (hidden,)
-        yield f"{name}.mlp.gate_proj.weight", (inner, hidden)
-        yield f"{name}.mlp.up_proj.weight", (inner, hidden)
-        yield f"{name}.mlp.down_proj.weight", (hidden, inner)
+        for part, shape in _feed_forward(config).items():
+            yield f"{name}.{part}.weight", shape
     yield "model.norm.weight", (hidden,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (config["vocab_size"], hidden)
 
 
-def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], seed: int) -> None:
+def _feed_forward(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Of one layer: dense, or a router and experts under their family's names."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    kind = config["model_type"]
+    if kind == "mixtral":
+        router, names = "block_sparse_moe.gate", ("w1", "w3", "w2")
+        experts = "block_sparse_moe.experts"
+    elif kind == "qwen3_moe":
+        router, names = "mlp.gate", ("gate_proj", "up_proj", "down_proj")
+        experts, inner = "mlp.experts", config["moe_intermediate_size"]
+    else:
+        shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
+        return dict(zip(("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), shapes, strict=True))
+    count = config.get("num_local_experts") or config["num_experts"]
+    gate, up, down = names
+    made: dict[str, tuple[int, ...]] = {router: (count, hidden)}
+    for expert in range(count):
+        made[f"{experts}.{expert}.{gate}"] = made[f"{experts}.{expert}.{up}"] = (inner, hidden)
+        made[f"{experts}.{expert}.{down}"] = (hidden, inner)
+    return made
+
+
+def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], seed: int, chain: bool) -> None:
     """safetensors: the length of a JSON header, the header, the tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -108,16 +209,26 @@ def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], seed: int) ->
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    random = np.random.default_rng(seed)
+    noise = np.random.default_rng(seed).standard_normal(_PERIOD, np.float32) * _STANDARD_DEVIATION
+    # The upper half of a float32 is a bfloat16.
+    noise = (noise.view(np.uint32) >> 16).astype(np.uint16)
+    one = np.ones(1, np.float32).view(np.uint32) >> 16
+    place = 0
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for shape in shapes.values():
+        for name, shape in shapes.items():
+            count = int(np.prod(shape))
             if len(shape) == 1:
-                values = np.ones(shape, np.float32)
-            else:
-                values = random.standard_normal(shape, np.float32) * np.float32(_STANDARD_DEVIATION)
-            # The upper half of a float32 is a bfloat16.
-            file.write((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())
+                file.write(np.repeat(one.astype(np.uint16), count).tobytes())
+                continue
+            bits = np.resize(np.roll(noise, -place), count)
+            if chain and name.endswith(("o_proj.weight", "down_proj.weight")):
+                bits = faint(bits)
+            if chain and name == "lm_head.weight":
+                # The embedding is the first tensor.
+                bits = head_of(np.resize(noise, count).reshape(shape))
+            file.write(bits.tobytes())
+            place = (place + count) % _PERIOD
 
 
 def _write_tokenizer(folder: Path, size: int) -> None:
@@ -145,7 +256,7 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
-    write_checkpoint(arguments.folder, COMMON | SHAPES[arguments.shape])
+    write_shape(arguments.folder, arguments.shape)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class Child:
         self._log = log_file(peer, home)
         command: list[str | Path] = [python_of(peer, home), "-m", f"benchmarks.peers.{peer.name}"]
         command += ["serve", variant, model, "--threads", str(threads)]
-        venv = str(home / peer.name / "venv")
+        venv = str(home / peer.venv_name / "venv")
         variables = {k: v.replace("{venv}", venv) for k, v in peer.environment.items()}
         began = time.monotonic()
         with self._log.open("ab") as output:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from benchmarks.peers.checkpoint import COMMON, SHAPES, write_checkpoint
+from benchmarks.peers.checkpoint import write_shape
 from benchmarks.peers.protocol import Peer
 
 ROOT: Final = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ def python_of(peer: Peer, home: Path) -> Path:
     return (
         Path(sys.executable)
         if peer.name.startswith("galley")
-        else home / peer.name / "venv/bin/python"
+        else home / peer.venv_name / "venv/bin/python"
     )
 
 
@@ -43,19 +43,19 @@ def install(peer: Peer, home: Path) -> None:
     files = [
         (file, options)
         for file, options in (
-            (_REQUIREMENTS / f"{peer.name}.txt", ()),
-            (_REQUIREMENTS / f"{peer.name}.no-deps.txt", ("--no-deps",)),
+            (_REQUIREMENTS / f"{peer.venv_name}.txt", ()),
+            (_REQUIREMENTS / f"{peer.venv_name}.no-deps.txt", ("--no-deps",)),
         )
         if file.exists()
     ]
     if not files:
         return
     digest = hashlib.sha256(b"".join(file.read_bytes() for file, _ in files)).hexdigest()
-    stamp = home / peer.name / "installed"
+    stamp = home / peer.venv_name / "installed"
     if stamp.exists() and stamp.read_text() == digest:
         return
     python = python_of(peer, home)
-    _run(peer, home, [sys.executable, "-m", "venv", home / peer.name / "venv"])
+    _run(peer, home, [sys.executable, "-m", "venv", home / peer.venv_name / "venv"])
     for file, options in files:
         _run(peer, home, [python, "-m", "pip", "install", *options, "-r", file])
     if peer.unwanted:
@@ -67,7 +67,7 @@ def make_checkpoint(shape: str, home: Path) -> Path:
     """The random checkpoint of a shape, written once."""
     folder = home / "checkpoints" / shape
     if not (folder / "config.json").exists():
-        write_checkpoint(folder, COMMON | SHAPES[shape])
+        write_shape(folder, shape)
     return folder
 
 

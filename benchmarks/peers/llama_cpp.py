@@ -26,7 +26,6 @@ class _Model:
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(
             llama_cpp.llama_model_get_vocab(self._model)
         )
-        self._texts: dict[tuple[int, ...], list[int]] = {}
         self._batch = llama_cpp.llama_batch_init(_LARGEST_BATCH, 0, 1)
 
     def prefill(self, prompt: list[int]) -> float:
@@ -51,34 +50,28 @@ class _Model:
         self._c.llama_free(context)
         return seconds
 
-    def speculate(self, prompt: list[int], tokens: int, guesses: int, rate: float) -> list[float]:
+    def follow(self, prompt: list[int], tokens: int, guesses: int) -> list[float]:
         """As its own examples do: one batch of the last token and the guesses, wrong ones taken back."""
-        import random
+        import numpy as np
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-        rng = random.Random(1)
-        text = self._texts.get(tuple(prompt), [])
+        lookup = LlamaPromptLookupDecoding(num_pred_tokens=guesses)
         context = self._context(1, len(prompt) + tokens + 64)
         memory = self._c.llama_get_memory(context)
-        known = self._prompts(context, [prompt])
+        known = [*prompt, *self._prompts(context, [prompt])]
         began = time.perf_counter()
-        while len(known) < tokens:
-            begin = len(prompt) + len(known) - 1
-            guessed = [
-                token if rng.random() < rate else token ^ 1
-                for token in text[len(known) : len(known) + guesses]
-            ]
-            rows = [known[-1], *guessed]
-            drawn = self._run(context, [(t, begin + i, 0, True) for i, t in enumerate(rows)])
-            for i, token in enumerate(drawn):
+        while len(known) < len(prompt) + tokens:
+            guessed = lookup(np.array(known, np.intc)).tolist() if guesses else []
+            rows = [(t, len(known) - 1 + i, 0, True) for i, t in enumerate([known[-1], *guessed])]
+            for i, token in enumerate(self._run(context, rows)):
                 known.append(token)
                 if i == len(guessed) or guessed[i] != token:
                     break
             if guessed:
-                self._c.llama_memory_seq_rm(memory, 0, len(prompt) + len(known) - 1, -1)
+                self._c.llama_memory_seq_rm(memory, 0, len(known) - 1, -1)
         seconds = time.perf_counter() - began
-        self._texts.setdefault(tuple(prompt), known)
         self._c.llama_free(context)
-        return [float(len(known) - 1), seconds]
+        return [seconds, *map(float, known[len(prompt) :])]
 
     def _context(self, sequences: int, tokens: int) -> Any:
         """Each sequence has a cache of its own, as in llama.cpp's own benchmark of batches."""
@@ -154,7 +147,7 @@ PEER = Peer(
     load=_Model,
     convert=convert,
     suffix=".gguf",
-    pip_environment={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},
+    pip_environment={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"},
 )
 
 if __name__ == "__main__":

@@ -28,13 +28,12 @@ class Model(Protocol):
 
 
 class Guesser(Protocol):
-    """A loaded language model that verifies guesses of the next tokens."""
+    """A loaded language model that guesses the next tokens by its own prompt lookup."""
 
-    def speculate(self, prompt: list[int], tokens: int, guesses: int, rate: float) -> list[float]:
-        """Tokens and seconds of decoding at least ``tokens`` behind one prompt, greedy.
+    def follow(self, prompt: list[int], tokens: int, guesses: int) -> list[float]:
+        """Seconds from the first of ``tokens`` to the last, greedy, and then the tokens.
 
-        In each step so many ``guesses`` are verified, each right with the probability ``rate``: they come
-        from what the same prompt got without guesses.
+        At most ``guesses`` are verified a step, unless it chooses their number itself; 0: none.
         """
         ...
 
@@ -42,10 +41,10 @@ class Guesser(Protocol):
 def answer_text(model: Any, request: Mapping[str, Any]) -> list[float]:
     """Seconds of ``{"prompts": lists of ids, "steps": count}``; 0 steps: prefill of the only prompt.
 
-    ``{"prompt": ids, "tokens": count, "guesses": count, "rate": share}`` is :meth:`Guesser.speculate`'s.
+    ``{"prompt": ids, "tokens": count, "guesses": count}`` is :meth:`Guesser.follow`'s.
     """
-    if "rate" in request:
-        seconds: list[float] = model.speculate(**request)
+    if "guesses" in request:
+        seconds: list[float] = model.follow(**request)
         return seconds
     return _plain(model, request)
 
@@ -60,7 +59,8 @@ class Peer:
     """How to come by a peer and what of it takes part.
 
     Attributes:
-        name: of its module, its requirements file and its folder.
+        name: of its module, and of its requirements file and folder if it has its own.
+        lives_with: the peer whose virtual environment it shares.
         variants: bits of a weight -> the formats that compete.
         convert: (checkpoint, target, variant): writes ``target`` with the peer's own tools; None if it
             reads the checkpoint itself.
@@ -81,6 +81,12 @@ class Peer:
     pip_environment: Mapping[str, str] = field(default_factory=dict)
     unwanted: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    lives_with: str = ""
+
+    @property
+    def venv_name(self) -> str:
+        """Of the requirements and the folder of its virtual environment."""
+        return self.lives_with or self.name
 
 
 def main(peer: Peer) -> None:

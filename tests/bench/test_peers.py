@@ -1,18 +1,20 @@
 """The comparison with peers: who is asked what, what becomes of the answers, who is left out."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from benchmarks.peers import galley
-from benchmarks.peers.checkpoint import COMMON, SHAPES, write_checkpoint
+from benchmarks.peers import galley, galley_lookup
+from benchmarks.peers.chain import foretelling, next_token
+from benchmarks.peers.checkpoint import COMMON, SHAPES, write_checkpoint, write_shape
 from benchmarks.peers.child import Child
 from benchmarks.peers.compare import Comparison, Work, compare, works
-from benchmarks.peers.gguf_file import gguf_name
+from benchmarks.peers.gguf_file import gguf_name, tensors_of, write_gguf
 from benchmarks.peers.install import PeerFailed
 from benchmarks.peers.protocol import Peer
+from gguf import GGUFReader
 
 from galley import LLM, SamplingParams
 
@@ -130,6 +132,59 @@ def test_gguf_names_are_llama_cpps(checkpoint: Path) -> None:
     assert gguf_name("model.embed_tokens.weight") == "token_embd.weight"
     assert gguf_name("model.layers.13.self_attn.q_proj.bias") == "blk.13.attn_q.bias"
     assert gguf_name("model.layers.0.mlp.down_proj.weight") == "blk.0.ffn_down.weight"
-    header = (checkpoint / "model.safetensors").read_bytes()[8:8000].split(b"}}")[0] + b"}}"
-    names = [name for name in json.loads(header) if name != "__metadata__"]
+    assert gguf_name("model.layers.2.mlp.experts.7.up_proj.weight") == "blk.2.ffn_up_exps.weight"
+    names = [name for name, _ in tensors_of(checkpoint / "model.safetensors")]
     assert len({gguf_name(name) for name in names}) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("shape", "architecture", "experts"),
+    [("tiny", "llama", 0), ("tiny-mixtral", "llama", 4), ("tiny-qwen3-moe", "qwen3moe", 8)],
+)
+def test_a_gguf_has_every_tensor_of_the_checkpoint(
+    shape: str, architecture: str, experts: int, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path / "whole", COMMON | SHAPES[shape])
+    write_gguf(tmp_path / "whole", tmp_path / "model.gguf")
+    reader = GGUFReader(tmp_path / "model.gguf")
+    field = reader.get_field("general.architecture")
+    assert field is not None
+    assert field.contents() == architecture
+    got = {tensor.name: tensor for tensor in reader.tensors}
+    stacked = {name for name in got if "_exps" in name}
+    assert len(stacked) == (6 if experts else 0)
+    total = 0
+    for name, bits in tensors_of(tmp_path / "whole/model.safetensors"):
+        tensor = got[gguf_name(name)]
+        values = tensor.data.view(np.uint16 if tensor.data.dtype == np.uint8 else np.float32)
+        total += bits.size
+        if tensor.name in stacked:
+            expert = int(name.split(".experts.")[1].split(".")[0])
+            assert values.shape == (experts, *bits.shape)
+            assert (values[expert] == bits).all()
+        elif values.dtype == np.float32:
+            assert (values.view(np.uint32) >> 16 == bits).all()
+        else:  # llama's architecture has the rows of queries and keys in another order
+            assert values.shape == bits.shape
+            assert np.array_equal(np.sort(values, axis=0), np.sort(bits, axis=0))
+    assert total == sum(int(np.prod(tensor.shape)) for tensor in reader.tensors)
+
+
+def test_a_chain_models_text_is_known_and_foretold(tmp_path: Path) -> None:
+    write_shape(tmp_path / "chain", "tiny-chain")
+    vocab = SHAPES["tiny"]["vocab_size"]
+    prompt, text = foretelling(20, 0.5, vocab, seed=1)
+    assert text == [next_token(token, vocab) for token in [prompt[-1], *text[:-1]]]
+    copied = prompt[8:28]
+    right = [a == b for a, b in zip(copied, text, strict=True)]
+    assert {True, False} == set(right)
+    assert not {token for token, ok in zip(copied, right, strict=True) if not ok} & set(text)
+    child = Child(galley_lookup.PEER, "int4", tmp_path / "chain", threads=1, home=tmp_path)
+    try:
+        for guesses in (0, 1):
+            asked = {"prompt": prompt, "tokens": len(text), "guesses": guesses}
+            seconds, *said = child.ask(asked)
+            assert seconds > 0
+            assert said == text
+    finally:
+        child.close()

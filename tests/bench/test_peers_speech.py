@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from benchmarks.peers import faster_whisper, galley_speech
 from benchmarks.peers.child import Child
+from benchmarks.peers.turns import Turns
 from benchmarks.peers.whisper_checkpoint import write_whisper
-from benchmarks.speech import Comparison
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +30,14 @@ def test_galley_encodes_and_decodes_the_generated_checkpoint(
 
 
 def test_ratios_are_those_of_the_medians() -> None:
-    comparison = Comparison({"encode": {}, "decode": {}})
+    comparison = Turns({"encode": {}, "decode": {}})
     comparison.seconds = {
         "galley_speech int8": {"encode": [1.0, 1.0, 9.0], "decode": []},
         "faster_whisper int8": {"encode": [3.0, 2.0, 1.0], "decode": [1.0]},
     }
     assert comparison.ratio("galley_speech int8", "encode") == 2.0
     assert comparison.ratio("galley_speech int8", "decode") is None
+    assert comparison.ratio("galley_speech int8", "encode", among=[]) is None
 
 
 def test_contenders_compete_at_the_same_bits() -> None:

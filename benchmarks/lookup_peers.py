@@ -1,0 +1,175 @@
+"""Speculation of one sequence by prompt lookup, Galley's and its peers', on texts known beforehand.
+
+``python -m benchmarks.speculation --peer HOME`` runs it. The model is a chain model of 1.24 billion
+parameters at 4 bits, of which a prompt can foretell the text as well as is wanted: see
+:mod:`benchmarks.peers.chain`. Every contender looks the same prompts up in its own way, and every text is
+held against the one that is known. Peers take a number of guesses; their best one counts.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+from scripts.benchmarks_page import Figure
+
+from benchmarks.peers.chain import foretelling
+from benchmarks.peers.checkpoint import CHAIN, SHAPES
+from benchmarks.peers.child import Child
+from benchmarks.peers.install import PeerFailed, make_checkpoint
+from benchmarks.peers.turns import Turns
+
+CONTENDERS: Final = {
+    "galley_lookup int4": "Galley int4",
+    "llama_cpp Q4_0": "llama.cpp Q4_0",
+    "openvino_lookup int4": "OpenVINO GenAI int4",
+}
+GUESSES: Final = (2, 4, 8)
+COMMAND: Final = "python -m benchmarks.speculation --peer HOME"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """One contender at one acceptance: tokens/s without guesses, and at its best number of them."""
+
+    plain: float
+    guessing: float
+    guesses: int
+
+
+Paces = dict[str, dict[float, Pace]]
+"""Contender -> share of the foretold tokens that are right -> its pace."""
+
+
+def measure(
+    home: Path, threads: int, rates: Sequence[float], tokens: int, rounds: int, shape: str
+) -> tuple[Paces, dict[str, str]]:
+    """Every contender's pace by turns, and why the others were left out.
+
+    Raises:
+        AssertionError: a text is not the one that is known.
+    """
+    turns = Turns({})
+    with ExitStack() as stack:
+        children = turns.prepare(
+            [(name.split()[0], name.split()[1]) for name in CONTENDERS],
+            make_checkpoint(shape + CHAIN, home),
+            threads=threads,
+            home=home,
+            stack=stack,
+            console=Console(),
+        )
+        found: dict[tuple[str, float, int], list[float]] = {}
+        _round(
+            children, [rates[0]], 16, 99, shape, {}, turns.failures
+        )  # everything is touched once
+        for number in range(rounds):
+            _round(children, rates, tokens, number, shape, found, turns.failures)
+    return _paces(found, children, rates), turns.failures
+
+
+def _round(
+    children: dict[str, Child],
+    rates: Sequence[float],
+    tokens: int,
+    number: int,
+    shape: str,
+    found: dict[tuple[str, float, int], list[float]],
+    failures: dict[str, str],
+) -> None:
+    vocab_size = SHAPES[shape + CHAIN]["vocab_size"]
+    for rate in rates:
+        prompt, text = foretelling(tokens, rate, vocab_size, seed=number)
+        for guesses in (0, *GUESSES):
+            for name, child in list(children.items()):
+                if name.startswith("galley") and guesses not in (0, GUESSES[-1]):
+                    continue
+                asked = {"prompt": prompt, "tokens": tokens, "guesses": guesses}
+                try:
+                    seconds, *said = child.ask(asked)
+                except PeerFailed as error:
+                    failures[name] = str(error)
+                    del children[name]
+                    continue
+                assert [int(t) for t in said][:tokens] == text, f"{name} said another text"
+                found.setdefault((name, rate, guesses), []).append((tokens - 1) / seconds)
+
+
+def _paces(
+    found: Mapping[tuple[str, float, int], list[float]], names: Mapping[str, Any], rates: Any
+) -> Paces:
+    """Medians of the rounds; of several numbers of guesses the fastest."""
+    made: Paces = {}
+    for name in names:
+        for rate in rates:
+            by_guesses = {
+                guesses: statistics.median(found[name, rate, guesses])
+                for guesses in (0, *GUESSES)
+                if (name, rate, guesses) in found
+            }
+            plain = by_guesses.pop(0)
+            best = max(by_guesses, key=by_guesses.__getitem__)
+            made.setdefault(name, {})[rate] = Pace(plain, by_guesses[best], best)
+    return made
+
+
+def show(paces: Paces, failures: Mapping[str, str], console: Console) -> None:
+    """A row for each contender and acceptance."""
+    table = Table("contender", "foretold right", "without", "with", "times", "guesses")
+    for name, by_rate in paces.items():
+        for rate, pace in by_rate.items():
+            numbers = (f"{pace.plain:.1f}", f"{pace.guessing:.1f}")
+            times = f"{pace.guessing / pace.plain:.2f}"
+            guesses = "its own" if name.startswith("galley") else str(pace.guesses)
+            table.add_row(CONTENDERS[name], f"{rate:.0%}", *numbers, times, guesses)
+    console.print(table)
+    for name, reason in failures.items():
+        console.print(f"left out: {name}: {reason}", style="red", highlight=False)
+
+
+def figures(paces: Paces, rates: Sequence[float], rounds: int) -> list[Figure]:
+    """Each contender's gain by its speculation, and Galley's pace through the fastest peer's."""
+    at = tuple(f"{rate:.0%}" for rate in rates)
+    shared: dict[str, Any] = {
+        "at": at,
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": COMMAND,
+    }
+    made = [
+        Figure(
+            what=f"1.24 billion, {CONTENDERS[name]}: prompt lookup, 1 sequence, by foretold tokens",
+            unit="times",
+            measured=tuple(round(p.guessing / p.plain, 2) for p in by_rate.values()),
+            remark=f"tokens/s with it {', '.join(f'{p.guessing:.3g}' for p in by_rate.values())}, without "
+            f"{statistics.median(p.plain for p in by_rate.values()):.3g}; {rounds} rounds",
+            **shared,
+        )
+        for name, by_rate in paces.items()
+    ]
+    ours = [name for name in paces if name.startswith("galley")]
+    peers = [name for name in paces if name not in ours]
+    if peers:
+        made += [
+            Figure(
+                what="1.24 billion, int4: prompt lookup, 1 sequence, by foretold tokens, beside peers",
+                unit="ratio",
+                measured=tuple(
+                    round(
+                        paces[name][rate].guessing
+                        / max(max(paces[p][rate].guessing, paces[p][rate].plain) for p in peers),
+                        2,
+                    )
+                    for rate in rates
+                ),
+                target=(2,),
+                peer=", ".join(CONTENDERS[p] for p in peers),
+                **shared,
+            )
+            for name in ours
+        ]
+    return made
