@@ -8,7 +8,7 @@ even: a step of N sequences reads the experts that any of them chose. GB/s count
 
 With ``--peers`` the mixtures alone are written as checkpoints, converted by llama.cpp's and OpenVINO's own
 tools, and all contenders do the same work in turns, as in ``python -m benchmarks.peers``; that needs
-25 GB of disk for both in the folder HOME, and 20 GB of memory. ``--quick`` is one round of 8 steps from
+30 GB of disk for both in the folder HOME, and 20 GB of memory. ``--quick`` is one round of 8 steps from
 contexts of 16 tokens.
 """
 
