@@ -8,7 +8,8 @@ even: a step of N sequences reads the experts that any of them chose. GB/s count
 
 With ``--peers`` the mixtures alone are written as checkpoints, converted by llama.cpp's and OpenVINO's own
 tools, and all contenders do the same work in turns, as in ``python -m benchmarks.peers``; that needs
-25 GB of disk for both in the folder HOME, and 20 GB of memory. ``--quick`` is one round of few steps.
+30 GB of disk for both in the folder HOME, and 20 GB of memory. ``--quick`` is one round of 8 steps from
+contexts of 16 tokens.
 """
 
 import argparse
@@ -143,7 +144,12 @@ def measure(shape: str, kind: str, batches: Sequence[int], repeats: int) -> list
 
 
 def beside_peers(
-    names: Sequence[str], home: Path, batches: Sequence[int], repeats: int, steps: int
+    names: Sequence[str],
+    home: Path,
+    batches: Sequence[int],
+    repeats: int,
+    steps: int,
+    context: int,
 ) -> list[Figure]:
     """Galley, llama.cpp and OpenVINO GenAI, all at 4 bits, by turns; prints a table a shape."""
     console, made = Console(), []
@@ -153,7 +159,7 @@ def beside_peers(
             bits=4,
             batch=list(batches),
             prompt=PROMPT,
-            context=CONTEXT,
+            context=context,
             decode=steps,
             rounds=repeats,
             threads=int(os.environ.get("GALLEY_THREADS", available_cores())),
@@ -197,7 +203,7 @@ def main() -> None:
     parser.add_argument(
         "--peers", type=Path, metavar="HOME", help="beside peers that are kept here"
     )
-    parser.add_argument("--quick", action="store_true", help="beside peers: 1 round of 8 steps")
+    parser.add_argument("--quick", action="store_true", help="beside peers: 1 round of few steps")
     parser.add_argument("--results", type=Path)
     wanted = parser.parse_args()
     batches = [int(n) for n in wanted.batch.split(",")]
@@ -207,8 +213,10 @@ def main() -> None:
         names = wanted.shape or list(CHECKPOINTS)
         if wanted.kind != "int4" or not set(names) <= set(CHECKPOINTS):
             parser.error(f"beside peers are int4 and the shapes {', '.join(CHECKPOINTS)}")
-        rounds, steps = (1, 8) if wanted.quick else (wanted.repeats or 2, STEPS)
-        made = beside_peers(names, wanted.peers, batches, rounds, steps)
+        rounds, steps, context = (
+            (1, 8, 16) if wanted.quick else (wanted.repeats or 2, STEPS, CONTEXT)
+        )
+        made = beside_peers(names, wanted.peers, batches, rounds, steps, context)
     if wanted.results is not None:
         put(wanted.results, made)
 

@@ -355,7 +355,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of each run, at most")
     parser.add_argument("--tasks", action="store_true", help="the bundled model's tasks instead")
     parser.add_argument("--peer", type=Path, metavar="HOME", help="beside peers kept here instead")
-    parser.add_argument("--quick", action="store_true", help="--peer: a tiny model, one round")
+    parser.add_argument("--quick", action="store_true", help="--peer: one round, not three")
     parser.add_argument("--draft-model", help="of the tasks' model; galley-demo-draft is bundled")
     parser.add_argument("--items", type=int, default=64, help="conversations of each task")
     parser.add_argument("--results", type=Path, help="put the figures into this file, too")
@@ -371,11 +371,11 @@ def main() -> None:
     sizes = [int(part) for part in options.sequences.split(",")]
     rates = [float(part) for part in options.acceptance.split(",")]
     if options.peer:
-        rounds, shape = (1, "tiny") if options.quick else (3, "llama-1b")
+        rounds, shape = 1 if options.quick else 3, "llama-1b"
         threads = options.threads or available_cores()
         paces, failures = lookup_peers.measure(options.peer, threads, rates, 96, rounds, shape)
         lookup_peers.show(paces, failures, Console())
-        if options.results and not options.quick:
+        if options.results:
             put(options.results, lookup_peers.figures(paces, rates, rounds))
         return
     if options.tasks:
