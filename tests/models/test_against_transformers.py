@@ -103,7 +103,8 @@ def test_greedy_tokens_agree_in_mixed_batches(
     model = truth(folder)
     expected = [greedy(model, ids) for ids in prompts]
     combinations = list(itertools.product((8, 64), (True, False), (True, False)))
-    if variant in KNOWN_OPS:
+    # The reference executor is slow, and the same code for all of them.
+    if variant in KNOWN_OPS or (name == "reference" and variant not in ("llama", "mistral-window")):
         combinations = [(8, True, True), (64, False, False)]
     # Which computes a tile for each expert, and recurrent layers token by token.
     if variant in MIXTURES | RECURRENT and name == "reference":
