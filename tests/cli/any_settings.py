@@ -101,7 +101,12 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 
 def _agrees(settings: dict[str, Any]) -> bool:
-    """Whether a draft model is there if, and only if, guesses may come from one."""
+    """Whether what is only for guesses of a draft model, or for experts on disk, is there with these."""
+    on_disk = settings.get("experts") == "disk"
+    if on_disk and not settings.get("weight_cache", True):
+        return False
+    if not on_disk and settings.get("expert_cache_bytes") is not None:
+        return False
     speculation = settings.get("speculation", "auto")
     if settings.get("draft_model") is None:
         return bool(speculation != "draft")
