@@ -41,13 +41,15 @@ class CausalConvOp : public Op {
         const int64_t items = (width_ + kChannels - 1) / kChannels;
         e.pool.run(items, 1, [&](int64_t begin, int64_t end, int) {
             const int64_t first = begin * kChannels, last = std::min(end * kChannels, width_);
-            for (int64_t s = 0; s < e.step.sequences; ++s) run(e, s, first, last - first);
+            std::vector<const float*> seen(size_);
+            for (int64_t s = 0; s < e.step.sequences; ++s) run(e, s, first, last - first, seen);
         });
     }
 
   private:
-    // The channels from `first` on of all rows of sequence s.
-    void run(const Execution& e, int64_t s, int64_t first, int64_t channels) const {
+    // The channels from `first` on of all rows of sequence s; `seen` has room for `size_` rows.
+    void run(const Execution& e, int64_t s, int64_t first, int64_t channels,
+             std::vector<const float*>& seen) const {
         const Runtime::StateLayer& state = e.runtime.state(layer_);
         const int64_t *states = e.step.states.of(s), size = e.step.states.size(s);
         const int64_t begin = e.step.starts[s], rows = e.step.starts[s + 1] - begin;
@@ -57,7 +59,6 @@ class CausalConvOp : public Op {
             if (r >= 0) return e.row(x_, begin + r) + first;
             return past ? past + (size_ - 1 + r) * state.stride : zeros_.data();
         };
-        std::vector<const float*> seen(size_);
         for (int64_t r = 0; r < rows; ++r) {
             for (int64_t j = 0; j < size_; ++j) seen[j] = row(r + j - size_ + 1);
             e.kernels.causal_conv({seen.data(), weights_.data() + first,

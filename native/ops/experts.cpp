@@ -144,7 +144,8 @@ class ExpertsOp : public Op {
         add_items(e, up_, x_up, up);
         multiply(e);
         each(e, 4 * width_, [&](int64_t i, int64_t expert, int64_t row) {
-            gating_.prepare(width_, weight_of(e, row, expert), gate.floats(i), up.floats(i));
+            const float weight = gating_.scaled_inputs ? weight_of(e, row, expert) : 1.0f;
+            gating_.prepare(width_, weight, gate.floats(i), up.floats(i));
             silu_mul_->run(gate.floats(i), up.floats(i), 0.0f, width_, gate.floats(i));
             down_[expert].take(e.kernels, gate.floats(i), up.at(i));
         });

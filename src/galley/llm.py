@@ -24,6 +24,7 @@ from galley.llm_inputs import (
 )
 from galley.llm_outputs import ChatDelta, Choice, Result, chat_deltas
 from galley.local import Closable, LocalEngine
+from galley.model_info import ModelInfo
 from galley.service.protocol import Engine
 from galley.service.requests import expand
 from galley.text.stream import Delta, TextStream
@@ -32,15 +33,7 @@ from galley.text.tokenizer import Tokenizer
 from galley.tools.events import whole
 from galley.tools.formats import chat_format
 from galley.tools.parser import Parser
-from galley.types import (
-    EngineRequest,
-    FinishReason,
-    Grammar,
-    ModelInfo,
-    SamplingParams,
-    Timing,
-    TokenLogprob,
-)
+from galley.types import EngineRequest, FinishReason, Grammar, SamplingParams, Timing, TokenLogprob
 
 if TYPE_CHECKING:
     from galley.llm_embed import Vectors

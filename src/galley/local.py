@@ -11,8 +11,9 @@ from typing import Self
 from galley.engine_settings import EngineSettings
 from galley.errors import EngineError
 from galley.formats.source import resolve_model
+from galley.model_info import ModelInfo
 from galley.service.protocol import Engine, find_loader
-from galley.types import EngineRequest, ModelInfo, Output
+from galley.types import EngineRequest, Output
 
 
 class Closable(ABC):

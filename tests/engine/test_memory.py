@@ -10,9 +10,10 @@ from galley.engine.memory import KVSize
 from galley.engine_settings import EngineSettings, Quantize
 from galley.errors import EngineFailed
 from galley.graph.program import KVGroup
+from galley.model_info import Ledger
 from galley.ops import background
 from galley.ops.packed_files import FOLDER_VARIABLE, cached_files
-from galley.types import BLOCK_TOKENS, Ledger
+from galley.types import BLOCK_TOKENS
 from tests.conftest import CheckpointMaker
 from tests.engines import native
 

@@ -14,10 +14,10 @@ from galley.engine.load import load_engine
 from galley.engine.read_model import read_model
 from galley.engine_settings import EngineSettings, ExecutorName
 from galley.errors import RequestError, SettingsError
+from galley.model_info import Ledger
 from galley.ops.executor import Batch, forward
 from galley.plan.sizes import ModelSizes
 from galley.service.requests import expand
-from galley.types import Ledger
 from tests.checkpoints import random_ids
 from tests.conftest import CheckpointMaker
 

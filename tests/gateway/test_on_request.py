@@ -9,9 +9,10 @@ from galley.config import Settings
 from galley.errors import EngineFailed, MemoryPressure, NotEnoughMemory
 from galley.gateway.on_request import OnRequest
 from galley.gateway.served import ServedModel
+from galley.model_info import OnLedger
 from galley.observe.metrics import Metrics
 from galley.service.spawn import Spawner
-from galley.types import OnLedger, OnPhase
+from galley.types import OnPhase
 
 
 class Weightless(ServedModel):

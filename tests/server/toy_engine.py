@@ -8,17 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from galley.engine_settings import EngineSettings
-from galley.types import (
-    EngineRequest,
-    EngineStats,
-    ModelInfo,
-    OnLedger,
-    OnPhase,
-    Output,
-    SamplingDefaults,
-    StepCosts,
-    Timing,
-)
+from galley.model_info import EngineStats, ModelInfo, OnLedger, StepCosts
+from galley.types import EngineRequest, OnPhase, Output, SamplingDefaults, Timing
 
 CONTEXT = 4096
 VOCABULARY = 320

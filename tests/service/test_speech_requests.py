@@ -13,10 +13,11 @@ from galley import SamplingParams
 from galley.audio import Alignment, EncoderInput
 from galley.engine_settings import EngineSettings
 from galley.local import LocalEngine
+from galley.model_info import ModelInfo
 from galley.service.client import EngineClient
 from galley.service.requests import expand
 from galley.service.streams import OutputStream
-from galley.types import EngineRequest, ModelInfo, Output
+from galley.types import EngineRequest, Output
 from tests.conftest import CheckpointMaker
 
 PARAMS = SamplingParams(

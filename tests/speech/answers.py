@@ -6,8 +6,9 @@ import msgspec
 import numpy as np
 
 from galley.audio import SpeechInfo
+from galley.model_info import ModelInfo, StepCosts
 from galley.text.tokenizer import Tokenizer
-from galley.types import EngineRequest, ModelInfo, Output, SamplingDefaults, StepCosts
+from galley.types import EngineRequest, Output, SamplingDefaults
 from tests.speech import tiny
 from tests.speech.tiny import token_id
 

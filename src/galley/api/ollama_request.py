@@ -21,8 +21,9 @@ from galley.api.messages import (
 )
 from galley.api.structured_output import ANY_OBJECT, schema_grammar
 from galley.errors import RequestError, shown
+from galley.model_info import ModelInfo
 from galley.tools.conversation import Conversation, Tool
-from galley.types import Grammar, ModelInfo, SamplingParams
+from galley.types import Grammar, SamplingParams
 
 MAX_STOPS: Final = 2048
 

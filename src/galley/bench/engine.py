@@ -13,9 +13,10 @@ from galley.engine.load import load_engine
 from galley.engine_settings import EngineSettings
 from galley.errors import EngineError, SettingsError
 from galley.formats.source import resolve_model
+from galley.model_info import ModelInfo
 from galley.ops import background
 from galley.service.requests import expand
-from galley.types import ModelInfo, Output, SamplingParams
+from galley.types import Output, SamplingParams
 
 _WARM_UP_TOKENS = 8
 

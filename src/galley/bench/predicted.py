@@ -24,11 +24,11 @@ from galley.engine.read_model import read_model
 from galley.engine_settings import EngineSettings, KVType, Quantize
 from galley.formats.source import resolve_model
 from galley.machine import available_cores, bytes_text
+from galley.model_info import ModelInfo
 from galley.ops.cpu import SCRATCH_BYTES
 from galley.plan.hardware import Machine
 from galley.plan.predict import Load, Shares, peak_rate, predict
 from galley.plan.sizes import ModelSizes
-from galley.types import ModelInfo
 
 BATCHES: Final = (1, 8, 32)
 PROMPT: Final = 128

@@ -21,11 +21,12 @@ from galley.engine.read_model import Model, read_model
 from galley.engine_settings import EngineSettings
 from galley.errors import UnsupportedModel
 from galley.formats.reader import CheckpointReader
+from galley.model_info import ModelInfo, OnLedger, WeightReceipt
 from galley.models.vector_models import makes_vectors
 from galley.ops.executor import Batch, Executor, ExecutorOptions, choose_executor, forward
 from galley.ops.sampling import Logits
 from galley.quality_gate import QualityGate
-from galley.types import BLOCK_TOKENS, ModelInfo, OnLedger, OnPhase, WeightReceipt, blocks_for
+from galley.types import BLOCK_TOKENS, OnPhase, blocks_for
 
 log: Final = logging.getLogger("galley.quality")
 

@@ -30,6 +30,7 @@ from galley.formats.gguf_file import is_gguf, split_files
 from galley.grammar.matcher import Grammars
 from galley.graph.adapters import with_adapters
 from galley.machine import address_space_left, available_memory
+from galley.model_info import ModelInfo, OnLedger
 from galley.ops.executor import (
     Executor,
     ExecutorMemory,
@@ -39,7 +40,7 @@ from galley.ops.executor import (
 from galley.ops.measured_steps import measured_steps
 from galley.ops.rows import check_isa
 from galley.speculation.row_costs import RowCosts
-from galley.types import ModelInfo, OnLedger, OnPhase
+from galley.types import OnPhase
 
 log: Final = logging.getLogger("galley.engine")
 

@@ -14,9 +14,10 @@ from galley.engine.step_meter import Pauses, StepMeter
 from galley.engine.weight_receipt import held_kinds, weight_receipt
 from galley.engine_settings import EngineSettings
 from galley.errors import SettingsError
+from galley.model_info import EmbeddingInfo, ModelInfo, OnLedger
 from galley.ops.executor import Batch, Executor, choose_executor, forward
 from galley.ops.rows import check_isa
-from galley.types import EmbeddingInfo, ModelInfo, OnLedger, OnPhase
+from galley.types import OnPhase
 
 _OF_GENERATION: Final = {
     "quality_gate": "",

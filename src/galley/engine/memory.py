@@ -8,9 +8,10 @@ from typing import Final
 from galley.engine_settings import EngineSettings
 from galley.errors import EngineFailed, NotEnoughMemory, SettingsError
 from galley.graph.program import KVGroup, Program
-from galley.machine import address_space_left, available_memory, bytes_text
+from galley.machine import address_space_left, available_memory, bytes_text, disk_read_text
+from galley.model_info import Ledger
 from galley.ops.executor import ExecutorMemory, ExecutorOptions, ExpertMemory
-from galley.types import ASSUMED_READ_RATE, BLOCK_TOKENS, Ledger, blocks_for
+from galley.types import BLOCK_TOKENS, blocks_for
 
 LEAST_TOKENS: Final = 512
 """Of a request that must fit; below, a server is of no use."""
@@ -336,10 +337,9 @@ def _of_experts(
     needs = beside + memory.weights + memory.experts.least_bytes
     if needs > ledger.available:
         return []
-    token = memory.experts.token
     return [
-        f"--experts disk (needs {bytes_text(needs)}; a token then reads up to {bytes_text(token)} of "
-        f"experts from disk, {token / ASSUMED_READ_RATE:.3g} s at {ASSUMED_READ_RATE / 1e9:g} GB/s)"
+        f"--experts disk (needs {bytes_text(needs)}; a token then reads up to "
+        f"{disk_read_text(memory.experts.token)})"
     ]
 
 

@@ -13,7 +13,7 @@ import heapq
 from bisect import insort
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,9 @@ from galley.engine.fair_share import FairShare
 from galley.engine.kv import Claim, KVCache
 from galley.engine.sequence import Sequence
 from galley.types import BLOCK_TOKENS
+
+_NOTHING: Final = EncoderClaim(b"", [], [], 0)
+"""What a text model's request needs of the encoder cache."""
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
@@ -289,8 +292,8 @@ class Scheduler:
     def _open(self, sequence: Sequence, encoded: EncoderClaim | None) -> bool:
         """Take blocks for all that is known: a prompt, once begun, is not stopped halfway for memory."""
         claim = self._claim(sequence)
-        more, shared = (0, ()) if encoded is None else (encoded.fresh, encoded.blocks)
-        if not self._kv.reserve(claim, more, shared):
+        beside = encoded or _NOTHING
+        if not self._kv.reserve(claim, beside.fresh, beside.blocks):
             return False
         if encoded is not None:
             self._encoder_cache.open(sequence.id, encoded)
@@ -344,11 +347,10 @@ class Scheduler:
         """What the newcomer cannot get: how much of it a sequence holds, and how much there is."""
         if not self._has_seat(newcomer):
             return _seats, self._max_running
-        encoded = None
+        beside = _NOTHING
         if newcomer.features is not None:
-            encoded = self._encoder_cache.claim(newcomer.features)
-        more, shared = (0, ()) if encoded is None else (encoded.fresh, encoded.blocks)
-        if not self._kv.has_room(self._claim(newcomer), more, shared):
+            beside = self._encoder_cache.claim(newcomer.features)
+        if not self._kv.has_room(self._claim(newcomer), beside.fresh, beside.blocks):
             return _tokens, self._capacity
         return None
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from galley.machine import held_memory
-from galley.types import Ledger
+from galley.model_info import Ledger
 
 
 class MemoryPlans:

@@ -22,10 +22,11 @@ from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
 from galley.gateway.memory_plans import MemoryPlans
 from galley.gateway.on_request import OnRequest
 from galley.gateway.served import ServedModel
+from galley.model_info import Ledger
 from galley.observe.metrics import Metrics
 from galley.service.client import EngineState
 from galley.service.spawn import Spawner
-from galley.types import Ledger, Task
+from galley.types import Task
 
 OnModelPhase = Callable[[str, str, float], None]
 """Told (model, phase, seconds) when a phase of a model's start has ended."""

@@ -21,6 +21,7 @@ from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.gateway.memory_plans import MemoryPlans
 from galley.gateway.memory_watch import MemoryWatch
 from galley.gateway.model_files import fingerprint, has_fingerprint
+from galley.model_info import EngineStats, Ledger, ModelInfo, OnLedger
 from galley.observe.metrics import Metrics
 from galley.service.client import EngineClient, EngineState
 from galley.service.spawn import Spawner
@@ -30,7 +31,7 @@ from galley.speech import require_installed
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from galley.tools.formats import ChatFormat, chat_format
-from galley.types import Adapter, EngineStats, Ledger, ModelInfo, OnLedger, OnPhase, Task
+from galley.types import Adapter, OnPhase, Task
 
 if TYPE_CHECKING:
     from galley.speech.model import SpeechModel

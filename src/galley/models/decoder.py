@@ -218,7 +218,7 @@ def layer_kinds(config: Fields, layers: int, *, default: list[str]) -> tuple[boo
     ``default`` are the kinds where config.json does not say.
 
     Raises:
-        UnsupportedModel: there is another kind, or not one for each layer.
+        UnsupportedModel: there is another kind, or not one for each layer, or no layer has attention.
     """
     kinds = config.words("layer_types") or config.words("layers_block_type") or default
     known = {"mamba": True, "linear_attention": True, "attention": False, "full_attention": False}
@@ -227,6 +227,8 @@ def layer_kinds(config: Fields, layers: int, *, default: list[str]) -> tuple[boo
             f"{FILE}: layer_types {shown(kinds)} does not describe {layers} layers of "
             f"{', '.join(known)}"
         )
+    if all(known[kind] for kind in kinds):
+        raise UnsupportedModel(f"{FILE}: layer_types has no layer of attention")
     return tuple(known[kind] for kind in kinds)
 
 

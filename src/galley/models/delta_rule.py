@@ -67,14 +67,11 @@ def read_delta_rule(config: Fields, layers: tuple[bool, ...]) -> DeltaRule:
     value_heads = config.width("linear_num_value_heads", 32)
     if value_heads % key_heads:
         raise config.wrong("linear_num_value_heads", f"a multiple of {key_heads} key heads")
-    conv = config.count("linear_conv_kernel_dim", 4)
-    if conv < 2:
-        raise config.wrong("linear_conv_kernel_dim", "at least 2")
     return DeltaRule(
         layers=layers,
         key_heads=key_heads,
         value_heads=value_heads,
         key_dim=config.width("linear_key_head_dim", 128),
         value_dim=config.width("linear_value_head_dim", 128),
-        conv=conv,
+        conv=config.count("linear_conv_kernel_dim", 4, least=2),
     )

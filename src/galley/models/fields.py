@@ -72,12 +72,16 @@ class Fields:
         """Present and null, which some families tell apart from absent."""
         return name in self._raw and self._raw[name] is None
 
-    def count(self, name: str, default: int | None = None, *, most: int = MAX_COUNT) -> int:
-        """A positive whole number. Null counts as absent."""
+    def count(
+        self, name: str, default: int | None = None, *, least: int = 1, most: int = MAX_COUNT
+    ) -> int:
+        """A whole number, a positive one by default. Null counts as absent."""
         value = self._raw.get(name)
         value = default if value is None else value
         if type(value) is not int or value < 1:
             raise self._wrong(name, value, "a positive whole number")
+        if value < least:
+            raise self._wrong(name, value, f"at least {least}")
         if value > most:
             raise self._wrong(name, value, f"at most {most}")
         return value

@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-from galley.errors import UnsupportedModel
 from galley.graph.program import Program
 from galley.models.decoder import DecoderConfig, Names, build_decoder, layer_kinds, read_decoder
 from galley.models.experts import Experts, read_counts
-from galley.models.fields import FILE, Fields
+from galley.models.fields import Fields
 from galley.models.granite import multiplied
 from galley.models.mamba import Mamba, read_mamba
 
@@ -51,12 +50,6 @@ def _experts(config: Fields, c: DecoderConfig) -> Experts | None:
 
 
 def _mamba(config: Fields, c: DecoderConfig) -> Mamba | None:
-    """None if all layers have attention.
-
-    Raises:
-        UnsupportedModel: no layer has.
-    """
+    """None if all layers have attention."""
     recurrent = layer_kinds(config, c.layers, default=["mamba"] * c.layers)
-    if all(recurrent):
-        raise UnsupportedModel(f"{FILE}: layer_types has no layer of attention")
     return read_mamba(config, recurrent, c.hidden_size) if any(recurrent) else None

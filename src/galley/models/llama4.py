@@ -90,10 +90,7 @@ def _context(config: Fields, positions: int, turns: list[bool]) -> int:
         positions = min(positions, config.count("attention_chunk_size", 8192))
     if not all(turns) and _tunes(config):
         # Queries of position p grow with log(1 + floor((p + 1) / floor_scale)).
-        scale = config.count("floor_scale", 8192)
-        if scale == 1:
-            raise config.wrong("floor_scale", "at least 2")
-        positions = min(positions, scale - 1)
+        positions = min(positions, config.count("floor_scale", 8192, least=2) - 1)
     return positions
 
 

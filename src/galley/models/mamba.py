@@ -69,15 +69,12 @@ def read_mamba(config: Fields, layers: tuple[bool, ...], hidden: int) -> Mamba:
     if inner % heads:
         raise config.wrong("mamba_n_heads", f"a divisor of {inner}, mamba_expand * hidden_size")
     config.only("mamba_d_head", "auto", inner // heads)
-    conv = config.count("mamba_d_conv", 4)
-    if conv < 2:
-        raise config.wrong("mamba_d_conv", "at least 2")
     return Mamba(
         layers=layers,
         heads=heads,
         head_dim=inner // heads,
         state=config.width("mamba_d_state", 256),
-        conv=conv,
+        conv=config.count("mamba_d_conv", 4, least=2),
         conv_bias=config.flag("mamba_conv_bias", True),
         bias=config.flag("mamba_proj_bias", False),
     )

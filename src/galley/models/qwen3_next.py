@@ -2,27 +2,20 @@
 
 from dataclasses import replace
 
-from galley.errors import UnsupportedModel
 from galley.graph.program import Program
 from galley.models.decoder import build_decoder, layer_kinds, read_decoder
 from galley.models.delta_rule import read_delta_rule
 from galley.models.experts import Experts, read_counts, sparse_layers
-from galley.models.fields import FILE, Fields
+from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """Every fourth layer has attention, if config.json does not say.
-
-    Raises:
-        UnsupportedModel: no layer has.
-    """
+    """Every fourth layer has attention, if config.json does not say."""
     bias = config.flag("attention_bias", False)
     c = read_decoder(config, head_dim=256, kv_heads=2, max_positions=32768, partial=0.25)
     interval = config.count("full_attention_interval", 4)
     kinds = ["linear_attention" if (i + 1) % interval else "attention" for i in range(c.layers)]
     recurrent = layer_kinds(config, c.layers, default=kinds)
-    if all(recurrent):
-        raise UnsupportedModel(f"{FILE}: layer_types has no layer of attention")
     return build_decoder(
         replace(
             c,

@@ -8,13 +8,24 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 
+from galley.model_info import EngineStats, Ledger
 from galley.observe.engines import EngineCollector, EngineTotals, ServedEngine
 from galley.observe.resources import ResourceCollector
 from galley.observe.tally import FACTORS, SECONDS, TOKEN_SECONDS, Tally, TallyFamily
 from galley.observe.tenants import TenantMetrics
-from galley.types import EngineStats, Ledger
 
 _CANCELLED: Final = 499
+_PLANNED: Final = (
+    "weights",
+    "experts",
+    "adapters",
+    "kv",
+    "states",
+    "buffers",
+    "reserve",
+    "available",
+)
+"""Parts of the ledger."""
 _OUTCOMES: Final = {
     _CANCELLED: "cancelled",
     408: "timeout",
@@ -102,17 +113,7 @@ class ModelMetrics:
 
     def planned(self, ledger: Ledger) -> None:
         """An engine that starts will take so much of the memory."""
-        parts = (
-            "weights",
-            "experts",
-            "adapters",
-            "kv",
-            "states",
-            "buffers",
-            "reserve",
-            "available",
-        )
-        for part in parts:
+        for part in _PLANNED:
             self._families.planned.labels(self._name, part).set(getattr(ledger, part))
 
     def step_ended(self, stats: EngineStats) -> None:

@@ -26,17 +26,18 @@ LEAST: Final = 2.0**-12
 
 def key_factors(program: Program, weights: Weights) -> list[Floats]:
     """Of each layer of the cache, [kv_heads, key_dim] powers of two: products with them are exact."""
-    found = {
-        op.attrs["layer"]: (traced, op.inputs[-2])
-        for traced in (program, program.encoder)
-        if traced is not None
-        for op in traced.ops
-        if op.name in ("attention", "cross_kv")
-    }
+    written: dict[int, tuple[_Columns, int]] = {}
+    for traced in (program, program.encoder):
+        if traced is None:
+            continue
+        columns = _Columns(traced, weights)
+        for op in traced.ops:
+            if op.name in ("attention", "cross_kv"):
+                written[op.attrs["layer"]] = columns, op.inputs[-2]
     factors = []
     for layer, kv in enumerate(program.kv):
-        traced, keys = found[layer]
-        squares = _Columns(traced, weights).squares(keys).reshape(kv.kv_heads, kv.key_dim)
+        columns, keys = written[layer]
+        squares = columns.squares(keys).reshape(kv.kv_heads, kv.key_dim)
         greatest = np.maximum(squares.max(axis=1, keepdims=True), np.finfo(np.float64).tiny)
         relative = np.maximum(np.sqrt(squares / greatest), LEAST)
         factors.append(np.exp2(np.rint(np.log2(relative))).astype(np.float32))

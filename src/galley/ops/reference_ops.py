@@ -7,13 +7,14 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch.nn.functional import embedding, gelu, layer_norm, linear, pad, silu, softplus
+from torch.nn.functional import embedding, layer_norm, linear, pad, silu, softplus
 
 from galley.graph.program import Op
 from galley.ops.executor import Batch, EncoderBatch, Integers, Ints, Table
+from galley.ops.reference_elementwise import ELEMENTWISE
 from galley.ops.reference_experts import expert_sum, gated, route
 from galley.ops.reference_kv import KVRounding
-from galley.ops.reference_recurrence import Recurrence, causal_sum, recurrence
+from galley.ops.reference_recurrence import Recurrence, advance, causal_sum, recurrence
 from galley.ops.tiles import (
     TILE,
     Chunk,
@@ -101,22 +102,11 @@ class ReferenceOps:
             "rms_norm": self._rms_norm,
             "rope": self._rope,
             "attention": self._attention,
-            "silu_mul": self._silu_mul,
-            "gelu_tanh_mul": self._gelu_tanh_mul,
-            "gelu_tanh": self._gelu_tanh,
-            "gelu_mul": self._gelu_mul,
-            "add": self._add,
-            "scale": self._scale,
-            "soft_cap": self._soft_cap,
-            "columns": self._columns,
-            "head_columns": self._head_columns,
             "select_rows": self._select_rows,
             "route": self._route,
             "experts": self._experts,
             "head_linear": self._head_linear,
             "join_heads": self._join_heads,
-            "sigmoid_scale": self._sigmoid_scale,
-            "sigmoid_mul": self._sigmoid_mul,
             "causal_conv": self._causal_conv,
             "ssm": self._ssm,
             "delta_rule": self._delta_rule,
@@ -125,7 +115,6 @@ class ReferenceOps:
             "embed_positions": self._embed_positions,
             "embed_types": self._embed_types,
             "layer_norm": self._layer_norm,
-            "gelu": self._gelu,
             "encoder_attention": self._encoder_attention,
             "encoder_rows": self._encoder_rows,
             "cross_kv": self._cross_kv,
@@ -143,6 +132,8 @@ class ReferenceOps:
 
     def _run_op(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         """One op; no tiles if it has no output, or no row is wanted of it."""
+        if elementwise := ELEMENTWISE.get(op.name):
+            return [elementwise(op, *tiles) for tiles in zip(*inputs, strict=True)]
         return self._kernels[op.name](op, step, inputs)
 
     def _on_device(self, table: Table) -> torch.Tensor:
@@ -308,39 +299,6 @@ class ReferenceOps:
             out[pair.tile][pair.slots] = mixed[pair.slots]
         return out
 
-    def _silu_mul(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        return [silu(a) * b for a, b in zip(*inputs, strict=True)]
-
-    def _gelu_tanh_mul(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        return [gelu(a, approximate="tanh") * b for a, b in zip(*inputs, strict=True)]
-
-    def _gelu_tanh(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        return [gelu(tile.float(), approximate="tanh").to(self._dtype) for tile in inputs[0]]
-
-    def _gelu_mul(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        return [gelu(a.float()).to(self._dtype) * b for a, b in zip(*inputs, strict=True)]
-
-    def _scale(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        return [tile * op.attrs["factor"] for tile in inputs[0]]
-
-    def _soft_cap(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        cap = op.attrs["cap"]
-        return [torch.tanh(tile / cap) * cap for tile in inputs[0]]
-
-    def _columns(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        start = op.attrs["start"]
-        return [tile[:, start : start + op.width].clone() for tile in inputs[0]]
-
-    def _head_columns(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        start, stride = op.attrs["start"], op.attrs["stride"]
-        part = slice(start, start + op.attrs["size"])
-        return [
-            tile.view(TILE, -1, stride)[..., part].reshape(TILE, -1).clone() for tile in inputs[0]
-        ]
-
-    def _add(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        return [a + b for a, b in zip(*inputs, strict=True)]
-
     def _select_rows(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         assert isinstance(step.source, Batch)
         wanted = np.asarray(step.source.wanted)
@@ -367,12 +325,6 @@ class ReferenceOps:
 
         scaled = op.attrs["scaled_inputs"]
         return [expert_sum(x, r, run, scaled_inputs=scaled) for x, r in zip(*inputs, strict=True)]
-
-    def _sigmoid_scale(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        return [x * torch.sigmoid(gate) for x, gate in zip(*inputs, strict=True)]
-
-    def _sigmoid_mul(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        return [torch.sigmoid(a) * b for a, b in zip(*inputs, strict=True)]
 
     def _causal_conv(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         weight = self._weights[op.tensor("weight")].float().flatten(1)
@@ -404,21 +356,11 @@ class ReferenceOps:
         return steps, [torch.exp(-rates * step) for step in steps]
 
     def _recur(self, op: Op, step: Step, kernel: Recurrence, inputs: list[Tiles]) -> Tiles:
-        """The rows that ``kernel`` makes of the state and those of the inputs, one after another."""
         assert isinstance(step.source, Batch)
-        kept = self._states[op.attrs["state"]]
         rows = [step.layout.gather(tiles).float() for tiles in inputs]
-        made = torch.zeros((len(rows[0]), op.width), device=self._device)
-        for begin, states in zip(step.starts, step.source.state_slots(), strict=False):
-            row = int(begin)
-            state = kept[states[0]].clone() if states[0] >= 0 else torch.zeros_like(kept[0])
-            for done, slot in zip(states[1::2], states[2::2], strict=True):
-                for r in range(row, int(begin) + done):
-                    # A copy of each row: they begin on aligned addresses, whichever they are.
-                    state, made[r] = kernel(state, *(x[r].clone() for x in rows))
-                row = int(begin) + done
-                kept[slot] = state
-        return step.layout.scatter(made)
+        kept = self._states[op.attrs["state"]]
+        slots = step.source.state_slots()
+        return step.layout.scatter(advance(kernel, kept, step.starts, slots, rows, op.width))
 
     def _features(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         assert isinstance(step.source, EncoderBatch)
@@ -458,9 +400,6 @@ class ReferenceOps:
             return (heads * weight + bias).to(self._dtype).reshape(TILE, -1)
 
         return [norm(tile) for tile in inputs[0]]
-
-    def _gelu(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        return [gelu(tile.float()).to(self._dtype) for tile in inputs[0]]
 
     def _encoder_attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         q, *kv = inputs

@@ -1,9 +1,11 @@
 """What recurrent layers do with one token, in torch: from a state and a row to the next, and a result."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
+
+from galley.ops.executor import Ints, Table
 
 Recurrence: TypeAlias = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 """(state, one row of each input) -> (next state, result), all of float32."""
@@ -62,3 +64,37 @@ def recurrence(
     if skip is not None:
         y = y + v * skip[:, None, None]
     return s.view_as(state), y.reshape(-1)
+
+
+def advance(
+    kernel: Recurrence,
+    kept: torch.Tensor,
+    starts: Ints,
+    slots: Sequence[Table],
+    rows: Sequence[torch.Tensor],
+    width: int,
+) -> torch.Tensor:
+    """The rows of a step, one after another.
+
+    Args:
+        kernel: of one row.
+        kept: [slots, rows, width] of the layer's states, which are read and written.
+        starts: where each sequence's rows begin, and their end.
+        slots: of each sequence, as :attr:`galley.ops.executor.Batch.states`.
+        rows: of each input, [rows, columns].
+        width: of a result.
+
+    Returns:
+        [rows, width].
+    """
+    made = torch.zeros((len(rows[0]), width), device=kept.device)
+    for begin, states in zip(starts.tolist(), slots, strict=False):
+        row = begin
+        state = kept[states[0]].clone() if states[0] >= 0 else torch.zeros_like(kept[0])
+        for done, slot in zip(states[1::2], states[2::2], strict=True):
+            for r in range(row, begin + done):
+                # A copy of each row: they begin on aligned addresses, whichever they are.
+                state, made[r] = kernel(state, *(x[r].clone() for x in rows))
+            row = begin + done
+            kept[slot] = state
+    return made

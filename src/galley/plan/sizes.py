@@ -9,10 +9,11 @@ from galley.formats.weights import flat
 from galley.graph.passes import run_passes
 from galley.graph.program import Program
 from galley.graph.quantize_inputs import quantize_inputs
+from galley.model_info import ExpertCosts
 from galley.ops.cpu import kv_bytes_of_layer, state_bytes
 from galley.ops.kinds import plan_activations, plan_kinds
 from galley.ops.lowering import expert_costs, held_bytes, lower, weight_bytes
-from galley.types import BLOCK_TOKENS, ExpertCosts, blocks_for
+from galley.types import BLOCK_TOKENS, blocks_for
 
 PRECISIONS: Final = ("float32", "bf16", "f16", "int8", "int4")
 """What weights can be served as, the largest first."""

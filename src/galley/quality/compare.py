@@ -19,10 +19,11 @@ from galley.errors import SettingsError
 from galley.formats.source import BUNDLED, resolve_model
 from galley.llm import LLM
 from galley.llm_evaluate import Match, ask
+from galley.model_info import ModelInfo
 from galley.ops.executor import choose_executor
 from galley.quality.texts import Texts, Window
 from galley.quant.grid import Scheme
-from galley.types import ModelInfo, SamplingParams
+from galley.types import SamplingParams
 
 OnWork: TypeAlias = Callable[[str], None]
 

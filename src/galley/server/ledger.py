@@ -1,7 +1,7 @@
 """The memory ledger, as ``galley serve`` prints it before a model's weights are loaded."""
 
-from galley.machine import bytes_text
-from galley.types import ASSUMED_READ_RATE, Ledger
+from galley.machine import bytes_text, disk_read_text
+from galley.model_info import Ledger
 
 
 def ledger_lines(model: str, ledger: Ledger) -> list[str]:
@@ -39,16 +39,11 @@ def _expert_row(ledger: Ledger) -> list[tuple[str, int, str]]:
     """None where all experts are in memory."""
     if not ledger.experts:
         return []
-    all_of_them = bytes_text(ledger.experts_on_disk)
-    return [("experts", ledger.experts, f"of {all_of_them} on disk, {_reading(ledger)}")]
-
-
-def _reading(ledger: Ledger) -> str:
-    chosen = bytes_text(ledger.experts_of_token)
-    return (
-        f"a token reads up to {chosen} of them: {ledger.token_read_seconds:.3g} s at "
-        f"{ASSUMED_READ_RATE / 1e9:g} GB/s"
+    all_of_them, chosen = (
+        bytes_text(ledger.experts_on_disk),
+        disk_read_text(ledger.experts_of_token),
     )
+    return [("experts", ledger.experts, f"of {all_of_them} on disk, a token reads up to {chosen}")]
 
 
 def _kv_row(ledger: Ledger) -> list[tuple[str, int, str]]:

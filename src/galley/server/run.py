@@ -21,6 +21,7 @@ from galley.errors import GalleyError
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
 from galley.machine import process_age
+from galley.model_info import Ledger
 from galley.observe import logs
 from galley.observe.logs import say
 from galley.observe.tracing import Tracing
@@ -31,7 +32,6 @@ from galley.server.front_door import Admission, FrontDoor, raise_descriptor_limi
 from galley.server.http_protocol import BoundedHttpProtocol
 from galley.server.ledger import ledger_lines
 from galley.service.spawn import Spawner
-from galley.types import Ledger
 
 log = logging.getLogger("galley.server")
 

@@ -27,6 +27,7 @@ from galley.errors import (
     QueueFull,
     SettingsError,
 )
+from galley.model_info import EngineStats, ModelInfo, OnLedger
 from galley.service.admission import Admission
 from galley.service.frames import (
     Abort,
@@ -47,7 +48,7 @@ from galley.service.spawn import Spawned, spawn
 from galley.service.streams import OutputStream, Unfinished
 from galley.service.unread import Unread, UnreadBudget
 from galley.service.watchdog import Watchdog
-from galley.types import Adapter, EngineRequest, EngineStats, ModelInfo, OnLedger, OnPhase, Output
+from galley.types import Adapter, EngineRequest, OnPhase, Output
 
 log = logging.getLogger("galley.service")
 

@@ -10,7 +10,8 @@ from typing import Final, Literal
 import msgspec
 
 from galley.engine_settings import EngineSettings
-from galley.types import Adapter, EngineRequest, EngineStats, Ledger, ModelInfo, Output
+from galley.model_info import EngineStats, Ledger, ModelInfo
+from galley.types import Adapter, EngineRequest, Output
 
 MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
 HEADER: Final = struct.Struct("<I")

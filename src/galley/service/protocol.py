@@ -14,7 +14,8 @@ from typing import Any, Final, Protocol, cast, runtime_checkable
 
 from galley.engine_settings import NATIVE_ENGINE, EngineSettings
 from galley.errors import SettingsError
-from galley.types import Adapter, EngineRequest, EngineStats, ModelInfo, OnLedger, OnPhase, Output
+from galley.model_info import EngineStats, ModelInfo, OnLedger
+from galley.types import Adapter, EngineRequest, OnPhase, Output
 
 ENTRY_POINTS: Final = "galley.engines"
 """The entry-point group in which installed packages name their loaders."""

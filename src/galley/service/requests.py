@@ -8,7 +8,8 @@ import msgspec
 
 from galley.audio import EncoderInput
 from galley.errors import ContextExceeded, RequestError
-from galley.types import EngineRequest, ModelInfo, SamplingDefaults, SamplingParams, Task
+from galley.model_info import ModelInfo
+from galley.types import EngineRequest, SamplingDefaults, SamplingParams, Task
 
 _NOT_WITH_BEAMS: Final = (
     "temperature",

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from galley.model_info import ModelInfo
 from galley.speech.audio import Recording
 from galley.speech.chunk_source import ChunkSource
 from galley.speech.features import LogMel
@@ -10,7 +11,6 @@ from galley.speech.options import LiveOptions, TranscribeOptions
 from galley.speech.tokens import SpeechTokens
 from galley.speech.vad import SpeechDetector
 from galley.text.tokenizer import Tokenizer
-from galley.types import ModelInfo
 
 
 class SpeechModel:

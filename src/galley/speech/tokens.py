@@ -7,11 +7,12 @@ import msgspec
 
 from galley.audio import SpeechInfo, TimestampRules
 from galley.errors import ModelError, RequestError
+from galley.model_info import ModelInfo
 from galley.speech.features import HOP, SAMPLE_RATE
 from galley.speech.languages import NAMES
 from galley.speech.options import Task
 from galley.text.tokenizer import Tokenizer
-from galley.types import ModelInfo, SamplingParams
+from galley.types import SamplingParams
 
 _FRAME_SECONDS: Final = HOP / SAMPLE_RATE
 _SEED: Final = 0

@@ -12,6 +12,7 @@ from galley.engine_settings import EngineSettings
 from galley.errors import RequestError, shown
 from galley.formats.source import BUNDLED_SPEECH
 from galley.local import Closable, LocalEngine
+from galley.model_info import ModelInfo
 from galley.speech.arrays import pcm_of
 from galley.speech.audio import SAMPLE_RATE, RawPcm, Recording, Samples, Source
 from galley.speech.captions import text_of
@@ -23,7 +24,7 @@ from galley.speech.options import LiveOptions, TranscribeOptions
 from galley.speech.results import Info, Segment
 from galley.speech.session import Session
 from galley.text.tokenizer import Tokenizer
-from galley.types import ModelInfo, Output
+from galley.types import Output
 
 CHUNKS_IN_FLIGHT: Final = 8
 """Chunks of one recording in transcription at a time. More fill the batch better and take more memory."""
