@@ -121,7 +121,8 @@ def test_who_hangs_up_stops_the_download(server: Server, boss: ollama.Client, hu
     hub.hold = threading.Event()
     asked: Any = {"json": {"model": "acme/tiny"}, "headers": bearer(key_of("boss"))}
     with httpx.stream("POST", f"{server.url}/api/pull", **asked) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # held: a generator that is collected hangs up by itself
+        next(lines)
         until(lambda: "model.safetensors" in hub.fetched())
     server.wait_for_log(r"POST /api/pull 499")
     hub.hold.set()
