@@ -7,8 +7,10 @@
 Acceptance is controlled: guesses come from what the same requests got without speculation, each right with
 the given probability. How many are verified is for the engine to decide, which knows neither. Tokens a
 second are those of a full batch: from the step in which the last sequence has its first token to that in
-which the first one ends. The prediction is arithmetic: of the best number of guesses a sequence, the tokens
-that so many guesses bring on average, divided by what a step of so many rows takes beside one without.
+which the first one ends. The sequences of a Whisper (``python -m benchmarks.peers.whisper_checkpoint``
+writes one) have a window of 30 seconds each. The prediction is arithmetic: of the best number of guesses a
+sequence, the tokens that so many guesses bring on average, divided by what a step of so many rows takes
+beside one without.
 
 With ``--peer`` Galley's prompt lookup stands beside llama.cpp's and OpenVINO GenAI's, one sequence at a
 time, on a model of 1.24 billion at 4 bits and prompts that foretell so much of its texts: see
@@ -20,6 +22,7 @@ without. With ``--draft-model``, that model's, too, alone and among the others. 
 
 import argparse
 import contextlib
+import json
 import random
 import statistics
 import time
@@ -29,6 +32,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from scripts.benchmarks_page import Figure
@@ -36,6 +40,7 @@ from scripts.benchmarks_page import Figure
 from benchmarks import lookup_peers
 from benchmarks.results_file import put
 from galley import LLM, SamplingParams
+from galley.audio import EncoderInput, SpeechInfo
 from galley.demo import heldout
 from galley.engine.engine import Engine
 from galley.engine.guessing import Guessing
@@ -97,17 +102,35 @@ class Oracle:
 
 
 def asked(engine: Engine, sequences: int, tokens: int) -> list[EngineRequest]:
-    """Greedy continuations of random prompts."""
+    """Greedy continuations of random prompts; of a speech model each over a window of its own noise."""
     rng = random.Random(0)
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    prompts = [
-        [rng.randrange(5, engine.info.vocab_size - 2) for _ in range(PROMPT_TOKENS)]
-        for _ in range(sequences)
-    ]
-    return [
-        expand(prompt, params, engine.info, request_id=f"r{i}")[0]
-        for i, prompt in enumerate(prompts)
-    ]
+    speech = engine.info.speech
+    first = [] if speech is None else [speech.start_token]
+    words = engine.info.vocab_size - 2 if speech is None else speech.start_token - 1
+    requests = []
+    for number in range(sequences):
+        prompt = [*first, *(rng.randrange(5, words) for _ in range(PROMPT_TOKENS - len(first)))]
+        heard = None if speech is None else _noise(speech, number)
+        requests += expand(
+            prompt, params, engine.info, request_id=f"r{number}", encoder_input=heard
+        )
+    return requests
+
+
+def _encoder_rows(model: str) -> int:
+    """Of the longest window's encoder output, which a speech model keeps in its KV cache; 0 for text."""
+    config = resolve_model(model) / "config.json"
+    return (
+        int(json.loads(config.read_text()).get("max_source_positions", 0)) if config.exists() else 0
+    )
+
+
+def _noise(speech: SpeechInfo, seed: int) -> EncoderInput:
+    """The longest window that the model hears, of random features."""
+    frames = speech.max_frames
+    features = np.random.default_rng(seed).uniform(-1, 1.5, (frames, speech.mels)).astype("f4")
+    return EncoderInput(frames=frames, mels=speech.mels, data=features.tobytes())
 
 
 def paced(
@@ -186,7 +209,12 @@ def controlled(
     engine = load_engine(settings, resolve_model(settings.model))
     groups = len(engine._kv.groups)
     measured = measure_rows(
-        engine._executor, groups, MOST_ROWS, blocks=engine._kv.pool.total, seconds=5.0
+        engine._executor,
+        groups,
+        MOST_ROWS,
+        engine.info.speech,
+        blocks=engine._kv.pool.total,
+        seconds=5.0,
     )
     engine._kv.pool.forget_all()
     costs = RowCosts(measured)
@@ -352,6 +380,7 @@ def main() -> None:
     parser.add_argument("--sequences", default="1,2,4,8,16,32")
     parser.add_argument("--acceptance", default="0,0.5,0.7,0.9,1")
     parser.add_argument("--tokens", type=int, default=256, help="of each output")
+
     parser.add_argument("--seconds", type=float, default=8.0, help="of each run, at most")
     parser.add_argument("--tasks", action="store_true", help="the bundled model's tasks instead")
     parser.add_argument("--peer", type=Path, metavar="HOME", help="beside peers kept here instead")
@@ -366,7 +395,7 @@ def main() -> None:
         threads=options.threads,
         speculation="off",
         prefix_cache=False,
-        kv_cache_tokens=64 * (PROMPT_TOKENS + options.tokens),
+        kv_cache_tokens=64 * (PROMPT_TOKENS + options.tokens + _encoder_rows(options.model)),
     )
     sizes = [int(part) for part in options.sequences.split(",")]
     rates = [float(part) for part in options.acceptance.split(",")]
