@@ -74,10 +74,15 @@ def test_no_pass_changes_a_bit(
     def logits_without(disabled: tuple[str, ...]) -> list[Floats]:
         return all_logits(executor_without(disabled, checkpoint, variant, kind, activations))
 
+    program = quantized(traced(checkpoint(variant)), kind, activations)
     plain = logits_without(tuple(PASSES))
     choices = [(), *((name,) for name in PASSES)]
     choices += [tuple(other for other in PASSES if other != name) for name in PASSES]
+    ran = [run_passes(program, tuple(PASSES))]
     for disabled in choices:
+        if (changed := run_passes(program, disabled)) in ran:
+            continue  # not every pass finds something in every model
+        ran.append(changed)
         for got, expected in zip(logits_without(disabled), plain, strict=True):
             assert np.array_equal(got.view(np.int32), expected.view(np.int32)), disabled
 

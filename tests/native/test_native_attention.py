@@ -183,7 +183,7 @@ def test_ragged_batches_agree_with_float64(shape: Shape, kv_type: str) -> None:
     rows = random_rows(shape, sum(lengths), rng)
     bases = np.cumsum([0, *lengths])[:-1].tolist()
     tables = tables_of(lengths, rng)
-    chosen = [np.unique(rng.integers(0, n, 40)) for n in lengths]
+    chosen = [np.unique(rng.integers(0, n, 16)) for n in lengths]
     cuts = [int(rng.integers(0, n)) for n in lengths]
     first = [(b, 0, c, t) for b, c, t in zip(bases, cuts, tables, strict=True) if c]
     second = [(b, c, n, t) for b, c, n, t in zip(bases, cuts, lengths, tables, strict=True)]
@@ -218,7 +218,7 @@ def test_bits_of_long_contexts_depend_on_neither_threads_nor_chunks_nor_neighbou
 ) -> None:
     """Four threads split the one long sequence; 40 short ones beside it leave it whole."""
     rng = np.random.default_rng(3)
-    length, short = 1700, 40
+    length, short = 1200, 40
     rows = random_rows(shape, length + short, rng)
     table, *others = tables_of([length, *[1] * short], rng)
     whole = Attention.of(shape, rows, kv_type, isa).run([(0, 0, length, table)])

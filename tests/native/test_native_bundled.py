@@ -14,8 +14,8 @@ from galley.ops.isa import ISA_VARIABLE
 from recipes.assistant.tokeniser import encode_turns, load_tokeniser
 from tests.native.harness import ISAS, Floats, cpu_executor, ragged, rounding_executor, softmax
 
-ITEMS_APART = 20
-"""Every twentieth item of both sets: the three tasks alike, about 3,000 tokens."""
+ITEMS_APART = 40
+"""Every fortieth item of both sets: the three tasks alike, about 1,500 tokens."""
 
 
 @cache
