@@ -40,7 +40,9 @@ def read_model(settings: EngineSettings, folder: Path, executor: str = "cpu") ->
     Raises:
         ModelError: the checkpoint cannot be used.
     """
-    checkpoint = open_checkpoint(folder)
+    kinds = (settings.quantize, settings.dtype)
+    exact = settings.quantize == "float32" or kinds == ("auto", "float32")
+    checkpoint = open_checkpoint(folder, exact=exact)
     tensors = checkpoint.weights()
     for note in tensors.notes:
         log.info("%s", note)

@@ -33,6 +33,7 @@ class Checkpoint:
         generation: ``generation_config.json`` as it is; empty if there is none.
         eos_token_ids: from ``generation_config.json``, else from ``config.json``.
         defaults: sampling defaults from ``generation_config.json``.
+        exact: see :func:`galley.formats.quantized.typed_weights`.
     """
 
     folder: Path
@@ -40,9 +41,10 @@ class Checkpoint:
     generation: Mapping[str, Any]
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
+    exact: bool = False
 
     @classmethod
-    def open(cls, folder: Path) -> "Checkpoint":
+    def open(cls, folder: Path, *, exact: bool = False) -> "Checkpoint":
         """Raises ModelNotFound, CheckpointError or UnsupportedModel."""
         if not folder.is_dir():
             raise ModelNotFound(f"model folder {folder} does not exist")
@@ -64,6 +66,7 @@ class Checkpoint:
             generation=generation,
             eos_token_ids=_token_ids(eos, file=str(eos_file)),
             defaults=sampling_defaults(generation, str(generation_file)),
+            exact=exact,
         )
 
     def check_token_ids(self, vocab_size: int) -> None:
@@ -79,7 +82,7 @@ class Checkpoint:
             UnsupportedModel: it says one that is not read.
         """
         quantization = self._quantization()
-        weights = typed_weights(quantization, self._stored())
+        weights = typed_weights(quantization, self._stored(), exact=self.exact)
         if self.config.get("model_type") == "gpt_oss":
             return UnstackedExperts(weights, outputs_last=quantization is None)
         if self.config.get("model_type") in ("llama4", "llama4_text"):

@@ -34,18 +34,22 @@ METHODS: Final[Mapping[str, ReadMatrices]] = {
 """``quant_method`` -> what takes its tensors and gives the model's matrices."""
 
 
-def typed_weights(quantization: Section | None, tensors: Mapping[str, StoredTensor]) -> Weights:
+def typed_weights(
+    quantization: Section | None, tensors: Mapping[str, StoredTensor], *, exact: bool = False
+) -> Weights:
     """The model's tensors, none of them unpacked yet.
 
     Args:
         quantization: what the checkpoint says of it; None if nothing.
         tensors: of its files.
+        exact: values that no kernel takes as they are stored (FP8) become float32, not the type of most of
+            the dense tensors.
 
     Raises:
         CheckpointError: tensors contradict the quantization, or are no floats and belong to none.
         UnsupportedModel: the quantization is of another kind.
     """
-    stored = Stored(tensors)
+    stored = Stored(tensors, exact=exact)
     stored.take_matching(BUFFERS)
     notes = [*_kv_scales(stored)]
     matrices: Mapping[str, Matrix] = {}

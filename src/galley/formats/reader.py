@@ -80,10 +80,14 @@ class CheckpointReader(Protocol):
         ...
 
 
-def open_checkpoint(path: Path) -> CheckpointReader:
+def open_checkpoint(path: Path, *, exact: bool = False) -> CheckpointReader:
     """The reader for the checkpoint at ``path``: a folder in Hugging Face's layout, or a GGUF file.
+
+    Args:
+        exact: of a folder, see :func:`galley.formats.quantized.typed_weights`; a GGUF file's blocks are
+            exact anyway.
 
     Raises:
         ModelNotFound, CheckpointError, UnsupportedModel: there is none, or it cannot be used.
     """
-    return GGUFCheckpoint.open(path) if is_gguf(path) else Checkpoint.open(path)
+    return GGUFCheckpoint.open(path) if is_gguf(path) else Checkpoint.open(path, exact=exact)

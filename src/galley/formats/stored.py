@@ -76,11 +76,11 @@ class Stored:
     """A checkpoint's tensors, of which a format takes those that it knows.
 
     Attributes:
-        floats: the element type of most of the dense tensors' bytes: what values become that no kind of
-            integers holds.
+        floats: what values become that no kind of integers holds: the element type of most of the dense
+            tensors' bytes, unless the reader is told that float32 is wanted.
     """
 
-    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
+    def __init__(self, tensors: Mapping[str, StoredTensor], *, exact: bool = False) -> None:
         self._left = dict(tensors)
         sizes = dict.fromkeys(WEIGHT_TYPES, 0)
         for tensor in tensors.values():
@@ -90,7 +90,8 @@ class Stored:
                 and not tensor.name.endswith("scale")
             ):
                 sizes[tensor.dtype] += tensor.data.nbytes
-        self.floats = cast(WeightType, max(sizes, key=lambda name: sizes[name]))
+        most = cast(WeightType, max(sizes, key=lambda name: sizes[name]))
+        self.floats: WeightType = "F32" if exact else most
 
     def modules(self, suffix: str) -> list[str]:
         """Names of the modules, or tensors, that have a tensor of their name and this suffix."""
