@@ -161,7 +161,7 @@ def test_hanging_up_on_a_dying_engine_blames_nobody_else(checkpoint: CheckpointM
             await anext(calm)
             poison = msgspec.structs.replace(request(client, "poison", 5), prompt=[10**6])
             bad = client.submit(poison)
-            while client._quarantine.retried != poison.id:
+            while client._book.quarantine.retried != poison.id:
                 await asyncio.sleep(0)
             while wait_for_death and client._process is not None:
                 await asyncio.sleep(0)

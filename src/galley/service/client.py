@@ -1,9 +1,7 @@
 """The server's side of the two processes: submits requests, supervises the engine, survives its death.
 
-Each request's prompt and the tokens delivered so far live here. When the engine dies a new one is
-started and every unfinished request is resubmitted with what it has; since noise is a function of seed
-and position, its text goes on as it would have. ``quarantine.py`` decides which are
-retried one at a time.
+When the engine dies a new one is started and every unfinished request (``request_book.py``) is resubmitted
+with what it has; since noise is a function of seed and position, its text goes on as it would have.
 """
 
 import asyncio
@@ -19,11 +17,9 @@ import msgspec
 
 from galley.engine_settings import EngineSettings
 from galley.errors import (
-    DeadlineExceeded,
     EngineFailed,
     EngineNotReady,
     GalleyError,
-    ModelError,
     QueueFull,
     SettingsError,
 )
@@ -34,7 +30,6 @@ from galley.service.frames import (
     AdapterLoaded,
     Alive,
     FromEngine,
-    LoadAdapter,
     Phase,
     Planned,
     Ready,
@@ -42,13 +37,13 @@ from galley.service.frames import (
     Submit,
     UnloadAdapter,
 )
+from galley.service.loading_adapters import LoadingAdapters
 from galley.service.process import EngineProcess
-from galley.service.quarantine import Quarantine
+from galley.service.request_book import RequestBook
 from galley.service.spawn import Spawned, spawn
-from galley.service.streams import OutputStream, Unfinished
-from galley.service.unread import Unread, UnreadBudget
+from galley.service.streams import OutputStream
 from galley.service.watchdog import Watchdog
-from galley.types import Adapter, EngineRequest, OnPhase, Output
+from galley.types import Adapter, EngineRequest, OnPhase
 
 log = logging.getLogger("galley.service")
 
@@ -116,20 +111,15 @@ class EngineClient:
         # Only these fields: the server's settings hold keys, which are none of the engine's business.
         self._settings = EngineSettings(**{name: getattr(settings, name) for name in names})
         self._folder = folder
-        self._admission = Admission(settings.running_limit, max_queue)
-        self._unread = UnreadBudget()
+        self._book = RequestBook(Admission(settings.running_limit, max_queue), self._tell)
         self._on_phase = on_phase
         self._on_ledger = on_ledger
         self._on_step = on_step
         self._promised = promised
         self._begin = begin or (lambda: spawn(settings.engine))
-        self._unfinished: dict[str, Unfinished] = {}
-        self._quarantine = Quarantine()
-        self._adapters: dict[str, asyncio.Future[None]] = {}
-        """What is being loaded, by digest."""
+        self._adapters = LoadingAdapters()
         self._new_watchdog = watchdog
         self._watchdog = watchdog()
-        self._settled_at = 0
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -203,7 +193,7 @@ class EngineClient:
     @property
     def in_flight(self) -> int:
         """Unfinished sequences."""
-        return len(self._unfinished)
+        return len(self._book)
 
     def submit(self, request: EngineRequest) -> OutputStream:
         """Start one sequence; see :meth:`submit_all`."""
@@ -217,9 +207,7 @@ class EngineClient:
             request: an empty one of the same tenant and priority, once these are known.
         """
         self._check_state()
-        now = time.monotonic()
-        _check_deadline(deadline, now)
-        self._admission.check_early(request, deadline, now=now)
+        self._book.check_early(request, deadline)
 
     def submit_all(
         self, requests: Sequence[EngineRequest], deadline: float = math.inf
@@ -241,15 +229,7 @@ class EngineClient:
             EngineFailed: the engine has given up.
         """
         self._check_state()
-        now = time.monotonic()
-        _check_deadline(deadline, now)
-        self._admission.check(requests, deadline, now=now)
-        streams = []
-        for request in requests:
-            unfinished = self._unfinished[request.id] = self._begin_request(request, deadline, now)
-            streams.append(OutputStream(unfinished, self._abort))
-        self._send(self._quarantine.add([request.id for request in requests]))
-        return streams
+        return self._book.take(requests, deadline)
 
     async def submit_patiently(
         self, requests: Sequence[EngineRequest], deadline: float = math.inf
@@ -276,11 +256,7 @@ class EngineClient:
             )
         if self._process is None:
             raise EngineNotReady("the engine is being restarted", retry_after=1.0)
-        loaded = self._adapters.get(adapter.digest)
-        if loaded is None:
-            loaded = self._adapters[adapter.digest] = asyncio.get_running_loop().create_future()
-            self._process.send(LoadAdapter(adapter))
-        await asyncio.shield(loaded)
+        await self._adapters.load(adapter, self._process.send)
 
     def unload_adapter(self, adapter: Adapter) -> None:
         """Have the engine free what it takes; requests that have it go on to their end."""
@@ -294,7 +270,7 @@ class EngineClient:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._hang_up()
-        self._end_all("abort", None)
+        self._book.end_all("abort", None)
 
     def _check_state(self) -> None:
         if self.state == "failed":
@@ -302,41 +278,12 @@ class EngineClient:
         if self.state in ("starting", "closed"):
             raise EngineNotReady(f"the engine is {self.state}", retry_after=1.0)
 
-    def _begin_request(self, request: EngineRequest, deadline: float, now: float) -> Unfinished:
-        unread = Unread(self._unread, on_cut=lambda: self._abort(request.id))
-        claim = self._admission.add(request, now=now)
-        timer = None
-        if deadline != math.inf:
-            loop = asyncio.get_running_loop()
-            timer = loop.call_later(deadline - now, self._expire, request.id)
-        return Unfinished(request, unread, claim, now, timer)
-
-    def _end(self, request_id: str, *, finished: bool = False) -> Unfinished | None:
-        """Take a request off the books, whatever ended it."""
-        unfinished = self._unfinished.pop(request_id, None)
-        if unfinished is not None:
-            if unfinished.timer is not None:
-                unfinished.timer.cancel()
-            self._admission.remove(unfinished.claim, finished=finished, now=time.monotonic())
-        return unfinished
-
-    def _abort(self, request_id: str) -> None:
-        if not self._end(request_id):
-            return
-        if self._quarantine.cancelled(request_id) and self._process:
-            self._process.send(Abort([request_id]))
-            self._settled_at = self._process.frames_sent
-
-    def _expire(self, request_id: str) -> None:
-        unfinished = self._unfinished[request_id]
-        self._abort(request_id)
-        when = "before it was complete" if unfinished.answered else "while it waited"
-        unfinished.unread.fail(DeadlineExceeded(f"The request's deadline passed {when}"))
-
-    def _send(self, request_ids: list[str]) -> None:
-        for request_id in request_ids:
-            assert self._process
-            self._process.send(Submit(self._unfinished[request_id].resumption()))
+    def _tell(self, frame: Submit | Abort) -> int:
+        """Frames that the engine's process has been sent with this; 0: there is no process."""
+        if self._process is None:
+            return 0
+        self._process.send(frame)
+        return self._process.frames_sent
 
     def _set_state(self, state: EngineState) -> None:
         self.state = state
@@ -344,8 +291,7 @@ class EngineClient:
         self._changed.set()
 
     def _note_stats(self) -> None:
-        working = self.state == "ready"
-        self._admission.observe(self.stats, working=working, now=time.monotonic())
+        self._book.observe(self.stats, working=self.state == "ready")
 
     async def _supervise(self) -> None:
         """Start engines until one cannot start, or nobody wants one any more."""
@@ -401,8 +347,8 @@ class EngineClient:
         was_ready = self.state in ("ready", "stalled")
         # Before the first await: from here on nobody may send to this engine.
         process, self._process = self._process, None
-        self._quarantine.engine_away()
-        self._lose_adapters()
+        self._book.quarantine.engine_away()
+        self._adapters.lost()
         if was_ready:
             self._set_state("recovering")
         status = await process.close() if process else None
@@ -410,21 +356,13 @@ class EngineClient:
         killed = status == -signal.SIGKILL and not self._hung
         self._hung = False
         if was_ready:
-            self._quarantine_unfinished(killed=killed)
+            self._book.engine_died(killed=killed)
         elif killed:
             self._killed_starts += 1
             if self._info is None and self._killed_starts == MOST_KILLED_STARTS:
                 raise EngineFailed(KILLED_WHILE_LOADING)
         log.error("the engine ended (%s); starting a new one", reason or f"status {status}")
         return was_ready
-
-    def _lose_adapters(self) -> None:
-        """The engine ended while it loaded some: most likely of that, so nobody tries again by itself."""
-        for loaded in self._adapters.values():
-            error = EngineNotReady("the engine ended while it loaded the adapter", retry_after=1.0)
-            loaded.set_exception(error)
-            loaded.exception()  # seen, though who asked may be gone
-        self._adapters.clear()
 
     async def _watch(self, process: EngineProcess) -> None:
         """See that the engine makes progress; kill it if it hangs."""
@@ -433,7 +371,7 @@ class EngineClient:
             await asyncio.sleep(WATCH_SECONDS)
             if self.state not in ("ready", "stalled"):
                 continue
-            verdict = watchdog.verdict(time.monotonic(), working=self._quarantine.working)
+            verdict = watchdog.verdict(time.monotonic(), working=self._book.quarantine.working)
             if verdict == "hung":
                 log.error("the engine hangs in a step: killing it (--step-timeout)")
                 self._hung = True
@@ -450,27 +388,8 @@ class EngineClient:
 
     def _fail(self, error: Exception) -> None:
         self._error = error if isinstance(error, GalleyError) else EngineFailed(str(error))
-        self._end_all("error", f"the engine is down: {error}")
+        self._book.end_all("error", f"the engine is down: {error}")
         self._set_state("failed")
-
-    def _quarantine_unfinished(self, *, killed: bool) -> None:
-        """The engine died with the requests it had; one of them may have to be given up."""
-        given_up = self._quarantine.engine_died(killed=killed)
-        if given_up is not None:
-            log.error("the engine dies of request %s; giving it up", given_up)
-            message = "the engine died again and again while it worked on this request"
-            self._give_up(given_up, "error", message)
-
-    def _end_all(self, reason: Literal["abort", "error"], error: str | None) -> None:
-        for request_id in list(self._unfinished):
-            self._give_up(request_id, reason, error)
-
-    def _give_up(
-        self, request_id: str, reason: Literal["abort", "error"], error: str | None
-    ) -> None:
-        unfinished = self._end(request_id)
-        assert unfinished is not None
-        unfinished.unread.put(Output(request_id=request_id, finish_reason=reason, error=error))
 
     def _handle(self, frame: FromEngine) -> None:
         seconds = frame.step_seconds if isinstance(frame, Alive) else 0.0
@@ -479,13 +398,12 @@ class EngineClient:
             self._set_state("ready")
         if isinstance(frame, Step):
             for output in frame.outputs:
-                self._deliver(output)
+                self._book.deliver(output)
             self.stats = frame.stats
             self._note_stats()
             if self._on_step is not None:
                 self._on_step(frame.stats)
-            if self._quarantine.settling and frame.frames_seen >= self._settled_at:
-                self._send(self._quarantine.settled())
+            self._book.stepped(frame.frames_seen)
         elif isinstance(frame, Phase):
             self._phase_ended(frame.name, frame.seconds)
         elif isinstance(frame, Planned):
@@ -494,12 +412,7 @@ class EngineClient:
             self._planned = True
             self._changed.set()
         elif isinstance(frame, AdapterLoaded):
-            loaded = self._adapters.pop(frame.digest)
-            if frame.error is None:
-                loaded.set_result(None)
-            else:
-                loaded.set_exception(ModelError(frame.error))
-                loaded.exception()  # seen, though who asked may be gone
+            self._adapters.loaded(frame)
         elif isinstance(frame, Ready):
             self.stats = frame.stats
             self._become_ready(frame.info)
@@ -518,22 +431,8 @@ class EngineClient:
         else:
             promised = dataclasses.replace(self._settings, max_model_len=info.max_model_len)
         self._settings = promised
-        for unfinished in self._unfinished.values():
-            unfinished.resumed = True
         self._set_state("ready")
-        self._send(self._quarantine.engine_ready())
-
-    def _deliver(self, output: Output) -> None:
-        unfinished = self._unfinished.get(output.request_id)
-        if unfinished is None:
-            return
-        self._admission.progress(unfinished.claim, len(output.tokens), now=time.monotonic())
-        unfinished.take(output)
-        if output.finish_reason is None:
-            self._send(self._quarantine.progressed(output.request_id))
-            return
-        self._end(output.request_id, finished=True)
-        self._send(self._quarantine.finished(output.request_id))
+        self._book.engine_ready()
 
 
 async def _leave_time_to_others() -> None:
@@ -548,8 +447,3 @@ async def _leave_time_to_others() -> None:
     took = time.monotonic() - began
     if took > _QUICK_SECONDS:
         await asyncio.sleep(min(took, _LONGEST_PAUSE))
-
-
-def _check_deadline(deadline: float, now: float) -> None:
-    if deadline <= now:
-        raise DeadlineExceeded("The request's deadline passed before it reached the queue")
