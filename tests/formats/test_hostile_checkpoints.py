@@ -221,6 +221,18 @@ def test_hostile_09_fewer_layers_than_the_checkpoint_has(model: Path) -> None:
     assert "model.layers.1.input_layernorm.weight" in message
 
 
+@pytest.mark.parametrize("family", [{}, {"content": "llama"}, [[0, 0]], 5, "", None])
+@pytest.mark.parametrize("more", [{}, {"auto_map": {}}])
+def test_hostile_09_a_family_that_is_no_text(
+    model: Path, family: Any, more: dict[str, Any]
+) -> None:
+    with changed(model / CONFIG) as config:
+        config.update(more, model_type=family)
+    message = refusal(model)
+    assert "config.json" in message
+    assert "model_type" in message or "auto_map" in message
+
+
 @pytest.mark.parametrize(
     "fields", [{"tie_word_embeddings": True, "model_type": "llama"}, {"model_type": "llama"}]
 )

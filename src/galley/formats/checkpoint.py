@@ -49,7 +49,11 @@ class Checkpoint:
         if not folder.is_dir():
             raise ModelNotFound(f"model folder {folder} does not exist")
         config = read_json(folder / "config.json")
-        if "auto_map" in config and config.get("model_type") not in _OWN:
+        family = config.get("model_type")
+        if not isinstance(family, str | None):
+            file = str(folder / "config.json")
+            raise CheckpointError(f"is {shown(family)}, no text", file=file, field="model_type")
+        if "auto_map" in config and family not in _OWN:
             raise UnsupportedModel(
                 f"{folder / 'config.json'}: auto_map asks for code from the checkpoint to be run; "
                 "Galley never does"
