@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from galley.machine import available_cores, available_memory
 
 GIB = 2**30
@@ -36,7 +38,7 @@ def test_memory_is_what_the_v2_limit_leaves(tmp_path: Path) -> None:
         {
             "memory.max": str(4 * GIB),
             "memory.current": str(3 * GIB),
-            "memory.stat": f"anon 5\ninactive_file {GIB}\nactive_file 7",
+            "memory.stat": f"anon 5\ninactive_file {GIB}\nactive_file 7\nfile_mapped 7",
         },
     )
     assert memory(cgroup, meminfo(tmp_path, 64 * GIB)) == 2 * GIB
@@ -53,6 +55,33 @@ def test_memory_is_what_the_v1_limit_leaves(tmp_path: Path) -> None:
         },
     )
     assert memory(cgroup, meminfo(tmp_path, 64 * GIB)) == GIB
+
+
+@pytest.mark.parametrize("own", ["", "total_"])
+def test_weights_that_an_ended_engine_left_in_the_file_cache_are_free(
+    tmp_path: Path, own: str
+) -> None:
+    """They were read often, so the kernel calls them active; those of a running one are mapped."""
+
+    def left(active: int, inactive: int, mapped: int) -> int:
+        folder, mapped_file = ("memory/", "total_mapped_file") if own else ("", "file_mapped")
+        limit, usage = (
+            ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            if own
+            else ("memory.max", "memory.current")
+        )
+        stat = {f"{own}active_file": active, f"{own}inactive_file": inactive, mapped_file: mapped}
+        files = {
+            limit: 8 * GIB,
+            usage: 6 * GIB,
+            "memory.stat": "\n".join(f"{name} {value}" for name, value in stat.items()),
+        }
+        cgroup = write(tmp_path, {folder + name: str(text) for name, text in files.items()})
+        return memory(cgroup, meminfo(tmp_path, 64 * GIB)) // GIB
+
+    assert left(active=4 * GIB, inactive=0, mapped=0) == 6
+    assert left(active=4 * GIB, inactive=GIB, mapped=3 * GIB) == 4
+    assert left(active=4 * GIB, inactive=GIB, mapped=5 * GIB) == 3
 
 
 def test_no_limit_means_the_machine(tmp_path: Path) -> None:

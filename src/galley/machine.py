@@ -65,7 +65,7 @@ def available_memory(
 def held_memory(pid: int) -> int:
     """Bytes that a process holds and :func:`available_memory` has not counted; 0 for one that has ended.
 
-    Pages of mapped files are available memory to the kernel, but mostly not to a cgroup's limit.
+    Pages of mapped files are available memory to the kernel, but not to a cgroup's limit (:func:`memory`).
     """
     status = _table(_read(Path("/proc") / str(pid) / "status"))
     limited = memory().limit < int(_table(_read(MEMINFO))["MemTotal:"]) * 1024
@@ -78,15 +78,20 @@ def memory(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path =
     table = _table(_read(meminfo))
     least = Memory(*(int(table[name]) * 1024 for name in ("MemTotal:", "MemAvailable:")))
     for folder in _folders(cgroup, membership, "memory"):
-        for limit_file, usage_file, dropped in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        for limit_file, usage_file, own, mapped in (
+            ("memory.max", "memory.current", "", "file_mapped"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_", "total_mapped_file"),
         ):
             limit, usage = _read(folder / limit_file), _read(folder / usage_file)
             if limit.isdigit() and usage.isdigit():
-                # File pages that the kernel can drop count as usage but not as need.
-                spare = int(_table(_read(folder / "memory.stat")).get(dropped, "0"))
-                left = max(0, int(limit) - int(usage) + spare)
+                # File pages that nobody has mapped count as usage, and the kernel drops them: they are
+                # mostly weights of an engine that has ended. "Active" says only that they were read often.
+                stat = _table(_read(folder / "memory.stat"))
+                idle, used, held = (
+                    int(stat.get(name, "0"))
+                    for name in (f"{own}inactive_file", f"{own}active_file", mapped)
+                )
+                left = max(0, int(limit) - int(usage) + max(idle, idle + used - held))
                 least = min(least, Memory(int(limit), left), key=lambda m: m.available)
     return least
 
