@@ -1,13 +1,16 @@
 // Attention's products in vector registers where values are the first columns of keys.
 //
-// Keys lie across tokens. A few columns of a span at a time are turned along tokens, as floats, for
-// the weights of all rows.
+// Keys lie across tokens. A few columns of a span at a time become rows of floats, one a token,
+// which then meet the weights of all queries.
 #pragma once
 
 #include "attention_vector.hpp"
 
 namespace galley {
 namespace GALLEY_ISA {
+
+// Rows that share the loads of a value, which are floats already: that leaves registers for more.
+constexpr int kMixedRows = kWidth == 8 ? 6 : kRows;
 
 template <class T>
 struct SharedProducts : VectorProducts<T, sizeof(T) == 1 ? 2 : 1> {
@@ -39,8 +42,8 @@ struct SharedProducts : VectorProducts<T, sizeof(T) == 1 ? 2 : 1> {
             for (int i = 0; i < D; ++i)
                 turn(piece_of(span + at), d + i * kLanes, values + (at * D + i) * kLanes,
                      D * kLanes);
-        for (int64_t row = 0; row < rows; row += kRows)
-            mix_rows<kRows, D>(sums, rows - row, row, d, values, keys);
+        for (int64_t row = 0; row < rows; row += kMixedRows)
+            mix_rows<kMixedRows, D>(sums, rows - row, row, d, values, keys);
     }
 
     // Sixteen columns of a block, a token's to every `stride` floats. Behind the last token may be

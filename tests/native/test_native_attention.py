@@ -336,18 +336,18 @@ def test_every_kv_type_agrees_with_torch(
 Generated = list[tuple[list[int], Any]]
 
 
-@pytest.fixture(scope="module")
-def long_context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(
-        tmp_path_factory.mktemp("long"), "llama", max_position_embeddings=2048, num_hidden_layers=1
-    )
-
-
-@pytest.mark.parametrize("kv_type", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("variant", "kv_type"),
+    [("llama", kv) for kv in ("bfloat16", "int8", "int4")]
+    + [("deepseek-v2", kv) for kv in ("bfloat16", "int8")],
+)
 def test_prefixes_chunks_and_preemption_leave_every_bit(
-    kv_type: KVType, long_context: Path
+    variant: str, kv_type: KVType, tmp_path: Path
 ) -> None:
     """Log-probabilities are compared as floats, not rounded: contexts of one chunk of keys and of two."""
+    long_context = make_checkpoint(
+        tmp_path, variant, max_position_embeddings=2048, num_hidden_layers=1
+    )
     shared = random_ids(3, 540)
     prompts = [random_ids(20 + n, n) for n in (1, 17, 90, 700)] + [[*shared, 7], [*shared, 8, 9]]
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3)
