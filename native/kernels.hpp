@@ -110,7 +110,10 @@ enum class KvType : int32_t { kF32, kBF16, kInt8, kInt4, kPairs };
 //   scales  [2][16] floats, `scales` bytes behind, for kInt8 alone: what an integer of a token's
 //           key and of its value stands for
 //
-// of kPairs keys are [key_dim / 2][16][2] and values [8][padded_value_dim][2].
+// Where values are `shared`, they are the first `value_dim` columns of keys and lie nowhere else.
+// The second scale is then of a key's other columns, from `cut` on.
+//
+// Of kPairs keys are [key_dim / 2][16][2] and values [8][padded_value_dim][2].
 //
 // kInt4 has integers n from 0 to 15, two in a byte, that stand for low + scale * n
 // (galley/ops/reference_kv.py):
@@ -118,7 +121,8 @@ enum class KvType : int32_t { kF32, kBF16, kInt8, kInt4, kPairs };
 //   keys    [key_dim / 2][16] bytes: of a token, an even column (low half) and the next one
 //   values  [16][padded_value_dim / 2] bytes: of sixteen columns, the first eight (low halves) and
 //           the last eight
-//   scales  [4][16] bfloat16: of a token's key scale and low, of its value scale and low
+//   scales  [4][16] bfloat16: of a token's key scale and low, of its value (or from `cut` on) scale
+//           and low
 //
 // Keys are divided by `factors` before they are rounded, and queries multiplied.
 struct Cache {
@@ -128,6 +132,8 @@ struct Cache {
     int64_t key_dim;
     int64_t value_dim;
     int64_t padded_value_dim;  // value_dim rounded up to 16
+    bool shared;
+    int64_t cut;  // columns of a key with the first scale: all, or value_dim rounded up to 2
     int64_t values;
     int64_t scales;
     int64_t head_bytes;

@@ -156,11 +156,12 @@ NB_MODULE(_native, m) {
         "minima"_a = false);
     m.def(
         "kv_block_bytes",
-        [](int64_t kv_heads, int64_t key_dim, int64_t value_dim, const std::string& type) {
+        [](int64_t kv_heads, int64_t key_dim, int64_t value_dim, const std::string& type,
+           bool shared) {
             return kv_heads *
-                   cache_of(kv_heads, key_dim, value_dim, kv_type_named(type)).head_bytes;
+                   cache_of(kv_heads, key_dim, value_dim, kv_type_named(type), shared).head_bytes;
         },
-        "kv_heads"_a, "key_dim"_a, "value_dim"_a, "type"_a);
+        "kv_heads"_a, "key_dim"_a, "value_dim"_a, "type"_a, "shared"_a = false);
 
     nb::class_<Packed>(m, "Packed")
         .def(
@@ -236,12 +237,12 @@ NB_MODULE(_native, m) {
             "add_kv_layer",
             [](Runtime& r, int64_t kv_heads, int64_t key_dim, int64_t value_dim,
                const std::string& type, int64_t group, std::optional<int64_t> page,
-               std::vector<float> factors) {
-                r.add_kv_layer(kv_heads, key_dim, value_dim, kv_type_named(type), group,
-                               page.value_or(r.kv_pages()), std::move(factors));
+               std::vector<float> factors, bool shared) {
+                r.add_kv_layer(cache_of(kv_heads, key_dim, value_dim, kv_type_named(type), shared),
+                               group, page.value_or(r.kv_pages()), std::move(factors));
             },
             "kv_heads"_a, "key_dim"_a, "value_dim"_a, "type"_a, "group"_a = 0,
-            "page"_a = nb::none(), "factors"_a = std::vector<float>())
+            "page"_a = nb::none(), "factors"_a = std::vector<float>(), "shared"_a = false)
         .def("set_pause", &Runtime::set_pause, "pause"_a)
         .def("kv_bytes_per_block", &Runtime::kv_bytes_per_block)
         .def("add_state_layer", &Runtime::add_state_layer, "rows"_a, "width"_a)

@@ -29,15 +29,19 @@ int64_t scale_bytes(KvType type) {
 
 }  // namespace
 
-Cache cache_of(int64_t kv_heads, int64_t key_dim, int64_t value_dim, KvType type) {
+Cache cache_of(int64_t kv_heads, int64_t key_dim, int64_t value_dim, KvType type, bool shared) {
+    if (shared && (value_dim > key_dim || type == KvType::kPairs))
+        throw std::invalid_argument("these keys cannot hold the values, too");
     constexpr int64_t kLine = 64;
     const bool two = type == KvType::kPairs || type == KvType::kInt4;  // columns of a key together
     const int64_t padded = round_up(value_dim, kLanes);
     const int64_t depth = two ? round_up(key_dim, 2) : key_dim;
+    const int64_t cut = shared ? std::min(key_dim, round_up(value_dim, 2)) : key_dim;
     const int64_t values = round_up(kBlockTokens * depth * bits_of(type) / 8, kLine);
-    const int64_t scales = values + kBlockTokens * padded * bits_of(type) / 8;
+    const int64_t scales = values + (shared ? 0 : kBlockTokens * padded * bits_of(type) / 8);
     const int64_t bytes = round_up(scales + kBlockTokens * scale_bytes(type), kLine);
-    return {nullptr, type, kv_heads, key_dim, value_dim, padded, values, scales, bytes, nullptr};
+    return {nullptr, type, kv_heads, key_dim, value_dim, padded,
+            shared,  cut,  values,   scales,  bytes,     nullptr};
 }
 
 Runtime::Runtime(const Kernels& kernels, int threads, const std::vector<int>& cpus)
@@ -49,9 +53,8 @@ void Runtime::pause_if_due() {
     paused_ = std::chrono::steady_clock::now();
 }
 
-void Runtime::add_kv_layer(int64_t kv_heads, int64_t key_dim, int64_t value_dim, KvType type,
-                           int64_t group, int64_t page, std::vector<float> factors) {
-    const Cache cache = cache_of(kv_heads, key_dim, value_dim, type);
+void Runtime::add_kv_layer(const Cache& cache, int64_t group, int64_t page,
+                           std::vector<float> factors) {
     const int64_t bytes = cache.kv_heads * cache.head_bytes;
     const auto pages = static_cast<int64_t>(pages_.size());
     if (group < 0 || page < 0 || page > pages)
@@ -60,8 +63,8 @@ void Runtime::add_kv_layer(int64_t kv_heads, int64_t key_dim, int64_t value_dim,
     if (pages_[page].block_bytes != bytes)
         throw std::invalid_argument("layers whose blocks differ in size cannot share a page");
     const bool factored = !factors.empty();
-    if (factored &&
-        (type != KvType::kInt4 || static_cast<int64_t>(factors.size()) != kv_heads * key_dim))
+    if (factored && (cache.type != KvType::kInt4 ||
+                     static_cast<int64_t>(factors.size()) != cache.kv_heads * cache.key_dim))
         throw std::invalid_argument("factors are of each column of int4 keys");
     groups_ = std::max(groups_, group + 1);
     layers_.push_back({cache, group, page, std::move(factors)});

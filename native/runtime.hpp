@@ -13,8 +13,10 @@
 
 namespace galley {
 
-// A layer's cache, laid out but without memory.
-Cache cache_of(int64_t kv_heads, int64_t key_dim, int64_t value_dim, KvType type);
+// A layer's cache, laid out but without memory. Values that are `shared` are the first columns of
+// keys: throws std::invalid_argument if keys have fewer, or for kPairs.
+Cache cache_of(int64_t kv_heads, int64_t key_dim, int64_t value_dim, KvType type,
+               bool shared = false);
 
 class Runtime {
   public:
@@ -34,9 +36,8 @@ class Runtime {
     // A layer of KV group `group` (see galley.graph.program.KVGroup). Layers of different groups
     // with the same `page` share its memory: a block belongs to one group at a time. Throws
     // std::invalid_argument if their blocks differ in size, or pages do not follow each other.
-    // `factors`: as Cache has them, or none.
-    void add_kv_layer(int64_t kv_heads, int64_t key_dim, int64_t value_dim, KvType type,
-                      int64_t group, int64_t page, std::vector<float> factors);
+    // `cache`: as cache_of() makes it; `factors`: as Cache has them, or none.
+    void add_kv_layer(const Cache& cache, int64_t group, int64_t page, std::vector<float> factors);
     int64_t kv_groups() const { return groups_; }
     int64_t kv_pages() const { return static_cast<int64_t>(pages_.size()); }
     int64_t kv_layers() const { return static_cast<int64_t>(layers_.size()); }

@@ -8,7 +8,7 @@
 
 #include "amx.hpp"
 #include "attention_few.hpp"
-#include "attention_vector.hpp"
+#include "attention_shared.hpp"
 
 namespace galley {
 namespace GALLEY_ISA {
@@ -99,6 +99,26 @@ GALLEY_INLINE void fill_values(const PairBF16* values, int64_t padded_value_dim,
         _mm512_store_si512(to, _mm512_maskz_loadu_epi32(t < count ? 0xffff : 0, from + d));
 }
 
+// Sixteen columns of keys, across tokens, as the tile of 32 tokens' values: a block's tokens and
+// the next one's, of which there are `count` in all.
+GALLEY_INLINE void turn_keys(const uint16_t* block, const uint16_t* next, int64_t columns,
+                             int64_t count, uint8_t* to) {
+    const auto lanes = [](int64_t n) {
+        return static_cast<__mmask16>(n >= kBlockTokens ? 0xffff : n > 0 ? (1 << n) - 1 : 0);
+    };
+    const __mmask16 some = lanes(count), more = lanes(count - kBlockTokens);
+    Floats tile[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) {
+        const int64_t at = least(i, columns - 1) * kBlockTokens;
+        tile[i].p[0] = (FloatPart)_mm512_inserti64x4(
+            _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(some, block + at)),
+            _mm256_maskz_loadu_epi16(more, next + at), 1);
+    }
+    transpose(tile);
+    for (int64_t i = 0; i < kLanes; ++i)
+        _mm512_store_si512(to + i * kTileRowBytes, (__m512i)tile[i].p[0]);
+}
+
 template <class T>
 struct TileProducts : AttendRows {
     static constexpr int kTogether = 2;  // see VectorProducts
@@ -143,14 +163,10 @@ struct TileProducts : AttendRows {
     }
 
     void mix_span(const Softmax& sums, int64_t span, int64_t keys) const {
-        constexpr int64_t kPanelStride = kSpan / kTileDepth * kTileBytes;
-        for (int64_t t = 0; t < up(keys, kTileDepth); t += 2) {
-            // Where there is no key any more there may be no block.
-            const uint8_t* from = piece_of(t < keys ? span + t : span) + cache.values;
-            const int64_t slot = t % kBlockTokens;
-            fill_values(reinterpret_cast<const T*>(from), cache.padded_value_dim, slot,
-                        keys - t + slot, value_panel + t / 2 * kTileRowBytes, kPanelStride);
-        }
+        if (cache.shared)
+            turn_values(span, keys);
+        else
+            copy_values(span, keys);
         TileProduct{weights,
                     kSpan * static_cast<int64_t>(sizeof *weights),
                     value_panel,
@@ -166,6 +182,33 @@ struct TileProducts : AttendRows {
     }
 
   private:
+    static constexpr int64_t kPanelStride = kSpan / kTileDepth * kTileBytes;
+
+    // Where there is no key any more there may be no block: there it is another one.
+    const T* block_of(int64_t span, int64_t t, int64_t keys, int64_t offset) const {
+        return reinterpret_cast<const T*>(piece_of(t < keys ? span + t : span) + offset);
+    }
+
+    void copy_values(int64_t span, int64_t keys) const {
+        for (int64_t t = 0; t < up(keys, kTileDepth); t += 2) {
+            const int64_t slot = t % kBlockTokens;
+            fill_values(block_of(span, t, keys, cache.values), cache.padded_value_dim, slot,
+                        keys - t + slot, value_panel + t / 2 * kTileRowBytes, kPanelStride);
+        }
+    }
+
+    void turn_values(int64_t span, int64_t keys) const {
+        if constexpr (sizeof(T) == sizeof(uint16_t))
+            for (int64_t t = 0; t < keys; t += kTileDepth) {
+                const T* block = block_of(span, t, keys, 0);
+                const T* next = block_of(span, t + kBlockTokens, keys, 0);
+                for (int64_t d = 0; d < cache.padded_value_dim; d += kLanes)
+                    turn_keys(block + d * kBlockTokens, next + d * kBlockTokens,
+                              least(kLanes, cache.value_dim - d), keys - t,
+                              value_panel + d / kLanes * kPanelStride + t / 2 * kTileRowBytes);
+            }
+    }
+
     TileProducts(const Attend& attend, int64_t some, int64_t dims)
         : AttendRows(attend, some,
                      reinterpret_cast<float*>(attend.scratch) +
@@ -203,12 +246,14 @@ template <>
 struct InTiles<uint16_t> {
     using Products = TileProducts<uint16_t>;
     using Few = FewProducts;
+    using Shared = Products;  // for few rows, too: they are of many heads
     static bool few(int64_t rows) { return rows <= FewProducts::kMostRows; }
 };
 template <>
 struct InTiles<PairBF16> {
     using Products = TileProducts<PairBF16>;
     using Few = Products;
+    using Shared = Products;
     static bool few(int64_t) { return false; }
 };
 

@@ -13,7 +13,9 @@ namespace GALLEY_ISA {
 constexpr int kRows = kWidth == 4 ? 2 : 4;
 constexpr int kColumns = kWidth == 16 ? 4 : 1;
 
-template <class T>
+// `kStretches` of a key's columns have scales of their own: two where `cache.cut` is before the
+// end.
+template <class T, int kStretches = 1>
 struct VectorProducts : AttendRows {
     using Its = Operands<T>;
     using Read = Values<T>;
@@ -23,14 +25,14 @@ struct VectorProducts : AttendRows {
 
     float* queries;  // for each tile of rows [key_dim / kDepth][rows of the tile][kRoom]
     // Of kInt4 alone: each query's sum, and what the lows of a span's values add to each column.
-    float* sums_of_queries;  // [rows]
+    float* sums_of_queries;  // [kStretches][rows]
     float* lows;             // [rows]
 
     explicit VectorProducts(const Attend& attend)
         : AttendRows(attend, attend.tokens * attend.group,
                      reinterpret_cast<float*>(attend.scratch) + room_before_scores(attend)),
           queries(reinterpret_cast<float*>(attend.scratch)),
-          sums_of_queries(scores - (kInt4 ? 2 * up(rows, kLanes) : 0)),
+          sums_of_queries(scores - room_of_sums(rows)),
           lows(scores - (kInt4 ? up(rows, kLanes) : 0)) {
         for (int64_t row = 0; row < rows; row += kRows) {
             const int64_t count = rows - row < kRows ? rows - row : kRows;
@@ -45,6 +47,10 @@ struct VectorProducts : AttendRows {
     }
 
     int64_t depth() const { return quotient_up(cache.key_dim, kDepth); }
+    // Where a stretch of a key's columns ends.
+    int64_t end_of(int stretch) const {
+        return stretch + 1 == kStretches ? cache.key_dim : cache.cut;
+    }
 
     // Columns of scores that are softened together.
     static constexpr int kTogether = 1;
@@ -71,7 +77,7 @@ struct VectorProducts : AttendRows {
             lows[row] = (c ? lows[row] : 0.0f) + sum(added);
             store(s + c, p[0] * load_bf16(ranges(cache, from, 2)));
         } else if constexpr (kInt8)
-            store(s + c, p[0] * load(value_scales(cache, piece_of(span + c))));
+            store(s + c, p[0] * load(scales(cache, piece_of(span + c), 1)));
         else if constexpr (Read::kDepth == 2)
             store_bf16(reinterpret_cast<uint16_t*>(s) + c, p[0]);
         else
@@ -85,26 +91,32 @@ struct VectorProducts : AttendRows {
     }
 
   private:
+    static int64_t room_of_sums(int64_t some) {
+        return kInt4 ? (kStretches + 1) * up(some, kLanes) : 0;
+    }
     static int64_t room_before_scores(const Attend& attend) {
         const int64_t some = attend.tokens * attend.group;
-        return some * up(attend.cache.key_dim, kLanes) + (kInt4 ? 2 * up(some, kLanes) : 0);
+        return some * up(attend.cache.key_dim, kLanes) + room_of_sums(some);
     }
 
     // A query times the factors that its keys are divided by.
     void pack_scaled(int64_t row, float* to, int64_t stride) const {
         const float* q = query(row);
         const float* factors = cache.factors ? cache.factors + a.kv_head * cache.key_dim : nullptr;
-        Floats total = splat(0.0f);
-        for (int64_t d = 0; d < cache.key_dim; d += kLanes) {
-            const int64_t left = cache.key_dim - d;
-            Floats x = load_some(q + d, left);
-            if (factors) x = x * load_some(factors + d, left);
-            total = total + x;
-            float some[kLanes];
-            store(some, x);
-            Its::pack(some, least(kLanes, left), to + d / kDepth * stride * kRoom, stride);
+        int64_t begin = 0;
+        for (int stretch = 0; stretch < kStretches; begin = end_of(stretch++)) {
+            Floats total = splat(0.0f);
+            for (int64_t d = begin; d < end_of(stretch); d += kLanes) {
+                const int64_t left = end_of(stretch) - d;
+                Floats x = load_some(q + d, left);
+                if (factors) x = x * load_some(factors + d, left);
+                total = total + x;
+                float some[kLanes];
+                store(some, x);
+                Its::pack(some, least(kLanes, left), to + d / kDepth * stride * kRoom, stride);
+            }
+            sums_of_queries[stretch * rows + row] = sum(total);
         }
-        sums_of_queries[row] = sum(total);
     }
 
     // R rows against C blocks of keys from `at` on, which are columns `column` of the span.
@@ -112,47 +124,56 @@ struct VectorProducts : AttendRows {
     void score(int64_t row, int64_t at, int64_t column) const {
         const T* keys[C];
         const uint8_t* next[C];
-        Floats acc[R][C];
+        Floats score[R][C];
         GALLEY_UNROLL for (int c = 0; c < C; ++c) {
             keys[c] = reinterpret_cast<const T*>(piece_of(at + c * kBlockTokens));
             next[c] = piece_after(at + c * kBlockTokens);
-            GALLEY_UNROLL for (int r = 0; r < R; ++r) acc[r][c] = splat(0.0f);
         }
         constexpr int64_t kBytes = kBlockTokens * sizeof(T);  // for each d
         const float* q = queries + row * depth() * kRoom;
         const bool first = row == 0;
-        for (int64_t d = 0; d < depth(); ++d) {
-            typename Its::Lanes key[C];
+        int64_t d = 0;
+        GALLEY_UNROLL for (int stretch = 0; stretch < kStretches; ++stretch) {
+            Floats acc[R][C];
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int c = 0; c < C; ++c)
+                acc[r][c] = splat(0.0f);
+            for (const int64_t end = quotient_up(end_of(stretch), kDepth); d < end; ++d) {
+                typename Its::Lanes key[C];
+                GALLEY_UNROLL for (int c = 0; c < C; ++c) {
+                    if (first && d * kBytes % kLine == 0) fetch(next[c] + d * kBytes);
+                    key[c] = load_operands(keys[c] + d * kBlockTokens);
+                }
+                GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                    const auto query = Its::spread(q + (d * R + r) * kRoom);
+                    GALLEY_UNROLL for (int c = 0; c < C; ++c) acc[r][c] =
+                        Its::dot(acc[r][c], query, key[c]);
+                }
+            }
             GALLEY_UNROLL for (int c = 0; c < C; ++c) {
-                if (first && d * kBytes % kLine == 0) fetch(next[c] + d * kBytes);
-                key[c] = load_operands(keys[c] + d * kBlockTokens);
-            }
-            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-                const auto query = Its::spread(q + (d * R + r) * kRoom);
-                GALLEY_UNROLL for (int c = 0; c < C; ++c) acc[r][c] =
-                    Its::dot(acc[r][c], query, key[c]);
-            }
-        }
-        GALLEY_UNROLL for (int c = 0; c < C; ++c) {
-            const Floats unit = unit_of_keys(at + c * kBlockTokens);
-            const Floats low = low_of_keys(at + c * kBlockTokens);
-            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-                Floats score = acc[r][c] * unit;
-                if constexpr (kInt4) score = fma(splat(sums_of_queries[row + r]), low, score);
-                store(scores + (row + r) * kSpan + column + c * kBlockTokens, score);
+                const Floats unit = unit_of_keys(at + c * kBlockTokens, stretch);
+                const Floats low = low_of_keys(at + c * kBlockTokens, stretch);
+                GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                    Floats part = acc[r][c] * unit;
+                    if constexpr (kInt4)
+                        part = fma(splat(sums_of_queries[stretch * rows + row + r]), low, part);
+                    score[r][c] = stretch ? score[r][c] + part : part;
+                }
             }
         }
+        GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int c = 0; c < C; ++c)
+            store(scores + (row + r) * kSpan + column + c * kBlockTokens, score[r][c]);
     }
 
-    Floats unit_of_keys(int64_t at) const {
+    Floats unit_of_keys(int64_t at, int stretch) const {
         if constexpr (kInt4)
-            return splat(a.scale) * load_bf16(ranges(cache, piece_of(at), 0));
+            return splat(a.scale) * load_bf16(ranges(cache, piece_of(at), 2 * stretch));
         else if constexpr (kInt8)
-            return splat(a.scale) * load(key_scales(cache, piece_of(at)));
+            return splat(a.scale) * load(scales(cache, piece_of(at), stretch));
         return splat(a.scale);
     }
-    Floats low_of_keys(int64_t at) const {
-        if constexpr (kInt4) return splat(a.scale) * load_bf16(ranges(cache, piece_of(at), 1));
+    Floats low_of_keys(int64_t at, int stretch) const {
+        if constexpr (kInt4)
+            return splat(a.scale) * load_bf16(ranges(cache, piece_of(at), 2 * stretch + 1));
         return splat(0.0f);
     }
 
@@ -217,14 +238,6 @@ struct VectorProducts : AttendRows {
             mix_rows<R - 1>(sums, count, row, span, keys);
         }
     }
-};
-
-// What computes with elements T (AttentionKernels): the same for any number of rows.
-template <class T>
-struct InVectors {
-    using Products = VectorProducts<T>;
-    using Few = Products;
-    static bool few(int64_t) { return false; }
 };
 
 }  // namespace GALLEY_ISA

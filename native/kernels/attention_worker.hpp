@@ -6,7 +6,7 @@
 // bits: so they do not depend on batches, chunked prompts or threads.
 #pragma once
 
-#include "attention_vector.hpp"
+#include "attention_shared.hpp"
 
 namespace galley {
 namespace GALLEY_ISA {
@@ -155,14 +155,16 @@ static inline void finish(const Attend& a, const Softmax& s) {
 }
 
 // The kernels of attention with what Chosen<T> says computes with elements T of the cache:
-// Products, or Few for so few rows as few() says.
+// Products, or Few for so few rows as few() says, or Shared where values are columns of keys.
 template <template <class> class Chosen>
 struct AttentionKernels {
     template <class F>
     static void with_worker(const Attend& a, const F& f) {
         with_element(a.cache.type, [&](auto e) {
             using Its = Chosen<decltype(e)>;
-            if (Its::few(a.tokens * a.group))
+            if (a.cache.shared)
+                f(Worker<decltype(e), typename Its::Shared>(a));
+            else if (Its::few(a.tokens * a.group))
                 f(Worker<decltype(e), typename Its::Few>(a));
             else
                 f(Worker<decltype(e), typename Its::Products>(a));

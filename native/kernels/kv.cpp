@@ -43,20 +43,35 @@ void write_value(const float* x, int64_t count, int8_t* out, const Rounding& rou
     write_head(x, count, out, 1, rounding);
 }
 
+// Calls f(which, begin, end) for each stretch of a key's columns that has scales of its own.
+template <class F>
+void each_stretch(const Cache& c, const F& f) {
+    f(0, 0, c.cut);
+    if (c.cut < c.key_dim) f(1, c.cut, c.key_dim);
+}
+
+// How `count` columns of a token are rounded, which `scale` is told.
+template <class T>
+Rounding rounding_to(const float* x, int64_t count, float* scale) {
+    if constexpr (sizeof(T) > 1) return {};
+    const Rounding rounding = rounding_of(x, count);
+    *scale = rounding.scale;
+    return rounding;
+}
+
 template <class T>
 void write(const Cache& c, const float* k, const float* v, int64_t block, int64_t slot) {
     for (int64_t h = 0; h < c.kv_heads; ++h, k += c.key_dim, v += c.value_dim) {
         uint8_t* to = piece(c, block, h);
-        Rounding keys{}, values{};
-        if constexpr (sizeof(T) == 1) {
-            keys = rounding_of(k, c.key_dim);
-            values = rounding_of(v, c.value_dim);
-            key_scales(c, to)[slot] = keys.scale;
-            value_scales(c, to)[slot] = values.scale;
-        }
+        each_stretch(c, [&](int which, int64_t begin, int64_t end) {
+            const Rounding keys =
+                rounding_to<T>(k + begin, end - begin, scales(c, to, which) + slot);
+            write_head(k + begin, end - begin,
+                       reinterpret_cast<T*>(to) + begin * kBlockTokens + slot, kBlockTokens, keys);
+        });
+        if (c.shared) continue;
         T* out = reinterpret_cast<T*>(to + c.values) + slot * c.padded_value_dim;
-        write_head(k, c.key_dim, reinterpret_cast<T*>(to) + slot, kBlockTokens, keys);
-        write_value(v, c.value_dim, out, values);
+        write_value(v, c.value_dim, out, rounding_to<T>(v, c.value_dim, scales(c, to, 1) + slot));
     }
 }
 
@@ -72,20 +87,42 @@ void write<PairBF16>(const Cache& c, const float* k, const float* v, int64_t blo
     }
 }
 
+// The range of `count` columns of a token, which the cache is told.
+Range range_to(const Cache& c, const float* x, const float* factors, int64_t count, int which,
+               uint8_t* to, int64_t slot) {
+    const Range range = range_of(x, factors, count);
+    ranges(c, to, 2 * which)[slot] = to_bf16(range.scale);
+    ranges(c, to, 2 * which + 1)[slot] = to_bf16(range.low);
+    return range;
+}
+
+// Columns `begin`, which is even, to `end` of a head's key.
+void write_int4_key(const Cache& c, const float* k, const float* factors, uint8_t* to, int64_t slot,
+                    int which, int64_t begin, int64_t end) {
+    k += begin;
+    factors = factors ? factors + begin : nullptr;
+    const int64_t count = end - begin;
+    const Range range = range_to(c, k, factors, count, which, to, slot);
+    int8_t q[kLanes];
+    for (int64_t d = 0; d < count; d += kLanes) {
+        store_bytes(q, round(range, load_over(k, factors, d, count, range.low)));
+        const int64_t left = least(kLanes, count - d);
+        if (left % 2) q[left] = 0;
+        for (int64_t i = 0; i < left; i += 2)
+            to[(begin + d + i) / 2 * kBlockTokens + slot] =
+                static_cast<uint8_t>(q[i] | q[i + 1] << 4);
+    }
+}
+
 // A head's key and value of one token.
 void write_int4(const Cache& c, const float* k, const float* v, const float* factors, uint8_t* to,
                 int64_t slot) {
-    const Range keys = range_of(k, factors, c.key_dim), values = range_of(v, nullptr, c.value_dim);
-    const float all[] = {keys.scale, keys.low, values.scale, values.low};
-    for (int i = 0; i < 4; ++i) ranges(c, to, i)[slot] = to_bf16(all[i]);
+    each_stretch(c, [&](int which, int64_t begin, int64_t end) {
+        write_int4_key(c, k, factors, to, slot, which, begin, end);
+    });
+    if (c.shared) return;
+    const Range values = range_to(c, v, nullptr, c.value_dim, 1, to, slot);
     int8_t q[kLanes];
-    for (int64_t d = 0; d < c.key_dim; d += kLanes) {
-        store_bytes(q, round(keys, load_over(k, factors, d, c.key_dim, keys.low)));
-        const int64_t left = least(kLanes, c.key_dim - d);
-        if (left % 2) q[left] = 0;
-        for (int64_t i = 0; i < left; i += 2)
-            to[(d + i) / 2 * kBlockTokens + slot] = static_cast<uint8_t>(q[i] | q[i + 1] << 4);
-    }
     uint8_t* out = to + c.values + slot * c.padded_value_dim / 2;
     for (int64_t d = 0; d < c.value_dim; d += kLanes, out += kLanes / 2) {
         store_bytes(q, round(values, load_some(v + d, c.value_dim - d, values.low)));
@@ -164,18 +201,18 @@ void write_keys(const Rows& k, T* out, const Rounding* roundings) {
 
 template <class T>
 void write_block(const Cache& c, const Rows& k, const Rows& v, int64_t, uint8_t* to) {
-    Rounding keys[kBlockTokens] = {}, values[kBlockTokens] = {};
-    if constexpr (sizeof(T) == 1)
-        for (int64_t t = 0; t < kBlockTokens; ++t) {
-            keys[t] = rounding_of(k[t], k.count);
-            values[t] = rounding_of(v[t], v.count);
-            key_scales(c, to)[t] = keys[t].scale;
-            value_scales(c, to)[t] = values[t].scale;
-        }
-    write_keys(k, reinterpret_cast<T*>(to), keys);
+    each_stretch(c, [&](int which, int64_t begin, int64_t end) {
+        const Rows some = {k.first + begin, k.stride, end - begin};
+        Rounding roundings[kBlockTokens];
+        for (int64_t t = 0; t < kBlockTokens; ++t)
+            roundings[t] = rounding_to<T>(some[t], some.count, scales(c, to, which) + t);
+        write_keys(some, reinterpret_cast<T*>(to) + begin * kBlockTokens, roundings);
+    });
+    if (c.shared) return;
     T* out = reinterpret_cast<T*>(to + c.values);
     for (int64_t t = 0; t < kBlockTokens; ++t)
-        write_value(v[t], v.count, out + t * c.padded_value_dim, values[t]);
+        write_value(v[t], v.count, out + t * c.padded_value_dim,
+                    rounding_to<T>(v[t], v.count, scales(c, to, 1) + t));
 }
 
 template <>

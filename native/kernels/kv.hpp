@@ -90,12 +90,9 @@ GALLEY_INLINE void with_element(KvType type, const F& f) {
 GALLEY_INLINE uint8_t* piece(const Cache& c, int64_t block, int64_t kv_head) {
     return c.data + (block * c.kv_heads + kv_head) * c.head_bytes;
 }
-// Of 16 tokens each.
-GALLEY_INLINE float* key_scales(const Cache& c, uint8_t* piece) {
-    return reinterpret_cast<float*>(piece + c.scales);
-}
-GALLEY_INLINE float* value_scales(const Cache& c, uint8_t* piece) {
-    return key_scales(c, piece) + kBlockTokens;
+// Of 16 tokens each: `which` of the two.
+GALLEY_INLINE float* scales(const Cache& c, uint8_t* piece, int which) {
+    return reinterpret_cast<float*>(piece + c.scales) + which * kBlockTokens;
 }
 
 }  // namespace GALLEY_ISA

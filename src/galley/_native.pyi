@@ -118,7 +118,9 @@ def packed_bytes(
 ) -> int:
     """Bytes of a :class:`Packed` made with these arguments, padding included."""
 
-def kv_block_bytes(kv_heads: int, key_dim: int, value_dim: int, type: str) -> int:
+def kv_block_bytes(
+    kv_heads: int, key_dim: int, value_dim: int, type: str, shared: bool = False
+) -> int:
     """Bytes of one KV block in a layer that :meth:`Runtime.add_kv_layer` adds with these arguments."""
 
 def joined(parts: Sequence[Packed]) -> list[Packed]:
@@ -163,10 +165,16 @@ class Runtime:
         group: int = 0,
         page: int | None = None,
         factors: list[float] = [],
+        shared: bool = False,
     ) -> None:
         """A layer of a KV group; layers of different groups may share a ``page``, by default none do.
 
         ``factors``: by which int4 keys are divided and queries multiplied, [kv_heads * key_dim]; none: 1.
+        ``shared``: values are the first columns of keys, whatever an op gives as values.
+
+        Raises:
+            ValueError: factors are not of int4 keys or not one a column, blocks of a page differ in size,
+                or shared keys have fewer columns than the values.
         """
 
     def set_pause(self, pause: Callable[[], None]) -> None:

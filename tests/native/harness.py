@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -188,9 +188,10 @@ class RoundingExecutor(ReferenceExecutor):
 
     def _attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         q, *kv = inputs
+        stretches = self._layouts[op.attrs["layer"]].stretches, (op.attrs["value_dim"],)
         rounded = [
-            [self.kv_rounding(tile.view(-1, dim)).view(tile.shape) for tile in tiles]
-            for tiles, dim in zip(kv, (op.attrs["key_dim"], op.attrs["value_dim"]), strict=True)
+            [round_stretches(self.kv_rounding, tile, columns) for tile in tiles]
+            for tiles, columns in zip(kv, stretches, strict=True)
         ]
         if self.isa == "amx" and self.kv_rounding is ROUNDING["bfloat16"]:
             scale = op.attrs["scale"]
@@ -207,6 +208,14 @@ class RoundingExecutor(ReferenceExecutor):
         routers = (self._weights[name] for name in self._program.routers)
         routes = any(weight is router for router in routers)
         return linear((self.routing if routes else self.rounding)(x), weight, bias)
+
+
+def round_stretches(
+    rounding: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor, columns: Sequence[int]
+) -> torch.Tensor:
+    """Rows of heads, rounded in stretches of so many columns of a head."""
+    parts = torch.split(rows.view(-1, sum(columns)), list(columns), dim=-1)
+    return torch.cat([rounding(part) for part in parts], dim=-1).view(rows.shape)
 
 
 def round_int8(x: torch.Tensor) -> torch.Tensor:

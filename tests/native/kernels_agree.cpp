@@ -270,10 +270,10 @@ struct Context {
     Memory memory;
     std::vector<int64_t> table;
 
-    Context(const Kernels& k, KvType type, int64_t kv_heads, int64_t key_dim, int64_t value_dim,
-            const FloatRow& keys, const FloatRow& values)
-        : cache(cache_of(kv_heads, key_dim, value_dim, type)) {
-        const int64_t width = kv_heads * key_dim, value_width = kv_heads * value_dim;
+    Context(const Kernels& k, const Cache& layout, const FloatRow& keys, const FloatRow& values)
+        : cache(layout) {
+        const int64_t kv_heads = cache.kv_heads;
+        const int64_t width = kv_heads * cache.key_dim, value_width = kv_heads * cache.value_dim;
         const int64_t tokens = static_cast<int64_t>(keys.size()) / width;
         const int64_t blocks = round_up(tokens, kBlockTokens) / kBlockTokens;
         memory = Memory((blocks + 1) * kv_heads * cache.head_bytes);
@@ -293,13 +293,14 @@ struct Context {
     }
 };
 
-void check_attention(KvType type, int64_t group, int64_t key_dim, int64_t value_dim,
-                     int64_t window) {
+void check_attention(KvType type, int64_t group, int64_t key_dim, int64_t value_dim, int64_t window,
+                     bool shared) {
     const int64_t tokens = 1050, rows = 5, kv_heads = 2;
     const FloatRow keys = normal(tokens * kv_heads * key_dim);
     const FloatRow values = normal(tokens * kv_heads * value_dim);
-    const Context tested(kTested, type, kv_heads, key_dim, value_dim, keys, values);
-    const Context portable(kPortable, type, kv_heads, key_dim, value_dim, keys, values);
+    const Cache layout = cache_of(kv_heads, key_dim, value_dim, type, shared);
+    const Context tested(kTested, layout, keys, values);
+    const Context portable(kPortable, layout, keys, values);
     const std::string what = "attention over " + std::to_string(static_cast<int>(type)) + ", " +
                              std::to_string(group) + " x " + std::to_string(key_dim);
     same("cache of " + what, tested.memory.data(), portable.memory.data(),
@@ -378,9 +379,10 @@ int main() {
     check_row_ops();
     for (KvType type :
          {KvType::kF32, KvType::kBF16, KvType::kInt8, KvType::kInt4, KvType::kPairs}) {
-        check_attention(type, 1, 64, 64, 0);
-        check_attention(type, 7, 34, 34, 0);
-        check_attention(type, 2, 48, 16, 600);
+        check_attention(type, 1, 64, 64, 0, false);
+        check_attention(type, 7, 34, 34, 0, false);
+        check_attention(type, 2, 48, 16, 600, false);
+        if (type != KvType::kPairs) check_attention(type, 7, 44, 33, 0, true);
     }
     check_sampling();
     check_peak();

@@ -13,6 +13,7 @@ import torch
 from galley import LLM, SamplingParams, _native
 from galley.engine_settings import KVType
 from galley.errors import SettingsError
+from galley.graph.program import KVLayout
 from galley.ops.isa import ISA_VARIABLE
 from galley.types import BLOCK_TOKENS
 from tests.checkpoints import KNOWN_OPS, ROUTED, VARIANTS, make_checkpoint, random_ids
@@ -25,6 +26,7 @@ from tests.native.harness import (
     Floats,
     as_weight,
     cpu_executor,
+    round_stretches,
     rounded_queries,
     rounding_executor,
 )
@@ -40,6 +42,12 @@ class Shape:
     value_dim: int
     window: int = 0
     cap: float = 0.0
+    shared: bool = False
+
+    @property
+    def stretches(self) -> tuple[int, ...]:
+        """Of a key's columns, rounded together."""
+        return KVLayout(1, self.key_dim, self.value_dim, shared=self.shared).stretches
 
     @property
     def scale(self) -> float:
@@ -73,7 +81,9 @@ class Attention:
         offsets = np.cumsum([0, *strides]).tolist()
         slots = [(offset, stride, 0) for offset, stride in zip(offsets, strides, strict=False)]
         runtime = _native.Runtime(isa, threads, [])
-        runtime.add_kv_layer(shape.kv_heads, shape.key_dim, shape.value_dim, kv_type)
+        runtime.add_kv_layer(
+            shape.kv_heads, shape.key_dim, shape.value_dim, kv_type, shared=shape.shared
+        )
         program = _native.Program(runtime, sum(strides), shape.width)
         for slot, values in zip(slots[:3], rows, strict=True):
             table = _native.Packed("float32", *values.shape)
@@ -109,12 +119,19 @@ class Attention:
 
 
 def random_rows(shape: Shape, count: int, rng: np.random.Generator) -> tuple[Floats, ...]:
-    """Queries, keys and values; some tokens far larger or smaller than the others, some all zeros."""
+    """Queries, keys and values; some tokens far larger or smaller than the others, some all zeros.
+
+    Of shared ones a key's last column is far larger than those that are the value.
+    """
     rows = []
     for width in shape.widths:
         values = rng.standard_normal((count, width), dtype=np.float32)
         size = rng.choice([1.0, 1.0, 1.0, 4.0, 1e-3, 0.0], (count, 1)).astype(np.float32)
         rows.append(values * size)
+    if shape.shared:
+        keys = rows[1].reshape(count, shape.kv_heads, shape.key_dim)
+        keys[..., -1] *= 20
+        rows[2] = np.ascontiguousarray(keys[..., : shape.value_dim]).reshape(count, -1)
     return tuple(rows)
 
 
@@ -129,13 +146,14 @@ def attend(
         queries = rounded_queries(queries, shape.scale, isa)
         slack = float(np.abs(rows[2]).max()) * 2**-9
 
-    def rounded(x: Floats, dim: int) -> npt.NDArray[np.float64]:
-        """[rows, kv_heads, dim]"""
-        result = ROUNDING[kv_type](torch.from_numpy(x.reshape(-1, dim))).double().numpy()
-        return result.reshape(len(x), shape.kv_heads, dim)
+    def rounded(x: Floats, columns: tuple[int, ...]) -> npt.NDArray[np.float64]:
+        """[rows, kv_heads, columns]"""
+        result = round_stretches(ROUNDING[kv_type], torch.from_numpy(x), columns).double().numpy()
+        return result.reshape(len(x), shape.kv_heads, sum(columns))
 
     q = queries.reshape(len(queries), shape.kv_heads, shape.group, -1).astype(np.float64)
-    k, v = rounded(rows[1], shape.key_dim), rounded(rows[2], shape.value_dim)
+    k = rounded(rows[1], shape.stretches)
+    v = k[..., : shape.value_dim] if shape.shared else rounded(rows[2], (shape.value_dim,))
     at, keys = chosen[:, None], np.arange(len(k))
     seen = (keys <= at) & ((keys > at - shape.window) | (shape.window == 0))
     scores = np.einsum("qhgd,khd->hgqk", q, k, optimize=True) * shape.scale
@@ -171,6 +189,10 @@ SHAPES = (
     Shape(4, 1, 192, 128),
     Shape(1, 5, 33, 70, window=600),
     Shape(1, 6, 576, 512),
+    Shape(1, 16, 576, 512, shared=True),
+    Shape(1, 3, 36, 26, shared=True),
+    Shape(1, 5, 21, 17, window=100, cap=1.5, shared=True),
+    Shape(2, 1, 70, 64, window=600, shared=True),
 )
 
 
@@ -210,6 +232,7 @@ def test_ragged_batches_agree_with_float64(shape: Shape, kv_type: str) -> None:
         Shape(2, 4, 40, 24),
         Shape(1, 3, 24, 40, window=700),
         Shape(2, 1, 192, 128),
+        Shape(1, 7, 84, 66, shared=True),
     ],
     ids=str,
 )
@@ -250,11 +273,12 @@ def test_a_row_alone_has_the_bits_of_the_smallest_values(isa: str, exponent: int
         assert np.array_equal(attention.run([(0, at, at + 1, table)])[0], whole[at]), at
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 @pytest.mark.parametrize("isa", ISAS)
-def test_what_an_evicted_block_held_does_not_show(isa: str, kv_type: str) -> None:
+def test_what_an_evicted_block_held_does_not_show(isa: str, kv_type: str, shared: bool) -> None:
     """Blocks are handed on uncleared: behind a sequence's end lie another's keys, even infinite ones."""
-    shape, rng = Shape(2, 2, 20, 20), np.random.default_rng(1)
+    shape, rng = Shape(2, 2, 20, 18 if shared else 20, shared=shared), np.random.default_rng(1)
     rows = random_rows(shape, 64, rng)
     for part in rows:
         part[32:] = np.inf
@@ -280,8 +304,13 @@ def test_a_block_takes_the_bytes_of_its_type() -> None:
         runtime.add_kv_layer(4, 192, 128, kv_type)
         block += BLOCK_TOKENS * 4 * ((192 + 128) * element + 2 * scales)
         assert runtime.kv_bytes_per_block() == block
+        runtime.add_kv_layer(1, 576, 512, kv_type, shared=True)
+        block += BLOCK_TOKENS * (576 * element + 2 * scales)
+        assert runtime.kv_bytes_per_block() == block
     with pytest.raises(ValueError, match="unknown KV type 'int2'"):
         runtime.add_kv_layer(8, 64, 64, "int2")
+    with pytest.raises(ValueError, match="cannot hold the values"):
+        runtime.add_kv_layer(1, 64, 65, "int8", shared=True)
 
 
 @pytest.mark.parametrize(
@@ -307,18 +336,18 @@ def test_every_kv_type_agrees_with_torch(
 Generated = list[tuple[list[int], Any]]
 
 
-@pytest.fixture(scope="module")
-def long_context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(
-        tmp_path_factory.mktemp("long"), "llama", max_position_embeddings=2048, num_hidden_layers=1
-    )
-
-
-@pytest.mark.parametrize("kv_type", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("variant", "kv_type"),
+    [("llama", kv) for kv in ("bfloat16", "int8", "int4")]
+    + [("deepseek-v2", kv) for kv in ("bfloat16", "int8")],
+)
 def test_prefixes_chunks_and_preemption_leave_every_bit(
-    kv_type: KVType, long_context: Path
+    variant: str, kv_type: KVType, tmp_path: Path
 ) -> None:
     """Log-probabilities are compared as floats, not rounded: contexts of one chunk of keys and of two."""
+    long_context = make_checkpoint(
+        tmp_path, variant, max_position_embeddings=2048, num_hidden_layers=1
+    )
     shared = random_ids(3, 540)
     prompts = [random_ids(20 + n, n) for n in (1, 17, 90, 700)] + [[*shared, 7], [*shared, 8, 9]]
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3)

@@ -14,14 +14,5 @@ GALLEY_INLINE float largest(Floats a) {
     return v[0];
 }
 
-// Rows become columns.
-GALLEY_INLINE void transpose(Floats (&a)[kLanes]) {
-    float rows[kLanes][kLanes], columns[kLanes][kLanes];
-    for (int i = 0; i < kLanes; ++i) store(rows[i], a[i]);
-    for (int i = 0; i < kLanes; ++i)
-        for (int j = 0; j < kLanes; ++j) columns[j][i] = rows[i][j];
-    for (int i = 0; i < kLanes; ++i) a[i] = load(columns[i]);
-}
-
 }  // namespace GALLEY_ISA
 }  // namespace galley

@@ -134,6 +134,34 @@ GALLEY_INLINE UintPart splat_both(const uint16_t* x) {
 // GCC 12 spills one of a loop's sums otherwise, and each product waits for memory.
 GALLEY_INLINE void keep_in_registers(Floats& v) { GALLEY_PARTS asm("" : "+x"(v.p[i])); }
 
+// Rows become columns, by quarters of eight by eight.
+GALLEY_INLINE void transpose(Floats (&a)[kLanes]) {
+    Floats columns[kLanes];
+    GALLEY_UNROLL for (int q = 0; q < 4; ++q) {
+        const int row = q / 2, part = q % 2;
+        __m256 pairs[kWidth], fours[kWidth];
+        GALLEY_UNROLL for (int i = 0; i < kWidth; i += 2) {
+            const __m256 x = a[row * kWidth + i].p[part], y = a[row * kWidth + i + 1].p[part];
+            pairs[i] = _mm256_unpacklo_ps(x, y);
+            pairs[i + 1] = _mm256_unpackhi_ps(x, y);
+        }
+        GALLEY_UNROLL for (int i = 0; i < kWidth; i += 4)
+            GALLEY_UNROLL for (int j = 0; j < 2; ++j) {
+            const __m256d x = (__m256d)pairs[i + j], y = (__m256d)pairs[i + j + 2];
+            fours[i + 2 * j] = (__m256)_mm256_unpacklo_pd(x, y);
+            fours[i + 2 * j + 1] = (__m256)_mm256_unpackhi_pd(x, y);
+        }
+        // Half h of fours[4 * i + j] holds column 4 * h + j of the rows from 4 * i on.
+        GALLEY_UNROLL for (int j = 0; j < 4; ++j) {
+            columns[part * kWidth + j].p[row] =
+                (FloatPart)_mm256_permute2f128_ps(fours[j], fours[4 + j], 0x20);
+            columns[part * kWidth + 4 + j].p[row] =
+                (FloatPart)_mm256_permute2f128_ps(fours[j], fours[4 + j], 0x31);
+        }
+    }
+    GALLEY_UNROLL for (int i = 0; i < kLanes; ++i) a[i] = columns[i];
+}
+
 }  // namespace GALLEY_ISA
 }  // namespace galley
 

@@ -81,13 +81,29 @@ class Op:
 class KVLayout:
     """What a layer keeps per token and KV head: a key, ``key_dim`` wide, and a value, ``value_dim``.
 
-    ``window``: of how many of the latest tokens; 0 keeps all.
+    Attributes:
+        window: of how many of the latest tokens; 0 keeps all.
+        shared: values are the first columns of keys, and kept nowhere else.
     """
 
     kv_heads: int
     key_dim: int
     value_dim: int
     window: int = 0
+    shared: bool = False
+
+    @property
+    def stretches(self) -> tuple[int, ...]:
+        """Columns of a key that integers round together: all, or those that are the value, made even."""
+        first = (
+            min(self.key_dim, self.value_dim + self.value_dim % 2) if self.shared else self.key_dim
+        )
+        return (first, self.key_dim - first) if first < self.key_dim else (first,)
+
+    @property
+    def elements(self) -> int:
+        """Of one token, over all KV heads."""
+        return self.kv_heads * (self.key_dim + (0 if self.shared else self.value_dim))
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,4 +325,4 @@ class Program:
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values over all layers for one token."""
-        return sum(kv.kv_heads * (kv.key_dim + kv.value_dim) for kv in self.kv) * element_bytes
+        return sum(kv.elements for kv in self.kv) * element_bytes

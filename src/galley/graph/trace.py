@@ -151,15 +151,22 @@ class Tracer:
     ) -> Buffer:
         """Adds a KV layer. ``window`` 0 means the whole context, ``cap`` 0 scores as they are.
 
-        A head of q and of k has ``key_dim`` columns; v has as many heads as k, of any width. ``sinks`` is
-        the name of a tensor [heads], or None.
+        A head of q and of k has ``key_dim`` columns; v has as many heads as k, of any width. Where k has
+        one head and v is what :meth:`columns` gives of its beginning, the cache keeps them once.
+        ``sinks`` is the name of a tensor [heads], or None.
         """
         layer, kv = len(self.kv), _kv_layout(k, v, key_dim)
-        self.kv.append(dataclasses.replace(kv, window=window))
+        shared = kv.kv_heads == 1 and self._begins(v, k)
+        self.kv.append(dataclasses.replace(kv, window=window, shared=shared))
         width, heads = _heads(q, kv)
         attrs = {"layer": layer, **heads, "scale": scale, "window": window, "cap": cap}
         weights = {} if sinks is None else {"sinks": self._weight(sinks, heads["heads"])}
         return self._emit("attention", (q, k, v), width, weights, **attrs)
+
+    def _begins(self, part: Buffer, x: Buffer) -> bool:
+        """Whether ``part`` shows columns of x from its first on."""
+        writer = next(op for op in reversed(self.ops) if part.id in op.outputs)
+        return writer.name == "columns" and writer.inputs == (x.id,) and not writer.attrs["start"]
 
     def encoder_attention(
         self,

@@ -4,7 +4,7 @@ import os
 import time
 from array import array
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self, TypeAlias, cast
 
 import numpy as np
@@ -67,6 +67,7 @@ class CpuExecutor:
     for ``bf16`` weights (AMX, AVX-512) and int8 with one scale a row for ``int8`` and ``int4``. Keys and
     values are kept in ``kv_dtype``, int8 ones with one scale for each token and head, int4 ones with a
     scale and a least value, keys after division by factors of their columns (``ops/key_factors.py``).
+    Keys that are the values, too, have these for the columns that are and for the others.
     """
 
     cost: Cost
@@ -90,6 +91,7 @@ class CpuExecutor:
                     group,
                     page,
                     factors[layer].reshape(-1).tolist() if factors else [],
+                    kv.shared,
                 )
             for state in program.states:
                 self._runtime.add_state_layer(state.rows, state.width)
@@ -348,7 +350,7 @@ def _pages(program: Program) -> list[tuple[KVLayout, int, int]]:
     found = []
     for layer, kv in enumerate(program.kv):
         group, place = places[layer]
-        page = pages.setdefault((place, kv.kv_heads, kv.key_dim, kv.value_dim), len(pages))
+        page = pages.setdefault((place, replace(kv, window=0)), len(pages))
         found.append((kv, group, page))
     return found
 
@@ -400,7 +402,7 @@ def kv_bytes_per_block(program: Program, kv_dtype: str) -> int:
 
 
 def _layer_block_bytes(kv: KVLayout, kv_dtype: str) -> int:
-    return _native.kv_block_bytes(kv.kv_heads, kv.key_dim, kv.value_dim, kv_dtype)
+    return _native.kv_block_bytes(kv.kv_heads, kv.key_dim, kv.value_dim, kv_dtype, kv.shared)
 
 
 _PackedFactors: TypeAlias = tuple[int, _native.Packed, _native.Packed, float]

@@ -87,7 +87,7 @@ class ReferenceExecutor(ReferenceOps):
         self.kv_groups = len(program.kv_groups)
         self._pause = options.pause
         torch.set_num_threads(options.threads)
-        super().__init__(_TORCH_TYPES[options.dtype], _device(options.device))
+        super().__init__(_TORCH_TYPES[options.dtype], _device(options.device), program.kv)
         kinds = plan_kinds(
             program, options.quantize, own=own_kinds(program, weights), chosen=options.kinds
         )
@@ -186,10 +186,16 @@ class ReferenceExecutor(ReferenceOps):
         self._group_of = {
             layer: g for g, group in enumerate(self._program.kv_groups) for layer in group.layers
         }
+
+        def room(heads: int, dim: int) -> torch.Tensor:
+            shape = (blocks, BLOCK_TOKENS, heads, dim)
+            return torch.zeros(shape, dtype=self._dtype, device=self._device)
+
         for kv in self._program.kv:
-            for caches, dim in ((self._keys, kv.key_dim), (self._values, kv.value_dim)):
-                shape = (blocks, BLOCK_TOKENS, kv.kv_heads, dim)
-                caches.append(torch.zeros(shape, dtype=self._dtype, device=self._device))
+            keys = room(kv.kv_heads, kv.key_dim)
+            shown = keys[..., : kv.value_dim]
+            self._keys.append(keys)
+            self._values.append(shown if kv.shared else room(kv.kv_heads, kv.value_dim))
 
     def pack_adapter(self, adapter: AdapterWeights) -> object:
         """See :meth:`galley.ops.executor.Executor.pack_adapter`."""

@@ -21,10 +21,12 @@ class KVRounding:
     Attributes:
         rounded: rows of floats [..., dim] -> what the cache gives back of them.
         factors: of each layer [kv_heads, key_dim], by which keys are divided before; empty: 1.
+        stretches: of each layer (:attr:`KVLayout.stretches`); empty: all columns of a key.
     """
 
     rounded: Callable[[torch.Tensor], torch.Tensor]
     factors: tuple[torch.Tensor, ...] = ()
+    stretches: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(
@@ -35,14 +37,14 @@ class KVRounding:
             return None
         found = key_factors(program, weights) if kv_dtype == "int4" else []
         factors = tuple(torch.from_numpy(of_layer).to(device) for of_layer in found)
-        return cls(ROUNDINGS[kv_dtype], factors)
+        return cls(ROUNDINGS[kv_dtype], factors, tuple(kv.stretches for kv in program.kv))
 
     def keys(self, rows: torch.Tensor, layer: int) -> torch.Tensor:
         """Of [tokens, kv_heads, key_dim]."""
-        if not self.factors:
-            return self.values(rows)
-        factors = self.factors[layer]
-        return (self.rounded(rows.float() / factors) * factors).to(rows.dtype)
+        factors = self.factors[layer] if self.factors else 1
+        stretches = self.stretches[layer] if self.stretches else rows.shape[-1:]
+        parts = torch.split(rows.float() / factors, list(stretches), dim=-1)
+        return (torch.cat([self.rounded(part) for part in parts], dim=-1) * factors).to(rows.dtype)
 
     def values(self, rows: torch.Tensor) -> torch.Tensor:
         """Of [tokens, kv_heads, value_dim]."""

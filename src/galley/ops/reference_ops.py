@@ -1,7 +1,7 @@
 """The ops of a program in torch, as ``ops/reference.py`` runs them: tiles in, tiles out."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn.functional import embedding, layer_norm, linear, pad, silu, softplus
 
-from galley.graph.program import Op
+from galley.graph.program import KVLayout, Op
 from galley.ops.executor import Batch, EncoderBatch, Integers, Ints, Table
 from galley.ops.reference_elementwise import ELEMENTWISE
 from galley.ops.reference_experts import expert_sum, gated, route
@@ -81,11 +81,15 @@ class Step:
 class ReferenceOps:
     """What each op does, over the weights and the cache."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, layouts: Sequence[KVLayout]
+    ) -> None:
         self._weights: Mapping[str, torch.Tensor] = {}
+        self._layouts = layouts
         self._dtype = dtype
         self._device = device
-        # Of each layer, [blocks, BLOCK_TOKENS, kv_heads, key_dim] and [..., value_dim].
+        # Of each layer, [blocks, BLOCK_TOKENS, kv_heads, key_dim] and [..., value_dim], which shows the
+        # keys where they hold the values.
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
         self._kv_rounding: KVRounding | None = None
@@ -265,18 +269,19 @@ class ReferenceOps:
         self, op: Op, step: Step, k: Tiles, v: Tiles
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The layer's caches, in which the rows' keys and values are now."""
-        a = op.attrs
-        keys, values = self._keys[a["layer"]], self._values[a["layer"]]
-        slots = self._kv_slots(step, self._group_of[a["layer"]])
+        layer = op.attrs["layer"]
+        keys, values = self._keys[layer], self._values[layer]
+        slots = self._kv_slots(step, self._group_of[layer])
         new_keys, new_values = (
             step.layout.gather(tiles).view(-1, *cache.shape[2:])
             for cache, tiles in ((keys, k), (values, v))
         )
         if self._kv_rounding is not None:
-            new_keys = self._kv_rounding.keys(new_keys, a["layer"])
+            new_keys = self._kv_rounding.keys(new_keys, layer)
             new_values = self._kv_rounding.values(new_values)
-        for cache, new in ((keys, new_keys), (values, new_values)):
-            cache.view(-1, *cache.shape[2:])[slots] = new
+        keys.view(-1, *keys.shape[2:])[slots] = new_keys
+        if not self._layouts[layer].shared:
+            values.view(-1, *values.shape[2:])[slots] = new_values
         return keys, values
 
     def _attend(
