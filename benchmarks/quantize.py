@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scripts.benchmarks_page import Figure
 
-from benchmarks.results_file import put
+from benchmarks.results_file import machine_file, put
 from galley import LLM
 from galley.calibration.measures import Loss
 from galley.calibration.quantize import (
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--calibrate", type=Path)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--tokens", type=int, default=32768)
-    parser.add_argument("--results", type=Path)
+    parser.add_argument("--results", type=machine_file)
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data = wanted.data or _demo_data(Path(folder))
