@@ -5,8 +5,8 @@
 
 int4 with each method. A method calibrates on text that the model generates, or on ``--calibrate``; what is
 lost is measured on ``--data``, by default the questions and answers of the bundled model's held-out sets.
-The texts of a file come one after another and are cut into windows of ``--context`` tokens; no window is in
-both. ``--mixed``: also mixed precision, as ``--budget`` makes it, of as many bytes as int4 in groups of
+The texts of a file come one after another and are cut into windows of ``--context`` tokens. No window is
+in both. ``--mixed``: also mixed precision, as ``--budget`` makes it, of as many bytes as int4 in groups of
 half the size takes, beside that.
 """
 
@@ -71,18 +71,15 @@ def texts_of(model: str, source: Source) -> Texts:
 
     A file that is both is measured on at its beginning, and calibrated with behind that.
     """
-    same = source.data is not None and source.data == source.calibrate
     with LLM(model) as llm:
-        data = source.data
-        if data is None:
-            with tempfile.TemporaryDirectory() as folder:
-                unseen = _windows(llm, _demo_data(Path(folder)), source, source.measured)
+        if source.data is None:
+            unseen = _demo_windows(llm, source)
         else:
-            unseen = _windows(llm, data, source, source.measured)
+            unseen = _windows(llm, source.data, source, source.measured)
         if source.calibrate is None:
             seen = own_texts(llm, context=source.context, tokens=source.tokens).windows
-        elif same:
-            whole = _windows(llm, source.calibrate, source, source.tokens + source.measured)
+        elif source.calibrate == source.data:
+            whole = _windows(llm, source.calibrate, source, source.measured + source.tokens)
             seen = whole[len(unseen) :]
         else:
             seen = _windows(llm, source.calibrate, source, source.tokens)
@@ -95,6 +92,20 @@ def _windows(llm: LLM, file: Path, source: Source, tokens: int) -> tuple[Window,
     ids = [token for text in texts for token in text][:tokens]
     places = range(0, len(ids) - source.context + 1, source.context)
     return tuple(tuple(ids[at : at + source.context]) for at in places)
+
+
+def _demo_windows(llm: LLM, source: Source) -> tuple[Window, ...]:
+    """The held-out conversations with their answers, each by itself, sets and tasks mixed."""
+    items = [item for number in heldout.SETS for item in heldout.read(number)]
+    lines = [
+        {"messages": [*item.messages, {"role": "assistant", "content": item.answer}]}
+        for i in range(60)
+        for item in items[i::60]
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "held-out.jsonl"
+        file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+        return read_texts(llm, file, context=source.context, tokens=source.measured).windows
 
 
 def read(model: str) -> Model:
@@ -194,19 +205,6 @@ def bits_of(model: Model, plan: Plan) -> float:
     shapes = model.program.shapes
     weights = sum(shapes[n][0] * shapes[n][1] for n in linear_weights(model.program))
     return 8 * size_of(model, plan) / weights
-
-
-def _demo_data(folder: Path) -> Path:
-    """The held-out conversations with their answers as chat logs, sets and tasks mixed."""
-    items = [item for number in heldout.SETS for item in heldout.read(number)]
-    lines = [
-        {"messages": [*item.messages, {"role": "assistant", "content": item.answer}]}
-        for i in range(60)
-        for item in items[i::60]
-    ]
-    path = folder / "held-out.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    return path
 
 
 def figures_of(what: str, losses: Mapping[str, Loss], source: Source, command: str) -> list[Figure]:
