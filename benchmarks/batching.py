@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 from typing import Final
 
 from rich.console import Console
@@ -21,7 +20,7 @@ from rich.progress import Progress
 from rich.table import Table
 from scripts.benchmarks_page import Figure
 
-from benchmarks.results_file import put
+from benchmarks.results_file import machine_file, put
 from benchmarks.serving import machine
 from galley.bench.serve.client import Client
 from galley.bench.serve.lengths import Lengths
@@ -133,7 +132,7 @@ def main() -> None:
     parser.add_argument("--quantize", default="auto")
     parser.add_argument("--seats", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each open loop")
-    parser.add_argument("--results", type=Path, help="put the figures into this file, too")
+    parser.add_argument("--results", type=machine_file, help="put the figures into this file, too")
     options = parser.parse_args()
     flags = ("--quantize", options.quantize, "--no-prefix-cache", "--speculation", "off")
     made = curves(options.model, options.seats, options.seconds, *flags)

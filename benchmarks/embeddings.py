@@ -30,7 +30,7 @@ from benchmarks.peers.child import Child
 from benchmarks.peers.contest import HOME
 from benchmarks.peers.install import PeerFailed
 from benchmarks.peers.turns import Turns
-from benchmarks.results_file import put
+from benchmarks.results_file import machine_file, put
 from galley.machine import available_cores
 
 COMMAND: Final = "python -m benchmarks.embeddings --peers HOME"
@@ -172,7 +172,7 @@ def main() -> None:
         "--peers", type=Path, metavar="HOME", help="beside peers that are kept here"
     )
     parser.add_argument("--quick", action="store_true", help="one round of 48 texts")
-    parser.add_argument("--results", type=Path, help="put the figures into this file, too")
+    parser.add_argument("--results", type=machine_file, help="put the figures into this file, too")
     wanted = parser.parse_args()
     wanted.home = wanted.peers or HOME
     if wanted.quick:

@@ -29,7 +29,7 @@ from rich.console import Console
 from scripts.benchmarks_page import Figure
 
 from benchmarks.http_load import Call, Client
-from benchmarks.results_file import put
+from benchmarks.results_file import machine_file, put
 from benchmarks.serving import Server, machine, percentile
 from galley.bench.serve.server import started
 
@@ -220,7 +220,9 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="galley-demo")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each of the three parts")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
-    parser.add_argument("--results", type=Path, help="also put them into this machine's results")
+    parser.add_argument(
+        "--results", type=machine_file, help="also put them into this machine's results"
+    )
     arguments = parser.parse_args()
     weights = {**WEIGHTS, LIGHT: 1, HEAVY: 1}
     tenants = {name: Tenant(name, secrets.token_hex(16), w) for name, w in weights.items()}

@@ -30,7 +30,7 @@ from scripts.benchmarks_page import Figure
 
 from benchmarks.http_load import Client
 from benchmarks.profiles import sampled
-from benchmarks.results_file import put
+from benchmarks.results_file import machine_file, put
 from benchmarks.serving import Server, serving
 from galley.bench.engine import EngineBench
 from galley.engine_settings import EngineSettings
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--quantize", default="auto")
     parser.add_argument("--batch", default="1,8,32")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--results", type=Path, help="put the figures into this file, too")
+    parser.add_argument("--results", type=machine_file, help="put the figures into this file, too")
     parser.add_argument("--profile", type=Path, help="folder for profiles of the server")
     options = parser.parse_args()
     batches = [int(part) for part in options.batch.split(",")]

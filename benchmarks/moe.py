@@ -28,7 +28,7 @@ from scripts.benchmarks_page import Figure
 from benchmarks.peers.checkpoint import COMMON, MIXTURE
 from benchmarks.peers.checkpoint import SHAPES as SHAPES_OF_PEERS
 from benchmarks.peers.contest import Terms, contest, figures, show
-from benchmarks.results_file import put
+from benchmarks.results_file import machine_file, put
 from galley.formats.values import bf16_bits
 from galley.formats.weights import DENSE_KINDS, DenseWeight, TensorInfo, Weights
 from galley.graph.program import Program
@@ -204,7 +204,7 @@ def main() -> None:
         "--peers", type=Path, metavar="HOME", help="beside peers that are kept here"
     )
     parser.add_argument("--quick", action="store_true", help="beside peers: 1 round of few steps")
-    parser.add_argument("--results", type=Path)
+    parser.add_argument("--results", type=machine_file)
     wanted = parser.parse_args()
     batches = [int(n) for n in wanted.batch.split(",")]
     if wanted.peers is None:

@@ -27,7 +27,7 @@ from rich.table import Table
 from scripts.benchmarks_page import Figure
 
 from benchmarks.http_load import Answer, Client
-from benchmarks.results_file import put
+from benchmarks.results_file import machine_file, put
 from benchmarks.serving import Server, machine, percentile, serving
 
 PATH: Final = "/v1/completions"
@@ -236,7 +236,9 @@ def main() -> None:
     parser.add_argument("--deadline", type=float, default=0.0, help="seconds; 0: by the latency")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
-    parser.add_argument("--results", type=Path, help="also put them into this machine's results")
+    parser.add_argument(
+        "--results", type=machine_file, help="also put them into this machine's results"
+    )
     arguments = parser.parse_args()
     with serving(arguments.model, "--quantize", arguments.quantize) as server:
         options = {

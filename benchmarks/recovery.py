@@ -34,7 +34,7 @@ from scripts.benchmarks_page import Figure
 
 from benchmarks.faults.run import engine_of
 from benchmarks.http_load import Answer, Call, Client
-from benchmarks.results_file import put
+from benchmarks.results_file import machine_file, put
 from benchmarks.serving import Server, machine, percentile, serving
 from galley.formats.source import resolve_model
 
@@ -234,7 +234,9 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=8.0, help="seconds between two kills")
     parser.add_argument("--no-reload", action="store_true")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
-    parser.add_argument("--results", type=Path, help="also put them into this machine's results")
+    parser.add_argument(
+        "--results", type=machine_file, help="also put them into this machine's results"
+    )
     arguments = parser.parse_args()
     results: dict[str, Any] = {"machine": machine(), "recovered_s": [], "reload": None}
     results |= {"streams": arguments.streams, "kills": arguments.kills}

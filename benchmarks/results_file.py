@@ -1,5 +1,6 @@
 """Figures into a file of benchmarks/results, of which scripts/benchmarks_page.py makes the page."""
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +8,25 @@ from typing import Any
 
 import msgspec
 from scripts.benchmarks_page import Figure, Machine
+
+
+def machine_file(name: str) -> Path:
+    """The type of an argument ``--results``, so that hours of measuring do not end at a wrong name.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no file of a machine.
+    """
+    file = Path(name)
+    try:
+        msgspec.json.decode(file.read_bytes(), type=Machine)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"{name}: {error.strerror}. Figures go into a file of benchmarks/results; for a new machine "
+            'begin one with its "name" and "description", and "figures": []'
+        ) from None
+    except msgspec.MsgspecError as error:
+        raise argparse.ArgumentTypeError(f"{name} is no file of a machine: {error}") from None
+    return file
 
 
 def put(file: Path, figures: Sequence[Figure]) -> None:

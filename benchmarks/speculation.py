@@ -38,7 +38,7 @@ from rich.table import Table
 from scripts.benchmarks_page import Figure
 
 from benchmarks import lookup_peers
-from benchmarks.results_file import put
+from benchmarks.results_file import machine_file, put
 from galley import LLM, SamplingParams
 from galley.audio import EncoderInput, SpeechInfo
 from galley.demo import heldout
@@ -387,7 +387,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="--peer: one round, not three")
     parser.add_argument("--draft-model", help="of the tasks' model; galley-demo-draft is bundled")
     parser.add_argument("--items", type=int, default=64, help="conversations of each task")
-    parser.add_argument("--results", type=Path, help="put the figures into this file, too")
+    parser.add_argument("--results", type=machine_file, help="put the figures into this file, too")
     options = parser.parse_args()
     settings = EngineSettings(
         model=options.model,

@@ -9,7 +9,7 @@ other text of it. Galley's kernels scale each token; static scales are computed 
 import argparse
 
 from galley import LLM
-from galley.calibration.quantize import HELD_OUT, calibration_windows
+from galley.calibration.held_out import held_apart
 from galley.calibration.static_inputs import loss_of_inputs, observed
 from galley.cli.terminal import table
 from galley.engine.read_model import read_model
@@ -30,11 +30,12 @@ def main() -> None:
         windows = own_texts(llm, context=256, tokens=wanted.tokens).windows
     model = read_model(EngineSettings(kv_dtype="float32"), resolve_model(wanted.model))
     _, factory = choose_executor("auto", "cpu")
-    ranges = observed(model, factory, calibration_windows(windows), OBSERVERS)
+    texts = held_apart(windows)
+    ranges = observed(model, factory, texts.calibration, OBSERVERS)
     rows = []
     for name in (None, *OBSERVERS):
         chosen = None if name is None else ranges[name]
-        loss = loss_of_inputs(model, factory, windows[::HELD_OUT], chosen)
+        loss = loss_of_inputs(model, factory, texts.measured, chosen)
         rows.append(
             [name or "each token", f"{loss.kl:.2g}", f"{loss.kl_p99:.2g}", f"{loss.top1:.2%}"]
         )

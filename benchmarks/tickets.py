@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Sequence
 from datetime import date
-from pathlib import Path
 from typing import Any, Final
 
 import jsonschema_rs
@@ -21,7 +20,7 @@ from rich.progress import track
 from rich.table import Table
 from scripts.benchmarks_page import Figure
 
-from benchmarks.results_file import put
+from benchmarks.results_file import machine_file, put
 from galley import LLM, Grammar, SamplingParams
 from recipes.assistant.generator import SYSTEM, call_turn
 from recipes.assistant.vocabulary import ALL, INTENTS, Source
@@ -79,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tickets", type=int, default=600)
     parser.add_argument("--at-once", type=int, default=8)
-    parser.add_argument("--results", type=Path, help="put the figures into this file, too")
+    parser.add_argument("--results", type=machine_file, help="put the figures into this file, too")
     options = parser.parse_args()
     wanted = tickets(options.tickets)
     asked, right = [messages for messages, _ in wanted], [answer for _, answer in wanted]

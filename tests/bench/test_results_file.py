@@ -1,12 +1,14 @@
 """Figures of a benchmark in a machine's results."""
 
+import argparse
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 from benchmarks.overload import FACTORS, Point, figures
-from benchmarks.results_file import put
+from benchmarks.results_file import machine_file, put
 from scripts.benchmarks_page import RESULTS, page, read_results
 
 
@@ -40,3 +42,21 @@ def test_figures_replace_those_of_the_same_name(tmp_path: Path) -> None:
         by_name = {figure.what: figure for figure in machine.figures}
         assert by_name["Overload: goodput"].measured == (goodput,) * len(FACTORS)
         assert "| Overload: goodput | requests/s | 0.5x, 0.75x" in page([machine])
+
+
+def test_a_wrong_results_file_is_told_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = sorted(RESULTS.glob("*.json"))[-1]
+    assert machine_file(str(newest)) == newest
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--results", type=machine_file)
+    for name, content, told in (
+        ("none.json", None, "No such file"),
+        ("no.json", "{}", "no file of"),
+    ):
+        if content is not None:
+            (tmp_path / name).write_text(content)
+        with pytest.raises(SystemExit):
+            parser.parse_args(["--results", str(tmp_path / name)])
+        assert told in capsys.readouterr().err

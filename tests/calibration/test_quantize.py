@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from galley import SettingsError, UnsupportedModel
 from galley.calibration.compressed import tensors_of, write_tensors
 from galley.calibration.forward import TeacherForced
+from galley.calibration.held_out import held_apart
 from galley.calibration.measures import Divergence, Loss, following
 from galley.calibration.quantize import (
     INPUTS,
@@ -52,7 +53,7 @@ def model_of(folder: Path) -> Model:
 def quantizer(folder: Path, out: Path, method: Method = "rtn", scheme: Scheme = SMALL) -> Quantizer:
     model = model_of(folder)
     plan = Plan(method, dict.fromkeys(linear_weights(model.program), scheme))
-    return Quantizer(model, choose_executor("auto", "cpu")[1], out, plan, WINDOWS)
+    return Quantizer(model, choose_executor("auto", "cpu")[1], out, plan, held_apart(WINDOWS))
 
 
 def loss_in_transformers(folder: Path, out: Path) -> Loss:

@@ -11,6 +11,7 @@ from gguf.quants import dequantize as truth
 from hypothesis import given
 from hypothesis import strategies as st
 
+from galley.calibration.held_out import held_apart
 from galley.calibration.quantize import Plan, Quantizer, linear_weights
 from galley.calibration.to_gguf import prepare, read_dense_model, write
 from galley.errors import UnsupportedModel
@@ -102,7 +103,7 @@ def test_integers_are_written_as_they_are(type: str, tmp_path: Path) -> None:
     plan = Plan("mse", dict.fromkeys(linear_weights(model.program), SCHEMES[type]))
     windows = [random_ids(seed, 32) for seed in range(9)]
     _, factory = choose_executor("auto", "cpu")
-    quantizer = Quantizer(model, factory, tmp_path / "layers", plan, windows)
+    quantizer = Quantizer(model, factory, tmp_path / "layers", plan, held_apart(windows))
     logits = []
 
     def finish(layers: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from galley.calibration.held_out import held_apart
 from galley.calibration.quantize import Plan, Quantizer, linear_weights
 from galley.engine.read_model import read_model
 from galley.engine_settings import EngineSettings
@@ -35,7 +36,7 @@ def quantized(folder: Path, out: Path, *schemes: Scheme) -> dict[str, IntWeight]
     plan = {name: schemes[i % len(schemes)] for i, name in enumerate(names)}
     windows = [random_ids(seed, 32) for seed in range(9)]
     factory = choose_executor("auto", "cpu")[1]
-    Quantizer(model, factory, out, Plan("rtn", plan), windows).run()
+    Quantizer(model, factory, out, Plan("rtn", plan), held_apart(windows)).run()
     return {
         name: nearest(name, to_float32(model.weights[name]), scheme)  # type: ignore[arg-type]
         for name, scheme in plan.items()

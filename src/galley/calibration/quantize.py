@@ -18,6 +18,7 @@ from galley.calibration.compressed import (
     tensors_of,
     write_tensors,
 )
+from galley.calibration.held_out import Texts
 from galley.calibration.layerwise import Layerwise
 from galley.calibration.measures import Divergence, Loss, following
 from galley.calibration.rounding import Rounding, rounding_of
@@ -34,6 +35,9 @@ METHODS: Final[tuple[Method, ...]] = ("rtn", "mse", "gptq", "awq", "smoothquant"
 CALIBRATED: Final = ("gptq", "awq", "smoothquant")
 """Methods that look at what reaches the layers."""
 
+CORRECTING: Final = ("gptq",)
+"""Of these, methods whose layers make up for what those before them lose."""
+
 INPUTS: Final[Mapping[str, str]] = {"smoothquant": "int8"}
 """Method -> what inputs are rounded to when its loss is measured; else they stay floats."""
 
@@ -42,8 +46,6 @@ OnWritten: TypeAlias = Callable[[Path], None]
 
 _STATE_FOLDER: Final = ".galley-quantize"
 _WEIGHTS: Final = (".safetensors", ".safetensors.index.json", ".bin", ".pth", ".gguf")
-HELD_OUT: Final = 8
-"""One text in so many is kept out of the calibration, and measured on."""
 
 
 @dataclass(frozen=True)
@@ -96,17 +98,6 @@ def block_of(name: str) -> str:
     return ".".join(parts[: number + 1])
 
 
-def calibration_windows(
-    windows: Sequence[Sequence[int]], tokens: int | None = None
-) -> list[list[int]]:
-    """Those that are not held out, to begin with up to so many tokens; all if there is only one."""
-    found = [list(w) for i, w in enumerate(windows) if i % HELD_OUT] or [list(w) for w in windows]
-    if tokens is None:
-        return found
-    ends = np.cumsum([len(window) for window in found])
-    return found[: max(1, int(np.searchsorted(ends, tokens, side="right")))]
-
-
 class Quantizer:
     """Makes one checkpoint of another. What is done is kept in the new folder, and not done again.
 
@@ -121,7 +112,7 @@ class Quantizer:
         factory: ExecutorFactory,
         out: Path,
         plan: Plan,
-        windows: Sequence[Sequence[int]],
+        texts: Texts,
     ) -> None:
         """Look at what has been done.
 
@@ -130,7 +121,7 @@ class Quantizer:
             factory: of that executor.
             out: the new folder.
             plan: what it becomes.
-            windows: token ids of texts, at least two; one in eight is measured on and not calibrated with.
+            texts: to calibrate with, and others to measure on.
 
         Raises:
             SettingsError: the folder holds something else.
@@ -138,17 +129,18 @@ class Quantizer:
         """
         self._model, self._out, self._plan = model, out, plan
         check_dense(model)
-        self._held_out = [list(w) for w in windows[::HELD_OUT]]
-        self._windows = calibration_windows(windows)
+        self._texts = texts
 
-        def layerwise(texts: Sequence[Sequence[int]], inputs: str | None = None) -> Layerwise:
-            made = (model.program, model.weights, texts, factory, model.options)
+        def layerwise(windows: Sequence[Sequence[int]], inputs: str | None = None) -> Layerwise:
+            made = (model.program, model.weights, windows, factory, model.options)
             return Layerwise(*made, inputs=inputs)
 
-        measured = layerwise(self._held_out, INPUTS.get(plan.method))
-        self._runs = {"base": layerwise(self._held_out), "measured": measured}
+        measured = layerwise(texts.measured, INPUTS.get(plan.method))
+        self._runs = {"base": layerwise(texts.measured), "measured": measured}
         if plan.method in CALIBRATED:
-            self._runs["calibration"] = layerwise(self._windows)
+            self._runs["calibration"] = layerwise(texts.calibration)
+        if plan.method in CORRECTING:
+            self._runs["originals"] = layerwise(texts.calibration)
         self.layers = tuple(self._find_layers())
         self.digest = self._digest()
         self.done = self._resume()
@@ -158,7 +150,7 @@ class Quantizer:
         """Digest of the data that the method saw; empty if it saw none."""
         if self._plan.method not in CALIBRATED:
             return ""
-        return hashlib.sha256(json.dumps(self._windows).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self._texts.calibration).encode()).hexdigest()[:16]
 
     def run(
         self,
@@ -207,7 +199,8 @@ class Quantizer:
             return [rounding.alone(name) for name in names]
         for buffer in layer.buffers:
             rows = run.advance(buffer)
-            for weight in rounding.see(buffer, self._names(buffer), rows):
+            originals = self._runs.get("originals", run).advance(buffer)
+            for weight in rounding.see(buffer, self._names(buffer), rows, originals):
                 run.replace(weight)
         return rounding.end_layer()
 
@@ -230,7 +223,7 @@ class Quantizer:
         return f"model-{number + 1:05}-of-{len(self.layers) + 1:05}.safetensors"
 
     def _digest(self) -> str:
-        known = (self._model.checkpoint.state(), self._plan.told(), json.dumps(self._windows))
+        known = (self._model.checkpoint.state(), self._plan.told(), json.dumps(self._texts))
         return hashlib.sha256("\0".join(known).encode()).hexdigest()
 
     @property
@@ -274,7 +267,7 @@ class Quantizer:
         base, measured = self._runs["base"], self._runs["measured"]
         for run in (base, measured):
             run.advance(run.kept[-1])
-        after = following(self._held_out)
+        after = following(self._texts.measured)
         divergence = Divergence()
         for (first, p), (_, q) in zip(base.logits(), measured.logits(), strict=True):
             divergence.add(p, q, after[first : first + len(p)])

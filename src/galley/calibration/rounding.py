@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from galley.calibration.producers import Producer, producer_of
 from galley.engine.read_model import Model
 from galley.formats.values import as_dense, to_float32
 from galley.formats.weights import DenseWeight, Floats, IntWeight
 from galley.quant.awq import clipped, input_scales
-from galley.quant.gptq import factor_of, gptq
+from galley.quant.gptq import corrected, factor_of, gptq
 from galley.quant.grid import Grid, Scheme, check_finite, groups_of, integer_weight, nearest, steps
+from galley.quant.refine import refined
 from galley.quant.smoothquant import smoothing_scales
 
 _SAMPLED: Final = 256
@@ -33,8 +33,17 @@ class Rounding(Protocol):
         """A matrix without calibration."""
         ...
 
-    def see(self, buffer: int, names: Sequence[str], rows: Floats) -> list[IntWeight]:
-        """The inputs of some matrices, [tokens, depth]; those that are integers now."""
+    def see(
+        self, buffer: int, names: Sequence[str], rows: Floats, originals: Floats
+    ) -> list[IntWeight]:
+        """The inputs of some matrices; those that are integers now.
+
+        Args:
+            buffer: that the matrices read.
+            names: theirs.
+            rows: its rows, [tokens, depth], as they are by now.
+            originals: the same rows in the original model, of methods that look at these.
+        """
         ...
 
     def end_layer(self) -> list[IntWeight | DenseWeight]:
@@ -64,7 +73,9 @@ class _Nearest:
     def alone(self, name: str) -> IntWeight:
         return nearest(name, _matrix(self._model, name), self._schemes[name], clip=self._clip)
 
-    def see(self, buffer: int, names: Sequence[str], rows: Floats) -> list[IntWeight]:
+    def see(
+        self, buffer: int, names: Sequence[str], rows: Floats, originals: Floats
+    ) -> list[IntWeight]:
         return [self.alone(name) for name in names]
 
     def end_layer(self) -> list[IntWeight | DenseWeight]:
@@ -81,14 +92,22 @@ class _Gptq:
     def alone(self, name: str) -> IntWeight:
         return nearest(name, _matrix(self._model, name), self._schemes[name], clip=True)
 
-    def see(self, buffer: int, names: Sequence[str], rows: Floats) -> list[IntWeight]:
+    def see(
+        self, buffer: int, names: Sequence[str], rows: Floats, originals: Floats
+    ) -> list[IntWeight]:
         if not names:
             return []
-        factor, order = factor_of(rows.T @ rows, act_order=self._act_order)
+        hessian = rows.T @ rows
+        factor, order = factor_of(hessian, act_order=self._act_order)
+        drift = (originals - rows).T @ rows
         found: list[IntWeight] = []
         for scheme in dict.fromkeys(self._schemes[name] for name in names):
             alike = [name for name in names if self._schemes[name] == scheme]
-            found += _gptq(self._model, alike, factor, order, scheme)
+            matrices = [_matrix(self._model, name) for name in alike]
+            target = corrected(np.concatenate(matrices), drift, factor, order)
+            integers, grid = gptq(target, factor, order, scheme)
+            integers, grid = refined(target, integers, grid, hessian, scheme)
+            found += _apart(alike, [len(m) for m in matrices], integers, grid, scheme)
         self._layer += found
         return found
 
@@ -97,22 +116,15 @@ class _Gptq:
         return done
 
 
-def _gptq(
-    model: Model,
-    names: Sequence[str],
-    factor: Floats,
-    order: npt.NDArray[np.int64],
-    scheme: Scheme,
+def _apart(
+    names: Sequence[str], rows: Sequence[int], integers: Floats, grid: Grid, scheme: Scheme
 ) -> Iterator[IntWeight]:
-    """Matrices that read the same inputs, all at once."""
-    matrices = [_matrix(model, name) for name in names]
-    integers, grid = gptq(np.concatenate(matrices), factor, order, scheme)
+    """Matrices that were one beneath another, of so many rows each."""
     first = 0
-    for name, matrix in zip(names, matrices, strict=True):
-        rows = slice(first, first + len(matrix))
-        first += len(matrix)
-        part = Grid(grid.scales[rows], grid.zeros[rows])
-        yield integer_weight(name, integers[rows], part, scheme)
+    for name, count in zip(names, rows, strict=True):
+        at = slice(first, first + count)
+        first += count
+        yield integer_weight(name, integers[at], Grid(grid.scales[at], grid.zeros[at]), scheme)
 
 
 @dataclass(frozen=True)
@@ -148,7 +160,9 @@ class _Scaled(ABC):
     def _round(self, name: str, matrix: Floats, hessian: Floats) -> IntWeight:
         """A scaled matrix as integers."""
 
-    def see(self, buffer: int, names: Sequence[str], rows: Floats) -> list[IntWeight]:
+    def see(
+        self, buffer: int, names: Sequence[str], rows: Floats, originals: Floats
+    ) -> list[IntWeight]:
         largest = np.abs(rows).max(axis=0)
         sample = rows[:: -(-len(rows) // _SAMPLED)].copy()
         self._inputs.append(_Inputs(buffer, names, rows.T @ rows, largest, sample))

@@ -102,10 +102,10 @@ def _measured(
         chosen = tuple(name for name in linears if name in names)
         if chosen:
             choices = [
-                Choice(s, _bytes(model, chosen, s), _loss(model, run, base, after, chosen, s))
+                Choice(s, bytes_of(model, chosen, s), _loss(model, run, base, after, chosen, s))
                 for s in schemes
             ]
-            choices.append(Choice(None, _bytes(model, chosen, None), 0.0))
+            choices.append(Choice(None, bytes_of(model, chosen, None), 0.0))
             parts.append(Part(chosen, tuple(sorted(choices, key=lambda c: c.bytes))))
             on_part(chosen[0])
     return parts
@@ -131,7 +131,7 @@ def _loss(
     return divergence.loss().kl
 
 
-def _bytes(model: Model, names: Sequence[str], scheme: Scheme | None) -> int:
+def bytes_of(model: Model, names: Sequence[str], scheme: Scheme | None) -> int:
     total = 0
     for name in names:
         (outputs, depth), kind = model.weights.info(name)

@@ -207,15 +207,17 @@ def _quantize(
     context: int,
     **options: Any,
 ) -> None:
+    from galley.calibration.held_out import held_apart
     from galley.calibration.quantize import Quantizer
     from galley.ops.executor import choose_executor
 
     began = time.monotonic()
     texts = texts_for(settings, read, data, tokens=tokens, context=context)
     _, factory = choose_executor(settings.executor, settings.device)
-    plan = plan_of(read, factory, texts, Wanted(**options, gguf=made is not None))
+    split = held_apart(texts.windows)
+    plan = plan_of(read, factory, split, Wanted(**options, gguf=made is not None))
     folder = out if made is None else out.with_name(f"{out.name}.layers")
-    quantizer = Quantizer(read, factory, folder, plan, texts.windows)
+    quantizer = Quantizer(read, factory, folder, plan, split)
 
     def finish(written: Path) -> None:
         if made is not None:

@@ -8,11 +8,11 @@ from galley.cli.terminal import progress, table
 from galley.errors import SettingsError
 
 if TYPE_CHECKING:
+    from galley.calibration.held_out import Texts
     from galley.calibration.quantize import Method, Plan
     from galley.calibration.sensitivity import Choice, Part
     from galley.engine.read_model import Model
     from galley.ops.executor import ExecutorFactory
-    from galley.quality.texts import Texts
     from galley.quant.grid import Scheme
 
 _MEASURED_TOKENS: Final = 1024
@@ -92,14 +92,14 @@ def _mixed(
     read: "Model", factory: "ExecutorFactory", plan: "Plan", texts: "Texts", wanted: Wanted
 ) -> "Plan":
     """Another scheme for each part, by what it loses; the table of that is printed."""
-    from galley.calibration.quantize import calibration_windows
+    from galley.calibration.held_out import first_texts
     from galley.calibration.sensitivity import assign, bytes_of_others, parts_of, schemes_of
     from galley.quant.grid import Scheme
 
     names = list(plan.schemes)
     four = replace(plan.schemes[names[0]], bits=4)
     eight = replace(four, bits=8, symmetric=True) if wanted.gguf else Scheme(8)
-    windows = calibration_windows(texts.windows, _MEASURED_TOKENS)
+    windows = first_texts(texts.calibration, _MEASURED_TOKENS)
     with progress("parts", 0) as bar:
         parts = parts_of(read, factory, windows, names, (four, eight), lambda name: bar.update(1))
     room = None if wanted.budget is None else wanted.budget - bytes_of_others(read, names)

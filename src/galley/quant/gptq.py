@@ -60,6 +60,26 @@ def gptq(
     return np.ascontiguousarray(integers.T), grid
 
 
+def corrected(
+    matrix: Floats, drift: Floats, factor: Floats, order: npt.NDArray[np.int64]
+) -> Floats:
+    """The matrix whose outputs for the inputs that there are come nearest to those for the original inputs.
+
+    So a layer makes up for what the layers before it lose: "Quantization Error Propagation: Revisiting
+    Layer-Wise Post-Training Quantization", arXiv:2504.09629, with all of the error.
+
+    Args:
+        matrix: [outputs, depth].
+        drift: [depth, depth], the sum of (t - x) x' over inputs x and what each was originally, t.
+        factor: of the inverse Hessian of the inputs x, with columns in ``order``.
+        order: of these columns.
+    """
+    change = (matrix @ drift)[:, order] @ factor.T @ factor
+    found = np.empty_like(matrix)
+    found[:, order] = matrix[:, order] + change
+    return found
+
+
 def factor_of(hessian: Floats, *, act_order: bool = True) -> tuple[Floats, npt.NDArray[np.int64]]:
     """The upper factor U of the damped inverse Hessian, U'U = inv(H), and the order of its columns.
 

@@ -13,9 +13,10 @@ import torch
 
 from galley.calibration.compressed import quantization_config
 from galley.calibration.forward import TeacherForced
+from galley.calibration.held_out import HELD_OUT
 from galley.calibration.measures import Divergence, following
 from galley.calibration.measures import Loss as Divergences
-from galley.calibration.quantize import HELD_OUT, check_dense, linear_names, linear_weights
+from galley.calibration.quantize import check_dense, linear_names, linear_weights
 from galley.engine.read_model import Model
 from galley.engine_settings import EngineSettings
 from galley.errors import RequestError, SettingsError, UnsupportedModel

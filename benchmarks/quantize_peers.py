@@ -1,0 +1,121 @@
+"""Methods of ``galley quantize`` beside llm-compressor, GPTQModel and NNCF: same data, groups and bytes.
+
+    python -m benchmarks.quantize_peers [MODEL] [--llm-compressor PYTHON] [--gptqmodel PYTHON]
+        [--nncf PYTHON] [--group N] [--calibrate FILE] [--data FILE] [--results FILE]
+
+MODEL is a folder, or the bundled model. Each PYTHON is that of a virtual environment which has the peer
+(llmcompressor 0.14; gptqmodel 7.7; nncf 3.4 and transformers). All calibrate with the same token ids and
+make symmetric int4 with a scale of 16 bits for each group; embedding and head stay as they are. Galley
+reads what a peer made, without loss, and measures it as its own: inputs stay floats, so only weights
+differ. A peer that fails is told.
+"""
+
+import argparse
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from benchmarks.quantize import (
+    add_arguments,
+    bits_of,
+    figures_of,
+    measure,
+    read,
+    source_of,
+    texts_of,
+    told,
+    uniform,
+)
+from benchmarks.results_file import put
+from galley.calibration.layerwise import Layerwise
+from galley.calibration.measures import Divergence, Loss, following
+from galley.calibration.quantize import INPUTS, METHODS
+from galley.engine.read_model import Model
+from galley.ops.executor import choose_executor
+from galley.ops.sampling import Logits
+from galley.quant.grid import Scheme
+
+_SCRIPTS: Final = Path(__file__).parent / "quantizers"
+PEERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "llm-compressor": ("gptq", "awq"),
+    "gptqmodel": ("gptq",),
+    "nncf": ("awq+scale",),
+}
+"""Peer -> its methods."""
+
+
+class Beside:
+    """The base's next tokens, to hold others beside."""
+
+    def __init__(self, base: Model, windows: Sequence[Sequence[int]]) -> None:
+        """Compute the base's logits."""
+        self._windows = windows
+        self._base = [logits.copy() for logits in self._logits(base)]
+
+    def _logits(self, model: Model) -> Iterator[Logits]:
+        _, factory = choose_executor("auto", "cpu")
+        run = Layerwise(model.program, model.weights, self._windows, factory, model.options)
+        run.advance(run.kept[-1])
+        return (logits for _, logits in run.logits())
+
+    def loss(self, model: Model) -> Loss:
+        """What another model loses beside it."""
+        after, first, divergence = following(self._windows), 0, Divergence()
+        for base, logits in zip(self._base, self._logits(model), strict=True):
+            divergence.add(base, logits, after[first : first + len(base)])
+            first += len(base)
+        return divergence.loss()
+
+
+def make(peer: str, method: str, python: Path, arguments: Sequence[str], log: Path) -> bool:
+    """Have a peer quantise; whether it did. All that it says is in ``log``."""
+    script = _SCRIPTS / f"with_{peer.replace('-', '_')}.py"
+    with log.open("w") as file:
+        done = subprocess.run(
+            [python, script, *arguments], stdout=file, stderr=subprocess.STDOUT, check=False
+        )
+    if done.returncode:
+        print(f"{peer} {method} failed: {log.read_text()[-500:]}", flush=True)
+    return done.returncode == 0
+
+
+def main() -> None:
+    """Print a line for each, and put the figures into a results file if there is one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    for peer in PEERS:
+        parser.add_argument(f"--{peer}", type=Path, metavar="PYTHON")
+    wanted = parser.parse_args()
+    model, source = read(wanted.model), source_of(wanted)
+    texts = texts_of(wanted.model, source)
+    scheme, losses = Scheme(4, wanted.group), {}
+    bits = bits_of(model, uniform(model, "rtn", scheme))
+    with tempfile.TemporaryDirectory() as home:
+        for method in (m for m in METHODS if m not in INPUTS):
+            plan = uniform(model, method, scheme)
+            loss, seconds = measure(model, plan, texts, Path(home) / method)
+            losses[f"Galley {method}"] = loss
+            print(told(f"Galley {method}", loss, bits, seconds), flush=True)
+        beside = Beside(model, texts.measured)
+        windows = Path(home) / "windows.json"
+        windows.write_text(json.dumps(texts.calibration))
+        for peer, methods in PEERS.items():
+            python = getattr(wanted, peer.replace("-", "_"))
+            for method in methods if python is not None else ():
+                began, out = time.monotonic(), Path(home) / f"{peer}-{method}"
+                arguments = [str(model.checkpoint.folder), str(windows), str(out), method]
+                if make(peer, method, python, [*arguments, str(wanted.group)], Path(f"{out}.log")):
+                    seconds = time.monotonic() - began
+                    losses[f"{peer} {method}"] = loss = beside.loss(read(str(out)))
+                    print(told(f"{peer} {method}", loss, bits, seconds), flush=True)
+    if wanted.results is not None:
+        what = f"{wanted.name}, int4 in groups of {wanted.group}, beside peers"
+        put(wanted.results, figures_of(what, losses, source, "benchmarks.quantize_peers"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Peers that quantise: a script each, for the python of its virtual environment."""

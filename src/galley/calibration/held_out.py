@@ -1,0 +1,57 @@
+"""Texts apart: those that a method calibrates with, and those on which its loss is measured."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from galley.errors import SettingsError
+
+Windows = list[list[int]]
+
+HELD_OUT: Final = 8
+"""One text in so many is kept out of the calibration, and measured on."""
+
+
+class Texts(NamedTuple):
+    """Token ids of texts. No text is in both.
+
+    Attributes:
+        calibration: what methods see.
+        measured: what the loss is measured on.
+    """
+
+    calibration: Windows
+    measured: Windows
+
+
+def held_apart(windows: Sequence[Sequence[int]]) -> Texts:
+    """One text in :data:`HELD_OUT` is measured on.
+
+    Raises:
+        SettingsError: fewer than two texts differ.
+    """
+    others = [window for i, window in enumerate(windows) if i % HELD_OUT]
+    return apart(others, windows[::HELD_OUT])
+
+
+def apart(calibration: Sequence[Sequence[int]], measured: Sequence[Sequence[int]]) -> Texts:
+    """Both, without what would be calibrated with and measured on.
+
+    Raises:
+        SettingsError: nothing is left to calibrate with, or nothing is measured.
+    """
+    seen = {tuple(window) for window in measured}
+    left = [list(window) for window in calibration if tuple(window) not in seen]
+    if not left or not measured:
+        raise SettingsError(
+            f"calibration needs texts that are not measured on, and of {len(calibration)} texts "
+            f"beside {len(measured)} that are, none is left: give more text, or a smaller --context"
+        )
+    return Texts(left, [list(window) for window in measured])
+
+
+def first_texts(windows: Windows, tokens: int) -> Windows:
+    """The first texts, up to so many tokens, but at least one."""
+    ends = np.cumsum([len(window) for window in windows])
+    return windows[: max(1, int(np.searchsorted(ends, tokens, side="right")))]

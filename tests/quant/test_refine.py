@@ -1,0 +1,77 @@
+"""Integers and scales of a matrix whose inputs are known, moved closer to what their outputs should be."""
+
+import numpy as np
+import pytest
+
+from galley.formats.weights import Floats
+from galley.quant.awq import output_error
+from galley.quant.gptq import corrected, factor_of, gptq
+from galley.quant.grid import Grid, Scheme, fit, groups_of, steps, values
+from galley.quant.refine import refined
+from tests.quant.test_methods import SCHEMES, correlated, hessian, matrix
+
+
+def stood_for(integers: Floats, grid: Grid, scheme: Scheme) -> Floats:
+    return values(groups_of(integers, scheme), grid).reshape(integers.shape)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_error_of_the_outputs_gets_smaller_in_each_row(scheme: Scheme) -> None:
+    known = hessian()
+    integers, grid = gptq(matrix(), *factor_of(known), scheme)
+    found, refitted = refined(matrix(), integers, grid, known, scheme)
+    low, high = scheme.levels
+    assert low <= found.min() <= found.max() <= high
+    assert np.array_equal(found, np.rint(found))
+    assert np.array_equal(scheme.as_scales(refitted.scales), refitted.scales)
+    before, after = stood_for(integers, grid, scheme), stood_for(found, refitted, scheme)
+    rows = [
+        [output_error(matrix()[i : i + 1], made[i : i + 1], known) for i in range(48)]
+        for made in (before, after)
+    ]
+    assert (np.array(rows[1]) <= 1.001 * np.array(rows[0])).all()
+    assert sum(rows[1]) < (0.95 if scheme.bits == 4 else 1.0) * sum(rows[0])
+
+
+def test_what_is_on_the_grid_stays_there() -> None:
+    scheme = Scheme(4, 32)
+    grouped = groups_of(matrix(), scheme)
+    grid = fit(grouped, scheme)
+    integers = steps(grouped, grid, scheme).reshape(48, 128)
+    exact = stood_for(integers, grid, scheme)
+    found, refitted = refined(exact, integers, grid, hessian(), scheme)
+    assert np.allclose(stood_for(found, refitted, scheme), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", [Scheme(4, 32), Scheme(4, 32, symmetric=False)])
+def test_inputs_and_weights_of_zero_are_no_trouble(scheme: Scheme) -> None:
+    known, weights = hessian(), matrix()
+    known[:, 5] = known[5, :] = 0
+    weights[:, 32:64] = 0
+    integers, grid = gptq(weights, *factor_of(known), scheme)
+    found, refitted = refined(weights, integers, grid, known, scheme)
+    assert np.isfinite(found).all()
+    assert np.isfinite(refitted.scales).all()
+
+
+def test_a_matrix_makes_up_for_what_its_inputs_have_lost() -> None:
+    originals = correlated()
+    random = np.random.default_rng(3)
+    inputs = (originals + 0.2 * random.standard_normal(originals.shape)).astype(np.float32)
+    inputs[:, 3] = 0.5 * originals[:, 3]
+    known = inputs.T @ inputs
+    factor, order = factor_of(known)
+    found = corrected(matrix(), (originals - inputs).T @ inputs, factor, order)
+    wanted = originals @ matrix().T
+
+    def error(weights: Floats) -> float:
+        return float(np.square(inputs @ weights.T - wanted).sum())
+
+    # Of ridge regression, with what GPTQ adds to the diagonal, from the matrix on.
+    ridge = 0.01 * known.diagonal().mean() * np.eye(128)
+    missed = (wanted - inputs @ matrix().T).T @ inputs
+    best = matrix() + np.linalg.solve(known + ridge, missed.T.astype(np.float64)).T
+    assert np.allclose(found, best, atol=2e-3)
+    assert error(found) < 0.5 * error(matrix())
+    same = corrected(matrix(), np.zeros_like(known), factor, order)
+    assert np.array_equal(same, matrix())
