@@ -314,8 +314,8 @@ void check_attention(KvType type, int64_t group, int64_t key_dim, int64_t value_
     const double slack = type == KvType::kPairs ? 0.02 : 1e-4;
     for (int64_t first : {int64_t{0}, tokens / 2, tokens - rows}) {
         const auto attend = [&](const Context& c, float* out) {
-            return Attend{c.cache, 1,       q.data(),      out,   width,  width, c.table.data(),
-                          0,       first,   rows,          group, window, 0,     scale,
+            return Attend{c.cache, 1,       q.data(),      out,   width,  out_width, c.table.data(),
+                          0,       first,   rows,          group, window, 0,         scale,
                           cap,     nullptr, scratch.data()};
         };
         FloatRow got(rows * out_width), expected(rows * out_width), merged(rows * out_width);
