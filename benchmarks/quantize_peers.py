@@ -76,7 +76,11 @@ def make(peer: str, method: str, python: Path, arguments: Sequence[str], log: Pa
     script = _SCRIPTS / f"with_{peer.replace('-', '_')}.py"
     with log.open("w") as file:
         done = subprocess.run(
-            [python, script, *arguments], stdout=file, stderr=subprocess.STDOUT, check=False
+            [python.absolute(), script, *arguments],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            cwd=log.parent,
+            check=False,
         )
     if done.returncode:
         print(f"{peer} {method} failed: {log.read_text()[-500:]}", flush=True)
@@ -105,13 +109,13 @@ def main() -> None:
         windows.write_text(json.dumps(texts.calibration))
         for peer, methods in PEERS.items():
             python = getattr(wanted, peer.replace("-", "_"))
-            for method in methods if python is not None else ():
-                began, out = time.monotonic(), Path(home) / f"{peer}-{method}"
-                arguments = [str(model.checkpoint.folder), str(windows), str(out), method]
-                if make(peer, method, python, [*arguments, str(wanted.group)], Path(f"{out}.log")):
+            for way in methods if python is not None else ():
+                began, out = time.monotonic(), Path(home) / f"{peer}-{way}"
+                arguments = [str(model.checkpoint.folder), str(windows), str(out), way]
+                if make(peer, way, python, [*arguments, str(wanted.group)], Path(f"{out}.log")):
                     seconds = time.monotonic() - began
-                    losses[f"{peer} {method}"] = loss = beside.loss(read(str(out)))
-                    print(told(f"{peer} {method}", loss, bits, seconds), flush=True)
+                    losses[f"{peer} {way}"] = loss = beside.loss(read(str(out)))
+                    print(told(f"{peer} {way}", loss, bits, seconds), flush=True)
     if wanted.results is not None:
         what = f"{wanted.name}, int4 in groups of {wanted.group}, beside peers"
         put(wanted.results, figures_of(what, losses, source, "benchmarks.quantize_peers"))

@@ -16,7 +16,8 @@ source, windows, out, method, group = sys.argv[1:]
 texts = json.loads(Path(windows).read_text())
 torch.set_num_threads(1)
 if not torch.accelerator.is_available():
-    torch.Tensor.pin_memory = lambda self, *_: self  # AWQ pins its cache even so
+    # AWQ pins its cache even so.
+    setattr(torch.Tensor, "pin_memory", lambda self, *_: self)  # noqa: B010
 weights = QuantizationArgs(
     num_bits=4, type="int", strategy="group", group_size=int(group), symmetric=True
 )

@@ -61,7 +61,8 @@ def test_a_matrix_makes_up_for_what_its_inputs_have_lost() -> None:
     inputs[:, 3] = 0.5 * originals[:, 3]
     known = inputs.T @ inputs
     factor, order = factor_of(known)
-    found = corrected(matrix(), (originals - inputs).T @ inputs, factor, order)
+    drift: Floats = np.subtract(originals, inputs).T @ inputs
+    found = corrected(matrix(), drift, factor, order)
     wanted = originals @ matrix().T
 
     def error(weights: Floats) -> float:

@@ -99,7 +99,8 @@ class _Gptq:
             return []
         hessian = rows.T @ rows
         factor, order = factor_of(hessian, act_order=self._act_order)
-        drift = (originals - rows).T @ rows
+        missed: Floats = np.subtract(originals, rows)
+        drift = missed.T @ rows
         found: list[IntWeight] = []
         for scheme in dict.fromkeys(self._schemes[name] for name in names):
             alike = [name for name in names if self._schemes[name] == scheme]
