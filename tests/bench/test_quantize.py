@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-
 from benchmarks.quantize import Source, texts_of
+
 from galley import LLM, SettingsError
 
 MODEL = "galley-demo"

@@ -12,7 +12,7 @@ import pytest
 
 from galley.engine.read_model import read_model
 from galley.engine_settings import EngineSettings
-from galley.errors import ModelError
+from galley.errors import CheckpointError, ModelError
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from tests.conftest import CheckpointMaker
@@ -323,3 +323,23 @@ def test_hostile_17_a_fifo_as_a_file(model: Path, name: str) -> None:
 def test_hostile_17_a_name_that_is_no_text(model: Path) -> None:
     rename_tensor(model, NORM, "\ud800\n\x1b[2J" * 300)
     refusal(model)
+
+
+def test_hostile_09_a_tokenizer_that_the_library_panics_of(model: Path) -> None:
+    """A prefix of later pieces that is longer than they are: its panic is no Exception."""
+    path = model / "tokenizer.json"
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True},
+        "model": {
+            "type": "BPE",
+            "continuing_subword_prefix": "longer than a piece",
+            "vocab": {"a": 0, "b": 1, "ab": 2},
+            "merges": [["a", "b"]],
+        },
+    }
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(CheckpointError, match="not a tokenizer"):
+        Tokenizer.load(model)

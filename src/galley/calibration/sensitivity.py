@@ -132,6 +132,7 @@ def _loss(
 
 
 def bytes_of(model: Model, names: Sequence[str], scheme: Scheme | None) -> int:
+    """Bytes of these matrices with their scales, in that scheme; None: as the checkpoint has them."""
     total = 0
     for name in names:
         (outputs, depth), kind = model.weights.info(name)

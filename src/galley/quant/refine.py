@@ -103,5 +103,5 @@ def _equations(
 def _error(normal: Doubles, wanted: Doubles, scales: Floats) -> Doubles:
     """Of each row, the squared error less what no scale changes."""
     at = scales.astype(np.float64)
-    quadratic: Doubles = np.einsum("rg,rgh,rh->r", at, normal, at)
-    return quadratic - 2 * (at * wanted).sum(axis=1)
+    error: Doubles = np.einsum("rg,rgh,rh->r", at, normal, at) - 2 * (at * wanted).sum(axis=1)
+    return error

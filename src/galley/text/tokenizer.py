@@ -130,7 +130,11 @@ class Tokenizer:
         try:
             steps = _decoder_steps(msgspec.json.decode(data, type=_TokenizerFile))
             inner = tokenizers.Tokenizer.from_buffer(data)
-        except Exception as error:  # the Rust library raises bare Exception
+        except (
+            BaseException
+        ) as error:  # the Rust library raises bare Exception, or panics, which is none
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             raise CheckpointError(f"not a tokenizer: {error}", file=str(path)) from error
         inner.no_truncation()
         inner.no_padding()
