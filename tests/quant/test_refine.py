@@ -8,7 +8,7 @@ from galley.quant.awq import output_error
 from galley.quant.gptq import corrected, factor_of, gptq
 from galley.quant.grid import Grid, Scheme, fit, groups_of, steps, values
 from galley.quant.refine import refined
-from tests.quant.test_methods import SCHEMES, correlated, hessian, matrix
+from tests.quant.matrices import SCHEMES, correlated, hessian, matrix
 
 
 def stood_for(integers: Floats, grid: Grid, scheme: Scheme) -> Floats:
