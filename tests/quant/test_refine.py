@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from galley.formats.weights import Floats
+from galley.quant import refine
 from galley.quant.awq import output_error
 from galley.quant.gptq import corrected, factor_of, gptq
 from galley.quant.grid import Grid, Scheme, fit, groups_of, steps, values
@@ -31,6 +32,17 @@ def test_the_error_of_the_outputs_gets_smaller_in_each_row(scheme: Scheme) -> No
     ]
     assert (np.array(rows[1]) <= 1.001 * np.array(rows[0])).all()
     assert sum(rows[1]) < (0.95 if scheme.bits == 4 else 1.0) * sum(rows[0])
+
+
+def test_rows_may_be_solved_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheme, known = Scheme(4, 32), hessian()
+    integers, grid = gptq(matrix(), *factor_of(known), scheme)
+    whole = stood_for(*refined(matrix(), integers, grid, known, scheme), scheme)
+    monkeypatch.setattr(refine, "_EQUATIONS_BYTES", 5 * 8 * 4**2)  # of 48 rows of 4 groups
+    parts = stood_for(*refined(matrix(), integers, grid, known, scheme), scheme)
+    off = [output_error(matrix(), made, known) for made in (whole, parts)]
+    assert off[1] == pytest.approx(off[0], rel=1e-3)
+    assert np.mean(np.isclose(whole, parts, rtol=1e-2)) > 0.99
 
 
 def test_what_is_on_the_grid_stays_there() -> None:

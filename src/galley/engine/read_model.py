@@ -40,9 +40,8 @@ def read_model(settings: EngineSettings, folder: Path, executor: str = "cpu") ->
     Raises:
         ModelError: the checkpoint cannot be used.
     """
-    kinds = (settings.quantize, settings.dtype)
-    exact = settings.quantize == "float32" or kinds == ("auto", "float32")
-    checkpoint = open_checkpoint(folder, exact=exact)
+    chosen = settings.dtype if settings.quantize == "auto" else settings.quantize
+    checkpoint = open_checkpoint(folder, exact=chosen == "float32")
     tensors = checkpoint.weights()
     for note in tensors.notes:
         log.info("%s", note)

@@ -1,9 +1,9 @@
 """Latent attention (MLA, arXiv:2405.04434): keys and values are kept as the latent that they are made of.
 
 What is cached for a token is one latent for all heads and one rotated part of the keys, which lies behind
-it: together they are the key, and the latent alone is the value. Queries are brought
-into the space of the latent, and what attention gives out of it, by the matrices that would make keys and
-values (:mod:`galley.formats.latent` names them).
+it: together they are the key, and the latent alone is the value. Queries are brought into the space of the
+latent, and what attention gives out of it, by the matrices that would make keys and values
+(:mod:`galley.formats.latent` names them).
 """
 
 from dataclasses import dataclass

@@ -21,6 +21,9 @@ _TURNS: Final = 3
 _BLOCK: Final = 128
 """Columns whose moves are told among themselves before they are told to all others."""
 
+_EQUATIONS_BYTES: Final = 1 << 26
+"""Of the normal equations of the rows that are solved together; small groups make many of a row's."""
+
 _RIDGE: Final = 1e-6
 """Part of the mean of its diagonal that is added to that of a row's normal equations."""
 
@@ -74,6 +77,16 @@ def _moved(seen: Floats, integers: Floats, grid: Grid, hessian: Floats, scheme: 
 def _fitted(seen: Floats, integers: Floats, grid: Grid, hessian: Floats, scheme: Scheme) -> Grid:
     """The scales of least squares for the integers, in rows where they are better as stored."""
     steps = integers - np.repeat(grid.zeros, scheme.columns(integers.shape[1]), axis=1)
+    scales = grid.scales.copy()
+    rows = max(1, _EQUATIONS_BYTES // (8 * scales.shape[1] ** 2))
+    for first in range(0, len(steps), rows):
+        at = slice(first, first + rows)
+        scales[at] = _solved(seen[at], steps[at], scales[at], hessian, scheme)
+    return Grid(scales, grid.zeros)
+
+
+def _solved(seen: Floats, steps: Floats, scales: Floats, hessian: Floats, scheme: Scheme) -> Floats:
+    """See :func:`_fitted`; ``steps`` are the integers less their zero points."""
     normal, wanted = _equations(seen, steps, hessian, scheme)
     at = np.arange(normal.shape[1])
     damped = normal.copy()
@@ -82,8 +95,8 @@ def _fitted(seen: Floats, integers: Floats, grid: Grid, hessian: Floats, scheme:
     damped[:, at, at] += np.where(damped[:, at, at] == 0, mean + 1, _RIDGE * mean)
     solved = np.linalg.solve(damped, wanted[:, :, None])[:, :, 0]
     found = scheme.as_scales(solved.astype(np.float32))
-    better = _error(normal, wanted, found) < _error(normal, wanted, grid.scales)
-    return Grid(np.where(better[:, None], found, grid.scales), grid.zeros)
+    better = _error(normal, wanted, found) < _error(normal, wanted, scales)
+    return np.where(better[:, None], found, scales)
 
 
 def _equations(
