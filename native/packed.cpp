@@ -46,6 +46,15 @@ int64_t weight_bytes(Kind kind, int64_t elements) {
     throw std::invalid_argument("unknown weight kind");
 }
 
+// Columns of int8 inputs that share a scale: so few that an outlier costs few others their
+// precision, fewer beside weights that lose less themselves; an equal part of a group, unless there
+// is but one.
+int64_t input_group(Kind kind, int64_t group, int64_t groups) {
+    int64_t columns = std::min<int64_t>(group, kind == Kind::kInt8 ? 64 : 128);
+    while (groups > 1 && group % columns) columns -= 16;
+    return columns;
+}
+
 // The 16 outputs of each block, on all threads.
 template <class Body>
 void for_each_block(int64_t blocks, int threads, const Body& body) {
@@ -144,6 +153,11 @@ void Packed::lay_out(const Shape& shape) {
     if (matrix_.group < 16 || matrix_.group % 16 || matrix_.group > kLongestGroup)
         throw std::invalid_argument("a group must be a multiple of 16, at most 65536 long");
     matrix_.groups = round_up(depth, matrix_.group) / matrix_.group;
+    matrix_.input_group = input_group(kind, matrix_.group, matrix_.groups);
+    // As many as there are in all but the last group, and in that.
+    const int64_t last = padded - (matrix_.groups - 1) * matrix_.group;
+    matrix_.input_groups = (matrix_.groups - 1) * (matrix_.group / matrix_.input_group) +
+                           round_up(last, matrix_.input_group) / matrix_.input_group;
     const bool nested = scale_type == FloatType::kNested;
     if (nested && kSuper % matrix_.group && (matrix_.groups > 1 || depth > kSuper))
         throw std::invalid_argument("groups with nested scales must divide 256");
@@ -329,7 +343,7 @@ InputLayout::InputLayout(const Matrix& shape, Inputs inputs) : matrix_(shape), i
         if (!is_integer(m.kind))
             throw std::invalid_argument("bf16 weights are not multiplied with int8");
         sums_ = round_up(m.padded_depth, 64);
-        row_bytes_ = round_up(sums_ + 4 * m.groups + 4, 64);
+        row_bytes_ = round_up(sums_ + 12 * m.input_groups, 64);
     } else {
         // An odd number of lines: rows a power of two apart share few places of the nearest cache.
         sums_ = 2 * bf16_columns(m);

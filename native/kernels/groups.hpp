@@ -52,5 +52,18 @@ GALLEY_INLINE Bytes nibbles(Bytes w, int64_t from) {
     return r;
 }
 
+// What a row of kInt8 has beside the integers of an input group.
+struct InputGroup {
+    const uint8_t* sums;  // the row's
+    int64_t groups, index;
+
+    int32_t sum() const { return load_four(sums + 4 * index); }
+    float scale() const { return load_float(sums + 4 * (groups + index)); }
+    float scaled_sum() const { return load_float(sums + 4 * (2 * groups + index)); }
+};
+GALLEY_INLINE InputGroup input_group(const Linear& l, const uint8_t* row, int64_t index) {
+    return {row + l.x.sums, l.matrix->input_groups, index};
+}
+
 }  // namespace GALLEY_ISA
 }  // namespace galley

@@ -45,8 +45,6 @@ struct Scratch {
 };
 static_assert(sizeof(Scratch) == kLinearScratch, "see kernels.hpp");
 
-int64_t groups_of(const Matrix& m) { return m.groups ? m.groups : 1; }
-
 // Columns [begin, end) of one group.
 struct Part {
     int64_t group, begin, end;
@@ -64,18 +62,21 @@ class Layer {
         : l_(l),
           m_(*l.matrix),
           scratch_(*reinterpret_cast<Scratch*>(scratch)),
-          groups_(groups_of(m_)),
+          group_(kExact ? m_.input_group : m_.group),
+          groups_(kExact      ? m_.input_groups
+                  : m_.groups ? m_.groups
+                              : 1),
           block_bytes_(m_.padded_depth * kTileRowBytes / Weights::kStep),
           row_tiles_(quotient_up(l.rows, kTileRows)),
           height_(quotient_up(l.rows, row_tiles_)),
           copies_(Weights::kUnpacked || groups_ > 1),
           streams_(!copies_ && row_tiles_ <= (kMostBlocks * block_bytes_ > kItemBytes ? 2 : 8)) {
         const int64_t reach = kReachTiles * Weights::kDepth;
-        part_ = streams_ ? m_.group : least(m_.group, reach);
-        group_parts_ = quotient_up(m_.group, part_);
-        const int64_t last = m_.padded_depth - (groups_ - 1) * m_.group;
+        part_ = streams_ ? group_ : least(group_, reach);
+        group_parts_ = quotient_up(group_, part_);
+        const int64_t last = m_.padded_depth - (groups_ - 1) * group_;
         parts_ = (groups_ - 1) * group_parts_ + quotient_up(last, part_);
-        chunk_ = part_ < m_.group || part_ > reach ? 1 : kReachTiles / tiles_of(part_);
+        chunk_ = part_ < group_ || part_ > reach ? 1 : kReachTiles / tiles_of(part_);
     }
 
     // Row tiles are of one height. They overlap where that does not divide the rows, and what two
@@ -156,11 +157,13 @@ class Layer {
 
     Part part_at(int64_t index) const {
         const int64_t group = index / group_parts_, number = index % group_parts_;
-        const int64_t end = group + 1 < groups_ ? (group + 1) * m_.group : m_.padded_depth;
-        const int64_t begin = group * m_.group + number * part_;
+        const int64_t end = group + 1 < groups_ ? (group + 1) * group_ : m_.padded_depth;
+        const int64_t begin = group * group_ + number * part_;
         const bool last = begin + part_ >= end;
         return {group, begin, last ? end : begin + part_, number == 0, last};
     }
+    // The group of weights that a group of inputs meets.
+    int64_t weights_group(int64_t group) const { return group * group_ / m_.group; }
     const uint8_t* weights_at(int64_t block, int64_t k) const {
         return m_.weights + block * block_bytes_ + k * kTileRowBytes / Weights::kStep;
     }
@@ -189,7 +192,7 @@ class Layer {
 
     // Zero points taken off.
     void unpack(int64_t block, const Part& p, uint8_t* to) const {
-        const Bytes zeros = load_offsets(m_, block, p.group, Weights::kZero);
+        const Bytes zeros = load_offsets(m_, block, weights_group(p.group), Weights::kZero);
         const uint8_t* from = weights_at(block, p.begin);
         constexpr int64_t kLines = Weights::kStep * kTileRows / Weights::kDepth;
         // The columns after this chunk, or those that the next item begins with.
@@ -250,16 +253,17 @@ class Layer {
             GALLEY_UNROLL for (int i = 0; i < kRowsAtOnce; ++i) acc[i] =
                 group ? load(scaled + i * kLanes) : splat(0.0f);
             for (; group < end; ++group, sums += kTiles * kTileRows * kLanes) {
-                const Floats scales = load_scales(m_, block, group);
+                const int64_t its = weights_group(group);
+                const Floats scales = load_scales(m_, block, its);
                 GALLEY_UNROLL for (int i = 0; i < kRowsAtOnce; ++i) {
                     const Floats sum =
                         sum_of(sums + i * kLanes, x + i * l_.x.stride, group, i < count);
                     acc[i] = fma(sum, scales, acc[i]);
                 }
                 if (!m_.minima) continue;
-                const Floats least = load_minima(m_, block, group);
+                const Floats least = load_minima(m_, block, its);
                 GALLEY_UNROLL for (int i = 0; i < kRowsAtOnce; ++i) if (i < count) acc[i] =
-                    fma(input_sum(x + i * l_.x.stride, group), least, acc[i]);
+                    fma(inputs_of(x + i * l_.x.stride, group), least, acc[i]);
             }
             if (end < groups_) {
                 GALLEY_UNROLL for (int i = 0; i < kRowsAtOnce; ++i)
@@ -267,43 +271,37 @@ class Layer {
                 return;
             }
             for (int i = 0; i < count; ++i)
-                finish(l_, row + i, block, acc[i] * splat(unit_of(x + i * l_.x.stride)));
+                finish(l_, row + i, block, kExact ? acc[i] : acc[i] * splat(1 / kWidened));
         } else {
             for (int i = 0; i < count; ++i) finish(l_, row + i, block, load(sums + i * kLanes));
         }
     }
 
-    // Of row `x` in a group, without the share of the weights' offset. Where there is no row floats
+    // Of row `x` in a group, without the share of the weights' offset. Where there is no row they
     // are zeros: what the memory happens to hold may be denormal, which takes the CPU long.
     Floats sum_of(const Sum* sums, const uint8_t* x, int64_t group, bool exists) const {
         if constexpr (kExact) {
             Ints exact = load_parts<Ints>(sums);
-            if (Weights::kOffset != 0 && exists)
-                exact = exact - splat_int(Weights::kOffset * load_four(x + l_.x.sums + 4 * group));
-            return to_floats(exact);
+            if (!exists) return splat(0.0f);
+            const InputGroup inputs = input_group(l_, x, group);
+            if (Weights::kOffset != 0) exact = exact - splat_int(Weights::kOffset * inputs.sum());
+            return to_floats(exact) * splat(inputs.scale());
         } else {
             return exists ? load(sums) : splat(0.0f);
         }
     }
 
     // The sum of a row's inputs in a group, in the unit of its sums of products.
-    Floats input_sum(const uint8_t* x, int64_t group) const {
-        const uint8_t* at = x + l_.x.sums + 4 * group;
-        if constexpr (kExact) return to_floats(splat_int(load_four(at)));
-        return splat(load_float(at) * kWidened);
-    }
-
-    // What one stands for in a row's sums.
-    float unit_of(const uint8_t* x) const {
-        float unit = 1 / kWidened;
-        if constexpr (kExact) memcpy(&unit, x + l_.x.sums + 4 * groups_, sizeof unit);
-        return unit;
+    Floats inputs_of(const uint8_t* x, int64_t group) const {
+        if constexpr (kExact) return splat(input_group(l_, x, group).scaled_sum());
+        return splat(load_float(x + l_.x.sums + 4 * group) * kWidened);
     }
 
     const Linear& l_;
     const Matrix& m_;
     Scratch& scratch_;
-    int64_t groups_, block_bytes_, row_tiles_, height_;
+    int64_t group_, groups_;  // columns that are scaled together
+    int64_t block_bytes_, row_tiles_, height_;
     bool copies_;   // weights that need unpacking, or filling up at the end of each group
     bool streams_;  // whole outputs: few rows take them
     int64_t part_, group_parts_, parts_, chunk_;  // columns, parts of a group, all, at a time

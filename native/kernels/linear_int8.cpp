@@ -125,39 +125,49 @@ struct Integer {
                 x[r] = l.x.data + (row + r) * l.x.stride;
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = splat(0.0f);
             }
-            for (int64_t g = 0; g < m.groups; ++g) {
-                constexpr int kChains = Weights::template kChains<R, B>;
-                Ints dots[kChains][R][B];
-                start(l, x, block, g, dots);
-                // Out of the registers during the loop below, whose own values GCC 12 spills else.
-                if constexpr (R * B > 8) asm("" : "+m"(acc));
-                const int64_t begin = g * m.group;
-                const int64_t end = g + 1 < m.groups ? begin + m.group : m.padded_depth;
-                Weights::dot(dots, w, block_bytes, x, begin, end, next);
-                GALLEY_UNROLL for (int b = 0; b < B; ++b) {
-                    const Floats s = load_scales(m, block + b, g);
-                    GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-                        if constexpr (kChains == 2) dots[0][r][b] = dots[0][r][b] + dots[1][r][b];
-                        acc[r][b] = fma(to_floats(dots[0][r][b]), s, acc[r][b]);
-                    }
+            for (int64_t g = 0, i = 0; g < m.groups; ++g) {
+                const int64_t end = g + 1 < m.groups ? (g + 1) * m.group : m.padded_depth;
+                for (int64_t begin = g * m.group; begin < end; begin += m.input_group, ++i) {
+                    constexpr int kChains = Weights::template kChains<R, B>;
+                    Ints dots[kChains][R][B];
+                    start(l, x, block, g, i, dots);
+                    // Out of the registers during the loop below, whose values GCC 12 spills else.
+                    if constexpr (R * B > 8) asm("" : "+m"(acc));
+                    const int64_t stop = begin + m.input_group < end ? begin + m.input_group : end;
+                    Weights::dot(dots, w, block_bytes, x, begin, stop, next);
+                    if constexpr (kChains == 2)
+                        GALLEY_UNROLL for (int r = 0; r < R; ++r)
+                            GALLEY_UNROLL for (int b = 0; b < B; ++b) dots[0][r][b] =
+                                dots[0][r][b] + dots[1][r][b];
+                    scale(l, x, block, g, i, dots[0], acc);
+                    if (m.minima) add_minima(l, x, block, g, i, acc);
                 }
-                if (m.minima) add_minima(l, x, block, g, acc);
             }
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) GALLEY_UNROLL for (int b = 0; b < B; ++b)
+                finish(l, row + r, block + b, acc[r][b]);
+        }
+
+        // Adds the sums of input group `i`, which lies in group `g`.
+        GALLEY_INLINE void scale(const Linear& l, const uint8_t* const (&x)[R], int64_t block,
+                                 int64_t g, int64_t i, const Ints (&dots)[R][B],
+                                 Floats (&acc)[R][B]) {
+            Floats scales[B];
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) scales[b] =
+                load_scales(*l.matrix, block + b, g);
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-                float scale;
-                memcpy(&scale, x[r] + l.x.sums + 4 * m.groups, sizeof scale);
-                GALLEY_UNROLL for (int b = 0; b < B; ++b)
-                    finish(l, row + r, block + b, acc[r][b] * splat(scale));
+                const Floats unit = splat(input_group(l, x[r], i).scale());
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] =
+                    fma(to_floats(dots[r][b]) * unit, scales[b], acc[r][b]);
             }
         }
 
         GALLEY_INLINE void add_minima(const Linear& l, const uint8_t* const (&x)[R], int64_t block,
-                                      int64_t g, Floats (&acc)[R][B]) {
+                                      int64_t g, int64_t i, Floats (&acc)[R][B]) {
             Floats least[B];
             GALLEY_UNROLL for (int b = 0; b < B; ++b) least[b] =
                 load_minima(*l.matrix, block + b, g);
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-                const Floats sum = to_floats(splat_int(load_four(x[r] + l.x.sums + 4 * g)));
+                const Floats sum = splat(input_group(l, x[r], i).scaled_sum());
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] = fma(sum, least[b], acc[r][b]);
             }
         }
@@ -166,10 +176,10 @@ struct Integer {
         // takes its share out again.
         template <int kChains>
         GALLEY_INLINE void start(const Linear& l, const uint8_t* const (&x)[R], int64_t block,
-                                 int64_t g, Ints (&dots)[kChains][R][B]) {
+                                 int64_t g, int64_t i, Ints (&dots)[kChains][R][B]) {
             const Matrix& m = *l.matrix;
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-                const Ints sum = splat_int(load_four(x[r] + l.x.sums + 4 * g));
+                const Ints sum = splat_int(input_group(l, x[r], i).sum());
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) {
                     if (m.zeros)
                         dots[0][r][b] =

@@ -24,20 +24,23 @@ void quantize_bf16(const Matrix& m, const float* x, uint8_t* row, int64_t sums) 
 }
 
 void quantize_int8(const Matrix& m, const float* x, uint8_t* row, int64_t sums) {
-    const Rounding rounding = rounding_of(x, m.depth);
     int8_t* out = reinterpret_cast<int8_t*>(row);
-    for (int64_t g = 0; g < m.groups; ++g) {
-        const int64_t end = g + 1 < m.groups ? (g + 1) * m.group : m.padded_depth;
+    for (int64_t g = 0; g < m.input_groups; ++g) {
+        const int64_t begin = g * m.input_group;
+        const int64_t end = g + 1 < m.input_groups ? begin + m.input_group : m.padded_depth;
+        const Rounding rounding = rounding_of(x + begin, (end < m.depth ? end : m.depth) - begin);
         Ints total = splat_int(0);
-        for (int64_t k = g * m.group; k < end; k += kLanes) {
+        for (int64_t k = begin; k < end; k += kLanes) {
             const Ints q = round(rounding, load_some(x + k, m.depth > k ? m.depth - k : 0));
             total = total + q;
             store_bytes(out + k, q);
         }
         const int32_t group_sum = sum(total);
         memcpy(row + sums + 4 * g, &group_sum, sizeof group_sum);
+        const float scale = rounding.scale, scaled_sum = scale * static_cast<float>(group_sum);
+        memcpy(row + sums + 4 * (m.input_groups + g), &scale, sizeof scale);
+        memcpy(row + sums + 4 * (2 * m.input_groups + g), &scaled_sum, sizeof scaled_sum);
     }
-    memcpy(row + sums + 4 * m.groups, &rounding.scale, sizeof rounding.scale);
 }
 
 float lane_of(Floats v, int64_t lane) {

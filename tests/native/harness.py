@@ -30,6 +30,7 @@ from galley.ops.reference import ReferenceExecutor
 from galley.ops.reference_kv import round_int4
 from galley.ops.reference_ops import Step
 from galley.ops.tiles import Tiles
+from galley.quant.int8_inputs import input_group
 from galley.quant.rtn import quantize_int4, quantize_int8, rounded_kind
 from galley.types import BLOCK_TOKENS
 
@@ -229,6 +230,19 @@ ROUNDING: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "int8": round_int8,
     "int4": round_int4,
 }
+
+
+def input_rounding(activations: str, quantize: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What linear layers do to their inputs: to int8, group by group of what ``quantize`` makes."""
+
+    def grouped(x: torch.Tensor) -> torch.Tensor:
+        depth = x.shape[1]
+        parts = torch.split(x, input_group(rounded_kind(quantize, depth), depth), dim=1)
+        return torch.cat([round_int8(part) for part in parts], dim=1)
+
+    return grouped if activations == "int8" else ROUNDING[activations]
+
+
 _DEQUANTIZED: Final[Mapping[str, Callable[[DenseWeight], Floats]]] = {
     "float32": to_float32,
     "bf16": lambda w: round_bf16(to_float32(w)),
@@ -280,7 +294,7 @@ def rounding_executor(
             adapters=adapters,
         ),
     )
-    executor.rounding = ROUNDING[activations]
+    executor.rounding = input_rounding(activations, quantize)
     routers = {name: kinds[name] for name in program.routers}
     planned = plan_activations(kinds, quantize, activations, choose_isa(os.environ))
     executor.routing = ROUNDING[

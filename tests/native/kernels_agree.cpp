@@ -67,7 +67,7 @@ void close(const std::string& what, const FloatRow& got, const FloatRow& expecte
     compared += static_cast<int64_t>(got.size());
 }
 
-// A matrix of random weights; `unit` scales, for sums that floats hold exactly.
+// A matrix of random weights; `unit` scales, for sums that floats hold exactly beside such inputs.
 struct Weights {
     std::vector<uint8_t> weights, scales, zeros, minima, super_scales, super_minima;
     Matrix matrix{};
@@ -75,17 +75,8 @@ struct Weights {
 
     Weights(Kind kind, int64_t outputs, int64_t depth, int64_t group, FloatType type,
             bool with_zeros, bool unit, bool with_minima = false) {
-        const int64_t step = kind == Kind::kBF16   ? 2
-                             : kind == Kind::kInt8 ? 4
-                             : kind == Kind::kInt4 ? 8
-                                                   : 1;
-        const int64_t padded = round_up(depth, step), rows = round_up(outputs, kLanes);
-        matrix = {};
-        matrix.kind = kind;
-        matrix.scale_type = type;
-        matrix.outputs = outputs;
-        matrix.depth = depth;
-        matrix.padded_depth = matrix.group = padded;
+        matrix = Packed::matrix_of({kind, outputs, depth, group, type, with_zeros, with_minima});
+        const int64_t padded = matrix.padded_depth, rows = round_up(outputs, kLanes);
         if (!is_integer(kind)) {
             const FloatRow values = normal(rows * padded);
             weights.resize(values.size() * (kind == Kind::kF32 ? 4 : 2));
@@ -99,12 +90,9 @@ struct Weights {
                     std::memcpy(&weights[2 * i], &half, 2);
             }
         } else {
-            matrix.group = group ? group : round_up(depth, 16);
-            matrix.groups = round_up(depth, matrix.group) / matrix.group;
             weights.resize(rows * padded / (kind == Kind::kInt8 ? 1 : 2));
             for (uint8_t& w : weights) w = static_cast<uint8_t>(engine());
             const int64_t count = rows * matrix.groups;
-            matrix.supers = type == FloatType::kNested ? round_up(depth, kSuper) / kSuper : 0;
             scales = values(type, count, unit);
             if (with_minima) minima = values(type, count, unit);
             super_scales = values(FloatType::kF16, rows * matrix.supers, unit);
@@ -151,14 +139,21 @@ void check_linear(Kind kind, Inputs inputs, int64_t rows, int64_t outputs, int64
                              std::to_string(static_cast<int>(inputs)) + ", " +
                              std::to_string(rows) + " x " + std::to_string(outputs) + " x " +
                              std::to_string(depth) + " in groups of " + std::to_string(group);
-    const int64_t sums =
-        inputs == Inputs::kBF16 ? 2 * bf16_columns(m) : round_up(m.padded_depth, 64);
-    const int64_t stride =
-        inputs == Inputs::kFloats ? 4 * depth : sums + round_up(4 * m.groups + 4, 64);
+    int64_t sums = 0, stride = 4 * depth;
+    if (inputs != Inputs::kFloats) {
+        const InputLayout layout(m, inputs);
+        sums = layout.sums();
+        stride = layout.row_bytes();
+    }
     Memory got(rows * stride), expected(rows * stride), scratch(kLinearScratch);
     float most = 0.0f;
     for (int64_t r = 0; r < rows; ++r) {
-        const FloatRow x = normal(depth, 0.01f + static_cast<float>(r % 3));
+        FloatRow x = normal(depth, 0.01f + static_cast<float>(r % 3));
+        // Each group's largest, of which an integer then stands for 1/64.
+        constexpr float kLargest = 127.0f / 64;
+        if (unit)
+            for (int64_t k = 0; k < depth; ++k)
+                x[k] = k % 16 ? std::clamp(x[k], -kLargest, kLargest) : kLargest;
         for (float v : x) most = std::max(most, std::fabs(v));
         if (inputs == Inputs::kFloats) {
             std::memcpy(got.data() + r * stride, x.data(), stride);

@@ -17,7 +17,7 @@ from galley.ops.executor import Batch, Executor, ExecutorOptions, forward
 from galley.ops.kinds import plan_kinds
 from galley.ops.lowering import held_bytes
 from galley.ops.reference import ReferenceExecutor
-from tests.native.harness import KINDS, LAYERS, ROUNDING, Floats, RoundingExecutor, as_weight
+from tests.native.harness import KINDS, LAYERS, Floats, RoundingExecutor, as_weight, input_rounding
 
 HIDDEN, WIDTH, VOCAB = 40, 27, 64
 EXPERTS, PER_TOKEN = 6, 3
@@ -211,7 +211,7 @@ def rounding_of(
         return executor_of(ReferenceExecutor, program, weights, made)
     executor = executor_of(RoundingExecutor, program, weights, made)
     assert isinstance(executor, RoundingExecutor)
-    executor.rounding = executor.routing = ROUNDING[activations]
+    executor.rounding = executor.routing = input_rounding(activations, kind)
     return executor
 
 

@@ -1,6 +1,7 @@
-"""What int8 inputs of linear layers cost a model: with a scale for each token, or one that was observed.
+"""What int8 inputs of linear layers cost a model: with scales for each token, or one that was observed.
 
-Kernels scale each token (dynamic). Static scales are computed here alone, to be compared with that.
+Kernels scale groups of each token's (dynamic). Static scales are computed here alone, to be compared with
+that.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +11,10 @@ import numpy as np
 from galley.calibration.layerwise import Layerwise
 from galley.calibration.measures import Divergence, Loss, following
 from galley.engine.read_model import Model
-from galley.formats.weights import Floats
+from galley.formats.weights import Floats, WeightKind
 from galley.ops.executor import ExecutorFactory
+from galley.quant.int8_inputs import dynamic_int8, input_group
 from galley.quant.observers import Observer, static_int8
-from galley.quant.smoothquant import dynamic_int8
 
 
 def observed(
@@ -52,11 +53,15 @@ def loss_of_inputs(
         model: as it is.
         factory: of the executor that runs it.
         windows: texts to measure on.
-        ranges: buffer -> the largest magnitude that int8 covers; None: each token has its own.
+        ranges: buffer -> the largest magnitude that int8 covers; None: as kernels round beside int8
+            weights.
     """
 
     def rounded(buffer: int, rows: Floats) -> Floats:
-        return dynamic_int8(rows) if ranges is None else static_int8(rows, ranges[buffer])
+        if ranges is not None:
+            return static_int8(rows, ranges[buffer])
+        depth = rows.shape[1]
+        return dynamic_int8(rows, input_group(WeightKind("int8"), depth))
 
     base, changed = (_run(model, factory, windows, change) for change in (None, rounded))
     after = following(windows)

@@ -11,7 +11,7 @@ class RowLayout(NamedTuple):
     """What a row of activations becomes for matrices of one kind and group.
 
     Attributes:
-        inputs: "bfloat16", or "int8" with one scale a row.
+        inputs: "bfloat16", or "int8" with scales of each row's own.
         kind: name of the matrices' kind; it decides how far a row is padded.
         group: of an integer kind, columns that share a scale (a row of int8 has the sum of each group);
             0 means all columns.

@@ -106,7 +106,7 @@ cross_weights     q -> the weights softmax(q k^T * scale) that cross_attention w
 
 ==================  ============================================================================
 quantize_input      x in the ``layout`` (:class:`galley.graph.quantize_inputs.RowLayout`) that the linear
-                    layers which read it want: rounded to bfloat16, or to int8 with one scale a row
+                    layers which read it want: rounded to bfloat16, or to int8 group by group
 add_rms_norm        a + b -> (sum, rms_norm(sum))
 add_layer_norm      a + b -> (sum, layer_norm(sum))
 rope_attention      q, k, v -> (rope(q), attention(rope(q), rope(k), v)); the turned keys go straight

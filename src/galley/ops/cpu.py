@@ -64,10 +64,11 @@ class CpuExecutor:
     """See :class:`galley.ops.executor.Executor`.
 
     Between ops, rows are float32. A linear layer rounds its input to ``activations``: by itself bfloat16
-    for ``bf16`` weights (AMX, AVX-512) and int8 with one scale a row for ``int8`` and ``int4``. Keys and
-    values are kept in ``kv_dtype``, int8 ones with one scale for each token and head, int4 ones with a
-    scale and a least value, keys after division by factors of their columns (``ops/key_factors.py``).
-    Keys that are the values, too, have these for the columns that are and for the others.
+    for ``bf16`` weights (AMX, AVX-512) and int8, a row's groups of columns with a scale each, for ``int8``
+    and ``int4``. Keys and values are kept in ``kv_dtype``, int8 ones with one scale for each token and
+    head, int4 ones with a scale and a least value, keys after division by factors of their columns
+    (``ops/key_factors.py``). Keys that are the values, too, have these for the columns that
+    are and for the others.
     """
 
     cost: Cost

@@ -2,8 +2,8 @@
 
 An observer sees the inputs of texts and says the largest magnitude that the range covers; what is larger is
 clipped. The choices are those of "Integer Quantization for Deep Learning Inference: Principles and
-Empirical Evaluation", arXiv:2004.09602, and mean squared error. Kernels need none: they give each token a
-scale of its own ("dynamic").
+Empirical Evaluation", arXiv:2004.09602, and mean squared error. Kernels need none: they give each token
+scales of its own ("dynamic", :mod:`galley.quant.int8_inputs`).
 """
 
 from collections.abc import Callable, Mapping

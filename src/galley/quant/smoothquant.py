@@ -11,9 +11,10 @@ from typing import Final
 
 import numpy as np
 
-from galley.formats.weights import Floats
+from galley.formats.weights import Floats, WeightKind
 from galley.quant.awq import rounded
 from galley.quant.grid import Scheme
+from galley.quant.int8_inputs import dynamic_int8, input_group
 
 _ALPHAS: Final = tuple(i / 10 for i in range(3, 10))
 _ROWS: Final = 512
@@ -38,23 +39,17 @@ def smoothing_scales(
     inputs, weights = _positive(largest), _positive(columns)
     sampled = np.concatenate([matrix[:: -(-len(matrix) // _ROWS)] for matrix in matrices])
     truth = sample @ sampled.T
+    kind = WeightKind(f"int{scheme.bits}", scheme.columns(sample.shape[1]))
+    columns = input_group(kind, sample.shape[1])
     best, least = np.ones(len(inputs), np.float32), np.inf
     for alpha in (None, *_ALPHAS):
         scales = np.ones(len(inputs)) if alpha is None else inputs**alpha / weights ** (1 - alpha)
         scales = (scales / np.sqrt(scales.max() * scales.min())).astype(np.float32)
-        made = dynamic_int8(sample / scales) @ rounded(sampled * scales, scheme).T
+        made = dynamic_int8(sample / scales, columns) @ rounded(sampled * scales, scheme).T
         error = float(np.square(made - truth, dtype=np.float64).sum())
         if error < least:
             best, least = scales, error
     return best
-
-
-def dynamic_int8(rows: Floats) -> Floats:
-    """What kernels make of the inputs of a layer: int8 steps of a scale for each row."""
-    scale = np.abs(rows).max(axis=1, keepdims=True) / np.float32(127)
-    usable = np.where(scale > 0, scale, 1)
-    made: Floats = np.rint(rows / usable) * scale
-    return made
 
 
 def _positive(values: Floats) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":

@@ -1,6 +1,6 @@
 """Kernels of instruction sets that this CPU lacks, against the portable ones.
 
-NEON runs under qemu, AVX-VNNI in the encoding of AVX-512."""
+NEON runs under qemu, AVX-VNNI in the encoding of AVX-512, linear layers of AMX on tiles in memory."""
 
 import re
 import shutil
@@ -15,6 +15,7 @@ from tests.native.harness import ISAS
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
+HERE = Path(__file__).parent
 ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 EVEX = "-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni"
 
@@ -45,11 +46,13 @@ class Build:
         assert done.returncode == 0, done.stderr
         return target
 
-    def kernels(self, isa: str, files: list[Path], flags: str, base: str = "") -> list[Path]:
+    def kernels(
+        self, isa: str, files: list[Path], flags: str, base: str = "", simd: str = ""
+    ) -> list[Path]:
         defined = {
             "ISA": isa,
             "NAME": f'"{isa}"',
-            "SIMD": f'"simd/{isa}.hpp"',
+            "SIMD": f'"{simd or f"simd/{isa}.hpp"}"',
             "KERNELS": f"kernels_{isa}",
             "BASE_KERNELS": f"kernels_{base}",
         }
@@ -62,7 +65,7 @@ class Build:
             NATIVE / f"{name}.cpp"
             for name in ("adapters", "isa", "memory", "packed", "pool", "rounding", "runtime")
         ]
-        files.append(Path(__file__).with_name("kernels_agree.cpp"))
+        files.append(HERE / "kernels_agree.cpp")
         flags = [f"-D{name}" for name in (f"GALLEY_TESTED=kernels_{self.isa}", *defined)]
         objects = [self.compile(file, flags) for file in files]
         program = self.folder / "agree"
@@ -95,3 +98,20 @@ def test_avx_vnni_agrees_with_portable_kernels(tmp_path: Path) -> None:
     done = subprocess.run([build.link(kernels)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert done.stdout.startswith("avxvnni agrees"), done.stdout
+
+
+def test_linear_layers_on_amx_agree_with_portable_kernels(tmp_path: Path) -> None:
+    text = (NATIVE / "kernels" / "simd" / "portable.hpp").read_text()
+    for old, new in (("kWidth = 4;", "kWidth = 16;"), ('#include "bf16_widened.hpp"\n', "")):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (tmp_path / "portable_512.hpp").write_text(text)
+    build = Build("g++", tmp_path, "amx")
+    kernels = build.kernels("portable", sources("all"), "")
+    files = [NATIVE / "kernels" / "linear_amx.cpp", HERE / "amx_emulated.cpp"]
+    places = [HERE, NATIVE / "kernels", NATIVE / "kernels" / "simd", tmp_path]
+    flags = " ".join(f"-I{place}" for place in places)
+    kernels += build.kernels("amx", files, flags, base="portable", simd="amx_emulated.hpp")
+    done = subprocess.run([build.link(kernels)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.startswith("amx agrees"), done.stdout
