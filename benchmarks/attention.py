@@ -49,7 +49,7 @@ def layer_seconds(
     for layer in range(layers):
         if layer:
             runtime.add_kv_layer(kv_heads, head_dim, head_dim, kv_type)
-        program.attention(None, layer, heads, head_dim**-0.5, 0, 0.0, x, x, x, y)
+        program.attention(None, layer, heads, head_dim**-0.5, 0, False, 0.0, x, x, x, y)
     program.select_rows(width, y, (_native.LOGITS, 4 * width, 0))
     runtime.allocate_kv(blocks * batch)
 

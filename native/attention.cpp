@@ -30,8 +30,9 @@ void AttentionPlan::cut(const Shape& shape, int threads) {
                 some.end = std::min(row + tile, rows.end);
                 some.first += row - rows.begin;
                 int64_t last = some.first + shape.after + some.end - row - 1;
-                if (some.keys) last = shape.window ? std::min(last, some.keys - 1) : some.keys - 1;
-                const int64_t first = first_chunk(some.first + shape.after, shape.window);
+                if (some.keys)
+                    last = shape.reach.window ? std::min(last, some.keys - 1) : some.keys - 1;
+                const int64_t first = first_chunk(shape.reach, some.first + shape.after);
                 const int64_t count = last_chunk(last) - first + 1;
                 tiles_.push_back({some, head, first, count, AttentionItem::kNone});
                 chunks += count;

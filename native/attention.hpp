@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels.hpp"
+
 namespace galley {
 
 // Rows [begin, end) with keys in one table: of consecutive positions from `first` on, each of which
@@ -26,10 +28,13 @@ class AttentionPlan {
   public:
     // What decides it, for a given step.
     struct Shape {
-        int64_t group, kv_heads, padded_value_dim, window, after;
+        int64_t group, kv_heads, padded_value_dim;
+        Reach reach;
+        int64_t after;
         bool operator==(const Shape& o) const {
             return group == o.group && kv_heads == o.kv_heads &&
-                   padded_value_dim == o.padded_value_dim && window == o.window && after == o.after;
+                   padded_value_dim == o.padded_value_dim && reach.window == o.reach.window &&
+                   reach.chunked == o.reach.chunked && after == o.after;
         }
     };
 

@@ -144,6 +144,18 @@ struct Cache {
     const float* factors;  // [kv_heads][key_dim] powers of two; null: 1. For kInt4 alone
 };
 
+// Which keys up to its own a token sees: all, if `window` is 0, or the last so many, or if it is
+// `chunked` those from the last multiple of it on.
+struct Reach {
+    int64_t window;
+    bool chunked;
+};
+static inline int64_t first_key(const Reach& reach, int64_t position) {
+    if (!reach.window) return 0;
+    if (reach.chunked) return position / reach.window * reach.window;
+    return position >= reach.window ? position - reach.window + 1 : 0;
+}
+
 // Rows of one sequence, or of one encoder input, against one KV head: `tokens` consecutive tokens,
 // `group` query heads each.
 struct Attend {
@@ -157,9 +169,8 @@ struct Attend {
     int64_t first;  // position of the first token, if keys is 0 or there is a window
     int64_t tokens;
     int64_t group;
-    // A token sees so many keys, of which the last is `after` its own; 0: those up to its own or,
-    // if keys is not 0, all.
-    int64_t window;
+    // Of a position that is `after` the token's own, if `keys` is 0 or there is a window.
+    Reach reach;
     int64_t after;
     float scale;
     float cap;           // 0: none; or scores s become cap * tanh(s / cap)
@@ -276,9 +287,9 @@ constexpr int64_t kChunk = 512;
 constexpr int64_t kSpan = 64;  // of these share one update of the running maximum
 
 // Chunks [first, last] of the keys that tokens may see. `first` is the last key that the first of
-// them sees with its window, `last` that of the last one.
-static inline int64_t first_chunk(int64_t first, int64_t window) {
-    return window && first >= window ? (first - window + 1) / kChunk : 0;
+// them sees, `last` that of the last one.
+static inline int64_t first_chunk(const Reach& reach, int64_t first) {
+    return first_key(reach, first) / kChunk;
 }
 static inline int64_t last_chunk(int64_t last) { return last / kChunk; }
 

@@ -302,6 +302,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_local_experts": 5,
         "interleave_moe_layer_step": 2,
         "no_rope_layers": [1, 0, 1, 1],
+        "attention_chunk_size": 44,
+        "floor_scale": 24,
         "rope_parameters": {
             "rope_type": "llama3",
             "factor": 8.0,
@@ -320,7 +322,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "use_qk_norm": False,
         "attention_bias": True,
-        "attention_chunk_size": 200,
+        "attention_chunk_size": 16,
         "attn_temperature_tuning": False,
         "no_rope_layers": [0, 1],
     },

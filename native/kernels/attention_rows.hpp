@@ -70,12 +70,12 @@ struct AttendRows {
           shrink(reinterpret_cast<float*>(positions + rows)),
           rest(shrink + rows) {
         for (int64_t row = 0; row < rows; ++row)
-            positions[row] = a.keys && !a.window ? last : a.first + a.after + row / a.group;
+            positions[row] = a.keys && !a.reach.window ? last : a.first + a.after + row / a.group;
     }
 
     static int64_t last_key(const Attend& a) {
         const int64_t end = a.first + a.after + a.tokens;
-        return (!a.keys || (a.window && end < a.keys) ? end : a.keys) - 1;
+        return (!a.keys || (a.reach.window && end < a.keys) ? end : a.keys) - 1;
     }
 
     const float* query(int64_t row) const {
@@ -83,10 +83,7 @@ struct AttendRows {
     }
 
     // Where the keys begin that any of the rows may see.
-    int64_t first_span() const {
-        const int64_t first = a.first + a.after;
-        return a.window && first >= a.window ? (first - a.window + 1) / kSpan * kSpan : 0;
-    }
+    int64_t first_span() const { return first_key(a.reach, a.first + a.after) / kSpan * kSpan; }
 
     uint8_t* piece_of(int64_t key) const {
         return piece(cache, a.table[key / kBlockTokens], a.kv_head);

@@ -21,7 +21,7 @@ struct Worker : Products {
     // Scores of the keys that a row may not see become -inf.
     void mask(int64_t row, int64_t span, int64_t columns) const {
         const int64_t at = positions[row] - span, to = at < last - span ? at : last - span;
-        const int64_t from = a.window ? at - a.window + 1 : 0;
+        const int64_t from = first_key(a.reach, positions[row]) - span;
         if (from <= 0 && to >= columns - 1) return;
         for (int64_t c = 0; c < columns; c += kLanes) {
             float* s = scores + row * kSpan + c;
@@ -100,7 +100,7 @@ struct Worker : Products {
         const Softmax sums(rows, cache.padded_value_dim, rest);
         const Softmax part(rows, cache.padded_value_dim,
                            rest + partial_floats(rows, cache.padded_value_dim));
-        int64_t chunk = first_chunk(a.first + a.after, a.window);
+        int64_t chunk = first_chunk(a.reach, a.first + a.after);
         take_chunk(chunk, sums);
         while (++chunk <= last_chunk(last)) {
             take_chunk(chunk, part);

@@ -71,7 +71,7 @@ Attend attend(const Execution& e, const Attention& a, const AttentionItem& item,
     attend.first = rows.first;
     attend.tokens = rows.end - rows.begin;
     attend.group = group;
-    attend.window = a.window;
+    attend.reach = a.reach;
     attend.after = a.after;
     attend.scale = a.scale;
     attend.cap = a.cap;
@@ -84,7 +84,7 @@ Attend attend(const Execution& e, const Attention& a, const AttentionItem& item,
 
 void attend_all(Execution& e, const Attention& a) {
     const int64_t group = a.heads / a.cache.kv_heads;
-    a.plan.cut({group, a.cache.kv_heads, a.cache.padded_value_dim, a.window, a.after},
+    a.plan.cut({group, a.cache.kv_heads, a.cache.padded_value_dim, a.reach, a.after},
                e.pool.threads());
     float* partials = e.runtime.partials(a.plan.partial_floats());
     const auto& items = a.plan.items();

@@ -11,7 +11,7 @@ struct Attention {
     AttentionPlan& plan;
     int64_t heads;
     float scale;
-    int64_t window;
+    Reach reach;
     float cap;           // of scores; 0: none
     const float* sinks;  // of each head; null: none
     Slot q, y;

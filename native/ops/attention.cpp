@@ -8,13 +8,13 @@ namespace {
 class AttentionOp : public Op {
   public:
     // `sinks`: of each head, or empty.
-    AttentionOp(std::vector<float> sinks, int64_t layer, int64_t heads, float scale, int64_t window,
+    AttentionOp(std::vector<float> sinks, int64_t layer, int64_t heads, float scale, Reach reach,
                 float cap, Slot q, Slot k, Slot v, Slot y)
         : sinks_(std::move(sinks)),
           layer_(layer),
           heads_(heads),
           scale_(scale),
-          window_(window),
+          reach_(reach),
           cap_(cap),
           q_(q),
           k_(k),
@@ -23,7 +23,7 @@ class AttentionOp : public Op {
 
     void check(Execution& e) override {
         const Cache& cache = checked_layer(e, layer_);
-        require(window_ >= 0, "a window is negative");
+        require(reach_.window >= 0, "a window is negative");
         require(cap_ >= 0, "a cap is negative");
         require(sinks_.empty() || static_cast<int64_t>(sinks_.size()) == heads_,
                 "there is not one sink for each head");
@@ -38,14 +38,14 @@ class AttentionOp : public Op {
 
   protected:
     void attend(Execution& e) const {
-        attend_all(e, {e.runtime.cache(layer_), e.tables_of(layer_), e.plan, heads_, scale_,
-                       window_, cap_, sinks_.empty() ? nullptr : sinks_.data(), q_, y_});
+        attend_all(e, {e.runtime.cache(layer_), e.tables_of(layer_), e.plan, heads_, scale_, reach_,
+                       cap_, sinks_.empty() ? nullptr : sinks_.data(), q_, y_});
     }
 
     std::vector<float> sinks_;
     int64_t layer_, heads_;
     float scale_;
-    int64_t window_;
+    Reach reach_;
     float cap_;
     Slot q_, k_, v_, y_;
 };
@@ -54,9 +54,9 @@ class AttentionOp : public Op {
 class RopeAttentionOp : public AttentionOp {
   public:
     RopeAttentionOp(Rotation rotation, std::vector<float> sinks, int64_t layer, int64_t heads,
-                    float scale, int64_t window, float cap, Slot q, Slot k, Slot v, Slot turned,
+                    float scale, Reach reach, float cap, Slot q, Slot k, Slot v, Slot turned,
                     Slot y)
-        : AttentionOp(std::move(sinks), layer, heads, scale, window, cap, turned, k, v, y),
+        : AttentionOp(std::move(sinks), layer, heads, scale, reach, cap, turned, k, v, y),
           rotation_(std::move(rotation)),
           unturned_(q) {}
 
@@ -98,23 +98,25 @@ void bind_attention(ProgramClass& program) {
     program.def(
         "attention",
         [=](Program& p, std::optional<Floats> sinks, int64_t layer, int64_t heads, float scale,
-            int64_t window, float cap, SlotFields q, SlotFields k, SlotFields v, SlotFields y) {
-            append<AttentionOp>(p, vector_of(sinks), layer, heads, scale, window, cap, slot(q),
-                                slot(k), slot(v), slot(y));
+            int64_t window, bool chunked, float cap, SlotFields q, SlotFields k, SlotFields v,
+            SlotFields y) {
+            append<AttentionOp>(p, vector_of(sinks), layer, heads, scale, Reach{window, chunked},
+                                cap, slot(q), slot(k), slot(v), slot(y));
         },
-        "sinks"_a.none(), "layer"_a, "heads"_a, "scale"_a, "window"_a, "cap"_a, "q"_a, "k"_a, "v"_a,
-        "y"_a);
+        "sinks"_a.none(), "layer"_a, "heads"_a, "scale"_a, "window"_a, "chunked"_a, "cap"_a, "q"_a,
+        "k"_a, "v"_a, "y"_a);
     program.def(
         "rope_attention",
         [=](Program& p, std::vector<float> inv_freq, float rope_scale, bool adjacent,
             std::optional<Floats> sinks, int64_t layer, int64_t heads, float scale, int64_t window,
-            float cap, SlotFields q, SlotFields k, SlotFields v, SlotFields turned, SlotFields y) {
+            bool chunked, float cap, SlotFields q, SlotFields k, SlotFields v, SlotFields turned,
+            SlotFields y) {
             append<RopeAttentionOp>(p, Rotation{std::move(inv_freq), rope_scale, adjacent},
-                                    vector_of(sinks), layer, heads, scale, window, cap, slot(q),
-                                    slot(k), slot(v), slot(turned), slot(y));
+                                    vector_of(sinks), layer, heads, scale, Reach{window, chunked},
+                                    cap, slot(q), slot(k), slot(v), slot(turned), slot(y));
         },
         "inv_freq"_a, "rope_scale"_a, "adjacent"_a, "sinks"_a.none(), "layer"_a, "heads"_a,
-        "scale"_a, "window"_a, "cap"_a, "q"_a, "k"_a, "v"_a, "turned"_a, "y"_a);
+        "scale"_a, "window"_a, "chunked"_a, "cap"_a, "q"_a, "k"_a, "v"_a, "turned"_a, "y"_a);
 }
 
 }  // namespace galley

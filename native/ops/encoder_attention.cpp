@@ -37,8 +37,17 @@ class EncoderAttentionOp : public Op {
         cache.data = e.runtime.encoder_kv(blocks * cache.kv_heads * cache.head_bytes);
         write_all_kv(e, cache, tables, k_, v_);
         if (cache.type == KvType::kPairs) fill_pairs(e, cache, tables);
-        attend_all(
-            e, {cache, tables, e.plan, heads_, scale_, window(), 0.0f, nullptr, q_, y_, after()});
+        attend_all(e, {cache,
+                       tables,
+                       e.plan,
+                       heads_,
+                       scale_,
+                       {window(), false},
+                       0.0f,
+                       nullptr,
+                       q_,
+                       y_,
+                       after()});
     }
 
   private:

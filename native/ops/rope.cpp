@@ -1,4 +1,6 @@
-// Rotations by position (arXiv:2104.09864).
+// What depends on a row's position: rotations (arXiv:2104.09864), and scales.
+#include <cmath>
+
 #include "bind.hpp"
 
 namespace galley {
@@ -30,6 +32,35 @@ class RopeOp : public Op {
     Slot x_, y_;
 };
 
+// Rows that grow with their position, as Llama 4's queries do.
+class GrowOp : public Op {
+  public:
+    GrowOp(int64_t interval, float factor, int64_t width, Slot x, Slot y)
+        : interval_(interval), factor_(factor), width_(width), x_(x), y_(y) {}
+
+    void check(Execution& e) override {
+        require(interval_ > 0, "an interval is not positive");
+        e.check_floats_read(x_, width_);
+        e.check_floats_written(y_, width_);
+    }
+
+    void run(Execution& e) const override {
+        e.each_row(width_, [&](int64_t r, int) {
+            const auto steps = static_cast<float>((e.step.positions[r] + 1) / interval_);
+            const float scale = std::log1p(steps) * factor_ + 1.0f;
+            const float* x = e.row(x_, r);
+            float* y = e.row(y_, r);
+            for (int64_t i = 0; i < width_; ++i) y[i] = x[i] * scale;
+        });
+    }
+
+  private:
+    int64_t interval_;
+    float factor_;
+    int64_t width_;
+    Slot x_, y_;
+};
+
 }  // namespace
 
 void bind_rope(ProgramClass& program) {
@@ -38,6 +69,9 @@ void bind_rope(ProgramClass& program) {
         append<RopeOp>(p, Rotation{std::move(inv_freq), scale, adjacent}, head_dim, width, slot(x),
                        slot(y));
     });
+    program.def("grow",
+                [](Program& p, int64_t interval, float factor, int64_t width, SlotFields x,
+                   SlotFields y) { append<GrowOp>(p, interval, factor, width, slot(x), slot(y)); });
 }
 
 }  // namespace galley

@@ -291,6 +291,7 @@ class Program:
         x: Slot,
         y: Slot,
     ) -> None: ...
+    def grow(self, interval: int, factor: float, width: int, x: Slot, y: Slot) -> None: ...
     def attention(
         self,
         sinks: npt.NDArray[np.float32] | None,
@@ -298,6 +299,7 @@ class Program:
         heads: int,
         scale: float,
         window: int,
+        chunked: bool,
         cap: float,
         q: Slot,
         k: Slot,
@@ -314,6 +316,7 @@ class Program:
         heads: int,
         scale: float,
         window: int,
+        chunked: bool,
         cap: float,
         q: Slot,
         k: Slot,

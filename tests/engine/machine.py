@@ -395,10 +395,10 @@ class GuessSpeechMachine(GuessMachine):
 
 
 class GuessWindowMachine(GuessMachine):
-    """Guesses beside windows."""
+    """Guesses beside windows and chunks."""
 
-    blocks = 3 * BLOCKS
-    groups = (KVGroup(), KVGroup(window=20))
+    blocks = 4 * BLOCKS
+    groups = (KVGroup(), KVGroup(window=20), KVGroup(window=40, chunked=True))
 
 
 class SpeculationMachine(EngineMachine):
@@ -413,7 +413,8 @@ def next_token(text: Tokens[int]) -> int:
 
 def seen(group: KVGroup, first: int, end: int) -> range:
     """Positions that rows ``first`` to ``end`` see in a group, themselves included."""
-    return range(max(0, first - group.window + 1) if group.window else 0, end)
+    window = group.window or end
+    return range(first // window * window if group.chunked else max(0, first - window + 1), end)
 
 
 def slot_of(table: list[int], position: int) -> int:

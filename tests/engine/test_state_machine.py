@@ -205,15 +205,17 @@ def test_another_tenant_never_hits() -> None:
     assert hits == {"x": 32, "y": 0, "": 0}
 
 
+@pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("window", [1, 16, 17, 33, 100])
-def test_a_window_holds_no_more_blocks_than_rows_can_see(window: int) -> None:
-    kv = KVCache(BlockPool(40), prefix_cache=True, groups=[KVGroup(window=window)])
+def test_a_window_holds_no_more_blocks_than_rows_can_see(window: int, chunked: bool) -> None:
+    group = KVGroup(window=window, chunked=chunked)
+    kv = KVCache(BlockPool(40), prefix_cache=True, groups=[group])
     tokens = list(range(400))
     assert opened(kv, "r", tokens) == 0
     for computed in range(0, 400, 7):
         kv.slide("r", computed)
-        first = max(0, computed - window + 1) // BLOCK_TOKENS
-        assert kv.pool.used == blocks_for(400) - first
+        seen = computed - computed % window if chunked else max(0, computed - window + 1)
+        assert kv.pool.used == blocks_for(400) - seen // BLOCK_TOKENS
     kv.close("r")
     assert kv.pool.used == 0
 

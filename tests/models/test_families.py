@@ -80,7 +80,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama4", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
     ("llama4", {"layer_types": ["full_attention"] * 4}, "layer_types"),
     ("llama4", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "use_qk_norm"),
-    ("llama4", {"floor_scale": 1}, "floor_scale"),
+    ("llama4", {"floor_scale": 0}, "floor_scale"),
     ("granite", {"logits_scaling": 0}, "logits_scaling"),
     ("granite-hybrid", {"mamba_n_groups": 2}, "mamba_n_groups 2"),
     ("granite-hybrid", {"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
@@ -197,35 +197,32 @@ def test_llama_4_that_reads_images_answers_text(executor: Any, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("changes", "context"),
+    ("changes", "window", "growth"),
     [
-        ({}, 8191),
-        ({"attn_temperature_tuning": 4}, 8191),
-        ({"attn_temperature_tuning": False}, 8192),
-        ({"attn_temperature_tuning": False, "attention_chunk_size": None}, 65536),
-        ({"attention_chunk_size": 512}, 512),
-        ({"floor_scale": 100, "no_rope_layers": [1] * 4}, 8192),
-        ({"attention_chunk_size": 64, "no_rope_layers": [0] * 4}, 8191),
+        ({}, 8192, (8192, 0.1)),
+        ({"attn_temperature_tuning": 4, "floor_scale": 100, "attn_scale": 0.2}, 8192, (100, 0.2)),
+        ({"attn_temperature_tuning": False, "attention_chunk_size": None}, 0, None),
+        ({"attn_temperature_tuning": 0, "attention_chunk_size": 512}, 512, None),
     ],
     ids=str,
 )
-def test_llama_4_ends_where_chunks_or_temperatures_begin(
-    changes: dict[str, Any], context: int, checkpoint: CheckpointMaker
+def test_llama_4_attends_in_chunks_or_with_growing_queries(
+    changes: dict[str, Any],
+    window: int,
+    growth: tuple[int, float] | None,
+    checkpoint: CheckpointMaker,
 ) -> None:
-    config = config_of("llama4", checkpoint, max_position_embeddings=65536, layer_types=None)
-    assert build_program({**config, **changes}).max_positions == context
-
-
-def test_llama_4_agrees_to_the_end_of_its_context(tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path, "llama4", attention_chunk_size=60, floor_scale=61)
-    ids = random_ids(1, 60)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    with torch.inference_mode():
-        expected = model(torch.tensor([ids])).logits[0].numpy()
-    executor = executor_of(folder, executor="cpu")
-    assert build_program(read_json(folder / "config.json")).max_positions == len(ids)
-    got = run_chunks(executor, ids, [40, 20], first_block=0)
-    assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
+    config = config_of("llama4", checkpoint, layer_types=None)
+    defaults = {k: v for k, v in config.items() if k not in ("attention_chunk_size", "floor_scale")}
+    program = build_program({**defaults, **changes})
+    chunked = window > 0
+    assert [(kv.window, kv.chunked) for kv in program.kv] == [
+        (window, chunked),
+        (0, False),
+        *[(window, chunked)] * 2,
+    ]
+    grown = [(op.attrs["interval"], op.attrs["factor"]) for op in program.ops if op.name == "grow"]
+    assert grown == ([] if growth is None else [growth])
 
 
 def test_pythia_as_its_checkpoints_say_it(tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ struct Context {
     }
 };
 
-void check_attention(KvType type, int64_t group, int64_t key_dim, int64_t value_dim, int64_t window,
+void check_attention(KvType type, int64_t group, int64_t key_dim, int64_t value_dim, Reach reach,
                      bool shared) {
     const int64_t tokens = 1050, rows = 5, kv_heads = 2;
     const FloatRow keys = normal(tokens * kv_heads * key_dim);
@@ -304,20 +304,20 @@ void check_attention(KvType type, int64_t group, int64_t key_dim, int64_t value_
     const FloatRow q = normal(rows * width, 2.0f);
     Memory scratch(attend_scratch(rows * group, portable.cache));
     const float scale = 1.0f / std::sqrt(static_cast<float>(key_dim));
-    const float cap = window ? 3.0f : 0.0f;
+    const float cap = reach.window ? 3.0f : 0.0f;
     // kPairs rounds weights to bfloat16, which falls to either side.
     const double slack = type == KvType::kPairs ? 0.02 : 1e-4;
     for (int64_t first : {int64_t{0}, tokens / 2, tokens - rows}) {
         const auto attend = [&](const Context& c, float* out) {
-            return Attend{c.cache, 1,       q.data(),      out,   width,  out_width, c.table.data(),
-                          0,       first,   rows,          group, window, 0,         scale,
+            return Attend{c.cache, 1,       q.data(),      out,   width, out_width, c.table.data(),
+                          0,       first,   rows,          group, reach, 0,         scale,
                           cap,     nullptr, scratch.data()};
         };
         FloatRow got(rows * out_width), expected(rows * out_width), merged(rows * out_width);
         kTested.attend(attend(portable, got.data()));
         kPortable.attend(attend(portable, expected.data()));
         close(what, got, expected, slack);
-        const int64_t begin = first_chunk(first, window), end = last_chunk(first + rows - 1) + 1;
+        const int64_t begin = first_chunk(reach, first), end = last_chunk(first + rows - 1) + 1;
         const int64_t floats = partial_floats(rows * group, portable.cache.padded_value_dim);
         Memory partials((end - begin) * floats * 4);
         auto* partial = reinterpret_cast<float*>(partials.data());
@@ -374,10 +374,11 @@ int main() {
     check_row_ops();
     for (KvType type :
          {KvType::kF32, KvType::kBF16, KvType::kInt8, KvType::kInt4, KvType::kPairs}) {
-        check_attention(type, 1, 64, 64, 0, false);
-        check_attention(type, 7, 34, 34, 0, false);
-        check_attention(type, 2, 48, 16, 600, false);
-        if (type != KvType::kPairs) check_attention(type, 7, 44, 33, 0, true);
+        check_attention(type, 1, 64, 64, {}, false);
+        check_attention(type, 7, 34, 34, {}, false);
+        check_attention(type, 2, 48, 16, {600, false}, false);
+        check_attention(type, 2, 48, 16, {526, true}, false);
+        if (type != KvType::kPairs) check_attention(type, 7, 44, 33, {}, true);
     }
     check_sampling();
     check_peak();

@@ -41,6 +41,7 @@ class Shape:
     key_dim: int
     value_dim: int
     window: int = 0
+    chunked: bool = False
     cap: float = 0.0
     shared: bool = False
 
@@ -90,7 +91,8 @@ class Attention:
             table.fill([(as_weight(values).data, "F32")], threads=1)
             program.embed(table, slot)
         heads, width = shape.kv_heads * shape.group, shape.width
-        program.attention(None, 0, heads, shape.scale, shape.window, shape.cap, *slots)
+        reach = shape.window, shape.chunked
+        program.attention(None, 0, heads, shape.scale, *reach, shape.cap, *slots)
         program.select_rows(width, slots[3], (_native.LOGITS, 4 * width, 0))
         runtime.allocate_kv(POOL_BLOCKS)
         return cls(shape, rows, program)
@@ -155,7 +157,9 @@ def attend(
     k = rounded(rows[1], shape.stretches)
     v = k[..., : shape.value_dim] if shape.shared else rounded(rows[2], (shape.value_dim,))
     at, keys = chosen[:, None], np.arange(len(k))
-    seen = (keys <= at) & ((keys > at - shape.window) | (shape.window == 0))
+    window = shape.window or len(k)
+    first = at // window * window if shape.chunked else at - window + 1
+    seen = (keys <= at) & (keys >= first)
     scores = np.einsum("qhgd,khd->hgqk", q, k, optimize=True) * shape.scale
     if shape.cap:
         scores = shape.cap * np.tanh(scores / shape.cap)
@@ -188,6 +192,7 @@ SHAPES = (
     Shape(2, 3, 40, 24, window=100),
     Shape(4, 1, 192, 128),
     Shape(1, 5, 33, 70, window=600),
+    Shape(1, 5, 20, 30, window=300, chunked=True),
     Shape(1, 6, 576, 512, shared=True),
     Shape(1, 3, 36, 26, shared=True),
     Shape(1, 5, 21, 17, window=100, cap=1.5, shared=True),
@@ -229,7 +234,7 @@ def test_ragged_batches_agree_with_float64(shape: Shape, kv_type: str) -> None:
         Shape(2, 1, 80, 80),
         Shape(1, 2, 33, 33, window=100),
         Shape(2, 4, 40, 24),
-        Shape(1, 3, 24, 40, window=700),
+        Shape(1, 3, 24, 40, window=700, chunked=True),
         Shape(2, 1, 192, 128),
         Shape(1, 7, 84, 66, shared=True),
     ],

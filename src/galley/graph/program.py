@@ -77,12 +77,26 @@ class Op:
         return dataclasses.replace(self, inputs=tuple(names.get(b, b) for b in self.inputs))
 
 
+def first_seen(position: int, window: int, *, chunked: bool) -> int:
+    """The first token that attention at a position sees, of those up to its own.
+
+    Args:
+        position: from 0 on.
+        window: 0 for all, or how many it sees.
+        chunked: it sees those from the last multiple of ``window`` on, instead (Llama 4).
+    """
+    if not window:
+        return 0
+    return position // window * window if chunked else max(0, position - window + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class KVLayout:
     """What a layer keeps per token and KV head: a key, ``key_dim`` wide, and a value, ``value_dim``.
 
     Attributes:
         window: of how many of the latest tokens; 0 keeps all.
+        chunked: of the tokens from the last multiple of ``window`` on, instead.
         shared: values are the first columns of keys, and kept nowhere else.
     """
 
@@ -90,6 +104,7 @@ class KVLayout:
     key_dim: int
     value_dim: int
     window: int = 0
+    chunked: bool = False
     shared: bool = False
 
     @property
@@ -121,14 +136,16 @@ class KVGroup:
     Attributes:
         layers: indices into ``Program.kv``.
         window: how many of the latest tokens the layers retain; 0 retains all.
+        chunked: they retain those from the last multiple of ``window`` on, instead.
     """
 
     layers: tuple[int, ...] = ()
     window: int = 0
+    chunked: bool = False
 
     def first_block(self, tokens: int) -> int:
         """The first block that a row behind so many tokens can see."""
-        return max(0, tokens - self.window + 1) // BLOCK_TOKENS if self.window else 0
+        return first_seen(tokens, self.window, chunked=self.chunked) // BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,13 +252,13 @@ class Program:
 
         A kind of layers that is larger than the smallest kind makes several groups.
         """
-        kinds: dict[int, list[int]] = {}
+        kinds: dict[tuple[int, bool], list[int]] = {}
         for layer, kv in enumerate(self.kv):
-            kinds.setdefault(kv.window, []).append(layer)
+            kinds.setdefault((kv.window, kv.chunked), []).append(layer)
         size = min(map(len, kinds.values()), default=1)
         return tuple(
-            KVGroup(tuple(layers[i : i + size]), window)
-            for window, layers in kinds.items()
+            KVGroup(tuple(layers[i : i + size]), *kind)
+            for kind, layers in kinds.items()
             for i in range(0, len(layers), size)
         )
 

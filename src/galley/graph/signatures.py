@@ -12,10 +12,13 @@ rope            rotates pairs of each head's first 2 * len(inv_freq) columns by 
                 inv_freq, times ``scale``; the others stay; arXiv:2104.09864. A pair is a column
                 of their first half and that of the second, or neighbours if ``adjacent``
 attention       q, k, v -> causal attention over the paged KV of ``layer``, written first;
-                softmax(q k^T * scale) v; ``window`` > 0 limits keys to the last ``window``.
+                softmax(q k^T * scale) v; ``window`` > 0 limits keys to the last ``window``, or if
+                ``chunked`` to those from the last multiple of it on (Llama 4).
                 ``cap`` > 0 makes each score s = q k^T * scale cap * tanh(s / cap); arXiv:2408.00118.
                 q has heads * ``key_dim`` columns, the result heads * ``value_dim``. ``sinks`` has for each
                 head a score that takes part in the softmax and belongs to no value; arXiv:2309.17453
+grow            x * (1 + ``factor`` * log(1 + floor((position + 1) / ``interval``))): queries that
+                grow with the context, in arXiv:2501.19399's way as Llama 4 has it
 silu_mul        silu(a) * b
 gelu_tanh       gelu(x) by its tanh approximation; arXiv:1606.08415
 gelu            gelu(x): x * normal distribution function of x, by erf; arXiv:1606.08415
@@ -176,8 +179,8 @@ _WEIGHT: Final = frozenset({"weight"})
 _BIAS: Final = frozenset({"bias"})
 _NORM: Final = ("eps", "head_dim", "offset")
 _HEADS: Final = ("heads", "kv_heads", "key_dim", "value_dim", "scale")
-_ATTENTION: Final = ("layer", *_HEADS, "window", "cap")
-_ATTENTION_ARGUMENTS: Final = ("layer", "heads", "scale", "window", "cap")
+_ATTENTION: Final = ("layer", *_HEADS, "window", "chunked", "cap")
+_ATTENTION_ARGUMENTS: Final = ("layer", "heads", "scale", "window", "chunked", "cap")
 _ROUTE: Final = (
     "experts",
     "per_token",
@@ -266,6 +269,12 @@ _OPS: Final[Mapping[str, Signature]] = {
         arguments=("inv_freq", "scale", "adjacent", "head_dim", "width"),
         in_place=True,
         colour="#ffeecb",
+    ),
+    "grow": Signature(
+        1,
+        attrs=("interval", "factor"),
+        arguments=("interval", "factor", "width"),
+        in_place=True,
     ),
     "attention": Signature(
         3,

@@ -137,6 +137,10 @@ class Tracer:
         attrs = {"inv_freq": inv_freq, "scale": scale, "adjacent": adjacent}
         return self._emit("rope", (x,), x.width, head_dim=head_dim, **attrs)
 
+    def grow(self, x: Buffer, *, interval: int, factor: float) -> Buffer:
+        """Scales a row at position p by 1 + factor * log(1 + floor((p + 1) / interval))."""
+        return self._emit("grow", (x,), x.width, interval=interval, factor=factor)
+
     def attention(
         self,
         q: Buffer,
@@ -146,6 +150,7 @@ class Tracer:
         key_dim: int,
         scale: float,
         window: int,
+        chunked: bool = False,
         cap: float = 0.0,
         sinks: str | None = None,
     ) -> Buffer:
@@ -157,9 +162,10 @@ class Tracer:
         """
         layer, kv = len(self.kv), _kv_layout(k, v, key_dim)
         shared = kv.kv_heads == 1 and self._begins(v, k)
-        self.kv.append(dataclasses.replace(kv, window=window, shared=shared))
+        self.kv.append(dataclasses.replace(kv, window=window, chunked=chunked, shared=shared))
         width, heads = _heads(q, kv)
-        attrs = {"layer": layer, **heads, "scale": scale, "window": window, "cap": cap}
+        reach = {"window": window, "chunked": chunked}
+        attrs = {"layer": layer, **heads, "scale": scale, **reach, "cap": cap}
         weights = {} if sinks is None else {"sinks": self._weight(sinks, heads["heads"])}
         return self._emit("attention", (q, k, v), width, weights, **attrs)
 
@@ -423,7 +429,7 @@ def trace(
     tracer = Tracer()
     logits = describe(tracer)
     assert logits.id == tracer.ops[-1].output
-    layouts = [dataclasses.replace(kv, window=0) for kv in tracer.kv]
+    layouts = [dataclasses.replace(kv, window=0, chunked=False) for kv in tracer.kv]
     assert encoder is None or list(encoder.kv) == layouts
     return Program(
         ops=tuple(tracer.ops),

@@ -59,6 +59,8 @@ class DecoderConfig:
     Attributes:
         ropes: of each layer; None turns nothing.
         windows: of each layer, in tokens; 0 is full attention.
+        chunked: layers with a window see the tokens from the last multiple of it on.
+        growth: (interval, factor) of queries in layers that turn nothing, as :meth:`Tracer.grow` has them.
         tied: the embedding is the output projection.
         qk_norm: norms of q and k, over each "head" or over the whole "width"; "plain" ones, over each head,
             have no weights, and are in layers that turn alone.
@@ -119,6 +121,8 @@ class DecoderConfig:
     latent: Latent | None = None
     recurrent: Mamba | DeltaRule | None = None
     output_gate: bool = False
+    chunked: bool = False
+    growth: tuple[int, float] | None = None
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -332,6 +336,8 @@ def _attention(g: Tracer, c: DecoderConfig, h: Buffer, name: str, layer: int) ->
         q, k = (g.rms_norm(x, None, eps=c.eps, head_dim=c.head_dim) for x in (q, k))
     if rope := c.ropes[layer]:
         q, k = (_turned(g, x, rope, c.head_dim) for x in (q, k))
+    elif c.growth is not None:
+        q = g.grow(q, interval=c.growth[0], factor=c.growth[1])
     mixed = g.attention(
         q,
         k,
@@ -339,6 +345,7 @@ def _attention(g: Tracer, c: DecoderConfig, h: Buffer, name: str, layer: int) ->
         key_dim=c.head_dim,
         scale=c.attention_scale,
         window=c.windows[layer],
+        chunked=c.chunked and c.windows[layer] > 0,
         cap=c.attention_cap,
         sinks=f"{name}.sinks" if c.sinks else None,
     )

@@ -1,7 +1,7 @@
 """Llama 4 (text): experts whose inputs the router scales, layers that turn nothing, norms without weights.
 
-Layers that turn see chunks of ``attention_chunk_size`` tokens, and queries of the others grow with the
-position from ``floor_scale`` on. Neither is done here: the context ends where they would begin.
+Layers that turn see the tokens of their own chunk of ``attention_chunk_size``; the others see all, and
+their queries grow with the position.
 """
 
 from dataclasses import replace
@@ -38,8 +38,10 @@ def read_llama4(config: Fields) -> DecoderConfig:
     return replace(
         c,
         intermediate_size=config.width("intermediate_size_mlp", 16384),
-        max_positions=_context(config, c.max_positions, turns),
         ropes=ropes,
+        windows=tuple(_chunk(config) if turn else 0 for turn in turns),
+        chunked=True,
+        growth=_growth(config),
         qkv_bias=bias,
         o_bias=bias,
         qk_norm="plain" if normed else "",
@@ -84,14 +86,18 @@ def _sparse(config: Fields, layers: int) -> tuple[bool, ...]:
     return tuple((layer + 1) % step == 0 for layer in range(layers))
 
 
-def _context(config: Fields, positions: int, turns: list[bool]) -> int:
-    """Within the first chunk, and where no temperature is tuned yet."""
-    if any(turns) and not config.is_null("attention_chunk_size"):
-        positions = min(positions, config.count("attention_chunk_size", 8192))
-    if not all(turns) and _tunes(config):
-        # Queries of position p grow with log(1 + floor((p + 1) / floor_scale)).
-        positions = min(positions, config.count("floor_scale", 8192, least=2) - 1)
-    return positions
+def _chunk(config: Fields) -> int:
+    """In tokens; 0: layers that turn see all, too."""
+    if config.is_null("attention_chunk_size"):
+        return 0
+    return config.count("attention_chunk_size", 8192)
+
+
+def _growth(config: Fields) -> tuple[int, float] | None:
+    """Of queries in layers that turn nothing: every so many tokens, and how much."""
+    if not _tunes(config):
+        return None
+    return config.count("floor_scale", 8192), config.number("attn_scale", 0.1)
 
 
 def _tunes(config: Fields) -> bool:

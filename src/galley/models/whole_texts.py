@@ -58,6 +58,8 @@ def _without_cache(op: Op) -> Op:
     attrs = dict(op.attrs)
     if attrs.pop("cap"):
         raise UnsupportedModel("a cap of attention's scores is not supported for embeddings")
+    if attrs.pop("chunked"):
+        raise UnsupportedModel("attention in chunks is not supported for embeddings")
     del attrs["layer"]
     window = attrs.pop("window")
     attrs |= {"before": window - 1 if window else -1, "after": 0, "exact": True}

@@ -105,6 +105,7 @@ class ReferenceOps:
             "lora": self._lora,
             "rms_norm": self._rms_norm,
             "rope": self._rope,
+            "grow": self._grow,
             "attention": self._attention,
             "select_rows": self._select_rows,
             "route": self._route,
@@ -247,9 +248,19 @@ class ReferenceOps:
             step.angles[key] = [(t.cos() * scale, t.sin() * scale) for t in turns]
         return step.angles[key]
 
+    def _grow(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+        interval, factor = op.attrs["interval"], op.attrs["factor"]
+        scales = [
+            torch.log1p(torch.floor((p.float() + 1.0) / interval)) * factor + 1.0
+            for p in step.positions
+        ]
+        return [
+            (tile.float() * scale[:, None]).to(self._dtype)
+            for tile, scale in zip(inputs[0], scales, strict=True)
+        ]
+
     def _attention(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         keys, values = self._write_kv(op, step, inputs[1], inputs[2])
-        window = op.attrs["window"]
         first = self._group_of[op.attrs["layer"]] * (len(step.starts) - 1)
         return self._attend(
             op,
@@ -261,7 +272,8 @@ class ReferenceOps:
                 step.tables[first + pair.sequence],
                 step.positions[pair.tile],
                 pair,
-                window=window,
+                window=op.attrs["window"],
+                chunked=op.attrs["chunked"],
             ),
         )
 

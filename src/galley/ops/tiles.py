@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
+from galley.graph.program import first_seen
 from galley.ops.executor import Ints
 from galley.types import BLOCK_TOKENS
 
@@ -118,6 +119,7 @@ def causal_chunks(
     pair: Pair,
     *,
     window: int,
+    chunked: bool,
 ) -> Iterator[Chunk]:
     """The keys up to each row's own, of one sequence's cache.
 
@@ -127,14 +129,15 @@ def causal_chunks(
         positions: [TILE] of the rows; rows of other sequences give garbage, to be dropped.
         pair: whose rows count.
         window: 0, or how many keys up to its own a row may see.
+        chunked: it sees those from the last multiple of ``window`` on, instead.
     """
     at = positions[:, None]
-    start = max(0, pair.first - window + 1) // KEY_CHUNK * KEY_CHUNK if window else 0
+    start = first_seen(pair.first, window, chunked=chunked) // KEY_CHUNK * KEY_CHUNK
     for begin in range(start, pair.last + 1, KEY_CHUNK):
         key_at = torch.arange(begin, begin + KEY_CHUNK, device=keys.device)
         seen = key_at <= at
         if window:
-            seen &= key_at > at - window
+            seen &= key_at >= at // window * window if chunked else key_at > at - window
         blocks = table[begin // BLOCK_TOKENS : (begin + KEY_CHUNK) // BLOCK_TOKENS]
         yield Chunk(_of_blocks(keys, blocks), _of_blocks(values, blocks), seen)
 
