@@ -3,7 +3,7 @@
 import pytest
 
 from galley import SettingsError
-from galley.calibration.held_out import apart, first_texts, held_apart
+from galley.calibration.held_out import all_measured, apart, first_texts, held_apart
 from tests.checkpoints import random_ids
 
 TEXTS = [random_ids(seed, 8) for seed in range(17)]
@@ -19,6 +19,10 @@ def test_a_text_that_comes_again_is_not_calibrated_with() -> None:
     texts = held_apart([*TEXTS[:9], TEXTS[0], TEXTS[8], TEXTS[9]])
     assert texts.measured == [TEXTS[0], TEXTS[8]]
     assert texts.calibration == [*TEXTS[1:8], TEXTS[9]]
+
+
+def test_without_calibration_all_are_measured_on() -> None:
+    assert all_measured(TEXTS) == ([], TEXTS)
 
 
 @pytest.mark.parametrize("count", [0, 1])

@@ -11,6 +11,7 @@ import torch
 from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from galley import SettingsError, UnsupportedModel
@@ -202,3 +203,23 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     again = galley("quantize", folder, out, *arguments)
     assert again.returncode == 2
     assert "not empty" in again.stderr
+
+
+def test_a_single_text_is_enough_for_what_does_not_calibrate(folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "one.txt"
+    text.write_text("please call me back tomorrow morning about the order of last week")
+    arguments = ("--data", text, "--group", 16, "--tokens", 64)
+    done = galley("quantize", folder, tmp_path / "mse", "--method", "mse", *arguments)
+    assert done.returncode == 0, done.stderr
+    tokens = len(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text.read_text()).ids)
+    assert f" on {tokens - 1} tokens of {text}" in done.stdout
+    for number, calibrating in enumerate(
+        (("--method", "gptq"), ("--method", "rtn", "--max-kl", 1))
+    ):
+        refused = galley("quantize", folder, tmp_path / str(number), *calibrating, *arguments)
+        assert refused.returncode == 2
+        assert "give more text, or a smaller --context" in refused.stderr
+    windows = ("--method", "gptq", *arguments, "--context", 16)
+    done = galley("quantize", folder, tmp_path / "gptq", *windows)
+    assert done.returncode == 0, done.stderr
+    assert f"that were held out: {text}" in done.stdout

@@ -1,4 +1,4 @@
-"""Checkpoints that llm-compressor wrote, read by Galley and by transformers."""
+"""Checkpoints that llm-compressor and GPTQModel wrote, read by Galley and by others."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,8 @@ from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_in
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.formats.values import Floats, galleys_logits, relative
+from galley.formats.reader import open_checkpoint
+from tests.formats.values import Floats, galleys_logits, relative, values_of
 
 FOLDER = Path(__file__).parent / "peer_files"
 IDS = [2, 5, 14, 30, 7, 7, 19, 25, 3, 31, 12, 8, 2, 16]
@@ -22,7 +23,7 @@ def without_inputs(folder: Path, out: Path, tensors: dict[str, Any]) -> None:
     out.mkdir()
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["kv_cache_scheme"] = None
-    for group in config["quantization_config"]["config_groups"].values():
+    for group in config["quantization_config"].get("config_groups", {}).values():
         group["input_activations"] = None
     if not any(name.endswith(("_scale", "_packed")) for name in tensors):
         del config["quantization_config"]
@@ -69,3 +70,37 @@ def test_zero_points_of_llm_compressor(tmp_path: Path, name: str) -> None:
     got = galleys_logits(FOLDER / name, IDS)
     assert relative(got, expected) < 1e-4
     assert np.array_equal(got.argmax(1), expected.argmax(1))
+
+
+@pytest.mark.parametrize("name", ["gptqmodel-v1", "gptqmodel-v1-order", "gptqmodel-v2"])
+def test_values_of_gptqmodel(tmp_path: Path, name: str) -> None:
+    """The tool multiplies with float16; ``exact`` keeps what desc_act leaves no integers in every digit."""
+    with np.load(FOLDER / name / "values.npz") as arrays:
+        told = {key: arrays[key] for key in arrays.files}
+    weights = open_checkpoint(FOLDER / name, exact=True).weights()
+    assert len(told) == 7
+    for key, values in told.items():
+        assert np.array_equal(values_of(weights[key]).astype(np.float16), values), key
+    tensors = load_file(FOLDER / name / "model.safetensors")
+    kept = {key: value for key, value in tensors.items() if key.endswith(".weight")}
+    dense = {key: torch.from_numpy(values).float().contiguous() for key, values in told.items()}
+    without_inputs(FOLDER / name, tmp_path / "dense", kept | dense)
+    expected = transformers_logits(tmp_path / "dense")
+    got = galleys_logits(FOLDER / name, IDS)
+    assert relative(got, expected) < 1e-3
+    assert np.array_equal(got.argmax(1), expected.argmax(1))
+
+
+def test_files_of_gptqmodel_have_orders_and_zero_points() -> None:
+    """Else nothing above would tell them apart."""
+    tensors = {
+        name: load_file(FOLDER / f"gptqmodel-{name}" / "model.safetensors")
+        for name in ("v1", "v1-order", "v2")
+    }
+    module = "model.layers.0.self_attn.q_proj"
+    orders = {name: t[f"{module}.g_idx"].diff() for name, t in tensors.items()}
+    assert [name for name, order in orders.items() if (order < 0).any()] == ["v1-order"]
+    zeros = {name: t[f"{module}.qzeros"].unique() for name, t in tensors.items()}
+    assert zeros["v1"].tolist() == [0x77777777]
+    assert len(zeros["v1-order"]) > 1
+    assert len(zeros["v2"]) > 1

@@ -1,7 +1,9 @@
 """Sizes against published figures and the engine's own, predictions against their arithmetic."""
 
+import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galley.cli.main import app
+from galley.engine import memory as engine_memory
 from galley.engine.load import load_engine
 from galley.engine_settings import EngineSettings
 from galley.errors import SettingsError
 from galley.formats.json_file import read_json
+from galley.model_info import Ledger
 from galley.models.registry import build_program
+from galley.ops.packed_files import FOLDER_VARIABLE
 from galley.plan.hardware import TABLE, Machine, read_machines
-from galley.plan.predict import Goal, Load, Shares, cheapest, most_users, predict
+from galley.plan.predict import GIB, Goal, Load, Shares, cheapest, most_users, predict
 from galley.plan.sizes import PRECISIONS, ModelSizes
 from tests.conftest import CheckpointMaker
 
@@ -40,6 +45,13 @@ LLAMA_70B = LLAMA_7B | {
     "num_hidden_layers": 80,
     "num_attention_heads": 64,
     "num_key_value_heads": 8,
+}
+MIXTRAL = LLAMA_7B | {
+    "model_type": "mixtral",
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
 }
 MISTRAL = LLAMA_7B | {"model_type": "mistral", "num_key_value_heads": 8, "sliding_window": 1024}
 MACHINE = Machine(
@@ -111,6 +123,61 @@ def test_the_engine_says_the_same(checkpoint: CheckpointMaker, precision: Any) -
     assert planned.parameters == ledger.parameters
     assert planned.weights == ledger.weights
     assert planned.kv_per_token == ledger.kv_per_token
+
+
+def ledger_of(settings: EngineSettings, folder: Path, **changes: Any) -> Ledger:
+    ledger = load_engine(dataclasses.replace(settings, **changes), folder).info.ledger
+    assert ledger is not None
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("variant", "precision"), [("qwen3-moe", "int4"), ("mixtral", "float32"), ("mixtral", "int8")]
+)
+def test_the_engine_says_the_same_of_experts_on_disk(
+    checkpoint: CheckpointMaker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variant: str,
+    precision: Any,
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    folder = checkpoint(variant)
+    settings = EngineSettings(
+        quantize=precision, kv_dtype="bfloat16", kv_cache_tokens=512, threads=1, experts="disk"
+    )
+    program = build_program(read_json(folder / "config.json"))
+    planned = ModelSizes.of(program, precision, "bfloat16", experts="disk")
+    all_in_memory = ModelSizes.of(program, precision, "bfloat16")
+    assert planned.weights + planned.on_disk.bytes == all_in_memory.weights
+    whole = ledger_of(settings, folder)
+    # Room for the experts of a layer and a half beside as much for the KV cache.
+    half = planned.on_disk.least_bytes * 3 // 2
+    assert planned.on_disk.least_bytes < half < planned.on_disk.bytes
+    room = whole.total - whole.experts + 2 * half
+    monkeypatch.setattr(engine_memory, "available_memory", lambda: room)
+    for asked in (None, half + 1):
+        ledger = ledger_of(settings, folder, expert_cache_bytes=asked)
+        assert planned.weights == ledger.weights
+        assert planned.on_disk.bytes == ledger.experts_on_disk
+        assert planned.on_disk.token == ledger.experts_of_token
+        assert planned.least_cache == ledger.kv
+        machine = Machine(
+            name="m",
+            what="",
+            kind="cpu",
+            memory=room / GIB,
+            bandwidth=1,
+            tflops={"float32": 1, "int8": 1},
+        )
+        load = Load(prompt=8, output=8, concurrency=1, expert_cache_bytes=asked)
+        found = predict(planned, machine, load, EXACT)
+        assert found is not None
+        beside = ledger.buffers + ledger.reserve - found.memory.activations
+        found = predict(planned, machine, load, dataclasses.replace(EXACT, reserve_bytes=beside))
+        assert found is not None
+        assert found.memory.experts == ledger.experts < whole.experts
+        assert found.memory.total - found.memory.kv == ledger.total - ledger.kv
 
 
 def test_a_single_request_reads_all_weights_for_each_token() -> None:
@@ -240,3 +307,63 @@ def test_more_tokens_than_the_context_are_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["plan", str(config), "--prompt", "5000"])
     assert isinstance(result.exception, SettingsError)
     assert "4096" in str(result.exception)
+
+
+def planned(tmp_path: Path, *arguments: str, config: dict[str, Any] = MIXTRAL) -> Any:
+    """Output of the command."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    return CliRunner().invoke(app, ["plan", str(path), *arguments])
+
+
+def test_the_command_tells_of_experts_on_disk(tmp_path: Path) -> None:
+    page = tmp_path / "plan.json"
+    cache = 6 * GIB
+    on_disk = ("--experts", "disk", "--precision", "int4", "--json", str(page))
+    model = ModelSizes.of(build_program(MIXTRAL), "int4", "bfloat16", experts="disk").on_disk
+    assert model.experts == 8 * 32
+    assert model.token == model.bytes / 4
+    result = planned(tmp_path, *on_disk, "--expert-cache-bytes", str(cache))
+    assert result.exit_code == 0, result.output
+    assert f"{model.token / 1e9:.3g} s at 1 GB/s" in result.output
+    held = cache // model.slot
+    assert f"{held} ({held / 256:.0%})" in result.output
+    predictions = json.loads(page.read_text())["predictions"]
+    assert {p["machine"]["kind"] for p in predictions} == {"cpu"}
+    assert {p["memory"]["experts"] for p in predictions} == {held * model.slot}
+    # By default half of what is left, so that as much remains for the KV cache.
+    planned(tmp_path, *on_disk)
+    for p in json.loads(page.read_text())["predictions"]:
+        memory = p["memory"]
+        beside = memory["available"] - sum(memory[k] for k in ("weights", "activations", "reserve"))
+        assert p["fits"]
+        assert memory["experts"] == pytest.approx(beside / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "says"),
+    [
+        (LLAMA_7B, ("--experts", "disk"), "the model has no experts"),
+        (MIXTRAL, ("--expert-cache-bytes", "9"), "experts is memory"),
+        (MIXTRAL, ("--experts", "disk", "--measure"), "leave --experts disk out"),
+        (
+            MIXTRAL,
+            ("--experts", "disk", "--expert-cache-bytes", "9"),
+            "with bf16 weights: .* least",
+        ),
+    ],
+)
+def test_experts_that_cannot_be_so_are_refused(
+    tmp_path: Path, config: dict[str, Any], arguments: tuple[str, ...], says: str
+) -> None:
+    result = planned(tmp_path, *arguments, config=config)
+    assert isinstance(result.exception, SettingsError)
+    assert re.search(says, str(result.exception))
+
+
+def test_a_table_without_cpus_has_no_experts_on_disk(tmp_path: Path) -> None:
+    table = tmp_path / "machines.yaml"
+    table.write_text("[{name: a, what: b, kind: gpu, memory: 1, bandwidth: 1, tflops: {int8: 1}}]")
+    result = planned(tmp_path, "--experts", "disk", "--hardware", str(table))
+    assert isinstance(result.exception, SettingsError)
+    assert "no machine of kind cpu" in str(result.exception)

@@ -35,6 +35,11 @@ def held_apart(windows: Sequence[Sequence[int]]) -> Texts:
     return apart(others, windows[::HELD_OUT])
 
 
+def all_measured(windows: Sequence[Sequence[int]]) -> Texts:
+    """All texts are measured on: for what sees no text of its own, of which one is then enough."""
+    return Texts([], [list(window) for window in windows])
+
+
 def apart(calibration: Sequence[Sequence[int]], measured: Sequence[Sequence[int]]) -> Texts:
     """Both, without what would be calibrated with and measured on.
 

@@ -121,7 +121,8 @@ class Quantizer:
             factory: of that executor.
             out: the new folder.
             plan: what it becomes.
-            texts: to calibrate with, and others to measure on.
+            texts: to calibrate with, which methods not in :data:`CALIBRATED` need none of, and others to
+                measure on.
 
         Raises:
             SettingsError: the folder holds something else.
@@ -157,7 +158,7 @@ class Quantizer:
         on_layer: OnLayer = lambda name: None,
         on_written: OnWritten = lambda folder: None,
     ) -> Loss:
-        """Write the checkpoint, and what it loses on the texts that were held out.
+        """Write the checkpoint, and what it loses on the texts to measure on.
 
         Args:
             on_layer: told each layer that has been written.

@@ -13,7 +13,7 @@ from galley.cli.terminal import progress, table
 from galley.config import Settings
 from galley.engine_settings import KVType
 from galley.errors import SettingsError
-from galley.machine import bytes_text
+from galley.machine import bytes_text, disk_read_text
 
 if TYPE_CHECKING:
     from galley.graph.program import Program
@@ -32,7 +32,7 @@ _COMPARED: Final = ("bf16", "int8", "int4")
 
 
 @click.command(cls=Command)
-@with_flags(("revision", "kv_dtype", "threads"))
+@with_flags(("revision", "kv_dtype", "threads", "experts", "expert_cache_bytes"))
 @click.argument("model", required=False, help=f"{MODEL_HELP}. A config.json will do")
 @click.option("--prompt", type=_COUNT, help="tokens of a prompt; default: 512, with --measure 128")
 @click.option("--output", type=_COUNT, help="tokens of an answer; default: 128, with --measure 32")
@@ -70,7 +70,8 @@ def plan(
     ends. The plan then says how many at a time meet the goal (--ttft, --tpot), which machine is the
     cheapest that does, and what stands in the way of the cheaper ones. By roofline: a step reads its bytes
     at 80 % of the bandwidth, or computes at 60 % of the peak, whichever takes longer. With --measure it is
-    held against this machine instead, with the model's weights.
+    held against this machine instead, with the model's weights. With --experts disk machines without a
+    GPU are compared, which alone can leave experts there.
     """
     check_folders(json=json_file)
     settings = flags.settings(model=model)
@@ -91,10 +92,15 @@ def plan(
         raise SettingsError(f"{config}: galley plan knows language models; this one hears")
     chosen = precisions or _COMPARED
     if measure:
+        if settings.experts == "disk":
+            raise SettingsError(
+                "--measure runs with all experts in memory: leave --experts disk out"
+            )
         _measure(settings, program, chosen, asked, json_file)
         return
     limits = {name: asked[name] for name in ("ttft", "tpot") if asked[name] is not None}
     load = _load(program, asked, prompt=512, output=128, concurrency=8)
+    load = dataclasses.replace(load, expert_cache_bytes=settings.expert_cache_bytes)
     _plan(program, chosen, settings, load, machines, Goal(**limits), json_file)
 
 
@@ -128,7 +134,13 @@ def _plan(
     from galley.plan.sizes import ModelSizes
 
     kv_dtype = _kv_dtype(settings)
-    sizes = [ModelSizes.of(program, precision, kv_dtype) for precision in precisions]
+    sizes = [
+        ModelSizes.of(program, precision, kv_dtype, experts=settings.experts)
+        for precision in precisions
+    ]
+    if settings.experts == "disk":
+        machines = _of_cpus(machines)
+        _check_expert_cache(sizes, load)
     predictions = [
         found
         for machine in machines
@@ -139,6 +151,25 @@ def _plan(
     _print_predictions(predictions, goal)
     _print_choice(predictions, goal)
     _write_predictions(json_file, predictions, goal)
+
+
+def _of_cpus(machines: "Sequence[Machine]") -> "Sequence[Machine]":
+    """Those whose executor reads experts from disk."""
+    found = [machine for machine in machines if machine.kind == "cpu"]
+    if not found:
+        raise SettingsError(
+            "experts is disk, but the table has no machine of kind cpu, and others keep them in memory"
+        )
+    return found
+
+
+def _check_expert_cache(sizes: "Sequence[ModelSizes]", load: "Load") -> None:
+    """Raises SettingsError, with the precision, where the cache does not hold the experts of a layer."""
+    for size in sizes:
+        try:
+            size.on_disk.cache_bytes(load.expert_cache_bytes, 0)
+        except SettingsError as error:
+            raise SettingsError(f"with {size.precision} weights: {error}") from error
 
 
 def _kv_dtype(settings: Settings) -> KVType:
@@ -209,14 +240,23 @@ def _print_sizes(sizes: "Sequence[ModelSizes]", kv_dtype: str, load: "Load") -> 
     )
     if first.state:
         print(f"{bytes_text(first.state)} of these are the state of its recurrent layers")
-    rows = [(s.precision, bytes_text(s.weights), bytes_text(s.step_weights)) for s in sizes]
-    print(table(("weights", "held", "read a step"), rows) + "\n")
+    header = ["weights", "held", "read a step"]
+    rows = [[s.precision, bytes_text(s.weights), bytes_text(s.step_weights)] for s in sizes]
+    if first.on_disk.experts:
+        header += ["experts on disk", "a token reads from disk at most"]
+        for row, s in zip(rows, sizes, strict=True):
+            row += [_experts_text(s), disk_read_text(s.on_disk.token)]
+    print(table(header, rows) + "\n")
+
+
+def _experts_text(sizes: "ModelSizes") -> str:
+    return f"{bytes_text(sizes.on_disk.bytes)}, {sizes.on_disk.experts:,} experts"
 
 
 def _print_predictions(predictions: "Sequence[Prediction]", goal: "Goal") -> None:
     from galley.plan.predict import most_users
 
-    header = (
+    header = [
         "machine",
         "weights",
         "GiB of",
@@ -226,7 +266,10 @@ def _print_predictions(predictions: "Sequence[Prediction]", goal: "Goal") -> Non
         "tokens/s",
         "$/M",
         "most",
-    )
+    ]
+    on_disk = any(p.memory.experts for p in predictions)
+    if on_disk:
+        header.append("experts in memory")
     rows = []
     for p in predictions:
         used = f"{p.memory.total / 2**30:.1f} of {p.machine.memory:g}"
@@ -240,9 +283,20 @@ def _print_predictions(predictions: "Sequence[Prediction]", goal: "Goal") -> Non
         if not p.memory.fits:
             figures = ["does not fit", "", "", "", ""]
         most = most_users(p.sizes, p.machine, p.load, goal)
-        rows.append((p.machine.name, p.sizes.precision, used, *figures, str(most)))
+        held = [_held_experts(p)] if on_disk else []
+        rows.append((p.machine.name, p.sizes.precision, used, *figures, str(most), *held))
     print(table(header, rows, left=(0, 1, 5)))
-    print("most: requests at a time that fit and meet the goal\n")
+    print("most: requests at a time that fit and meet the goal")
+    if on_disk:
+        print("all but memory is of steps that read no experts from disk: those reads come on top")
+    print()
+
+
+def _held_experts(prediction: "Prediction") -> str:
+    """How many of the experts on disk have room in memory."""
+    all_of_them = prediction.sizes.on_disk
+    held = prediction.memory.experts // all_of_them.slot
+    return f"{held:,} ({held / all_of_them.experts:.0%})"
 
 
 def _print_choice(predictions: "Sequence[Prediction]", goal: "Goal") -> None:

@@ -111,7 +111,7 @@ _SETTINGS: Final = ("revision", "executor", "device", "threads")
     type=click.IntRange(min=64),
     default=16384,
     show_default=True,
-    help="of text; an eighth is measured on",
+    help="of text; an eighth is measured on, or all by rtn and mse, which calibrate with none",
 )
 @click.option(
     "--context",
@@ -207,15 +207,16 @@ def _quantize(
     context: int,
     **options: Any,
 ) -> None:
-    from galley.calibration.held_out import held_apart
+    from galley.calibration.held_out import all_measured, held_apart
     from galley.calibration.quantize import Quantizer
     from galley.ops.executor import choose_executor
 
     began = time.monotonic()
     texts = texts_for(settings, read, data, tokens=tokens, context=context)
     _, factory = choose_executor(settings.executor, settings.device)
-    split = held_apart(texts.windows)
-    plan = plan_of(read, factory, split, Wanted(**options, gguf=made is not None))
+    asked = Wanted(**options, gguf=made is not None)
+    split = (held_apart if asked.calibrates else all_measured)(texts.windows)
+    plan = plan_of(read, factory, split, asked)
     folder = out if made is None else out.with_name(f"{out.name}.layers")
     quantizer = Quantizer(read, factory, folder, plan, split)
 
@@ -227,15 +228,16 @@ def _quantize(
         loss = quantizer.run(lambda name: bar.update(1), finish)
     if made is not None:
         shutil.rmtree(folder)
-    print(_told(out, loss, texts.source, time.monotonic() - began))
+    source = f"that were held out: {texts.source}" if split.calibration else f"of {texts.source}"
+    print(_told(out, loss, source, time.monotonic() - began))
 
 
 def _told(out: Path, loss: "Loss", source: str, seconds: float) -> str:
     return (
         f"{out}: {_megabytes(out)} MB, {seconds:.0f} s\n"
         f"perplexity {loss.base_perplexity:.4g} -> {loss.perplexity:.4g}, KL {loss.kl:.2g} "
-        f"(99 %: {loss.kl_p99:.2g}), same likeliest token {loss.top1:.2%}, on {loss.tokens} tokens that "
-        f"were held out: {source}"
+        f"(99 %: {loss.kl_p99:.2g}), same likeliest token {loss.top1:.2%}, on {loss.tokens} tokens "
+        f"{source}"
     )
 
 

@@ -35,6 +35,18 @@ class Wanted:
     max_kl: float | None
     gguf: bool
 
+    @property
+    def mixed(self) -> bool:
+        """Whether each part gets a scheme of its own."""
+        return self.budget is not None or self.max_kl is not None
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether texts decide what is written; the loss is then measured on others."""
+        from galley.calibration.quantize import CALIBRATED
+
+        return self.mixed or self.method in CALIBRATED
+
 
 def plan_of(read: "Model", factory: "ExecutorFactory", texts: "Texts", wanted: Wanted) -> "Plan":
     """The plan. Of mixed precision, a table of what each part loses and gets is printed.
@@ -43,9 +55,7 @@ def plan_of(read: "Model", factory: "ExecutorFactory", texts: "Texts", wanted: W
         SettingsError: options contradict each other, or leave nothing to quantise.
     """
     plan = _plan(read, wanted)
-    if wanted.budget is None and wanted.max_kl is None:
-        return plan
-    return _mixed(read, factory, plan, texts, wanted)
+    return _mixed(read, factory, plan, texts, wanted) if wanted.mixed else plan
 
 
 def _plan(read: "Model", wanted: Wanted) -> "Plan":
@@ -78,7 +88,7 @@ def _scheme(wanted: Wanted) -> "Scheme":
         raise SettingsError("--zero-points are for --bits 4; integers of 8 bits are symmetric")
     if wanted.method == "smoothquant" and wanted.bits != "8":
         raise SettingsError("--method smoothquant is for --bits 8: weights and inputs become int8")
-    if wanted.method == "smoothquant" and (wanted.budget, wanted.max_kl) != (None, None):
+    if wanted.method == "smoothquant" and wanted.mixed:
         raise SettingsError("--budget and --max-kl give parts 4 bits, --method smoothquant 8")
     if group % 16:
         raise SettingsError(f"--group {group}: expected a multiple of 16, or 0 for whole rows")

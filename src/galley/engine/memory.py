@@ -10,7 +10,7 @@ from galley.errors import EngineFailed, NotEnoughMemory, SettingsError
 from galley.graph.program import KVGroup, Program
 from galley.machine import address_space_left, available_memory, bytes_text, disk_read_text
 from galley.model_info import Ledger
-from galley.ops.executor import ExecutorMemory, ExecutorOptions, ExpertMemory
+from galley.ops.executor import ExecutorMemory, ExecutorOptions
 from galley.types import BLOCK_TOKENS, blocks_for
 
 LEAST_TOKENS: Final = 512
@@ -120,7 +120,8 @@ def plan_memory(
         available = min(available_memory(), address_space_left())
     buffers = memory.buffers(settings.max_batch_tokens, settings.logit_rows)
     left = available - memory.weights - memory.adapters - buffers - RESERVE_BYTES
-    experts = _expert_bytes(settings, memory.experts, left - _least_cache(settings, size))
+    beside = left - _least_cache(settings, size)
+    experts = memory.experts.cache_bytes(settings.expert_cache_bytes, beside)
     room = int(max(0, left - experts) * settings.kv_memory_fraction)
     size = replace(size, states=_states(settings, size, room))
     size = replace(size, blocks=_kv_blocks(settings, size, room - size.states * size.state_bytes))
@@ -341,24 +342,6 @@ def _of_experts(
         f"--experts disk (needs {bytes_text(needs)}; a token then reads up to "
         f"{disk_read_text(memory.experts.token)})"
     ]
-
-
-def _expert_bytes(settings: EngineSettings, experts: ExpertMemory, left: int) -> int:
-    """Memory for experts on disk: as asked, or half of ``left`` bytes, in whole slots.
-
-    Raises:
-        SettingsError: the experts of a layer do not fit.
-    """
-    if not experts.experts:
-        return 0
-    least, wanted = experts.least_bytes, settings.expert_cache_bytes
-    if wanted is not None and wanted < least:
-        raise SettingsError(
-            f"expert_cache_bytes is {wanted}, but the experts of a layer, {experts.least} of up to "
-            f"{experts.slot} bytes, must be in memory together: set it to at least {least}, or leave it out"
-        )
-    slots = (max(0, left) // 2 if wanted is None else wanted) // experts.slot
-    return min(experts.experts, max(experts.least, slots)) * experts.slot
 
 
 def _max_model_len(settings: EngineSettings, program: Program) -> int:

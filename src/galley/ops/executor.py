@@ -141,6 +141,23 @@ class ExpertMemory(NamedTuple):
         """Of those that must be in memory."""
         return self.least * self.slot
 
+    def cache_bytes(self, wanted: int | None, left: int) -> int:
+        """Memory for them, in whole slots: as ``wanted``, else half of the ``left`` bytes.
+
+        Raises:
+            SettingsError: the experts of a layer do not fit what is wanted.
+        """
+        if not self.experts:
+            return 0
+        if wanted is not None and wanted < self.least_bytes:
+            raise SettingsError(
+                f"expert_cache_bytes is {wanted}, but the experts of a layer, {self.least} of up to "
+                f"{self.slot} bytes, must be in memory together: set it to at least {self.least_bytes}, "
+                "or leave it out"
+            )
+        slots = (max(0, left) // 2 if wanted is None else wanted) // self.slot
+        return min(self.experts, max(self.least, slots)) * self.slot
+
 
 NO_EXPERTS: Final = ExpertMemory()
 

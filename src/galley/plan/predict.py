@@ -7,7 +7,7 @@ does attention, which runs between them; a step also takes a fixed time.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, Self
 
 from galley.plan.hardware import Machine
@@ -82,19 +82,22 @@ class Load:
         prompt, output: tokens of a request.
         concurrency: requests at a time.
         batch_tokens: token budget of a step.
+        expert_cache_bytes: memory for experts that are on disk; None: half of what is left.
     """
 
     prompt: int = 512
     output: int = 128
     concurrency: int = 8
     batch_tokens: int = 512
+    expert_cache_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes, and what there is."""
+    """Bytes, and what there is; ``experts``: for those that are on disk."""
 
     weights: int
+    experts: int
     kv: int
     activations: int
     reserve: int
@@ -103,7 +106,7 @@ class Memory:
     @property
     def total(self) -> int:
         """All that is needed."""
-        return self.weights + self.kv + self.activations + self.reserve
+        return self.weights + self.experts + self.kv + self.activations + self.reserve
 
     @property
     def fits(self) -> bool:
@@ -118,7 +121,7 @@ class Prediction:
     Attributes:
         prefill: seconds of a prompt by itself.
         joined: seconds of the steps from a prompt's arrival to its first token, while all others decode.
-        step: seconds of a decode step of all requests.
+        step: seconds of a decode step of all requests. No times include reads of experts from disk.
         ttft, tpot: seconds to the first token, and between tokens, with prompts of others in between.
         bound: what a decode step waits for.
         tokens_per_second, requests_per_second: in all; tokens are output tokens.
@@ -169,7 +172,11 @@ class Goal:
 def predict(
     sizes: ModelSizes, machine: Machine, load: Load, shares: Shares | None = None
 ) -> Prediction | None:
-    """What the load is like on the machine; None if it multiplies no type that the precision needs."""
+    """What the load is like on the machine; None if it multiplies no type that the precision needs.
+
+    Raises:
+        SettingsError: the experts of a layer do not fit the memory that the load has for them.
+    """
     shares = shares or Shares()
     rate = peak_rate(sizes.precision, machine)
     if not rate:
@@ -214,7 +221,7 @@ def most_users(
     """The greatest concurrency that meets the goal; 0 if not even one request does."""
 
     def meets(users: int) -> bool:
-        prediction = predict(sizes, machine, _with_users(load, users), shares)
+        prediction = predict(sizes, machine, replace(load, concurrency=users), shares)
         return prediction is not None and goal.missed(prediction) is None
 
     low, high = 0, MOST_USERS
@@ -228,12 +235,6 @@ def cheapest(predictions: Sequence[Prediction], goal: Goal) -> Prediction | None
     """The prediction that meets the goal at the least price an hour, then at the least cost."""
     meeting = [p for p in predictions if goal.missed(p) is None and p.cost is not None]
     return min(meeting, key=lambda p: (p.machine.price or 0.0, p.cost or 0.0), default=None)
-
-
-def _with_users(load: Load, users: int) -> Load:
-    return Load(
-        prompt=load.prompt, output=load.output, concurrency=users, batch_tokens=load.batch_tokens
-    )
 
 
 def peak_rate(precision: str, machine: Machine) -> float:
@@ -311,10 +312,14 @@ class _Rates:
 def _memory(sizes: ModelSizes, machine: Machine, load: Load, shares: Shares) -> Memory:
     users = load.concurrency
     rows = max(users, min(load.batch_tokens, users * load.prompt))
+    activations = sizes.row_bytes * rows + sizes.logit_bytes * users
+    available = int(machine.memory * GIB)
+    left = available - sizes.weights - activations - shares.reserve_bytes - sizes.least_cache
     return Memory(
         weights=sizes.weights,
+        experts=sizes.on_disk.cache_bytes(load.expert_cache_bytes, left),
         kv=users * sizes.kv_bytes(load.prompt + load.output),
-        activations=sizes.row_bytes * rows + sizes.logit_bytes * users,
+        activations=activations,
         reserve=shares.reserve_bytes,
-        available=int(machine.memory * GIB),
+        available=available,
     )

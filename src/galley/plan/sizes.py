@@ -5,14 +5,18 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final, Self
 
+from galley.engine.memory import LEAST_STATES, LEAST_TOKENS
+from galley.engine_settings import Experts
+from galley.errors import SettingsError
 from galley.formats.weights import flat
 from galley.graph.passes import run_passes
 from galley.graph.program import Program
 from galley.graph.quantize_inputs import quantize_inputs
 from galley.model_info import ExpertCosts
 from galley.ops.cpu import kv_bytes_of_layer, state_bytes
+from galley.ops.executor import NO_EXPERTS, ExpertMemory
 from galley.ops.kinds import plan_activations, plan_kinds
-from galley.ops.lowering import expert_costs, held_bytes, lower, weight_bytes
+from galley.ops.lowering import expert_costs, expert_memory, held_bytes, lower, weight_bytes
 from galley.types import BLOCK_TOKENS, blocks_for
 
 PRECISIONS: Final = ("float32", "bf16", "f16", "int8", "int4")
@@ -26,9 +30,10 @@ class ModelSizes:
     Attributes:
         precision: of the weights, one of :data:`PRECISIONS`.
         parameters: numbers in the checkpoint.
-        weights: bytes held in memory.
+        weights: bytes held in memory, without experts that are on disk.
         step_weights: bytes of them that a step of one row reads; of an embedding that is a row.
         experts: of which further rows read more.
+        on_disk: the experts that are on disk; none where they are in memory.
         kv: window (0: none) -> bytes of keys and values of a token, over the layers with that window.
         kv_layers: layers with keys and values.
         state: bytes of what recurrent layers keep of a sequence, whatever its length.
@@ -44,6 +49,7 @@ class ModelSizes:
     weights: int
     step_weights: int
     experts: ExpertCosts
+    on_disk: ExpertMemory
     kv: dict[int, int]
     kv_layers: int
     state: int
@@ -55,7 +61,14 @@ class ModelSizes:
     max_positions: int
 
     @classmethod
-    def of(cls, program: Program, precision: str, kv_dtype: str, isa: str | None = None) -> Self:
+    def of(
+        cls,
+        program: Program,
+        precision: str,
+        kv_dtype: str,
+        isa: str | None = None,
+        experts: Experts = "memory",
+    ) -> Self:
         """Sizes of a traced model.
 
         Args:
@@ -64,6 +77,10 @@ class ModelSizes:
             kv_dtype: "float32", "bfloat16", "int8" or "int4".
             isa: instruction set that it will run with, where that is known: buffers then also hold what
                 inputs are rounded to.
+            experts: where the experts of a mixture are.
+
+        Raises:
+            SettingsError: experts are to be on disk, and there are none.
         """
         kinds = plan_kinds(program, precision)
         shapes = {name: flat(shape) for name, shape in program.all_shapes.items()}
@@ -72,6 +89,11 @@ class ModelSizes:
         if isa is not None:
             inputs = plan_activations(kinds, precision, "auto", isa)
             buffered = run_passes(quantize_inputs(program.with_kinds(kinds), inputs), ())
+        on_disk = NO_EXPERTS
+        if experts == "disk":
+            on_disk = expert_memory(runs)
+            if not on_disk.experts:
+                raise SettingsError("experts is 'disk', but the model has no experts: leave it out")
         rows, logits = runs.operations()
         kv: Counter[int] = Counter()
         for layer in program.kv:
@@ -84,9 +106,10 @@ class ModelSizes:
         return cls(
             precision=precision,
             parameters=sum(map(math.prod, shapes.values())),
-            weights=held_bytes([runs]),
+            weights=held_bytes([runs]) - on_disk.bytes,
             step_weights=weight_bytes(runs),
             experts=expert_costs(runs),
+            on_disk=on_disk,
             kv=dict(kv),
             kv_layers=len(program.kv),
             state=state_bytes(program),
@@ -113,6 +136,12 @@ class ModelSizes:
             BLOCK_TOKENS * blocks_for(min(tokens, window or tokens)) * size
             for window, size in self.kv.items()
         )
+
+    @property
+    def least_cache(self) -> int:
+        """Bytes of keys, values and states without which an engine does not start."""
+        blocks = blocks_for(min(LEAST_TOKENS, self.max_positions))
+        return BLOCK_TOKENS * blocks * self.kv_per_token + LEAST_STATES * self.state
 
     def attention_operations(self, first: int, rows: int) -> float:
         """Of ``rows`` consecutive tokens, the first of which has ``first`` tokens before it."""

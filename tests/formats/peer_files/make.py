@@ -1,7 +1,7 @@
-"""Makes the checkpoints of this folder: a tiny random Llama, quantised by llm-compressor in several ways.
+"""Makes checkpoints of this folder: a tiny random Llama, quantised by llm-compressor in several ways.
 
     pip install torch==2.13.0 llmcompressor==0.14.0.1
-    python tests/formats/peer_files/make.py FOLDER
+    python -m tests.formats.peer_files.make FOLDER
 
 The tool is not installed with the tests: what it wrote is kept beside this file.
 """
@@ -16,41 +16,17 @@ from datasets import Dataset
 from llmcompressor import oneshot
 from llmcompressor.modifiers.awq import AWQModifier
 from llmcompressor.modifiers.quantization import GPTQModifier, QuantizationModifier
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-VOCAB, CONTEXT, TEXTS, GROUP = 32, 32, 16, 32
+from tests.formats.peer_files.base import CONTEXT, GROUP, TEXTS, random_texts, write_base
+
 HEAD = ["lm_head"]
 
 
-def write_base(folder: Path) -> None:
-    """A model of one layer in bf16, and the tokenizer that the tool asks for."""
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=96,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        initializer_range=0.15,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder)
-
-
 def texts() -> Any:
-    """Random tokens to calibrate with."""
-    draw = torch.Generator().manual_seed(5)
-    ids = torch.randint(2, VOCAB, (TEXTS, CONTEXT), generator=draw).tolist()
-    return Dataset.from_dict({"input_ids": ids, "attention_mask": [[1] * CONTEXT] * TEXTS})
+    """As the tool wants them."""
+    mask = [[1] * CONTEXT] * TEXTS
+    return Dataset.from_dict({"input_ids": random_texts(), "attention_mask": mask})
 
 
 def integers(bits: int, *, grouped: bool = False, **more: Any) -> Any:
