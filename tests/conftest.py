@@ -12,7 +12,11 @@ settings.register_profile("galley", deadline=None, max_examples=50)
 settings.load_profile("galley")
 # Tests run two at a time on small machines; compute threads beyond that would only fight.
 os.environ.setdefault("GALLEY_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# An HTTP client reads every authority of the machine when it is made, and hundreds are; who tests TLS
+# names the certificate that it trusts.
+os.environ |= {"SSL_CERT_FILE": "", "SSL_CERT_DIR": os.devnull}
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,5 +1,6 @@
 """Passes change what a program costs, and no bit of what it computes."""
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from galley.engine.load import load_engine
+from galley.engine.read_model import read_model
 from galley.engine_settings import Activations, EngineSettings, Quantize
 from galley.errors import SettingsError
 from galley.formats.checkpoint import Checkpoint
@@ -18,6 +20,7 @@ from galley.graph.passes.merge_linears import merge_linears
 from galley.graph.program import Program
 from galley.graph.trace import Buffer, Tracer, trace
 from galley.models.registry import build_program
+from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Batch, Executor, forward
 from tests.checkpoints import KNOWN_OPS, VARIANTS, random_ids
 from tests.conftest import CheckpointMaker
@@ -26,15 +29,13 @@ from tests.native.harness import LAYERS, Floats, quantized, ragged
 LENGTHS = (1, 19, 40)
 
 
-def executor_without(
-    disabled: tuple[str, ...],
-    checkpoint: CheckpointMaker,
-    variant: str,
+def settings_of(
+    folder: Path,
     kind: Quantize = "auto",
     activations: Activations = "auto",
-) -> Executor:
-    folder = checkpoint(variant)
-    settings = EngineSettings(
+    disabled: tuple[str, ...] = (),
+) -> EngineSettings:
+    return EngineSettings(
         model=str(folder),
         executor="cpu",
         quantize=kind,
@@ -42,10 +43,8 @@ def executor_without(
         dtype="bfloat16" if kind == "bf16" else "float32",
         kv_dtype="int8" if kind == "int8" else "auto",
         disable_pass=disabled,
-        kv_cache_tokens=512,
         threads=2,
     )
-    return load_engine(settings, folder)._executor
 
 
 def all_logits(executor: Executor) -> list[Floats]:
@@ -71,10 +70,16 @@ def all_logits(executor: Executor) -> list[Floats]:
 def test_no_pass_changes_a_bit(
     variant: str, kind: Quantize, activations: Activations, checkpoint: CheckpointMaker
 ) -> None:
-    def logits_without(disabled: tuple[str, ...]) -> list[Floats]:
-        return all_logits(executor_without(disabled, checkpoint, variant, kind, activations))
+    folder = checkpoint(variant)
+    model = read_model(settings_of(folder, kind, activations), folder)
 
-    program = quantized(traced(checkpoint(variant)), kind, activations)
+    def logits_without(disabled: tuple[str, ...]) -> list[Floats]:
+        options = dataclasses.replace(model.options, disable_pass=disabled, weight_cache=None)
+        executor = CpuExecutor(model.program, model.weights, options)
+        executor.allocate_kv(64, states=8)
+        return all_logits(executor)
+
+    program = quantized(traced(folder), kind, activations)
     plain = logits_without(tuple(PASSES))
     choices = [(), *((name,) for name in PASSES)]
     choices += [tuple(other for other in PASSES if other != name) for name in PASSES]
@@ -186,8 +191,9 @@ def test_ops_that_nobody_reads_are_dropped() -> None:
 
 
 def test_an_unknown_pass_is_refused_with_the_list(checkpoint: CheckpointMaker) -> None:
+    folder = checkpoint("llama")
     with pytest.raises(SettingsError, match=r"'melt' is no pass; passes: .*merge-linears"):
-        executor_without(("melt",), checkpoint, "llama")
+        load_engine(settings_of(folder, disabled=("melt",)), folder)
 
 
 def test_the_reference_executor_has_no_passes_to_leave_out(checkpoint: CheckpointMaker) -> None:

@@ -15,7 +15,12 @@ def executor_of(
     folder: Path, dtype: DType = "float32", executor: ExecutorName = "reference"
 ) -> Executor:
     settings = EngineSettings(
-        model=str(folder), dtype=dtype, executor=executor, kv_cache_tokens=2048, threads=1
+        model=str(folder),
+        dtype=dtype,
+        executor=executor,
+        kv_cache_tokens=2048,
+        threads=1,
+        speculation="off",  # what steps of many rows take is measured for guesses
     )
     return load_engine(settings, folder)._executor
 

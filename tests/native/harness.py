@@ -169,6 +169,7 @@ def cpu_executor(
         quantize=quantize,
         kv_cache_tokens=4096,
         threads=threads,
+        speculation="off",  # what steps of many rows take is measured for guesses
     )
     return load_engine(settings, folder)._executor
 
