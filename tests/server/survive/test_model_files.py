@@ -186,6 +186,7 @@ def start(folder: Path, address_space: int = resource.RLIM_INFINITY) -> tuple[in
         text=True,
         timeout=60,
         check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "2"},  # each of numpy's threads takes address space
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space)),
     )
     return done.returncode, done.stderr
