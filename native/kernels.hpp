@@ -33,6 +33,7 @@ constexpr int64_t kSuper = 256;
 // last group may be shorter; padding holds zeros. Those that are kNested are the products of the
 // group's int8 and of a float16 of `super_scales` and `super_minima`, one for each
 // (block, kSuper k, output).
+//
 // Of int8 inputs `input_group` columns, a group or a part of one, share a scale.
 struct Matrix {
     Kind kind;
@@ -65,9 +66,8 @@ enum class Inputs : int32_t { kFloats, kBF16, kInt8 };
 //   kBF16    [padded_depth] bfloat16, then zeros: up to a multiple of 64 bytes, and for integers 64
 //            bytes more, as a group, and so a tile, may begin at any multiple of 16, and then at
 //            `sums` [groups] floats: the sum of each group
-//   kInt8    [padded_depth] int8, then at `sums`, of each input group, [input_groups] int32: the
-//   sum
-//            of its integers; floats: what one stands for; and floats: what the sum stands for
+//   kInt8    [padded_depth] int8, then at `sums`, for each input group, [input_groups] int32: the
+//            sum of its integers; floats: what one stands for; floats: what the sum stands for
 struct Activations {
     const uint8_t* data;
     int64_t stride;
@@ -169,7 +169,8 @@ struct Attend {
     int64_t first;  // position of the first token, if keys is 0 or there is a window
     int64_t tokens;
     int64_t group;
-    // Of a position that is `after` the token's own, if `keys` is 0 or there is a window.
+    // A token sees what is in reach of the position that is `after` its own; without a window, if
+    // keys is not 0, all.
     Reach reach;
     int64_t after;
     float scale;

@@ -46,9 +46,9 @@ int64_t weight_bytes(Kind kind, int64_t elements) {
     throw std::invalid_argument("unknown weight kind");
 }
 
-// Columns of int8 inputs that share a scale: so few that an outlier costs few others their
-// precision, fewer beside weights that lose less themselves; an equal part of a group, unless there
-// is but one.
+// Columns of int8 inputs that share a scale (galley/quant/int8_inputs.py): so few that an outlier
+// costs few others their precision, fewer beside weights that lose less themselves; an equal part
+// of a group, unless there is but one.
 int64_t input_group(Kind kind, int64_t group, int64_t groups) {
     int64_t columns = std::min<int64_t>(group, kind == Kind::kInt8 ? 64 : 128);
     while (groups > 1 && group % columns) columns -= 16;

@@ -14,8 +14,9 @@
 //           2 blocks
 //             part of a group       sums in tile registers
 //
-// A chunk is several whole groups (parts), or a part of one: with groups of 128, 4 of them; with
-// one group of 2048, its first quarter, whose sums are kept and loaded again for the next.
+// Groups are those of the inputs' scales where inputs are int8, else the weights' own. A chunk is
+// several whole groups (parts), or a part of one: with groups of 128 bytes, 4 of them; with one
+// group of 2048, its first quarter, whose sums are kept and loaded again for the next.
 #include "tables.hpp"
 #include "tile.hpp"
 #include "tile_weights.hpp"

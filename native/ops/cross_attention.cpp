@@ -33,16 +33,8 @@ class CrossAttentionOp : public Op {
     }
 
     void run(Execution& e) const override {
-        attend_all(e, {e.runtime.cache(layer_),
-                       e.step.cross_tables,
-                       e.cross_plan,
-                       heads_,
-                       scale_,
-                       {},
-                       0.0f,
-                       nullptr,
-                       q_,
-                       y_});
+        attend_all(e, {e.runtime.cache(layer_), e.step.cross_tables, e.cross_plan, heads_, scale_,
+                       Reach(), 0.0f, nullptr, q_, y_});
     }
 
   private:

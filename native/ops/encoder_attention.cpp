@@ -37,17 +37,8 @@ class EncoderAttentionOp : public Op {
         cache.data = e.runtime.encoder_kv(blocks * cache.kv_heads * cache.head_bytes);
         write_all_kv(e, cache, tables, k_, v_);
         if (cache.type == KvType::kPairs) fill_pairs(e, cache, tables);
-        attend_all(e, {cache,
-                       tables,
-                       e.plan,
-                       heads_,
-                       scale_,
-                       {window(), false},
-                       0.0f,
-                       nullptr,
-                       q_,
-                       y_,
-                       after()});
+        attend_all(
+            e, {cache, tables, e.plan, heads_, scale_, reach(), 0.0f, nullptr, q_, y_, after()});
     }
 
   private:
@@ -55,9 +46,9 @@ class EncoderAttentionOp : public Op {
     static constexpr int64_t kAll = int64_t{1} << 40;
 
     int64_t after() const { return before_ < 0 && after_ < 0 ? 0 : after_ < 0 ? kAll : after_; }
-    int64_t window() const {
-        if (before_ < 0 && after_ < 0) return 0;
-        return (before_ < 0 ? kAll : before_) + 1 + after();
+    Reach reach() const {
+        if (before_ < 0 && after_ < 0) return {};
+        return {(before_ < 0 ? kAll : before_) + 1 + after(), false};
     }
 
     // An input's last value may have no neighbour; what lies there has no weight, but might be

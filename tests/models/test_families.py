@@ -24,6 +24,8 @@ from galley.formats.json_file import read_json
 from galley.graph.program import Program
 from galley.models import registry
 from galley.models.registry import build_program
+from galley.models.whole_texts import over_whole_texts
+from galley.train.forward import check_trainable
 from tests.checkpoints import SHAPE, VARIANTS, make_checkpoint, make_tokenizer, random_ids
 from tests.conftest import CheckpointMaker
 from tests.models import seed_oss
@@ -223,6 +225,15 @@ def test_llama_4_attends_in_chunks_or_with_growing_queries(
     ]
     grown = [(op.attrs["interval"], op.attrs["factor"]) for op in program.ops if op.name == "grow"]
     assert grown == ([] if growth is None else [growth])
+
+
+def test_attention_in_chunks_is_refused_where_it_is_not_done(checkpoint: CheckpointMaker) -> None:
+    config = config_of("llama4", checkpoint, moe_layers=[], attn_temperature_tuning=False)
+    program = build_program(config)
+    with pytest.raises(UnsupportedModel, match="this one has attention in chunks"):
+        check_trainable(program)
+    with pytest.raises(UnsupportedModel, match="attention in chunks is not supported for embed"):
+        over_whole_texts(program, program.shapes, all_rows=False)
 
 
 def test_pythia_as_its_checkpoints_say_it(tmp_path: Path) -> None:

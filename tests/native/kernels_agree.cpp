@@ -329,23 +329,9 @@ void check_attention(KvType type, int64_t group, int64_t key_dim, int64_t value_
     }
     const auto weights = [&](const Kernels& k) {
         FloatRow out(rows * tokens);
-        k.attention_weights({portable.cache,
-                             0,
-                             q.data(),
-                             out.data(),
-                             width,
-                             tokens,
-                             portable.table.data(),
-                             tokens,
-                             0,
-                             rows,
-                             1,
-                             {},
-                             0,
-                             scale,
-                             0.0f,
-                             nullptr,
-                             scratch.data()});
+        k.attention_weights({portable.cache, 0, q.data(), out.data(), width, tokens,
+                             portable.table.data(), tokens, 0, rows, 1, Reach(), 0, scale, 0.0f,
+                             nullptr, scratch.data()});
         return out;
     };
     close(what + ", weights", weights(kTested), weights(kPortable), 1e-5);

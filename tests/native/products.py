@@ -6,7 +6,7 @@ import numpy as np
 
 from galley.formats.values import dequantize
 from galley.formats.weights import IntWeight
-from galley.quant.int8_inputs import input_group
+from galley.quant.int8_inputs import dynamic_int8, input_group
 from tests.native.harness import Floats, round_bf16
 
 
@@ -31,15 +31,5 @@ def expected_integer(x: Floats, weight: IntWeight, activations: str) -> tuple[An
     if activations != "int8":
         taken = as_taken(x, activations)
         return taken @ w.T, np.abs(taken) @ np.abs(w).T
-    columns = input_group(weight.kind, x.shape[1])
-    groups = [rounded_int8(x[:, k : k + columns]) for k in range(0, x.shape[1], columns)]
-    rounded = np.concatenate(groups, axis=1)
+    rounded = dynamic_int8(x, input_group(weight.kind, x.shape[1])).astype(np.float64)
     return rounded @ w.T, np.abs(rounded) @ np.abs(w).T + np.abs(rounded).sum(1, keepdims=True)
-
-
-def rounded_int8(x: Floats) -> Any:
-    """The values of integers from -127 to 127 with one scale a row."""
-    most = np.abs(x).max(axis=1, keepdims=True)
-    usable = most > 1e-30
-    q = np.rint(x * np.where(usable, np.float32(127) / np.where(usable, most, 1), 0))
-    return q * np.where(usable, most / np.float32(127), 0).astype(np.float64)

@@ -11,10 +11,9 @@ class RowLayout(NamedTuple):
     """What a row of activations becomes for matrices of one kind and group.
 
     Attributes:
-        inputs: "bfloat16", or "int8" with scales of each row's own.
+        inputs: "bfloat16", or "int8", whose groups of columns have a scale and a sum in each row.
         kind: name of the matrices' kind; it decides how far a row is padded.
-        group: of an integer kind, columns that share a scale (a row of int8 has the sum of each group);
-            0 means all columns.
+        group: of an integer kind, columns of weights that share a scale; 0 means all columns.
     """
 
     inputs: str

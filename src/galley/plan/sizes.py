@@ -34,7 +34,8 @@ class ModelSizes:
         step_weights: bytes of them that a step of one row reads; of an embedding that is a row.
         experts: of which further rows read more.
         on_disk: the experts that are on disk; none where they are in memory.
-        kv: window (0: none) -> bytes of keys and values of a token, over the layers with that window.
+        kv: window (0: none) -> bytes of keys and values of a token, over the layers with that window. A
+            chunk counts as a window of its size here and below, which is the most that it can be.
         kv_layers: layers with keys and values.
         state: bytes of what recurrent layers keep of a sequence, whatever its length.
         row_operations, logit_operations: of linear layers, for each token and for each wanted one on top.

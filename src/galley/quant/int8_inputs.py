@@ -23,6 +23,9 @@ def dynamic_int8(rows: Floats, columns: int) -> Floats:
     made = np.empty_like(rows)
     for begin in range(0, rows.shape[1], columns):
         part = rows[:, begin : begin + columns]
-        scale = np.abs(part).max(axis=1, keepdims=True) / np.float32(127)
-        made[:, begin : begin + columns] = np.rint(part / np.where(scale > 0, scale, 1)) * scale
+        most = np.abs(part).max(axis=1, keepdims=True)
+        # As native/kernels/rounding.hpp: below, the quotient would overflow.
+        usable = most > np.float32(1e-30)
+        steps = np.rint(part * np.where(usable, np.float32(127) / np.where(usable, most, 1), 0))
+        made[:, begin : begin + columns] = steps * np.where(usable, most / np.float32(127), 0)
     return made

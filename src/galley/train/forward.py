@@ -28,14 +28,14 @@ class _Step:
         ids: [texts, tokens].
         wanted: [texts, tokens] whether logits are wanted there.
         angles: (cos, sin) of rotations, [tokens, 1, len(inv_freq)]; shared by all layers.
-        masks: (window, chunked) -> [tokens, tokens] who sees whom.
+        masks: window -> [tokens, tokens] who sees whom.
     """
 
     weights: Mapping[str, Tensor]
     ids: Tensor
     wanted: Tensor
     angles: Angles = field(default_factory=dict)
-    masks: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
+    masks: dict[int, Tensor] = field(default_factory=dict)
 
     def weight(self, op: Op, role: str = "weight") -> Tensor:
         """The tensor of an op that has one in this role."""
@@ -45,6 +45,8 @@ class _Step:
 def check_trainable(program: Program) -> None:
     """Raises UnsupportedModel if the program has an op that cannot be trained through."""
     unknown = sorted({op.name for op in program.ops} - OPS.keys())
+    if any(kv.chunked for kv in program.kv):
+        unknown.append("attention in chunks")
     if program.encoder is not None or unknown:
         raise UnsupportedModel(
             "training is for dense text models, and this one "
@@ -129,10 +131,10 @@ def _attention(op: Op, step: _Step, inputs: list[Tensor]) -> Tensor:
     k, v = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (k, v))
     if cap := attrs["cap"]:
         scores = torch.tanh(q @ k.transpose(-1, -2) * attrs["scale"] / cap) * cap
-        hidden = ~_mask(step, attrs["window"], attrs["chunked"])
+        hidden = ~_mask(step, attrs["window"])
         mixed = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
     elif attrs["window"]:
-        mask = _mask(step, attrs["window"], attrs["chunked"])
+        mask = _mask(step, attrs["window"])
         mixed = functional.scaled_dot_product_attention(q, k, v, mask, scale=attrs["scale"])
     else:
         mixed = functional.scaled_dot_product_attention(
@@ -142,14 +144,13 @@ def _attention(op: Op, step: _Step, inputs: list[Tensor]) -> Tensor:
     return joined
 
 
-def _mask(step: _Step, window: int, chunked: bool) -> Tensor:
+def _mask(step: _Step, window: int) -> Tensor:
     """[tokens, tokens]: whether a row's token sees a column's."""
-    if (window, chunked) not in step.masks:
+    if window not in step.masks:
         at = torch.arange(step.ids.shape[1], device=step.ids.device)
-        own = at[:, None]
-        first = own // window * window if chunked else own - (window or len(at)) + 1
-        step.masks[window, chunked] = (at <= own) & (at >= first)
-    return step.masks[window, chunked]
+        behind = at[:, None] - at
+        step.masks[window] = (behind >= 0) & (behind < (window or len(at) + 1))
+    return step.masks[window]
 
 
 def _silu_mul(op: Op, step: _Step, inputs: list[Tensor]) -> Tensor:
