@@ -73,8 +73,8 @@ def test_a_matrix_makes_up_for_what_its_inputs_have_lost() -> None:
     inputs[:, 3] = 0.5 * originals[:, 3]
     known = inputs.T @ inputs
     factor, order = factor_of(known)
-    drift: Floats = np.subtract(originals, inputs).T @ inputs
-    found = corrected(matrix(), drift, factor, order)
+    lost: Floats = np.subtract(originals, inputs)
+    found = corrected(matrix(), lost, inputs, factor, order)
     wanted = originals @ matrix().T
 
     def error(weights: Floats) -> float:
@@ -86,5 +86,5 @@ def test_a_matrix_makes_up_for_what_its_inputs_have_lost() -> None:
     best = matrix() + np.linalg.solve(known + ridge, missed.T.astype(np.float64)).T
     assert np.allclose(found, best, atol=2e-3)
     assert error(found) < 0.5 * error(matrix())
-    same = corrected(matrix(), np.zeros_like(known), factor, order)
+    same = corrected(matrix(), np.zeros_like(lost), inputs, factor, order)
     assert np.array_equal(same, matrix())

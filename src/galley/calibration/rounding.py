@@ -100,12 +100,11 @@ class _Gptq:
         hessian = rows.T @ rows
         factor, order = factor_of(hessian, act_order=self._act_order)
         missed: Floats = np.subtract(originals, rows)
-        drift = missed.T @ rows
         found: list[IntWeight] = []
         for scheme in dict.fromkeys(self._schemes[name] for name in names):
             alike = [name for name in names if self._schemes[name] == scheme]
             matrices = [_matrix(self._model, name) for name in alike]
-            target = corrected(np.concatenate(matrices), drift, factor, order)
+            target = corrected(np.concatenate(matrices), missed, rows, factor, order)
             integers, grid = gptq(target, factor, order, scheme)
             integers, grid = refined(target, integers, grid, hessian, scheme)
             found += _apart(alike, [len(m) for m in matrices], integers, grid, scheme)

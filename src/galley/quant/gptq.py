@@ -11,16 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from galley.formats.weights import Floats
+from galley.quant.columns import one_by_one
 from galley.quant.grid import Grid, Scheme, groups_of, inverse, search
 
-_BLOCK: Final = 128
-"""Columns whose errors are spread among themselves before they are spread over all others."""
+Reals = npt.NDArray[np.float64 | np.float32]
 
 _DAMPING: Final = 0.01
 """Part of the mean of the Hessian's diagonal that is added to it."""
 
 _DOUBLE: Final = 4096
 """Columns up to which the factor is computed in float64; beyond it would take minutes."""
+
+_INVERTED: Final = 256
+"""Columns of a triangular matrix that are inverted at once; more are, half by half."""
 
 
 def gptq(
@@ -37,31 +40,31 @@ def gptq(
     grid = search(groups_of(matrix, scheme), scheme)
     columns = scheme.columns(matrix.shape[1])
     low, high = scheme.levels
-    # A column is a row here, so that it lies together.
     left = np.ascontiguousarray(matrix.T[order])
     found = np.empty_like(left)
-    group = order // columns
-    scales, zeros = grid.scales.T, grid.zeros.T
-    inverses = np.ascontiguousarray(inverse(grid.scales).T)
-    for first in range(0, len(left), _BLOCK):
-        end = min(first + _BLOCK, len(left))
-        errors = np.empty((end - first, left.shape[1]), np.float32)
-        for i in range(first, end):
-            g = group[i]
-            q = np.rint(left[i] * inverses[g]) + zeros[g]
-            np.clip(q, low, high, out=q)
-            found[i] = q
-            error = (left[i] - (q - zeros[g]) * scales[g]) / factor[i, i]
-            errors[i - first] = error
-            left[i + 1 : end] -= factor[i, i + 1 : end, None] * error
-        left[end:] -= factor[first:end, end:].T @ errors
+    scales, zeros = np.ascontiguousarray(grid.scales.T), np.ascontiguousarray(grid.zeros.T)
+    inverses = inverse(scales)
+
+    def error(i: int) -> Floats:
+        g = order[i] // columns
+        q = np.rint(left[i] * inverses[g]) + zeros[g]
+        np.clip(q, low, high, out=q)
+        found[i] = q
+        missed: Floats = (left[i] - (q - zeros[g]) * scales[g]) / factor[i, i]
+        return missed
+
+    one_by_one(left, factor, error)
     integers = np.empty_like(found)
     integers[order] = found
     return np.ascontiguousarray(integers.T), grid
 
 
 def corrected(
-    matrix: Floats, drift: Floats, factor: Floats, order: npt.NDArray[np.int64]
+    matrix: Floats,
+    missed: Floats,
+    inputs: Floats,
+    factor: Floats,
+    order: npt.NDArray[np.int64],
 ) -> Floats:
     """The matrix whose outputs for the inputs that there are come nearest to those for the original inputs.
 
@@ -70,13 +73,14 @@ def corrected(
 
     Args:
         matrix: [outputs, depth].
-        drift: [depth, depth], the sum of (t - x) x' over inputs x and what each was originally, t.
-        factor: of the inverse Hessian of the inputs x, with columns in ``order``.
+        missed: [tokens, depth], the original inputs less those that there are.
+        inputs: [tokens, depth], those that there are.
+        factor: of their inverse Hessian, with columns in ``order``.
         order: of these columns.
     """
-    change = (matrix @ drift)[:, order] @ factor.T @ factor
+    drift = np.linalg.multi_dot([matrix, missed.T, inputs])
     found = np.empty_like(matrix)
-    found[:, order] = matrix[:, order] + change
+    found[:, order] = matrix[:, order] + np.linalg.multi_dot([drift[:, order], factor.T, factor])
     return found
 
 
@@ -93,9 +97,22 @@ def factor_of(hessian: Floats, *, act_order: bool = True) -> tuple[Floats, npt.N
     diagonal = hessian.diagonal().astype(np.float64)
     order = np.argsort(-diagonal, kind="stable") if act_order else np.arange(len(diagonal))
     mean = diagonal.mean() or 1.0
-    damped: npt.NDArray[np.float64 | np.float32] = hessian[np.ix_(order, order)].astype(kind)
+    damped: Reals = hessian[np.ix_(order, order)].astype(kind)
     at = np.arange(len(damped))
     damped[at, at] += np.where(diagonal[order] == 0, mean, _DAMPING * mean).astype(kind)
     # With rows and columns reversed, the Cholesky factor becomes an upper one: H = R R', inv(H) = U'U.
     upper = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
-    return np.triu(np.linalg.inv(upper)).astype(np.float32), order
+    return _inverse_of_upper(upper).astype(np.float32), order
+
+
+def _inverse_of_upper(upper: Reals) -> Reals:
+    """Of a matrix with nothing below its diagonal: the same kind of matrix, in products of its blocks."""
+    depth = len(upper)
+    if depth <= _INVERTED:
+        return np.triu(np.linalg.inv(upper))
+    middle = depth // 2
+    found = np.zeros_like(upper)
+    found[:middle, :middle] = left = _inverse_of_upper(upper[:middle, :middle])
+    found[middle:, middle:] = right = _inverse_of_upper(upper[middle:, middle:])
+    found[:middle, middle:] = -(left @ upper[:middle, middle:] @ right)
+    return found
