@@ -32,6 +32,9 @@ FILE_TYPES: Final = {
 }
 """``llama_ftype`` by the type that its matrices get."""
 
+MIXTURES: Final = {"Q4_K_M": 15, "Q5_K_M": 17}
+"""Of files whose matrices get several types."""
+
 CONTEXT: Final = 1024
 
 
@@ -92,11 +95,12 @@ class Llama:
 
 
 def quantize(source: str, target: str, type: str) -> None:
-    """llama.cpp's own quantiser, all matrices of one type."""
+    """llama.cpp's own quantiser: all matrices of one type, or a mixture of its."""
     import llama_cpp
 
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype, params.pure, params.allow_requantize = FILE_TYPES[type], True, True
+    params.ftype = (FILE_TYPES | MIXTURES)[type]
+    params.pure, params.allow_requantize = type in FILE_TYPES, True
     if llama_cpp.llama_model_quantize(source.encode(), target.encode(), params):
         raise RuntimeError(f"llama.cpp cannot quantise to {type}")
 

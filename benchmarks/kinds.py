@@ -1,0 +1,148 @@
+"""Speed of a whole model in every kind of weights: prefill, and decode of 1, 8 and 32 sequences.
+
+    python -m benchmarks.kinds FOLDER [--llama PYTHON] [--name NAME] [--results FILE]
+
+``galley bench engine``, once for each kind, on an idle machine: the checkpoint as ``--quantize`` rounds it,
+and with ``--llama``, a Python that has llama-cpp-python, as GGUF files of its quantiser, whose integers run
+as they are. Files of random weights are as fast as those of trained ones. Beside the tokens a second stands
+what a decode step of one sequence reads, and the rate at which it does, so that kinds of unlike bytes can
+be held beside each other.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+from scripts.benchmarks_page import Figure
+
+from benchmarks.gguf_peers import Peer
+from benchmarks.results_file import machine_file, put
+
+ROUNDED: Final = ("int4", "int8", "bf16", "f16", "float32")
+FILES: Final = ("Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0")
+"""GGUF types whose integers Galley computes with; those that end in M are mixtures."""
+BATCHES: Final = (1, 8, 32)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of one kind.
+
+    Attributes:
+        kind: of the weights.
+        prefill: tokens a second of a prompt of 512.
+        decode: tokens a second at each of :data:`BATCHES`.
+        bytes: that a step of one sequence reads.
+        rate: bytes a second at which it does.
+        share: of the machine's read rate.
+    """
+
+    kind: str
+    prefill: float
+    decode: tuple[float, ...]
+    bytes: float
+    rate: float
+    share: float
+
+
+def measure(kind: str, model: Path, *options: str) -> Speed:
+    """One model's figures, by ``galley bench engine``."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "figures.json"
+        batches = ",".join(map(str, BATCHES))
+        command = [sys.executable, "-m", "galley", "bench", "engine", str(model), *options]
+        command += ["--batch", batches, "--decode", "32", "--repeats", "3", "--json", str(file)]
+        subprocess.run(command, check=True, capture_output=True)
+        points: list[dict[str, Any]] = json.loads(file.read_text())["points"]
+    prefill, *decode = points
+    alone = decode[0]
+    rate = alone["bytes_per_s"]["median"]
+    return Speed(
+        kind,
+        prefill["tokens_per_s"]["median"],
+        tuple(point["tokens_per_s"]["median"] for point in decode),
+        rate / alone["tokens_per_s"]["median"],
+        rate,
+        alone["read_share"]["median"],
+    )
+
+
+def as_files(checkpoint: Path, python: str, folder: Path) -> list[Speed]:
+    """The checkpoint in each type of :data:`FILES`, one file at a time."""
+    source = folder / "whole.gguf"
+    if not source.exists():
+        galley = [sys.executable, "-m", "galley", "quantize", str(checkpoint), str(source)]
+        options = ["--format", "gguf", "--method", "none", "--nearest-tokenizer"]
+        subprocess.run([*galley, *options], check=True, capture_output=True)
+    found = []
+    for kind in FILES:
+        file = folder / f"{kind}.gguf"
+        Peer(python, folder).run(
+            quantize={"source": str(source), "target": str(file), "type": kind}
+        )
+        found.append(told(measure(kind, file)))
+        file.unlink()
+    return found
+
+
+def told(speed: Speed) -> Speed:
+    """Itself, shown at once: a kind takes a minute."""
+    decode = ", ".join(f"{rate:.1f}" for rate in speed.decode)
+    print(f"{speed.kind:8} prefill {speed.prefill:.0f}, decode {decode} tokens/s", flush=True)
+    return speed
+
+
+def figures(name: str, speeds: list[Speed]) -> list[Figure]:
+    """For the page of benchmarks."""
+    day = datetime.now(UTC).date().isoformat()
+    return [
+        Figure(
+            what=f"{name}, weights {s.kind}",
+            unit="tokens/s",
+            at=("prefill", *map(str, BATCHES[:-1]), f"{BATCHES[-1]} sequences"),
+            measured=tuple(float(f"{rate:.4g}") for rate in (s.prefill, *s.decode)),
+            date=day,
+            command="python -m benchmarks.kinds FOLDER --llama PYTHON",
+            remark=(
+                f"a step of one sequence reads {s.bytes / 1e6:.0f} MB at {s.rate / 1e9:.1f} GB/s, "
+                f"{s.share:.0%} of the machine's rate"
+            ),
+        )
+        for s in speeds
+    ]
+
+
+def main() -> None:
+    """Measure every kind, and show them beside each other."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--llama", metavar="PYTHON")
+    parser.add_argument("--name", default="1.24-billion Llama")
+    parser.add_argument("--results", type=machine_file)
+    options = parser.parse_args()
+    checkpoint: Path = options.checkpoint
+    speeds = [told(measure(kind, checkpoint, "--quantize", kind)) for kind in ROUNDED]
+    if options.llama:
+        with tempfile.TemporaryDirectory() as folder:
+            speeds += as_files(checkpoint, options.llama, Path(folder))
+    names = ["weights", "prefill", *map(str, BATCHES), "MB a step", "GB/s", "share"]
+    table = Table(*names, title="tokens/s")
+    for s in speeds:
+        rates = [f"{rate:.1f}" for rate in (s.prefill, *s.decode)]
+        reads = [f"{s.bytes / 1e6:.0f}", f"{s.rate / 1e9:.1f}", f"{s.share:.0%}"]
+        table.add_row(s.kind, *rates, *reads)
+    Console().print(table)
+    if options.results:
+        put(options.results, figures(options.name, speeds))
+
+
+if __name__ == "__main__":
+    main()
