@@ -93,7 +93,7 @@ class EngineSettings:
         "Model",
         "type of the KV cache (executor reference: as dtype, or rounded as int8 or int4); auto: as dtype, "
         "but bfloat16 if weights are quantized and nothing asks for float32, and int8 if a speech model's "
-        "weights are integers (executor cpu)",
+        "weights are integers (executor cpu), or if the checkpoint was made for keys and values of 8 bits",
     )
     engine: str = setting(
         NATIVE_ENGINE,

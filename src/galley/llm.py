@@ -121,7 +121,7 @@ class LLM(Closable):
             quantize: type of the weights; "auto": ``dtype``.
             kv_dtype: type of the KV cache (executor "reference": as ``dtype``, or rounded as int8 or int4);
                 "auto": ``dtype``, but "bfloat16" if weights are quantized and nothing asks for float32
-                (executor "cpu").
+                (executor "cpu"), and "int8" if the checkpoint was made for keys and values of 8 bits.
             executor: implementation that runs the model; "auto": "cpu" on device "cpu", else "reference".
             max_model_len: context limit in tokens; default: the model's own.
             kv_cache_tokens: size of the KV cache; default: from the memory available.

@@ -11,6 +11,9 @@ from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_in
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from galley.engine.read_model import read_model
+from galley.engine_settings import EngineSettings
+from galley.formats.quantization import has_8_bit_kv
 from galley.formats.reader import open_checkpoint
 from tests.formats.values import Floats, galleys_logits, relative, values_of
 
@@ -49,6 +52,31 @@ def test_weights_of_llm_compressor_are_those_of_transformers(tmp_path: Path, nam
     got = galleys_logits(FOLDER / name, IDS)
     assert relative(got, expected) < 1e-4
     assert np.array_equal(got.argmax(1), expected.argmax(1))
+
+
+def test_keys_and_values_have_8_bits_if_the_checkpoint_was_made_for_them() -> None:
+    def kv_dtype(name: str, **settings: Any) -> str:
+        return read_model(EngineSettings(**settings), FOLDER / name).options.kv_dtype
+
+    assert kv_dtype("fp8-kv8") == kv_dtype("fp8-kv8", quantize="int4") == "int8"
+    assert kv_dtype("fp8-kv8", kv_dtype="bfloat16") == "bfloat16"
+    assert kv_dtype("fp8-kv8", dtype="float32") == "float32"
+    assert kv_dtype("w8a8-static") != "int8"
+
+
+@pytest.mark.parametrize(
+    ("said", "has"),
+    [
+        ({"kv_cache_scheme": "static"}, True),
+        ({"kv_cache_scheme": {"num_bits": 4}}, False),
+        ({"kv_cache_scheme": None}, False),
+        ({"quant_method": "fp8"}, False),
+    ],
+)
+def test_what_a_checkpoint_says_of_its_keys_and_values(
+    tmp_path: Path, said: dict[str, Any], has: bool
+) -> None:
+    assert has_8_bit_kv(tmp_path, {"quantization_config": said}) is has
 
 
 @pytest.mark.parametrize("name", ["gptq-w4a16", "awq-w4a16"])

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from galley.audio import SpeechInfo
 from galley.engine_settings import EngineSettings
+from galley.formats.quantization import has_8_bit_kv
 from galley.formats.reader import CheckpointReader, open_checkpoint
 from galley.formats.weights import DENSE_KINDS, Weights
 from galley.graph.program import Program
@@ -74,7 +75,8 @@ def _executor_options(
     """What is left to choose follows the checkpoint: dtype its matrices, quantize and kv_dtype dtype.
 
     Where nothing asks for float32 and the weights are rounded, so are keys and values. Those of audio are
-    integers beside integers: each token of a transcript reads them from end to end.
+    integers beside integers: each token of a transcript reads them from end to end. So are those of a
+    checkpoint that was made for 8 bits.
     """
     dtype: str = settings.dtype
     infos = [weights.info(name) for name in weights]
@@ -91,6 +93,9 @@ def _executor_options(
         exact = not {"float32", "f16"}.isdisjoint((settings.dtype, settings.activations, quantize))
         rounded = "int8" if hears and quantize in ("int8", "int4") else "bfloat16"
         kv_dtype = rounded if executor == "cpu" and not exact else dtype
+        asked = (settings.dtype, settings.activations, settings.quantize)
+        if "float32" not in asked and has_8_bit_kv(checkpoint.folder, checkpoint.config):
+            kv_dtype = "int8"
     return ExecutorOptions(
         dtype=dtype,
         quantize=quantize,

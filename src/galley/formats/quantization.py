@@ -105,3 +105,16 @@ def quantization_of(folder: Path, config: Mapping[str, Any]) -> Section | None:
     return (
         Section({"quant_method": "gptq", **read_json(path)}, str(path)) if path.exists() else None
     )
+
+
+def has_8_bit_kv(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint was made for keys and values of 8 bits, as compressed-tensors or AutoFP8 say it.
+
+    Raises:
+        CheckpointError: what is said of its quantization is no object.
+    """
+    quantization = quantization_of(folder, config)
+    scheme = None if quantization is None else quantization.raw.get("kv_cache_scheme")
+    if isinstance(scheme, Mapping):
+        return scheme.get("num_bits") == 8
+    return scheme == "static"

@@ -74,8 +74,9 @@ def _kv_scales(stored: Stored) -> list[str]:
     if not scales:
         return []
     return [
-        f"{len(scales)} scales of keys and values (such as {scales[0].name}) are not needed: keys and "
-        "values are kept as kv_dtype says, integers with a scale for each token and head"
+        f"{len(scales)} scales of keys and values (such as {scales[0].name}) are not used themselves: "
+        "where these are int8, which a kv_cache_scheme of 8 bits makes them (kv_dtype auto), each token "
+        "and head has a scale of its own"
     ]
 
 
