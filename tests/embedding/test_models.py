@@ -115,22 +115,52 @@ def test_without_files_rows_are_averaged(model: Maker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("variant", "changes", "message"),
     [
-        ({"hidden_act": "relu"}, "hidden_act"),
-        ({"is_decoder": True}, "is_decoder"),
-        ({"num_attention_heads": 5}, "num_attention_heads"),
+        ("bert", {"hidden_act": "relu"}, "hidden_act"),
+        ("bert", {"is_decoder": True}, "is_decoder"),
+        ("bert", {"num_attention_heads": 5}, "num_attention_heads"),
+        ("nomic", {"rotary_emb_interleaved": True}, "rotary_emb_interleaved"),
+        ("nomic", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction"),
+        ("nomic", {"rotary_emb_scale_base": 512}, "rotary_emb_scale_base"),
+        ("nomic", {"moe_every_n_layers": 2}, "moe_every_n_layers"),
+        ("qwen3", {"is_causal": False}, "is_causal"),
     ],
     ids=str,
 )
 def test_what_is_not_honoured_is_refused_by_name(
-    changes: dict[str, Any], message: str, tmp_path: Path
+    variant: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    folder = make_model(tmp_path, "bert")
+    folder = make_model(tmp_path, variant)
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(GalleyError, match=message):
         loaded(folder)
+
+
+def test_nomic_in_the_words_of_its_first_checkpoints(tmp_path: Path) -> None:
+    """As GPT-2 called them; frequencies that longer texts would change end the context before these."""
+    folder = make_model(tmp_path, "nomic", pooling="mean_tokens")
+    [expected] = vectors_of(loaded(folder), PROMPTS[3:4])
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    names = {
+        "hidden_size": "n_embd",
+        "intermediate_size": "n_inner",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+        "layer_norm_eps": "layer_norm_epsilon",
+    }
+    old = {names.get(name, name): value for name, value in config.items()}
+    more = {"activation_function": "swiglu", "auto_map": {"AutoModel": "nomic.Model"}}
+    scaled = {"rotary_scaling_factor": 2.0, "max_trained_positions": 64}
+    del old["hidden_act"]
+    path.write_text(json.dumps({**old, **more, **scaled}))
+    engine = loaded(folder)
+    assert engine.info.max_model_len == 64
+    [got] = vectors_of(engine, PROMPTS[3:4])
+    assert np.array_equal(got, expected)
 
 
 def test_files_that_are_wrong_are_refused(tmp_path: Path) -> None:

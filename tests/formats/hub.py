@@ -20,6 +20,9 @@ FILES = {
     "consolidated.safetensors": b"twice",
     "onnx/config.json": b"elsewhere",
     "original/model.safetensors": b"elsewhere",
+    "8bit/model.safetensors": b"elsewhere",
+    "modules.json": b"[]",
+    "1_Pooling/config.json": b"{}",
 }
 FIRST = 1024 * 1024
 CUT_AFTER = 11 * 1024 * 1024
@@ -27,6 +30,7 @@ WANTED = {name for name in FILES if name.endswith((".json", ".jinja", ".safetens
     "consolidated.safetensors",
     "onnx/config.json",
     "original/model.safetensors",
+    "8bit/model.safetensors",
 }
 REFUSALS = {  # part of the path -> status and error code, as the public hub answers
     "acme/none": (401, "RepoNotFound"),

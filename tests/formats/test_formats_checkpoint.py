@@ -200,6 +200,8 @@ def test_folders_that_cannot_be_served(checkpoint: CheckpointMaker, tmp_path: Pa
     remote = copy(checkpoint("llama"), tmp_path / "remote", auto_map={"AutoModel": "x.Y"})
     with pytest.raises(UnsupportedModel, match="auto_map"):
         Checkpoint.open(remote)
+    published = copy(checkpoint("phi3"), tmp_path / "own", auto_map={"AutoModel": "x.Y"})
+    assert Checkpoint.open(published).config["model_type"] == "phi3"
     pickled = copy(checkpoint("llama"), tmp_path / "pickled")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="safetensors only"):

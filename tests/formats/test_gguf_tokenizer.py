@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Library
 
 from galley.errors import CheckpointError
 from galley.grammar.vocabulary import load_vocabulary
+from galley.text.gguf_tokenizer import SPLITTINGS
 from galley.text.tokenizer import Tokenizer
 
 TEXT: Final = [
@@ -154,6 +155,13 @@ def test_byte_pairs(pre: str, tmp_path: Path) -> None:
     assert tokenizer.encode("<tool>") == [*begin, len(tokens) - 1]
     assert tokenizer.special_ids == {len(tokens) - 2}
     check_grammars(path, tokenizer)
+
+
+def test_names_of_one_splitting() -> None:
+    """As llama.cpp takes them for one: DeepSeek's Qwen, Falcon 3, Pixtral and early Llama 3."""
+    assert SPLITTINGS["deepseek-r1-qwen"] == SPLITTINGS["qwen2"]
+    for name in ("llama3", "llama-v3", "falcon3", "pixtral"):
+        assert SPLITTINGS[name] == SPLITTINGS["llama-bpe"]
 
 
 def test_what_contradicts_itself_is_named(tmp_path: Path) -> None:

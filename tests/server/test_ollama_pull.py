@@ -53,7 +53,8 @@ def boss(server: Server) -> Iterator[ollama.Client]:
 
 
 def stored(home: Path) -> set[str]:
-    return {path.name for path in home.glob("hub/*/snapshots/*/*") if path.exists()}
+    found = home.glob("hub/*/snapshots/*")
+    return {p.relative_to(f).as_posix() for f in found for p in f.rglob("*") if p.is_file()}
 
 
 def test_a_model_is_pulled_with_its_progress_and_deleted(boss: ollama.Client, home: Path) -> None:

@@ -20,8 +20,8 @@ from galley.types import SamplingDefaults, SamplingParams
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 
-_OWN = frozenset({"nomic_bert"})
-"""Families whose checkpoints bring code for others, and which Galley has itself."""
+_OWN = frozenset({"deepseek_v2", "deepseek_v3", "nomic_bert", "phi3"})
+"""Families whose published checkpoints bring code for programs that have none: it is not run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,9 @@ HUB_GGUF: Final = re.compile(
 CONFIG_FILE: Final = "config.json"
 
 _WANTED: Final = ("*.safetensors", "*.json", "*.jinja")
-# Subfolders hold the same weights for other programs; so does Mistral's consolidated file.
-_UNWANTED: Final = ("*/*", "consolidated*.safetensors")
+# Subfolders hold the same weights for other programs, but for those of sentence-transformers' modules, such
+# as 1_Pooling. Mistral's consolidated file holds them, too.
+_UNWANTED: Final = ("[!0-9]*/*", "[0-9][!_]*/*", "consolidated*.safetensors")
 
 
 def resolve_model(

@@ -17,17 +17,32 @@ _OLD = {
 }
 """Fields -> as the family's first checkpoints call them."""
 
+_UNLIKE = (
+    *("prenorm", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "use_rms_norm"),
+    "rotary_emb_interleaved",
+)
+"""Flags that none of the family's published models has set."""
+
 
 def build(config: Fields) -> Program:
     """Token ids -> rows of the last layer, [wanted rows, hidden_size]."""
     config.choice(("hidden_act", "activation_function"), ("silu", "swiglu"), default="silu")
-    for name in ("prenorm", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "use_rms_norm"):
+    for name in _UNLIKE:
         if config.flag(name, False):
             raise config.wrong(name, "false")
+    if config.number("rotary_emb_fraction", 1.0) != 1.0:
+        raise config.wrong("rotary_emb_fraction", "1")
+    if config.has("rotary_emb_scale_base"):
+        raise config.wrong("rotary_emb_scale_base", "null")
+    if config.whole("moe_every_n_layers", 0):
+        raise config.wrong("moe_every_n_layers", "0: experts of this family are not supported")
     for name, old in _OLD.items():
         if config.has(old):
             config = config.with_value(name, old)
     positions = config.count("max_position_embeddings", 2048)
+    if config.has("rotary_scaling_factor"):
+        # Other frequencies would follow for texts that are longer than those of the training.
+        positions = min(positions, config.count("max_trained_positions", 2048))
     dim = config.width("hidden_size", 768) // config.width("num_attention_heads", 12)
     rope = read_rope(
         config,

@@ -71,6 +71,10 @@ def build_program(config: Mapping[str, Any], weights: Weights | None = None) -> 
         raise UnsupportedModel(
             f"{FILE}: model_type {shown(family)} is not supported; known: {', '.join(sorted(known))}"
         )
+    if family in FAMILIES and config.get("is_causal") is False:
+        raise UnsupportedModel(
+            f"{FILE}: is_causal is false: a {family} whose tokens see later ones is not supported"
+        )
     module = importlib.import_module(known[family])
     bounds = UNBOUNDED if weights is None else Bounds.of(weights)
     program: Program = module.build(Fields(config, bounds=bounds))

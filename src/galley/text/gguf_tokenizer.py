@@ -60,11 +60,15 @@ class Splitting(NamedTuple):
         return pre_tokenizers.Sequence(steps)
 
 
+_LLAMA: Final = Splitting(_LETTERS_OF_LLAMA, whole_words=True, begins=True)
+_QWEN: Final = Splitting(_LETTERS_OF_QWEN, nfc=True)
+
 SPLITTINGS: Final[Mapping[str, Splitting]] = {
     "default": Splitting(),
     "gpt-2": Splitting(),
-    "qwen2": Splitting(_LETTERS_OF_QWEN, nfc=True),
-    "llama-bpe": Splitting(_LETTERS_OF_LLAMA, whole_words=True, begins=True),
+    "qwen2": _QWEN,
+    "deepseek-r1-qwen": _QWEN,
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LLAMA),
     "smaug-bpe": Splitting(_LETTERS_OF_LLAMA),
     "tekken": Splitting(_LETTERS_OF_TEKKEN, whole_words=True, begins=True),
     "smollm": Splitting(digits=True),
