@@ -128,6 +128,12 @@ class EngineSettings:
         "refuse a quantised model that loses more than this beside the checkpoint's own weights: "
         "kl=0.02,top1=0.97 (kl, kl99: mean and 99 % KL divergence in nats; top1: same likeliest token)",
     )
+    quality_gate_against: str = setting(
+        "",
+        "Model",
+        "folder or hub id of the original that the quality gate compares with, for a checkpoint that is "
+        "quantised itself; default: the checkpoint's own weights",
+    )
     threads: int | None = setting(
         None, "Model", "compute threads; default: the cores this process may use"
     )
@@ -216,7 +222,7 @@ class EngineSettings:
                 f"expert_cache_bytes is {self.expert_cache_bytes}, but experts is memory: set experts to "
                 "disk, or leave it out"
             )
-        QualityGate.parse(self.quality_gate)
+        QualityGate.parse(self.quality_gate, against=self.quality_gate_against)
         if not (math.isfinite(self.batching_delay) and self.batching_delay >= 0):
             raise SettingsError(f"batching_delay must be at least 0, got {self.batching_delay}")
         positive(self, "max_batch_tokens", "max_running", "priority_steps")

@@ -26,11 +26,16 @@ class QualityGate:
     limits: Mapping[str, float]
 
     @classmethod
-    def parse(cls, text: str) -> Self:
+    def parse(cls, text: str, *, against: str = "") -> Self:
         """Of ``kl=0.02,top1=0.97``; no limit for an empty text.
 
+        Args:
+            text: limits by their names.
+            against: the setting ``quality_gate_against``, which is for nothing without limits.
+
         Raises:
-            SettingsError: a name is unknown or given twice, or a number out of range.
+            SettingsError: a name is unknown or given twice, a number out of range, or there are no limits
+                for what is named to compare with.
         """
         limits: dict[str, float] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
@@ -42,6 +47,10 @@ class QualityGate:
                     f"known: {', '.join(_LIMITS)}, as in kl=0.02,top1=0.97"
                 )
             limits[name] = _number(text, name, number)
+        if against and not limits:
+            raise SettingsError(
+                f"quality_gate_against is {against}, but quality_gate sets no limits"
+            )
         return cls(limits)
 
     def misses(self, figures: Mapping[str, float]) -> list[str]:

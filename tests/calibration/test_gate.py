@@ -1,5 +1,6 @@
 """The quality gate: an honest model passes, one made worse does not start, and says what would."""
 
+import json
 from pathlib import Path
 
 import httpx
@@ -58,6 +59,45 @@ def test_a_model_that_loses_too_much_is_refused_with_what_would_pass(
     assert "quantize int8" in said
     with pytest.raises(UnsupportedModel, match="the checkpoint's own type"):
         load_engine(settings("kl=0.0000001", quantize="int4"), folder)
+
+
+def test_a_kind_of_half_the_bytes_is_tried_before_float32(checkpoint: CheckpointMaker) -> None:
+    folder = checkpoint("llama")
+    with pytest.raises(UnsupportedModel, match=r"The cheapest that passes: quantize (bf16|f16)$"):
+        load_engine(settings("kl=0.0005", quantize="int8"), folder)
+
+
+def test_a_quantised_checkpoint_is_held_beside_its_original(
+    checkpoint: CheckpointMaker, tmp_path: Path
+) -> None:
+    original = checkpoint("llama")
+    made = galley(
+        *("quantize", str(original), str(tmp_path / "int4"), "--method", "rtn", "--tokens", "512"),
+        *("--context", "32"),
+    )
+    assert made.returncode == 0, made.stderr
+    config = tmp_path / "int4" / "config.json"
+    said = json.loads(config.read_text())
+    del said["galley_quantize"]  # as other programs' files are
+    config.write_text(json.dumps(said))
+    with pytest.raises(UnsupportedModel, match="name the original"):
+        load_engine(settings("kl=1"), tmp_path / "int4")
+    held = settings("kl=1", quality_gate_against=str(original))
+    weights = load_engine(held, tmp_path / "int4").info.weights
+    assert weights is not None
+    assert weights.kl is not None
+    assert 0.001 < weights.kl < 1
+    strict = settings("kl=0.02", quality_gate_against=str(original))
+    with pytest.raises(UnsupportedModel, match=f"passes: {original} with quantize int8"):
+        load_engine(strict, tmp_path / "int4")
+    other = settings("kl=1", quality_gate_against="galley-demo")
+    with pytest.raises(UnsupportedModel, match="it is no original of it"):
+        load_engine(other, tmp_path / "int4")
+
+
+def test_an_original_needs_limits() -> None:
+    with pytest.raises(SettingsError, match="quality_gate_against"):
+        settings("", quality_gate_against="org/name")
 
 
 def test_an_honest_model_passes_and_is_measured_once(

@@ -21,6 +21,8 @@ from galley.engine.read_model import Model, read_model
 from galley.engine_settings import EngineSettings
 from galley.errors import UnsupportedModel
 from galley.formats.reader import CheckpointReader
+from galley.formats.source import resolve_model
+from galley.formats.weights import DENSE_KINDS
 from galley.model_info import ModelInfo, OnLedger, WeightReceipt
 from galley.models.vector_models import makes_vectors
 from galley.ops.executor import Batch, Executor, ExecutorOptions, choose_executor, forward
@@ -34,8 +36,9 @@ _TEXTS: Final = 6
 _TOKENS: Final = 64
 """Of each text."""
 
-_DEARER: Final = ("int8",)
-"""What is tried for a model that fails, before the checkpoint's own kind."""
+_ROUNDED: Final = ("int4", "int8")
+_HALVES: Final = ("bf16", "f16")
+"""What is tried for a model that fails, before the checkpoint's own kind; the latter if that is float32."""
 
 
 def load_any(
@@ -83,8 +86,9 @@ def _checked(
 ) -> WeightReceipt:
     receipt = engine.info.weights
     assert receipt is not None
-    if receipt.kl is not None and receipt.kl99 is not None and receipt.top1 is not None:
-        figures = {"kl": receipt.kl, "kl99": receipt.kl99, "top1": receipt.top1}
+    told = {"kl": receipt.kl, "kl99": receipt.kl99, "top1": receipt.top1}
+    figures = {name: value for name, value in told.items() if value is not None}
+    if len(figures) == len(told) and not settings.quality_gate_against:
         if misses := gate.misses(figures):
             raise _refused(engine.info, gate, misses, "another checkpoint of the model")
         return receipt
@@ -124,9 +128,10 @@ def _refused(
 
 
 class _Check:
-    """Measures a loaded engine beside its checkpoint, on text that the loaded model makes at temperature 1.
+    """Measures a loaded engine beside an original, on text that the loaded model makes at temperature 1.
 
-    The checkpoint's own weights are run layer by layer, so they need little memory.
+    The original is the engine's own checkpoint, or what ``quality_gate_against`` names. Its weights are run
+    layer by layer, so they need little memory.
     """
 
     def __init__(self, engine: Engine, settings: EngineSettings, folder: Path) -> None:
@@ -136,15 +141,32 @@ class _Check:
         self._executor = engine.executor
         _, self._factory = choose_executor(settings.executor, settings.device)
         self._model: Model = read_model(settings, folder, engine.info.executor)
-        program, weights = self._model.program, self._model.weights
         if engine.info.speech is not None:
             raise UnsupportedModel("quality_gate is for language models, and this one hears speech")
-        if not all(weights.info(name).kind.is_dense for name in program.matrices):
-            raise UnsupportedModel(
-                f"{engine.info.name} is quantised in its checkpoint, which holds nothing to compare "
-                "with: leave quality_gate out, and measure it by galley eval quality --against"
-            )
+        self._original = self._find_original()
         self._windows: list[list[int]] = []
+
+    def _find_original(self) -> Model:
+        named = self._settings.quality_gate_against
+        found = self._model
+        if named:
+            settings = dataclasses.replace(
+                self._settings, model=named, dtype="auto", quantize="auto", activations="auto"
+            )
+            found = read_model(settings, resolve_model(named), self._engine.info.executor)
+        told = found.weights.info
+        if not all(told(name).kind.is_dense for name in found.program.matrices):
+            raise UnsupportedModel(
+                f"{named or self._engine.info.name} is quantised in its checkpoint, which holds nothing to "
+                "compare with: name the original (quality_gate_against), or leave quality_gate out"
+            )
+        ours, its = self._model.program.vocab_size, found.program.vocab_size
+        if ours != its:
+            raise UnsupportedModel(
+                f"quality_gate_against: {named} has a vocabulary of {its} tokens, "
+                f"{self._engine.info.name} one of {ours}: it is no original of it"
+            )
+        return found
 
     def loss(self) -> Loss:
         """Of the loaded model; as it was measured before, if nothing that matters has changed."""
@@ -161,24 +183,37 @@ class _Check:
         info = self._engine.info
         assert info.weights is not None
         assert info.ledger is not None
-        known = (
+        known = [
             *(self._model.checkpoint.state(), info.weights.kind, info.activations, info.kv_dtype),
             *(info.ledger.isa, str(self._settings.disable_pass), str((_TEXTS, _TOKENS))),
-        )
+        ]
+        if self._original is not self._model:
+            known.append(self._original.checkpoint.state())
         return hashlib.sha256("\0".join(known).encode()).hexdigest()[:32]
 
     def cheapest(self, gate: QualityGate) -> str:
-        """What would pass, of the kinds that keep more than the one that does not."""
-        served = self._model.options.quantize
-        for kind in _DEARER:
-            if kind != served:
-                options = dataclasses.replace(
-                    self._model.options, quantize=kind, activations="auto"
-                )
+        """What would pass, of the kinds that the original can become."""
+        named = self._settings.quality_gate_against
+        of_it = f"{named} with quantize " if named else "quantize "
+        for kind in self._kinds():
+            options = dataclasses.replace(self._original.options, quantize=kind, activations="auto")
+            try:
                 other = self._layerwise(options, kind)
-                if not gate.misses(figures_of(self._compare(other.logits()))):
-                    return f"quantize {kind}"
-        return "quantize auto, the checkpoint's own type"
+            except UnsupportedModel:  # values that float16 has no number for
+                continue
+            if not gate.misses(figures_of(self._compare(other.logits()))):
+                return f"{of_it}{kind}"
+        return f"{named} itself" if named else "quantize auto, the checkpoint's own type"
+
+    def _kinds(self) -> list[str]:
+        """Those cheaper than the original's own; of the served checkpoint itself, that keep more."""
+        weights = self._original.weights
+        own = {weights.info(name).kind for name in self._original.program.matrices}
+        kinds = [*_ROUNDED, *(_HALVES if DENSE_KINDS["F32"] in own else ())]
+        served = self._model.options.quantize
+        if self._original is not self._model:
+            return kinds
+        return kinds[kinds.index(served) + 1 :] if served in kinds else []
 
     def _compare(self, pieces: Iterator[tuple[int, Logits]]) -> Loss:
         base = self._base().logits()
@@ -189,14 +224,14 @@ class _Check:
         return divergence.loss()
 
     def _base(self) -> Layerwise:
-        options = self._model.options
+        options = self._original.options
         exact = "bf16" if options.dtype == "bfloat16" else "float32"
         return self._layerwise(dataclasses.replace(options, quantize=exact, activations="auto"))
 
     def _layerwise(self, options: ExecutorOptions, quantize: str | None = None) -> Layerwise:
         layers = Layerwise(
-            self._model.program,
-            self._model.weights,
+            self._original.program,
+            self._original.weights,
             self._texts(),
             self._factory,
             options,
