@@ -28,6 +28,7 @@ from galley.calibration.held_out import Texts, apart, first_texts
 from galley.calibration.measures import Loss
 from galley.calibration.quantize import INPUTS, METHODS, Method, Plan, Quantizer, linear_weights
 from galley.calibration.sensitivity import assign, bytes_of, parts_of, schemes_of
+from galley.cli.quantize_plan import kinds_of
 from galley.demo import heldout
 from galley.engine.read_model import Model, read_model
 from galley.engine_settings import EngineSettings
@@ -130,8 +131,10 @@ def mixed(model: Model, method: Method, texts: Texts, group: int, size: int) -> 
     """What ``galley quantize --group GROUP --budget`` makes of so many bytes for the linear layers."""
     _, factory = choose_executor("auto", "cpu")
     windows = first_texts(texts.calibration, _PARTS_TOKENS)
-    names = linear_weights(model.program)
-    parts = parts_of(model, factory, windows, names, (Scheme(4, group), Scheme(8)))
+    others = texts.calibration[len(windows) :]
+    names, kinds = linear_weights(model.program), kinds_of(Scheme(4, group))
+    asked = (model, factory, windows, names, kinds)
+    parts = parts_of(*asked, method=method, calibration=others)
     return Plan(method, schemes_of(parts, assign(parts, most_bytes=size)))
 
 

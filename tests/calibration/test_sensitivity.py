@@ -94,6 +94,24 @@ def test_sensitivity_is_that_of_the_whole_model(checkpoint: CheckpointMaker) -> 
     )
 
 
+def test_gptq_is_measured_as_gptq(checkpoint: CheckpointMaker) -> None:
+    """It loses less than the nearest steps, and whole rows stand for groups that divide none."""
+    model = read_model(EngineSettings(kv_dtype="float32", threads=1), checkpoint("llama"))
+    windows = [random_ids(1, 60), random_ids(2, 40)]
+    calibration = [random_ids(seed, 64) for seed in range(3, 40)]
+    _, factory = choose_executor("auto", "cpu")
+    asked = (model, factory, windows, linear_weights(model.program), [Scheme(4, 16), Scheme(4, 80)])
+    plain = parts_of(*asked)
+    by_gptq = parts_of(*asked, method="gptq", calibration=calibration)
+    assert [p.names for p in plain] == [p.names for p in by_gptq]
+    kls = [[part.choices[-2].kl for part in parts] for parts in (plain, by_gptq)]
+    assert sum(kls[1]) < 0.9 * sum(kls[0])
+    schemes = [[c.scheme.group for c in part.choices if c.scheme] for part in by_gptq]
+    assert all(groups in ([0, 16], [80, 16], [0]) for groups in schemes), schemes
+    assert by_gptq == parts_of(*asked, method="gptq", calibration=calibration)  # as it was kept
+    assert by_gptq != parts_of(*asked, method="gptq", calibration=calibration[1:])
+
+
 def test_the_command_keeps_to_the_budget(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
     folder, out = checkpoint("llama-mha-tied"), tmp_path / "out"
     made = galley(
@@ -103,7 +121,7 @@ def test_the_command_keeps_to_the_budget(checkpoint: CheckpointMaker, tmp_path: 
     assert made.returncode == 0, made.stderr
     rows = [row for row in made.stdout.splitlines() if row.startswith("model.layers")]
     assert len(rows) == 8
-    assert {row.split()[-2] for row in rows} >= {"int4", "int8"}
+    assert {row.split()[-2] for row in rows} >= {"int4/16", "int8"}
     assert sum(path.stat().st_size for path in out.glob("*.safetensors")) < 1.1 * 100_000
     config = json.loads((out / "config.json").read_text())["quantization_config"]
     assert {g["weights"]["num_bits"] for g in config["config_groups"].values()} == {4, 8}

@@ -24,6 +24,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "device": TEXT,
     "weight_cache": st.booleans(),
     "quality_gate": st.sampled_from(["", "kl=0.02", "top1=0.97,kl99=1.5"]),
+    "quality_gate_against": st.sampled_from(["", "org/name"]),
     "threads": st.none() | st.integers(1, 256),
     "disable_pass": st.lists(TEXT, max_size=3).map(tuple),
     "max_model_len": st.none() | st.integers(1, 10**6),
@@ -101,7 +102,9 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 
 def _agrees(settings: dict[str, Any]) -> bool:
-    """Whether what is only for guesses of a draft model, or for experts on disk, is there with these."""
+    """Whether what is only for guesses of a draft model, experts on disk or a gate is there with these."""
+    if settings.get("quality_gate_against") and not settings.get("quality_gate"):
+        return False
     on_disk = settings.get("experts") == "disk"
     if on_disk and not settings.get("weight_cache", True):
         return False

@@ -1,7 +1,7 @@
 """From a layer's weights and what reaches them to integers: one class a method."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -49,6 +49,37 @@ class Rounding(Protocol):
     def end_layer(self) -> list[IntWeight | DenseWeight]:
         """All tensors of the layer that have changed."""
         ...
+
+
+def trials_of(
+    method: str, model: Model, names: Sequence[str], rows: Callable[[], Floats]
+) -> Callable[[Scheme], list[IntWeight]]:
+    """What a method would make of matrices by themselves, scheme by scheme, to see what that loses.
+
+    The nearest steps with searched clips stand for methods but gptq, of which the refinement is left out.
+
+    Args:
+        method: its name.
+        model: with the matrices.
+        names: theirs; all read the same inputs.
+        rows: gives these inputs, [tokens, depth], if they are needed.
+    """
+    matrices = [_matrix(model, name) for name in names]
+    if method != "gptq":
+
+        def by_clips(scheme: Scheme) -> list[IntWeight]:
+            pairs = zip(names, matrices, strict=True)
+            return [nearest(name, matrix, scheme, clip=True) for name, matrix in pairs]
+
+        return by_clips
+    inputs = rows()
+    factor, order = factor_of(inputs.T @ inputs)
+
+    def by_gptq(scheme: Scheme) -> list[IntWeight]:
+        integers, grid = gptq(np.concatenate(matrices), factor, order, scheme)
+        return list(_apart(names, [len(m) for m in matrices], integers, grid, scheme))
+
+    return by_gptq
 
 
 def rounding_of(

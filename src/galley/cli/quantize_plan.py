@@ -19,6 +19,8 @@ _MEASURED_TOKENS: Final = 1024
 """On which the sensitivity of parts is measured."""
 
 _GROUP: Final = 128
+_FINEST: Final = 32
+"""Columns of a group in mixed precision, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,14 +106,17 @@ def _mixed(
     """Another scheme for each part, by what it loses; the table of that is printed."""
     from galley.calibration.held_out import first_texts
     from galley.calibration.sensitivity import assign, bytes_of_others, parts_of, schemes_of
-    from galley.quant.grid import Scheme
 
     names = list(plan.schemes)
-    four = replace(plan.schemes[names[0]], bits=4)
-    eight = replace(four, bits=8, symmetric=True) if wanted.gguf else Scheme(8)
     windows = first_texts(texts.calibration, _MEASURED_TOKENS)
+    others = texts.calibration[len(windows) :] or windows
     with progress("parts", 0) as bar:
-        parts = parts_of(read, factory, windows, names, (four, eight), lambda name: bar.update(1))
+        parts = parts_of(
+            *(read, factory, windows, names, kinds_of(plan.schemes[names[0]])),
+            lambda name: bar.update(1),
+            method=plan.method,
+            calibration=others,
+        )
     room = None if wanted.budget is None else wanted.budget - bytes_of_others(read, names)
     choices = assign(parts, most_bytes=room, most_kl=wanted.max_kl)
     print(_choices_table(parts, choices))
@@ -121,15 +126,34 @@ def _mixed(
     return replace(plan, schemes=chosen)
 
 
+def kinds_of(scheme: "Scheme") -> list["Scheme"]:
+    """What a part may become in mixed precision: 4 bits in these groups or finer ones, or 8 bits."""
+    from galley.quant.grid import Scheme
+
+    four = replace(scheme, bits=4)
+    if scheme.scale_type == "F16":  # GGUF, whose groups are of one size
+        return [four, replace(four, bits=8, symmetric=True)]
+    halved = (scheme.group >> times for times in range(3))
+    finer = [replace(four, group=g) for g in halved if g >= _FINEST]
+    return [*(finer or [four]), Scheme(8)]
+
+
 def _choices_table(parts: "Sequence[Part]", choices: "Sequence[Choice]") -> str:
     rows = []
     for part, choice in zip(parts, choices, strict=True):
-        kl = {c.scheme.bits if c.scheme else 0: f"{c.kl:.2g}" for c in part.choices}
+        tried = (f"{_kind(c)} {c.kl:.2g}" for c in part.choices if c.scheme)
         more = f" and {len(part.names) - 1} more" if len(part.names) > 1 else ""
-        taken = f"int{choice.scheme.bits}" if choice.scheme else "as it is"
         name = part.names[0].removesuffix(".weight")
-        rows.append((f"{name}{more}", kl[4], kl[8], taken, f"{choice.bytes / 1e6:.4g}"))
+        taken = _kind(choice) if choice.scheme else "as it is"
+        rows.append((f"{name}{more}", ", ".join(tried), taken, f"{choice.bytes / 1e6:.4g}"))
     total = sum(choice.kl for choice in choices)
     size = sum(choice.bytes for choice in choices) / 1e6
-    rows.append(("all", "", "", f"KL {total:.2g}", f"{size:.4g}"))
-    return table(("layers", "KL as int4", "KL as int8", "taken", "MB"), rows, left=(0, 3))
+    rows.append(("all", "", f"KL {total:.2g}", f"{size:.4g}"))
+    return table(("layers", "KL of each by itself", "taken", "MB"), rows, left=(0, 1, 2))
+
+
+def _kind(choice: "Choice") -> str:
+    """``int4/64`` of 4 bits in groups of 64; ``int8`` of whole rows."""
+    assert choice.scheme is not None
+    group = f"/{choice.scheme.group}" if choice.scheme.group else ""
+    return f"int{choice.scheme.bits}{group}"
