@@ -205,9 +205,20 @@ def test_refusals(tmp_path: Path, hub: Hub, model: str, call: str, message: str)
 def test_a_repository_without_safetensors(
     tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(FILES, "model.safetensors")
+    for name in [name for name in FILES if name.endswith(".safetensors")]:
+        monkeypatch.delitem(FILES, name)
     text, _ = resolve(tmp_path, hub.url)
     assert "holds no *.safetensors" in str(text)
+    for number in (1, 2):
+        monkeypatch.setitem(FILES, f"q4/a-q4-0000{number}-of-00002.gguf", b"GGUF" * number)
+    file, _ = resolve(tmp_path / "one", hub.url)
+    assert isinstance(file, Path), file
+    assert file.read_bytes() == b"GGUF"
+    assert files_of(file.parent) == {"a-q4-00001-of-00002.gguf", "a-q4-00002-of-00002.gguf"}
+    assert resolve(tmp_path / "one", hub.url, HF_HUB_OFFLINE="1")[0] == file
+    monkeypatch.setitem(FILES, "a-q8.gguf", b"GGUF")
+    text, _ = resolve(tmp_path, hub.url)
+    assert "acme/tiny/a-q8.gguf; q4/a-q4-00001-of-00002.gguf" in str(text)
 
 
 # --- galley pull, list and rm ---------------------------------------------------------------------

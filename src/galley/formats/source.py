@@ -83,12 +83,34 @@ def resolve_model(
             "llama3.2"
         )
     folder = _download(model, revision, bars)
-    if not any(folder.glob("*.safetensors")):
-        raise ModelNotFound(
-            f"{model} (revision {revision}) holds no *.safetensors; Galley loads no other weights from "
-            f"the hub but GGUF files by name ({model}/FILE.gguf), pickles least of all"
+    if any(folder.glob("*.safetensors")):
+        return folder
+    files = _gguf_files(model, revision, folder)
+    if len(files) == 1:
+        return resolve_model(
+            f"{model}/{files[0]}", revision=revision, show_progress=show_progress, on_bytes=on_bytes
         )
-    return folder
+    several = f": give one of them ({model}/{files[0]}; {', '.join(files[1:9])})" if files else ""
+    raise ModelNotFound(
+        f"{model} (revision {revision}) holds no *.safetensors; Galley loads no other weights from "
+        f"the hub but GGUF files by name ({model}/FILE.gguf), pickles least of all{several}"
+    )
+
+
+def _gguf_files(repo: str, revision: str, folder: Path) -> list[str]:
+    """The GGUF checkpoints of a hub id, of split ones their first files.
+
+    If the hub gives no answer they are those that ``folder`` in the cache has.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        names = HfApi().list_repo_files(repo, revision=revision)
+    except Exception:  # the transport library differs by version
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
+    found = (Path(name) for name in names if name.endswith(".gguf"))
+    firsts = {split_files(path)[0].as_posix() for path in found}
+    return sorted(name for name in firsts if HUB_GGUF.fullmatch(f"{repo}/{name}"))
 
 
 def hub_name(model: str) -> str | None:
