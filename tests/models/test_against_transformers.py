@@ -144,6 +144,22 @@ def greedy(model: Any, prompts: list[list[int]], texts: list[list[int]]) -> list
     return likeliest
 
 
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_longrope_beyond_what_was_first_trained(
+    name: ExecutorName, checkpoint: CheckpointMaker
+) -> None:
+    """A context that is longer has the long factors from the first token on, in chunks, too."""
+    folder, prompts = checkpoint("phi3-longrope"), [random_ids(5, 270), random_ids(6, 300)]
+    how: dict[str, Any] = {"executor": name, "kv_cache_tokens": 1024, "threads": 1}
+    with LLM(folder, max_model_len=400, max_batch_tokens=64, **how) as llm:
+        got = [output.token_ids for output in llm.generate(prompts, GREEDY)]
+    assert got == greedy(truth(folder), prompts, got)
+    with LLM(folder, **how) as llm:
+        assert llm.info.max_model_len == 256
+        got = [output.token_ids for output in llm.generate([random_ids(7, 200)], GREEDY)]
+    assert got == greedy(truth(folder), [random_ids(7, 200)], got)
+
+
 def test_bfloat16_stays_near_float32(checkpoint: CheckpointMaker) -> None:
     folder = checkpoint("llama-head-dim-bias")
     ids = random_ids(4, 60)

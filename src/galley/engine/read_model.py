@@ -52,7 +52,8 @@ def read_model(settings: EngineSettings, folder: Path, executor: str = "cpu") ->
         speech = None
         checkpoint.check_token_ids(program.token_ids)
     else:
-        program, head = build_program(checkpoint.config, tensors), None
+        program = build_program(checkpoint.config, tensors, context=settings.max_model_len)
+        head = None
         checkpoint.check_token_ids(program.vocab_size)
         speech = read_speech(checkpoint.config, checkpoint.generation, program)
     if speech is not None:

@@ -40,7 +40,11 @@ UNBOUNDED: Final = Bounds()
 
 
 class Fields:
-    """A mapping of unknown quality, read field by field."""
+    """A mapping of unknown quality, read field by field.
+
+    Attributes:
+        context: tokens of the longest text that is asked for; None: as many as the model was made for.
+    """
 
     def __init__(
         self,
@@ -49,7 +53,9 @@ class Fields:
         prefix: str = "",
         file: str = FILE,
         bounds: Bounds = UNBOUNDED,
+        context: int | None = None,
     ) -> None:
+        self.context = context
         self._raw = raw
         self._prefix = prefix
         self._file = file
@@ -182,18 +188,22 @@ class Fields:
                 if not isinstance(value, Mapping):
                     raise self._wrong(name, value, "an object")
                 prefix = f"{self._prefix}{name}."
-                return Fields(value, prefix=prefix, file=self._file, bounds=self._bounds)
+                return self._like(value, prefix)
         return Fields({}, prefix=self._prefix, file=self._file)
 
     def with_defaults(self, **values: Any) -> "Fields":
         """The same fields, and these where they are absent."""
         raw = {**values, **self._raw}
-        return Fields(raw, prefix=self._prefix, file=self._file, bounds=self._bounds)
+        return self._like(raw, self._prefix)
 
     def with_value(self, name: str, of: str) -> "Fields":
         """The same fields, and in ``name`` what is in ``of``."""
         raw = {**self._raw, name: self._raw.get(of)}
-        return Fields(raw, prefix=self._prefix, file=self._file, bounds=self._bounds)
+        return self._like(raw, self._prefix)
+
+    def _like(self, raw: Mapping[str, Any], prefix: str) -> "Fields":
+        bounds, context = self._bounds, self.context
+        return Fields(raw, prefix=prefix, file=self._file, bounds=bounds, context=context)
 
     def only(self, name: str, *known: Any) -> None:
         """Raises UnsupportedModel if the field is there and none of the ``known`` values."""

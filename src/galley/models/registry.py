@@ -53,13 +53,17 @@ ENCODERS: Final[Mapping[str, str]] = {
 """Of families that read whole texts and write none: their programs end in rows, not in logits."""
 
 
-def build_program(config: Mapping[str, Any], weights: Weights | None = None) -> Program:
+def build_program(
+    config: Mapping[str, Any], weights: Weights | None = None, *, context: int | None = None
+) -> Program:
     """Trace the model that ``config.json`` describes.
 
     Args:
         config: as it is.
         weights: of the checkpoint; sizes that no tensor of it could have are refused before anything is
             made for them.
+        context: tokens of the longest text that is asked for; some models compute all texts in another way
+            if that is beyond what they were first trained for.
 
     Raises:
         UnsupportedModel: an unknown family (the message lists the known ones) or feature.
@@ -77,5 +81,5 @@ def build_program(config: Mapping[str, Any], weights: Weights | None = None) -> 
         )
     module = importlib.import_module(known[family])
     bounds = UNBOUNDED if weights is None else Bounds.of(weights)
-    program: Program = module.build(Fields(config, bounds=bounds))
+    program: Program = module.build(Fields(config, bounds=bounds, context=context))
     return program

@@ -127,10 +127,11 @@ def _llama3(inv_freq: Angles, rope: Fields, max_positions: int) -> Angles:
 
 
 def _longrope(config: Fields, rope: Fields, inv_freq: Angles, max_positions: int) -> Rope:
-    """LongRoPE (arXiv:2402.13753), within the length that the model was first trained for.
+    """LongRoPE (arXiv:2402.13753): within the length that the model was first trained for, or beyond it.
 
     A longer text has other frequencies from its first token on, so a cache of keys could not grow beyond
-    that length: it is the model's context.
+    that length: it is the model's context, unless a longer one is asked for, which all texts then get the
+    frequencies of.
     """
     trained = min(_trained_positions(config, rope, max_positions), max_positions)
     for name in ("short_factor", "long_factor"):
@@ -139,8 +140,9 @@ def _longrope(config: Fields, rope: Fields, inv_freq: Angles, max_positions: int
     factor = rope.number("factor", max_positions / trained)
     scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
     scale = rope.number("attention_factor", scale)
-    divisors = np.array(rope.numbers("short_factor"), np.float32)
-    return Rope(tuple((inv_freq / divisors).tolist()), scale, trained)
+    long = config.context is not None and config.context > trained
+    divisors = np.array(rope.numbers("long_factor" if long else "short_factor"), np.float32)
+    return Rope(tuple((inv_freq / divisors).tolist()), scale, max_positions if long else trained)
 
 
 def _trained_positions(config: Fields, rope: Fields, max_positions: int) -> int:
