@@ -4,6 +4,7 @@ import dataclasses
 import filecmp
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from galley import SettingsError, UnsupportedModel
+from galley import LLM, SamplingParams, SettingsError, UnsupportedModel
 from galley.calibration.compressed import tensors_of, write_tensors
 from galley.calibration.forward import TeacherForced
 from galley.calibration.held_out import held_apart
@@ -67,6 +68,18 @@ def loss_in_transformers(folder: Path, out: Path) -> Loss:
             p, q = (m(torch.tensor([window])).logits[0].numpy() for m in (base, made))
         divergence.add(p, q, following([window]))
     return divergence.loss()
+
+
+def says_what_transformers_says(out: Path, prompt: list[int]) -> None:
+    """Greedily: the likeliest token of transformers at each place of what the checkpoint says."""
+    exact: dict[str, Any] = {"activations": "float32", "kv_dtype": "float32", "threads": 1}
+    greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    with LLM(out, kv_cache_tokens=256, **exact) as llm:
+        [said] = llm.generate([prompt], greedy)
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *said.token_ids[:-1]]])).logits[0]
+    assert logits[len(prompt) - 1 :].argmax(-1).tolist() == said.token_ids
 
 
 def loss_beside(folder: Path, out: Path, *, activations: Activations) -> Loss:
@@ -123,6 +136,7 @@ def test_transformers_loads_it_and_finds_the_same_loss(
     assert receipt["method"] == method
     assert receipt["kl"] == told.kl
     assert bool(receipt["calibration"]) == (method in ("gptq", "awq"))
+    says_what_transformers_says(tmp_path / "out", HELD_OUT[0])
 
 
 @pytest.mark.parametrize(
