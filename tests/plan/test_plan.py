@@ -309,6 +309,25 @@ def test_more_tokens_than_the_context_are_refused(tmp_path: Path) -> None:
     assert "4096" in str(result.exception)
 
 
+@pytest.mark.parametrize(
+    ("config", "modules"),
+    [
+        ({"model_type": "bert"}, False),
+        (LLAMA_7B | {"architectures": ["LlamaForSequenceClassification"]}, False),
+        (LLAMA_7B, True),
+    ],
+    ids=["encoder", "reranker", "decoder of embeddings"],
+)
+def test_models_of_whole_texts_are_refused(
+    tmp_path: Path, config: dict[str, Any], modules: bool
+) -> None:
+    if modules:
+        (tmp_path / "modules.json").write_text("[]")
+    result = planned(tmp_path, "--prompt", "100", config=config)
+    assert isinstance(result.exception, SettingsError)
+    assert "makes vectors or scores of whole texts" in str(result.exception)
+
+
 def planned(tmp_path: Path, *arguments: str, config: dict[str, Any] = MIXTRAL) -> Any:
     """Output of the command."""
     path = tmp_path / "config.json"

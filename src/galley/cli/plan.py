@@ -80,14 +80,20 @@ def plan(
     from galley.formats.reader import open_checkpoint
     from galley.formats.source import resolve_config
     from galley.models.registry import build_program
+    from galley.models.vector_models import is_vector_model
     from galley.plan.hardware import TABLE, read_machines
     from galley.plan.predict import Goal
 
     machines = read_machines(hardware or TABLE)
     config = resolve_config(settings.model, revision=settings.revision)
-    program = build_program(
-        open_checkpoint(config).config if is_gguf(config) else read_json(config)
-    )
+    fields = open_checkpoint(config).config if is_gguf(config) else read_json(config)
+    if not is_gguf(config) and is_vector_model(fields, config.parent):
+        raise SettingsError(
+            f"{config}: galley plan knows models that generate; this one makes vectors or scores of whole "
+            "texts. `galley serve MODEL` says what it takes of the memory, before it loads the weights; "
+            "`galley graph MODEL` times a text of 64 tokens here"
+        )
+    program = build_program(fields)
     if program.encoder is not None:
         raise SettingsError(f"{config}: galley plan knows language models; this one hears")
     chosen = precisions or _COMPARED
