@@ -25,52 +25,7 @@ from galley.plan.hardware import TABLE, Machine, read_machines
 from galley.plan.predict import GIB, Goal, Load, Shares, cheapest, most_users, predict
 from galley.plan.sizes import PRECISIONS, ModelSizes
 from tests.conftest import CheckpointMaker
-
-LLAMA_7B: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
-LLAMA_70B = LLAMA_7B | {
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-}
-MIXTRAL = LLAMA_7B | {
-    "model_type": "mixtral",
-    "intermediate_size": 14336,
-    "num_key_value_heads": 8,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-}
-MISTRAL = LLAMA_7B | {"model_type": "mistral", "num_key_value_heads": 8, "sliding_window": 1024}
-MACHINE = Machine(
-    name="m",
-    what="",
-    kind="gpu",
-    memory=80,
-    bandwidth=2000,
-    tflops={"bfloat16": 300, "int8": 600},
-    price=2.0,
-)
-EXACT = Shares(
-    bandwidth=1.0,
-    arithmetic=((1, 1.0),),
-    attention_bandwidth=1.0,
-    attention_arithmetic=1.0,
-    step_seconds=0.0,
-    reserve_bytes=0,
-)
+from tests.plan.shapes import EXACT, LLAMA_7B, LLAMA_70B, MACHINE, MISTRAL, MIXTRAL, planned
 
 
 def sizes(config: dict[str, Any], precision: str = "bf16") -> ModelSizes:
@@ -307,13 +262,6 @@ def test_more_tokens_than_the_context_are_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["plan", str(config), "--prompt", "5000"])
     assert isinstance(result.exception, SettingsError)
     assert "4096" in str(result.exception)
-
-
-def planned(tmp_path: Path, *arguments: str, config: dict[str, Any] = MIXTRAL) -> Any:
-    """Output of the command."""
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config))
-    return CliRunner().invoke(app, ["plan", str(path), *arguments])
 
 
 def test_the_command_tells_of_experts_on_disk(tmp_path: Path) -> None:

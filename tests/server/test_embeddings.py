@@ -23,6 +23,7 @@ pytestmark = pytest.mark.xdist_group("server_protocols")
 TEXTS = ["the router is broken", "my dog sat on the mat, too", "invoice?"]
 QUERY = "what does a red light mean"
 LONG = "the cat sat on the mat " * 40
+PAIR: dict[str, Any] = {"query": "a", "documents": ["b"]}
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +150,60 @@ def test_rerank(path: str, http: httpx.Client, folders: dict[str, Any]) -> None:
     assert answer["usage"]["cost"] > 0
 
 
+def scores_of(http: httpx.Client, documents: list[Any], **asked: Any) -> list[float]:
+    """By the documents' order."""
+    body = {"model": "ranks", "query": QUERY, "documents": documents, **asked}
+    answer = http.post("/v1/rerank", json=body)
+    assert answer.status_code == 200, answer.text
+    results = sorted(answer.json()["results"], key=lambda one: one["index"])
+    return [one["relevance_score"] for one in results]
+
+
+def test_documents_are_objects_with_fields_that_are_ranked(http: httpx.Client) -> None:
+    documents = [
+        {"id": i, "title": f"line {i}", "text": text, "paid": True} for i, text in enumerate(TEXTS)
+    ]
+    assert scores_of(http, documents) == scores_of(http, TEXTS)
+    titles = [f"line {i}" for i in range(3)]
+    assert scores_of(http, documents, rank_fields=["title"]) == scores_of(http, titles)
+    both = [f"paid: true\ntitle: {title}" for title in titles]
+    wanted = ["paid", "owner", "title"]
+    assert scores_of(http, documents, rank_fields=wanted) == scores_of(http, both)
+    named = scores_of(http, [TEXTS[0]], rank_fields=["title", "text"])
+    assert named == scores_of(http, [f"text: {TEXTS[0]}"])
+    body = {"query": QUERY, "documents": [documents[1], "cat"], "return_documents": True}
+    results = http.post("/v1/rerank", json=body).json()["results"]
+    given = {one["index"]: one["document"] for one in results}
+    assert given == {0: documents[1], 1: {"text": "cat"}}
+
+
+def test_documents_are_cut_as_cohere_and_jina_cut_them(
+    http: httpx.Client, folders: dict[str, Any]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folders["ranks"])
+    [ids] = ids_of(folders["ranks"], LONG)
+    nine = tokenizer.decode(ids[1:10])
+    for documents in ([LONG, "cat"], [LONG] * 60):  # a text worker tokenises the latter
+        cut = [nine if text == LONG else text for text in documents]
+        assert scores_of(http, documents, max_tokens_per_doc=9) == scores_of(http, cut)
+    whole = scores_of(http, [LONG], truncate_prompt_tokens=-1)
+    assert scores_of(http, [LONG], truncation=True) == whole
+    assert scores_of(http, [LONG], max_chunks_per_doc=1) == whole
+    twice = scores_of(http, [LONG], max_tokens_per_doc=80, truncate_prompt_tokens=40)
+    assert twice == scores_of(http, [LONG], truncate_prompt_tokens=40) != whole
+
+
+def test_answers_say_what_coheres_say(http: httpx.Client) -> None:
+    for path, version in (("/v1/rerank", "1"), ("/v2/rerank", "2"), ("/rerank", "1")):
+        answer = http.post(path, json={"query": QUERY, "documents": TEXTS}).json()
+        tokens = {"input_tokens": answer["usage"]["prompt_tokens"], "output_tokens": 0}
+        assert answer["meta"] == {
+            "api_version": {"version": version},
+            "billed_units": tokens,
+            "tokens": tokens,
+        }
+
+
 def test_score_is_a_rerankers_or_the_cosine_of_vectors(http: httpx.Client, client: OpenAI) -> None:
     ranked = http.post("/v1/rerank", json={"query": QUERY, "documents": TEXTS}).json()["results"]
     body = {"text_1": QUERY, "text_2": TEXTS}
@@ -192,6 +247,23 @@ def test_ollamas_client(server: Server, client: OpenAI) -> None:
         ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 2}, "no text is left"),
         ("/v1/embeddings", {"input": "a", "pooling": "cls"}, "pooling"),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
+        (
+            "/v1/rerank",
+            {**PAIR, "documents": ["b", {"id": "c"}]},
+            "documents[1] has no field 'text'",
+        ),
+        ("/v1/rerank", {**PAIR, "rank_fields": ["title"]}, "documents[0] has no field 'title'"),
+        ("/v1/rerank", {**PAIR, "rank_fields": ["text", "text"]}, "rank_fields has a name twice"),
+        ("/v1/rerank", {**PAIR, "documents": [{"text": ["b"]}]}, "documents[0].text is ranked"),
+        ("/v1/rerank", {**PAIR, "max_chunks_per_doc": 10}, "max_chunks_per_doc is 10"),
+        ("/v1/rerank", {**PAIR, "max_tokens_per_doc": 0}, "max_tokens_per_doc"),
+        (
+            "/v1/rerank",
+            {**PAIR, "truncation": False, "max_chunks_per_doc": 1},
+            "truncation is false",
+        ),
+        ("/v1/rerank", {**PAIR, "documents": [LONG], "truncation": False}, "at most 130"),
+        ("/v1/rerank", {**PAIR, "relevant_spans": {"mode": "enabled"}}, "relevant_spans"),
     ],
 )
 def test_refusals(path: str, body: dict[str, Any], message: str, http: httpx.Client) -> None:
@@ -203,7 +275,7 @@ def test_refusals(path: str, body: dict[str, Any], message: str, http: httpx.Cli
 GOOD: dict[str, dict[str, Any]] = {
     "embeddings": {"model": "vectors", "input": ["a", "b"], "encoding_format": "base64"},
     "embed": {"model": "vectors", "input": ["a", "b"]},
-    "rerank": {"query": "a", "documents": ["b", {"text": "c"}], "return_documents": True},
+    "rerank": {"query": "a", "documents": ["b", {"text": "c", "id": 5}], "return_documents": True},
     "score": {"text_1": "a", "text_2": ["b", "c"]},
 }
 

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Final, Literal, NotRequired, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 from galley.api.embedding_request import EmbeddingsRequest, RerankRequest, ScoreRequest
 from galley.api.responses import ReceiptFields, told_receipt
@@ -48,27 +48,43 @@ class Embeddings(TypedDict):
     usage: VectorUsage
 
 
-class RankedText(TypedDict):
-    """A document's text."""
-
-    text: str
-
-
 class Ranked(TypedDict):
     """A document by its index, and how well it answers the query."""
 
     index: int
     relevance_score: float
-    document: NotRequired[RankedText]
+    document: NotRequired[dict[str, Any]]
+
+
+class ApiVersion(TypedDict):
+    """Of Cohere's API."""
+
+    version: Literal["1", "2"]
+
+
+class RankingTokens(TypedDict):
+    """Of a query with its documents, special tokens included."""
+
+    input_tokens: int
+    output_tokens: int
+
+
+class RankingMeta(TypedDict):
+    """What Cohere's answers say of themselves. ``billed_units`` are tokens, not its search units."""
+
+    api_version: ApiVersion
+    billed_units: RankingTokens
+    tokens: RankingTokens
 
 
 class Ranking(TypedDict):
-    """The documents, best first."""
+    """The documents, best first. ``usage`` is Jina's and vLLM's, ``meta`` Cohere's."""
 
     id: str
     model: str
     results: list[Ranked]
     usage: VectorUsage
+    meta: RankingMeta
 
 
 class Score(TypedDict):
@@ -175,21 +191,38 @@ async def vectors_of(
         vectors.close()
 
 
-async def rerank(served: ServedModel, asked: RerankRequest, caller: Caller) -> Ranking:
-    """The answer to one request. Raises GalleyError as ``errors.to_api_error`` tells clients."""
+async def rerank(
+    served: ServedModel, asked: RerankRequest, caller: Caller, version: Literal["1", "2"]
+) -> Ranking:
+    """The answer to one request, by a version of Cohere's API.
+
+    Raises:
+        GalleyError: as ``errors.to_api_error`` tells clients.
+    """
     texts = asked.texts()
     pairs = [(asked.query, text) for text in texts]
     params = [f"documents[{index}] with the query" for index in range(len(texts))]
-    scores, usage = await _pair_scores(served, pairs, params, asked, caller, RERANK)
+    call = Call(served, RERANK, caller)
+    scores, usage = await _pair_scores(
+        call, pairs, params, asked.cut, asked.priority, asked.max_tokens_per_doc
+    )
+    documents = asked.objects() if asked.return_documents else []
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
     results: list[Ranked] = []
     for index in order[: asked.top_n]:
         result: Ranked = {"index": index, "relevance_score": scores[index]}
         if asked.return_documents:
-            result["document"] = {"text": texts[index]}
+            result["document"] = documents[index]
         results.append(result)
     name = f"rerank-{caller.request_id}"
-    return {"id": name, "model": served.name, "results": results, "usage": usage}
+    tokens: RankingTokens = {"input_tokens": usage["prompt_tokens"], "output_tokens": 0}
+    return {
+        "id": name,
+        "model": served.name,
+        "results": results,
+        "usage": usage,
+        "meta": {"api_version": {"version": version}, "billed_units": tokens, "tokens": tokens},
+    }
 
 
 async def score(served: ServedModel, asked: ScoreRequest, caller: Caller) -> Scores:
@@ -201,7 +234,9 @@ async def score(served: ServedModel, asked: ScoreRequest, caller: Caller) -> Sco
     pairs = asked.pairs()
     if "rerank" in (served.tasks or ()):
         params = [f"pair {index}" for index in range(len(pairs))]
-        scores, usage = await _pair_scores(served, pairs, params, asked, caller, SCORE)
+        scores, usage = await _pair_scores(
+            Call(served, SCORE, caller), pairs, params, asked.truncate_prompt_tokens, asked.priority
+        )
     else:
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         wanted = Asked(
@@ -229,19 +264,21 @@ async def score(served: ServedModel, asked: ScoreRequest, caller: Caller) -> Sco
 
 
 async def _pair_scores(
-    served: ServedModel,
+    call: Call,
     pairs: Sequence[tuple[str, str]],
     params: Sequence[str],
-    asked: RerankRequest | ScoreRequest,
-    caller: Caller,
-    endpoint: str,
+    cut: int | None,
+    priority: int | None,
+    most_second: int | None = None,
 ) -> tuple[list[float], VectorUsage]:
-    priority = asked.priority or 0
-    with opened(Call(served, endpoint, caller)) as call:
+    """Scores of pairs, which are cut as ``truncate_prompt_tokens`` says, after the second texts."""
+    priority = priority or 0
+    with opened(call):
         call.check_early(priority)
-        most = cut_to(call, asked.truncate_prompt_tokens)
+        most = cut_to(call, cut)
+        encoded = await _encoded(call, pairs, most, most_second)
         prepared = []
-        for (ids, second), param in zip(await _encoded(call, pairs, most), params, strict=True):
+        for (ids, second), param in zip(encoded, params, strict=True):
             types = call.info.embedding is not None and call.info.embedding.pair_types
             prepared.append(Prepared(ids, param, second if types else 0))
         vectors = Vectors(call, prepared, priority=priority)
@@ -253,7 +290,7 @@ async def _pair_scores(
 
 
 async def _encoded(
-    call: Call, pairs: Sequence[tuple[str, str]], most: int | None
+    call: Call, pairs: Sequence[tuple[str, str]], most: int | None, most_second: int | None
 ) -> list[tuple[list[int], int]]:
     """Neighbours with the same first text go to the tokenizer together."""
     encoded: list[tuple[list[int], int]] = []
@@ -264,7 +301,7 @@ async def _encoded(
             if pair[0] != first:
                 break
             seconds.append(pair[1])
-        encoded += await call.backend.text.encode_pairs(first, seconds, most)
+        encoded += await call.backend.text.encode_pairs(first, seconds, most, most_second)
     return encoded
 
 

@@ -112,6 +112,7 @@ def engine(
         repeats=repeats,
         seed=seed,
     )
+    _check_generates(settings)
     measured = _measure(settings.threads, _MEMORY_MIB, repeats)
     with progress("load", workload.runs) as bar:
 
@@ -134,6 +135,21 @@ def engine(
         "points": points,
     }
     write_json(json_file, page)
+
+
+def _check_generates(settings: EngineSettings) -> None:
+    """Raises SettingsError for a model that makes vectors or scores of whole texts."""
+    from galley.formats.source import resolve_model
+    from galley.models.vector_models import makes_vectors
+
+    folder = resolve_model(settings.model, revision=settings.revision)
+    if makes_vectors(folder):
+        name = settings.model or folder.name
+        raise SettingsError(
+            f"{name} makes vectors or scores of whole texts: it has no prefill and no decoding to measure. "
+            f"`galley graph {name}` times a text of 64 tokens; in Galley's sources `python -m "
+            "benchmarks.embeddings` measures texts a second in the shapes of published models"
+        )
 
 
 def _sizes(text: str) -> tuple[int, ...]:

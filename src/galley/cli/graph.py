@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     default=50,
     show_default=True,
-    help="decoding steps timed for each row; the median is shown",
+    help="steps timed for each row; the median is shown",
 )
 @click.option(
     "--html",
@@ -40,8 +40,9 @@ def graph(
     """Show what each graph pass gains.
 
     A row is the program after a pass: its ops, the bytes of weights read and of buffers read and written
-    for one token, the memory that the buffers share, and the time of a decoding step with one row. The
-    picture is the program as the native executor runs it. Of a speech model it is the decoder.
+    for one token, the memory that the buffers share, and the time of a decoding step with one row; of a
+    model of embeddings, or a reranker, of a text of 64 tokens. The picture is the program as the native
+    executor runs it. Of a speech model it is the decoder.
     """
     settings = flags.settings(model=model)
     check_folders(html=html, svg=svg)

@@ -71,7 +71,8 @@ def plan(
     cheapest that does, and what stands in the way of the cheaper ones. By roofline: a step reads its bytes
     at 80 % of the bandwidth, or computes at 60 % of the peak, whichever takes longer. With --measure it is
     held against this machine instead, with the model's weights. With --experts disk machines without a
-    GPU are compared, which alone can leave experts there.
+    GPU are compared, which alone can leave experts there. Of a model of embeddings, or a reranker, the
+    load is whole texts of --prompt tokens: seconds are until a text's answer, tokens are those of texts.
     """
     check_folders(json=json_file)
     settings = flags.settings(model=model)
@@ -80,14 +81,19 @@ def plan(
     from galley.formats.reader import open_checkpoint
     from galley.formats.source import resolve_config
     from galley.models.registry import build_program
+    from galley.models.vector_models import is_vector_model
+    from galley.models.whole_texts import over_whole_texts
     from galley.plan.hardware import TABLE, read_machines
     from galley.plan.predict import Goal
 
     machines = read_machines(hardware or TABLE)
     config = resolve_config(settings.model, revision=settings.revision)
-    program = build_program(
-        open_checkpoint(config).config if is_gguf(config) else read_json(config)
-    )
+    fields = open_checkpoint(config).config if is_gguf(config) else read_json(config)
+    program = build_program(fields)
+    whole_texts = not is_gguf(config) and is_vector_model(fields, config.parent)
+    if whole_texts:
+        _check_whole_texts(settings, measure, asked)
+        program = over_whole_texts(program, program.shapes, all_rows=True)
     if program.encoder is not None:
         raise SettingsError(f"{config}: galley plan knows language models; this one hears")
     chosen = precisions or _COMPARED
@@ -99,9 +105,26 @@ def plan(
         _measure(settings, program, chosen, asked, json_file)
         return
     limits = {name: asked[name] for name in ("ttft", "tpot") if asked[name] is not None}
-    load = _load(program, asked, prompt=512, output=128, concurrency=8)
+    output, prompt = (0, min(512, program.max_positions)) if whole_texts else (128, 512)
+    load = _load(program, asked, prompt=prompt, output=output, concurrency=8)
     load = dataclasses.replace(load, expert_cache_bytes=settings.expert_cache_bytes)
     _plan(program, chosen, settings, load, machines, Goal(**limits), json_file)
+
+
+def _check_whole_texts(settings: Settings, measure: bool, asked: Mapping[str, Any]) -> None:
+    """Raises SettingsError, by name, for what only a model that generates has."""
+    given = {
+        "--measure": measure,
+        "--output": asked["output"],
+        "--tpot": asked["tpot"],
+        "--experts disk": settings.experts == "disk",
+    }
+    for name, value in given.items():
+        if value:
+            raise SettingsError(
+                f"{name} is for models that generate, and this one makes vectors or scores of whole texts: "
+                "leave it out"
+            )
 
 
 def _load(program: "Program", asked: Mapping[str, Any], **defaults: int) -> "Load":
@@ -234,10 +257,13 @@ def _print_sizes(sizes: "Sequence[ModelSizes]", kv_dtype: str, load: "Load") -> 
     first = sizes[0]
     tokens = load.prompt + load.output
     print(f"{first.parameters / 1e6:,.1f} million parameters, context {first.max_positions} tokens")
-    print(
-        f"KV cache in {kv_dtype}: {bytes_text(first.kv_per_token)} a token, "
-        f"{bytes_text(first.kv_bytes(tokens))} for a request of {tokens} tokens"
-    )
+    if load.output:
+        print(
+            f"KV cache in {kv_dtype}: {bytes_text(first.kv_per_token)} a token, "
+            f"{bytes_text(first.kv_bytes(tokens))} for a request of {tokens} tokens"
+        )
+    else:
+        print(f"Vectors or scores of whole texts of {tokens} tokens: no KV cache, no output")
     if first.state:
         print(f"{bytes_text(first.state)} of these are the state of its recurrent layers")
     header = ["weights", "held", "read a step"]
@@ -267,6 +293,9 @@ def _print_predictions(predictions: "Sequence[Prediction]", goal: "Goal") -> Non
         "$/M",
         "most",
     ]
+    writes = all(p.load.output for p in predictions)
+    if not writes:
+        header[3:5] = ["a text s"]
     on_disk = any(p.memory.experts for p in predictions)
     if on_disk:
         header.append("experts in memory")
@@ -274,22 +303,29 @@ def _print_predictions(predictions: "Sequence[Prediction]", goal: "Goal") -> Non
     for p in predictions:
         used = f"{p.memory.total / 2**30:.1f} of {p.machine.memory:g}"
         figures = [
-            f"{p.ttft:.2f}",
-            f"{1e3 * p.tpot:.1f}",
+            f"{p.ttft:.2f}" if writes else f"{p.ttft:.4f}",
+            *([f"{1e3 * p.tpot:.1f}"] if writes else []),
             p.bound,
             f"{p.tokens_per_second:.0f}",
-            "" if p.cost is None else f"{p.cost:.2f}",
+            _cost_text(p),
         ]
         if not p.memory.fits:
-            figures = ["does not fit", "", "", "", ""]
+            figures = ["does not fit", *[""] * (len(figures) - 1)]
         most = most_users(p.sizes, p.machine, p.load, goal)
         held = [_held_experts(p)] if on_disk else []
         rows.append((p.machine.name, p.sizes.precision, used, *figures, str(most), *held))
-    print(table(header, rows, left=(0, 1, 5)))
+    print(table(header, rows, left=(0, 1, header.index("bound by"))))
     print("most: requests at a time that fit and meet the goal")
     if on_disk:
         print("all but memory is of steps that read no experts from disk: those reads come on top")
     print()
+
+
+def _cost_text(prediction: "Prediction") -> str:
+    """Of a million tokens. Those of texts are cheaper by far than those that are written."""
+    if prediction.cost is None:
+        return ""
+    return f"{prediction.cost:.{2 if prediction.load.output else 4}f}"
 
 
 def _held_experts(prediction: "Prediction") -> str:
@@ -308,7 +344,8 @@ def _print_choice(predictions: "Sequence[Prediction]", goal: "Goal") -> None:
     else:
         print(
             f"The cheapest that meets it: {best.machine.name} with {best.sizes.precision} weights, "
-            f"{best.machine.price:g} $ an hour, {best.cost:.2f} $ for a million output tokens"
+            f"{best.machine.price:g} $ an hour, {_cost_text(best)} $ for a million "
+            + ("output tokens" if best.load.output else "tokens of texts")
         )
     price = float("inf") if best is None else best.machine.price or 0.0
     for p in _obstacles(predictions, goal, below=price):

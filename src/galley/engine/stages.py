@@ -32,7 +32,7 @@ from galley.ops.sampling import SamplingBatch
 from galley.types import BLOCK_TOKENS, blocks_for
 
 CONTEXT: Final = 64
-"""Tokens in front of the one whose step is measured."""
+"""Tokens in front of the one whose step is measured; where texts are computed whole, those of the text."""
 _WARM_UPS: Final = 3
 
 
@@ -44,7 +44,7 @@ class Stage:
         name: of the pass that was run last; "" before the first.
         program: after that pass.
         cost: of one row of it.
-        seconds: median of a decoding step with one row.
+        seconds: median of a decoding step with one row; of a model that makes vectors or scores, of a text.
     """
 
     name: str
@@ -106,7 +106,19 @@ def measure_eager(model: Model, *, repeats: int) -> float | None:
 
 
 def _step_seconds(executor: Executor, model: Model, repeats: int) -> float:
-    """Median over ``repeats`` decoding steps in a long context, beside the longest encoder input."""
+    """Median over ``repeats`` executions of the step that the model is there for."""
+    step = _decoding_step(executor, model) if model.head is None else _text_step(executor, model)
+    nothing = SamplingBatch()
+    seconds = []
+    for _ in range(_WARM_UPS + repeats):
+        begin = time.perf_counter()
+        executor.execute(step, nothing)
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds[_WARM_UPS:])
+
+
+def _decoding_step(executor: Executor, model: Model) -> Batch:
+    """One row in a long context, which is computed here, beside the longest encoder input."""
     context = min(CONTEXT, model.program.max_positions - 1)
     blocks, encoder = context // BLOCK_TOKENS + 1, model.program.encoder
     rows = 0 if encoder is None else encoder.max_rows
@@ -118,17 +130,24 @@ def _step_seconds(executor: Executor, model: Model, repeats: int) -> float:
         silence = np.zeros((encoder.max_positions, encoder.mels), dtype=np.float32)
         encode(executor, EncoderBatch(silence, np.array([0, len(silence)]), cross.tables))
     tokens = np.arange(context + 1) % model.program.vocab_size
-    nothing = SamplingBatch()
     executor.execute(
-        _batch(tokens[:-1], first=0, blocks=blocks, groups=groups, cross=cross), nothing
+        _batch(tokens[:-1], first=0, blocks=blocks, groups=groups, cross=cross), SamplingBatch()
     )
-    step = _batch(tokens[-1:], first=context, blocks=blocks, groups=groups, cross=cross)
-    seconds = []
-    for _ in range(_WARM_UPS + repeats):
-        begin = time.perf_counter()
-        executor.execute(step, nothing)
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds[_WARM_UPS:])
+    return _batch(tokens[-1:], first=context, blocks=blocks, groups=groups, cross=cross)
+
+
+def _text_step(executor: Executor, model: Model) -> Batch:
+    """A whole text, of which the rows are wanted that its vector or its score is made of."""
+    assert model.head is not None
+    executor.allocate_kv(0)
+    rows = np.arange(min(CONTEXT, model.program.max_positions))
+    return Batch(
+        tokens=rows % model.program.token_ids,
+        positions=rows,
+        starts=np.array([0, len(rows)]),
+        tables=(),
+        wanted=rows if model.head.all_rows else rows[-1:],
+    )
 
 
 def _batch(

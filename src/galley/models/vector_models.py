@@ -40,10 +40,11 @@ def makes_vectors(folder: Path) -> bool:
     """
     if is_gguf(folder) or not (folder / FILE).exists():
         return False
-    return _is_one(read_json(folder / FILE), folder)
+    return is_vector_model(read_json(folder / FILE), folder)
 
 
-def _is_one(config: Mapping[str, Any], folder: Path) -> bool:
+def is_vector_model(config: Mapping[str, Any], folder: Path) -> bool:
+    """As :func:`makes_vectors`, of a config.json that has been read from ``folder``."""
     known = config.get("model_type") in ENCODERS or is_classifier(config)
     return known or (folder / MODULES_FILE).exists()
 
@@ -55,7 +56,7 @@ def read_vector_model(checkpoint: CheckpointReader, weights: Weights) -> VectorM
         ModelError: it cannot be used.
     """
     config, folder = checkpoint.config, checkpoint.folder
-    if is_gguf(folder) or not _is_one(config, folder):
+    if is_gguf(folder) or not is_vector_model(config, folder):
         return None
     encoder = config.get("model_type") in ENCODERS
     if is_classifier(config):

@@ -79,7 +79,7 @@ class Load:
     """What is asked of the machine: so many requests at a time, each begun when another ends.
 
     Attributes:
-        prompt, output: tokens of a request.
+        prompt, output: tokens of a request; no output where texts are read as a whole and none is written.
         concurrency: requests at a time.
         batch_tokens: token budget of a step.
         expert_cache_bytes: memory for experts that are on disk; None: half of what is left.
@@ -126,6 +126,8 @@ class Prediction:
         bound: what a decode step waits for.
         tokens_per_second, requests_per_second: in all; tokens are output tokens.
         cost: US dollars for a million output tokens; None without a price.
+
+    Where no output is asked for, ``ttft`` is until a text's vector or score, and tokens are those of texts.
     """
 
     machine: Machine
@@ -182,6 +184,8 @@ def predict(
     if not rate:
         return None
     rates = _Rates.of(sizes, machine.bandwidth * 1e9, rate * 1e12, shares)
+    if not load.output:
+        return _predict_texts(rates, machine, load)
     users = load.concurrency
     prefill = sum(rates.prompt(load, beside=0))
     joined = sum(rates.prompt(load, beside=users - 1))
@@ -211,6 +215,30 @@ def predict(
         bound="bandwidth" if moved >= computed else "arithmetic",
         tokens_per_second=tokens,
         requests_per_second=tokens / load.output,
+        cost=None if machine.price is None else machine.price / 3600 / tokens * 1e6,
+    )
+
+
+def _predict_texts(rates: "_Rates", machine: Machine, load: Load) -> Prediction:
+    """Steps take whole texts up to their budget, in the order in which they come."""
+    sizes, shares = rates.sizes, rates.shares
+    together = max(1, min(load.concurrency, load.batch_tokens // load.prompt))
+    linear, attention = rates.texts(together, load.prompt)
+    step = max(linear) + max(attention) + shares.step_seconds
+    tokens = together * load.prompt / step
+    return Prediction(
+        machine=machine,
+        sizes=sizes,
+        load=load,
+        memory=_memory(sizes, machine, load, shares),
+        prefill=step,
+        joined=step,
+        step=step,
+        ttft=load.concurrency / together * step,
+        tpot=0.0,
+        bound="bandwidth" if linear[0] >= linear[1] + attention[1] else "arithmetic",
+        tokens_per_second=tokens,
+        requests_per_second=tokens / load.prompt,
         cost=None if machine.price is None else machine.price / 3600 / tokens * 1e6,
     )
 
@@ -288,6 +316,11 @@ class _Rates:
             ),
         )
 
+    def texts(self, count: int, tokens: int) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Of a step of so many whole texts, as :meth:`decode`; keys and values are in no cache."""
+        attention = self._attention(0, count * self.sizes.text_operations(tokens))
+        return self._linear(count * tokens, 0), attention
+
     def _step(self, *, rows: int, wanted: int, kv: float, attention: float) -> float:
         linear, attending = self._linear(rows, wanted), self._attention(kv, attention)
         return max(linear) + max(attending) + self.shares.step_seconds
@@ -312,7 +345,10 @@ class _Rates:
 def _memory(sizes: ModelSizes, machine: Machine, load: Load, shares: Shares) -> Memory:
     users = load.concurrency
     rows = max(users, min(load.batch_tokens, users * load.prompt))
-    activations = sizes.row_bytes * rows + sizes.logit_bytes * users
+    wanted = users
+    if not load.output:  # all rows of a text may be what its vector is made of
+        rows = wanted = max(load.batch_tokens, load.prompt)
+    activations = sizes.row_bytes * rows + sizes.logit_bytes * wanted
     available = int(machine.memory * GIB)
     left = available - sizes.weights - activations - shares.reserve_bytes - sizes.least_cache
     return Memory(

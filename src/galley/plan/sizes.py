@@ -40,6 +40,8 @@ class ModelSizes:
         state: bytes of what recurrent layers keep of a sequence, whatever its length.
         row_operations, logit_operations: of linear layers, for each token and for each wanted one on top.
         attention: window -> operations of attention for each token and each token of its context.
+        spans: where texts are computed whole, (tokens seen before a token, after it, operations for each
+            that it sees) of each kind of layer; -1: all tokens.
         row_bytes: memory for what lies between the ops, for each token of a step.
         logit_bytes: memory for the logits of a token.
         max_positions: the longest context, in tokens.
@@ -57,6 +59,7 @@ class ModelSizes:
     row_operations: int
     logit_operations: int
     attention: dict[int, int]
+    spans: tuple[tuple[int, int, int], ...]
     row_bytes: int
     logit_bytes: int
     max_positions: int
@@ -100,10 +103,15 @@ class ModelSizes:
         for layer in program.kv:
             kv[layer.window] += kv_bytes_of_layer(layer, kv_dtype)
         attention: Counter[int] = Counter()
+        spans: Counter[tuple[int, int]] = Counter()
         for op in program.ops:
+            if op.name not in ("attention", "encoder_attention"):
+                continue
+            operations = 2 * op.attrs["heads"] * (op.attrs["key_dim"] + op.attrs["value_dim"])
             if op.name == "attention":
-                widths = op.attrs["key_dim"] + op.attrs["value_dim"]
-                attention[op.attrs["window"]] += 2 * op.attrs["heads"] * widths
+                attention[op.attrs["window"]] += operations
+            else:
+                spans[op.attrs["before"], op.attrs["after"]] += operations
         return cls(
             precision=precision,
             parameters=sum(map(math.prod, shapes.values())),
@@ -117,9 +125,23 @@ class ModelSizes:
             row_operations=rows,
             logit_operations=logits,
             attention=dict(attention),
+            spans=tuple((*span, operations) for span, operations in spans.items()),
             row_bytes=lower(buffered).cost().arena_bytes,
             logit_bytes=4 * program.vocab_size,
             max_positions=program.max_positions,
+        )
+
+    def text_operations(self, tokens: int) -> int:
+        """Of attention over a whole text."""
+
+        def beside(span: int) -> int:
+            if span < 0 or span >= tokens:
+                span = tokens - 1
+            return span * tokens - span * (span + 1) // 2
+
+        return sum(
+            operations * (tokens + beside(before) + beside(after))
+            for before, after, operations in self.spans
         )
 
     def weights_read(self, rows: int) -> int:

@@ -1,5 +1,7 @@
 """``POST /v1/embeddings``, ``/v1/rerank`` and ``/v1/score``."""
 
+from typing import Final, Literal
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,6 +15,8 @@ from galley.server.access import caller_of, note_prompt
 from galley.server.answers import LargeJson
 from galley.server.openapi import Handler, Operation
 from galley.server.sse import while_connected
+
+RERANK_2: Final = "/v2/rerank"
 
 
 def routes(models: Registry) -> list[Operation]:
@@ -39,7 +43,8 @@ def routes(models: Registry) -> list[Operation]:
         note_prompt(caller, asked.query, models.settings)
         find = models.find(asked.model, "rerank", caller)
         served = await while_connected(request.receive, find)
-        work = embeddings.rerank(served, asked, caller)
+        version: Literal["1", "2"] = "2" if request.url.path.endswith(RERANK_2) else "1"
+        work = embeddings.rerank(served, asked, caller, version)
         return LargeJson(await while_connected(request.receive, work))
 
     async def score(request: Request) -> Response:
@@ -61,7 +66,7 @@ def routes(models: Registry) -> list[Operation]:
         operation(embeddings.EMBEDDINGS, embed, EmbeddingsRequest, Embeddings),
         *(
             operation(path, rerank, RerankRequest, Ranking)
-            for path in (embeddings.RERANK, "/v2/rerank", "/rerank")
+            for path in (embeddings.RERANK, RERANK_2, "/rerank")
         ),
         *(operation(path, score, ScoreRequest, Scores) for path in (embeddings.SCORE, "/score")),
     ]

@@ -47,6 +47,7 @@ class EncodePairs(msgspec.Struct, tag="pairs", frozen=True):
     first: str
     seconds: list[str]
     most: int | None
+    most_second: int | None
 
 
 class CheckGrammar(msgspec.Struct, tag="grammar", frozen=True):

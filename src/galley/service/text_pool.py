@@ -162,7 +162,7 @@ class TextPool:
         return answer.ids
 
     async def encode_pairs(
-        self, first: str, seconds: Sequence[str], most: int | None
+        self, first: str, seconds: Sequence[str], most: int | None, most_second: int | None
     ) -> list[tuple[list[int], int]]:
         """Token ids of pairs; see :meth:`galley.text.tokenizer.Tokenizer.encode_pairs`.
 
@@ -171,8 +171,10 @@ class TextPool:
             QueueFull: too much text work waits already.
         """
         if sum(map(len, seconds)) + len(first) * len(seconds) <= SHORT_CHARS:
-            return await asyncio.to_thread(self.tokenizer.encode_pairs, first, seconds, most)
-        answer = await self._work(EncodePairs(first, list(seconds), most), "documents")
+            encode = self.tokenizer.encode_pairs
+            return await asyncio.to_thread(encode, first, seconds, most, most_second)
+        job = EncodePairs(first, list(seconds), most, most_second)
+        answer = await self._work(job, "documents")
         assert isinstance(answer, Pairs)
         return answer.pairs
 

@@ -92,7 +92,8 @@ class TextSide:
         if isinstance(job, CheckGrammar):
             return self._check(job)
         if isinstance(job, EncodePairs):
-            return Pairs(self._tokenizer.encode_pairs(job.first, job.seconds, job.most))
+            pairs = self._tokenizer.encode_pairs(job.first, job.seconds, job.most, job.most_second)
+            return Pairs(pairs)
         if isinstance(job, CutTexts):
             return Ids(self._tokenizer.encode_cut(job.texts, job.most))
         texts = self._tokenizer.encode_all(

@@ -244,7 +244,11 @@ class Tokenizer:
         return cut
 
     def encode_pairs(
-        self, first: str, seconds: Sequence[str], most: int | None = None
+        self,
+        first: str,
+        seconds: Sequence[str],
+        most: int | None = None,
+        most_second: int | None = None,
     ) -> list[tuple[list[int], int]]:
         """Ids of one text with each of others, as a reranker reads them, and where tokens of type 1 begin.
 
@@ -252,6 +256,7 @@ class Tokenizer:
             first: of every pair.
             seconds: of each.
             most: tokens of a pair; the longer text is cut, and then both. None: nothing is cut.
+            most_second: tokens of each second text, which is cut to as many before that; None: any number.
 
         Returns:
             For each pair its ids, and the first token of type 1, or 0 if all are of type 0.
@@ -264,6 +269,8 @@ class Tokenizer:
         pairs = []
         for text in seconds:
             left, right = whole, self._without_special(text)
+            if most_second is not None and len(right) > most_second:
+                right.truncate(most_second)
             if room is not None and len(left) + len(right) > room:
                 lengths = _longest_first(len(left), len(right), room)
                 left = self._without_special(first)  # truncating changes it
