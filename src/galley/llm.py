@@ -26,7 +26,7 @@ from galley.llm_outputs import ChatDelta, Choice, Result, chat_deltas
 from galley.local import Closable, LocalEngine
 from galley.model_info import ModelInfo
 from galley.service.protocol import Engine
-from galley.service.requests import expand
+from galley.service.requests import check_task, expand
 from galley.text.stream import Delta, TextStream
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
@@ -239,6 +239,7 @@ class LLM(Closable):
         Raises:
             RequestError: the template refuses the messages, or a parameter is wrong.
         """
+        self._check_writes()
         asked = as_options(options)
         conversations = [asked.conversation(one) for one in as_conversations(messages)]
         prompts = [
@@ -260,12 +261,18 @@ class LLM(Closable):
             RequestError: the template refuses the messages, a parameter is wrong, or n is not 1.
             EngineError: in the midst of it, if the model breaks.
         """
+        self._check_writes()
         conversation = as_options(options).conversation(as_conversation(messages))
         [params] = as_params(params, 1)
         prompt = chat_prompt(conversation, params, self._template, self._format, self.tokenizer)
         parser = prompt.new_parser()
         deltas, result = self._one(prompt.ids, prompt.params, parser)
         return chat_deltas(deltas, result)
+
+    def _check_writes(self) -> None:
+        """Before a chat template is missed, which models of embeddings have none of."""
+        if self.info.embedding is not None:
+            check_task(self.info, "generate")
 
     def score(
         self, prompts: Sequence[Prompt] | Prompt, *, progress: bool = False

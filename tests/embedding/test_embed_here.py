@@ -49,6 +49,10 @@ def test_what_cannot_be_honoured_is_refused(llm: galley.LLM) -> None:
         llm.rerank("a", ["b"])
     with pytest.raises(RequestError, match="cannot generate"):
         llm.generate("the cat")
+    with pytest.raises(RequestError, match="cannot generate; it can embed"):
+        llm.chat("the cat")
+    with pytest.raises(RequestError, match="cannot generate; it can embed"):
+        list(llm.chat_stream("the cat"))
     with pytest.raises(RequestError, match="these prompts: none"):
         llm.embed("cat", prompt_name="query")
     with pytest.raises(SettingsError, match="quality_gate"):
