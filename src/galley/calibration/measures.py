@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,10 @@ class TokenLoss:
     top1: float
 
 
+_VALUES: Final = 1 << 22
+"""Logits that are compared at once: in float64, several times over."""
+
+
 class Divergence:
     """Collects what two models predict at the same positions."""
 
@@ -64,6 +69,12 @@ class Divergence:
 
     def add(self, base: Logits, model: Logits, following: Ids) -> None:
         """Take both models' logits [rows, vocab], and the token that follows each row; -1: none does."""
+        rows = max(1, _VALUES // base.shape[1])
+        for first in range(0, len(base), rows):
+            at = slice(first, first + rows)
+            self._add(base[at], model[at], following[at])
+
+    def _add(self, base: Logits, model: Logits, following: Ids) -> None:
         p, q = log_softmax(base), log_softmax(model)
         # A logit of -inf, which a masked token has, is no difference where both have it.
         terms = np.exp(p) * np.subtract(p, q, out=np.zeros_like(p), where=~np.isneginf(p))
