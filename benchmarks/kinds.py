@@ -1,6 +1,7 @@
 """Speed of a whole model in every kind of weights: prefill, and decode of 1, 8 and 32 sequences.
 
-    python -m benchmarks.kinds FOLDER [--llama PYTHON] [--name NAME] [--results FILE]
+    python -m benchmarks.kinds FOLDER [--llama PYTHON] [--name NAME] [--kinds KINDS]
+        [--repeats N] [--results FILE]
 
 ``galley bench engine``, once for each kind, on an idle machine: the checkpoint as ``--quantize`` rounds it,
 and with ``--llama``, a Python that has llama-cpp-python, as GGUF files of its quantiser, whose integers run
@@ -14,6 +15,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,13 +55,22 @@ class Speed:
     share: float
 
 
-def measure(kind: str, model: Path, *options: str) -> Speed:
+def measure(kind: str, model: Path, repeats: int, *options: str) -> Speed:
     """One model's figures, by ``galley bench engine``."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
         batches = ",".join(map(str, BATCHES))
         command = [sys.executable, "-m", "galley", "bench", "engine", str(model), *options]
-        command += ["--batch", batches, "--decode", "32", "--repeats", "3", "--json", str(file)]
+        command += [
+            "--batch",
+            batches,
+            "--decode",
+            "32",
+            "--repeats",
+            str(repeats),
+            "--json",
+            str(file),
+        ]
         subprocess.run(command, check=True, capture_output=True)
         points: list[dict[str, Any]] = json.loads(file.read_text())["points"]
     prefill, *decode = points
@@ -75,26 +86,26 @@ def measure(kind: str, model: Path, *options: str) -> Speed:
     )
 
 
-def as_files(checkpoint: Path, python: str, folder: Path) -> list[Speed]:
-    """The checkpoint in each type of :data:`FILES`, one file at a time."""
+def as_files(
+    checkpoint: Path, python: str, folder: Path, kinds: Sequence[str], repeats: int
+) -> Iterator[Speed]:
+    """The checkpoint in each of these types of :data:`FILES`, one file at a time."""
     source = folder / "whole.gguf"
     if not source.exists():
         galley = [sys.executable, "-m", "galley", "quantize", str(checkpoint), str(source)]
         options = ["--format", "gguf", "--method", "none", "--nearest-tokenizer"]
         subprocess.run([*galley, *options], check=True, capture_output=True)
-    found = []
-    for kind in FILES:
+    for kind in kinds:
         file = folder / f"{kind}.gguf"
         Peer(python, folder).run(
             quantize={"source": str(source), "target": str(file), "type": kind}
         )
-        found.append(told(measure(kind, file)))
+        yield measure(kind, file, repeats)
         file.unlink()
-    return found
 
 
 def told(speed: Speed) -> Speed:
-    """Itself, shown at once: a kind takes a minute."""
+    """Itself, shown at once: a kind takes minutes."""
     decode = ", ".join(f"{rate:.1f}" for rate in speed.decode)
     print(f"{speed.kind:8} prefill {speed.prefill:.0f}, decode {decode} tokens/s", flush=True)
     return speed
@@ -126,13 +137,22 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--llama", metavar="PYTHON")
     parser.add_argument("--name", default="1.24-billion Llama")
+    parser.add_argument("--kinds", default=",".join((*ROUNDED, *FILES)))
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--results", type=machine_file)
     options = parser.parse_args()
     checkpoint: Path = options.checkpoint
-    speeds = [told(measure(kind, checkpoint, "--quantize", kind)) for kind in ROUNDED]
-    if options.llama:
+    asked = options.kinds.split(",")
+    speeds = [
+        told(measure(kind, checkpoint, options.repeats, "--quantize", kind))
+        for kind in asked
+        if kind in ROUNDED
+    ]
+    files = [kind for kind in asked if kind in FILES]
+    if options.llama and files:
         with tempfile.TemporaryDirectory() as folder:
-            speeds += as_files(checkpoint, options.llama, Path(folder))
+            made = (checkpoint, options.llama, Path(folder), files, options.repeats)
+            speeds += map(told, as_files(*made))
     names = ["weights", "prefill", *map(str, BATCHES), "MB a step", "GB/s", "share"]
     table = Table(*names, title="tokens/s")
     for s in speeds:
