@@ -131,10 +131,9 @@ def mixed(model: Model, method: Method, texts: Texts, group: int, size: int) -> 
     """What ``galley quantize --group GROUP --budget`` makes of so many bytes for the linear layers."""
     _, factory = choose_executor("auto", "cpu")
     windows = first_texts(texts.calibration, _PARTS_TOKENS)
-    others = texts.calibration[len(windows) :]
     names, kinds = linear_weights(model.program), kinds_of(Scheme(4, group))
     asked = (model, factory, windows, names, kinds)
-    parts = parts_of(*asked, method=method, calibration=others)
+    parts = parts_of(*asked, method=method, calibration=texts.calibration[len(windows) :])
     return Plan(method, schemes_of(parts, assign(parts, most_bytes=size)))
 
 

@@ -75,7 +75,7 @@ def parts_of(
         schemes: what they may become.
         on_part: told each part that has been measured.
         method: see :func:`galley.calibration.rounding.trials_of`.
-        calibration: other texts, which gptq looks at.
+        calibration: other texts, which gptq looks at; if there are none, at those to measure on.
     """
     told = [model.checkpoint.state(), windows, sorted(names), [astuple(s) for s in schemes]]
     if method == "gptq":
@@ -137,18 +137,15 @@ def _measured(
         if not chosen:
             continue
         trial = trials_of(method, model, chosen, partial(seen.advance, buffer))
+        # Where groups do not divide rows two schemes may be one.
+        depth = model.program.shapes[chosen[0]][1]
         choices = [
             Choice(scheme, bytes_of(model, chosen, scheme), measure.loss(trial(scheme)))
-            for scheme in dict.fromkeys(_fitting(model, chosen, scheme) for scheme in schemes)
+            for scheme in dict.fromkeys(scheme.fitting(depth) for scheme in schemes)
         ]
         choices.append(Choice(None, bytes_of(model, chosen, None), 0.0))
         yield Part(chosen, tuple(sorted(choices, key=lambda c: c.bytes)))
         on_part(chosen[0])
-
-
-def _fitting(model: Model, names: Sequence[str], scheme: Scheme) -> Scheme:
-    """Whole rows where groups do not divide those of the matrices: two schemes may be one."""
-    return scheme.fitting(model.program.shapes[names[0]][1])
 
 
 def bytes_of(model: Model, names: Sequence[str], scheme: Scheme | None) -> int:

@@ -109,13 +109,12 @@ def _mixed(
 
     names = list(plan.schemes)
     windows = first_texts(texts.calibration, _MEASURED_TOKENS)
-    others = texts.calibration[len(windows) :] or windows
     with progress("parts", 0) as bar:
         parts = parts_of(
             *(read, factory, windows, names, kinds_of(plan.schemes[names[0]])),
             lambda name: bar.update(1),
             method=plan.method,
-            calibration=others,
+            calibration=texts.calibration[len(windows) :],
         )
     room = None if wanted.budget is None else wanted.budget - bytes_of_others(read, names)
     choices = assign(parts, most_bytes=room, most_kl=wanted.max_kl)

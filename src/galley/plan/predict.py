@@ -215,8 +215,13 @@ def predict(
         bound="bandwidth" if moved >= computed else "arithmetic",
         tokens_per_second=tokens,
         requests_per_second=tokens / load.output,
-        cost=None if machine.price is None else machine.price / 3600 / tokens * 1e6,
+        cost=_cost(machine, tokens),
     )
+
+
+def _cost(machine: Machine, tokens: float) -> float | None:
+    """Of a million tokens at so many a second; None: the machine has no price."""
+    return None if machine.price is None else machine.price / 3600 / tokens * 1e6
 
 
 def _predict_texts(rates: "_Rates", machine: Machine, load: Load) -> Prediction:
@@ -239,7 +244,7 @@ def _predict_texts(rates: "_Rates", machine: Machine, load: Load) -> Prediction:
         bound="bandwidth" if linear[0] >= linear[1] + attention[1] else "arithmetic",
         tokens_per_second=tokens,
         requests_per_second=tokens / load.prompt,
-        cost=None if machine.price is None else machine.price / 3600 / tokens * 1e6,
+        cost=_cost(machine, tokens),
     )
 
 

@@ -47,10 +47,10 @@ class Admission:
     Attributes:
         address: what it is counted by, besides all.
         surplus: it is beyond a limit.
-        abort: closes it at once; None until it can speak.
+        abort: closes it at once, in the midst of a handshake, too.
     """
 
-    abort: Callable[[], None] | None = None
+    abort: Callable[[], object]
 
     def __init__(self, door: "FrontDoor", address: str, *, surplus: bool) -> None:
         """Made by :class:`FrontDoor`."""
@@ -147,29 +147,34 @@ class FrontDoor:
         admission = Admission(self, address, surplus=surplus)
         if surplus:
             self.note("connections beyond the limit")
-            if len(self._surplus) >= SURPLUS and not self._make_room():
-                client.close()
-                return
+            if len(self._surplus) >= SURPLUS:
+                self._make_room()
             self._surplus[admission] = None
         else:
             self._open += 1
             self._by_address[address] += 1
         client.setblocking(False)
         task = self._loop.create_task(self._shake_hands(client, admission))
+
+        def abort() -> None:
+            task.cancel()  # has not begun, or would have put another in this one's place
+            client.close()
+
+        admission.abort = abort
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
 
-    def _make_room(self) -> bool:
+    def _make_room(self) -> None:
         """End the oldest connection beyond the limits: a probe is answered before it is the oldest."""
-        for admission in self._surplus:
-            if admission.abort is not None:
-                admission.abort()
-                admission.leave()
-                return True
-        return False
+        oldest = next(iter(self._surplus))
+        oldest.abort()
+        oldest.leave()
 
     async def _shake_hands(self, client: socket.socket, admission: Admission) -> None:
         seconds = self.settings.header_timeout if self._tls else None
+        task = asyncio.current_task()
+        assert task is not None
+        admission.abort = task.cancel
         try:
             await self._loop.connect_accepted_socket(
                 lambda: self._connect(admission),
