@@ -12,6 +12,50 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalised: Keller Jordan's Muon, with AdamW's size of an update (arXiv:2502.16982).
+
+    As ``torch.optim.Muon`` with ``adjust_lr_fn="match_rms_adamw"``, but in float32: that one multiplies in
+    bfloat16, which many CPUs have no instructions for.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: float,
+        weight_decay: float = 0.02,
+        momentum: float = 0.95,
+    ) -> None:
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
+        super().__init__(parameters, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every matrix that has a gradient."""
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                if matrix.grad is None:
+                    continue
+                state, rate = self.state[matrix], group["lr"]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(matrix)
+                mean = state["momentum_buffer"].lerp_(matrix.grad, 1 - group["momentum"])
+                ahead = matrix.grad.lerp(mean, group["momentum"])
+                size = 0.2 * max(matrix.shape) ** 0.5
+                matrix.mul_(1 - rate * group["weight_decay"])
+                matrix.add_(_orthogonalised(ahead), alpha=-rate * size)
+
+
+def _orthogonalised(matrix: Tensor) -> Tensor:
+    """The matrix with singular values near 1: five turns of a quintic Newton-Schulz iteration."""
+    wide: Tensor = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    wide = wide / wide.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = wide @ wide.T
+        wide = 3.4445 * wide + (2.0315 * gram @ gram - 4.7750 * gram) @ wide
+    return wide if matrix.shape[0] <= matrix.shape[1] else wide.T
+
+
 class Optimisers:
     """Muon for the matrices of the layers, AdamW for everything else."""
 
@@ -26,12 +70,7 @@ class Optimisers:
         self._peaks = (muon_rate, adam_rate)
         self._parameters = [parameter for _, parameter in parameters]
         self._optimisers: tuple[torch.optim.Optimizer, ...] = (
-            torch.optim.Muon(
-                [p for name, p in parameters if in_layers(name, p)],
-                lr=muon_rate,
-                weight_decay=0.02,
-                adjust_lr_fn="match_rms_adamw",
-            ),
+            Muon([p for name, p in parameters if in_layers(name, p)], lr=muon_rate),
             torch.optim.AdamW(
                 [p for name, p in parameters if not in_layers(name, p)],
                 lr=adam_rate,

@@ -106,7 +106,7 @@ def batches(recipe: Recipe, tokeniser: Tokenizer, step: int) -> list[Batch]:
         if rng.random() < min(0.95, max(recipe.copy_floor, copying)):
             rows.append(copy_row(tokeniser, rng, longest=min(30, 12 + step // 15)))
             continue
-        row = _encode(tokeniser, example(rng, hard), recipe.prompt_weight)
+        row = weighted(tokeniser, example(rng, hard), recipe.prompt_weight)
         if len(row[0]) <= recipe.longest:
             rows.append(row)
     groups: list[list[Row]] = [[]]
@@ -138,7 +138,8 @@ def copy_row(tokeniser: Tokenizer, rng: random.Random, longest: int) -> Row:
     return [*ids, user, *body, end, assistant, *body, end], weights
 
 
-def _encode(tokeniser: Tokenizer, made: Example, prompt_weight: float) -> Row:
+def weighted(tokeniser: Tokenizer, made: Example, prompt_weight: float) -> Row:
+    """A conversation with its answer."""
     answer: Message = {"role": "assistant", "content": made.answer}
     ids, written = encode_turns(tokeniser, [*made.messages, answer])
     # A queue is named in two or three tokens, which long answers would drown out.

@@ -87,6 +87,8 @@ def merged(model: Path, adapter: Adapter | None) -> Any:
     loaded = AutoModelForCausalLM.from_pretrained(
         model, dtype=torch.float32, attn_implementation="eager"
     ).eval()
+    if hasattr(loaded, "set_experts_implementation"):
+        loaded.set_experts_implementation("eager")  # the other one needs wider experts
     if adapter is None:
         return loaded
     folder = Path(adapter.path)

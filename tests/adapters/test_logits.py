@@ -107,6 +107,35 @@ def test_logits_are_those_of_merged_weights(
     assert np.abs(alone - expected).max() > 0.05 * np.abs(expected).max()
 
 
+ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+ADAPTED = {
+    "qwen3-moe": ATTENTION,
+    "gpt-oss": ATTENTION,
+    "deepseek-v3": {"q_a_proj", "q_b_proj", "o_proj"},
+    "granite-hybrid": ATTENTION,
+    "qwen3-next": ATTENTION,
+}
+"""Families with experts, latent attention and states -> linear layers of theirs that have factors."""
+
+
+@pytest.mark.parametrize("variant", ADAPTED)
+def test_models_of_other_forms_are_adapted_too(
+    variant: str, checkpoint: CheckpointMaker, tmp_path: Path
+) -> None:
+    folder = checkpoint(variant)
+    targets = ADAPTED[variant]
+    mine = [make_adapter(tmp_path / str(i), folder, seed=i, targets=targets) for i in range(3)]
+    running = executor_with(folder, mine)
+    models = [merged(folder, adapter) for adapter in (*mine, None)]
+    for ids, wears in zip(texts(), WEARS, strict=True):
+        got = forward(running, batch_of([ids], [wears], running))
+        expected = logits_of(models[wears], ids)
+        assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
+        if wears >= 0:
+            plain = logits_of(models[-1], ids)
+            assert np.abs(plain - expected).max() > 0.02 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize(
     ("kind", "activations"), [("int8", "int8"), ("int4", "int8"), ("f16", "float32")]
 )

@@ -64,6 +64,24 @@ def test_too_few_bytes_are_refused() -> None:
         assign(parts(), most_bytes=239)
 
 
+def test_what_finer_schemes_lose_follows_from_their_errors(checkpoint: CheckpointMaker) -> None:
+    """Beside each scheme measured by itself; what int8 loses is too little to be told from rounding."""
+    settings = EngineSettings(dtype="float32", kv_dtype="float32", threads=1)
+    model = read_model(settings, checkpoint("llama"))
+    _, factory = choose_executor("auto", "cpu")
+    names = linear_weights(model.program)
+    windows = [random_ids(1, 90), random_ids(2, 70)]
+    schemes = [Scheme(4, 48), Scheme(4, 16), LARGE]
+    together = parts_of(model, factory, windows, names, schemes)
+    alone = [parts_of(model, factory, windows, names, [scheme]) for scheme in schemes[:2]]
+    for i, part in enumerate(together):
+        found = {choice.scheme: choice.kl for choice in part.choices}
+        for apart in alone:
+            measured = apart[i].choices[0]
+            assert 0.6 < found[measured.scheme] / measured.kl < 1.6
+        assert 0 < found[part.choices[-2].scheme] < 0.02 * max(found.values())
+
+
 def test_sensitivity_is_that_of_the_whole_model(checkpoint: CheckpointMaker) -> None:
     folder = checkpoint("llama")
     settings = EngineSettings(dtype="float32", kv_dtype="float32", threads=1)

@@ -112,6 +112,12 @@ class Layerwise:
         other._values = dict(self._values)
         return other
 
+    def rest(self) -> Self:
+        """Another run, which goes on from here to the logits in one slice, all of it in memory."""
+        other = self.fork()
+        other.kept = tuple(buffer for buffer in self.kept if buffer in self._values)
+        return other
+
     def skip_past(self, buffer: int, values: Mapping[int, Floats]) -> None:
         """Go on behind a kept buffer, with what ``values`` was when that had been computed."""
         self._done = self.kept.index(buffer) + 1

@@ -8,13 +8,23 @@ from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
+import numpy as np
+
 from galley.calibration import store
 from galley.calibration.layerwise import Layerwise
 from galley.calibration.measures import Divergence, following
 from galley.calibration.rounding import trials_of
 from galley.engine.read_model import Model
 from galley.errors import SettingsError
-from galley.formats.weights import DENSE_KINDS, WEIGHT_TYPES, DenseWeight, IntWeight, WeightKind
+from galley.formats.values import dequantize, to_float32
+from galley.formats.weights import (
+    DENSE_KINDS,
+    WEIGHT_TYPES,
+    DenseWeight,
+    Floats,
+    IntWeight,
+    WeightKind,
+)
 from galley.ops.executor import ExecutorFactory
 from galley.quant.grid import Scheme
 
@@ -65,7 +75,9 @@ def parts_of(
     """Quantise one part at a time as a method would, and measure the whole model.
 
     What plain rounding loses says little of what GPTQ does, which makes up for half of one part's error and
-    for nearly all of another's. Results are kept on disk.
+    for nearly all of another's. The whole model is run with the scheme of a part that loses most; what the
+    others lose follows from the squared errors of the part's outputs, for a small divergence is
+    proportional to these. Results are kept on disk.
 
     Args:
         model: with dense weights.
@@ -77,7 +89,8 @@ def parts_of(
         method: see :func:`galley.calibration.rounding.trials_of`.
         calibration: other texts, which gptq looks at; if there are none, at those to measure on.
     """
-    told = [model.checkpoint.state(), windows, sorted(names), [astuple(s) for s in schemes]]
+    told = ["by errors", model.checkpoint.state(), windows, sorted(names)]
+    told += [[astuple(scheme) for scheme in schemes]]
     if method == "gptq":
         told += [method, calibration]
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
@@ -111,10 +124,9 @@ class _Measure:
 
     def loss(self, weights: Sequence[IntWeight]) -> float:
         """Mean divergence with these weights behind where the run is."""
-        changed = self.run.fork()
+        changed = self.run.rest()
         for weight in weights:
             changed.replace(weight)
-        changed.advance(changed.kept[-1])
         divergence = Divergence()
         for p, (first, q) in zip(self._base, changed.logits(), strict=True):
             divergence.add(p, q, self._after[first : first + len(p)])
@@ -131,7 +143,7 @@ def _measured(
 ) -> Iterator[Part]:
     model, run = measure.model, measure.run
     for buffer in run.kept:
-        run.advance(buffer)
+        rows = run.advance(buffer)
         linears = [name for op in run.linears(buffer) for name in op.weights["weight"]]
         chosen = tuple(name for name in linears if name in names)
         if not chosen:
@@ -139,13 +151,26 @@ def _measured(
         trial = trials_of(method, model, chosen, partial(seen.advance, buffer))
         # Where groups do not divide rows two schemes may be one.
         depth = model.program.shapes[chosen[0]][1]
-        choices = [
-            Choice(scheme, bytes_of(model, chosen, scheme), measure.loss(trial(scheme)))
-            for scheme in dict.fromkeys(scheme.fitting(depth) for scheme in schemes)
-        ]
+        fitting = dict.fromkeys(scheme.fitting(depth) for scheme in schemes)
+        made = {scheme: trial(scheme) for scheme in fitting}
+        errors = {s: _squared_error(model, rows, weights) for s, weights in made.items()}
+        worst = max(errors, key=lambda scheme: errors[scheme])
+        kl = measure.loss(made[worst]) / (errors[worst] or 1.0)
+        choices = [Choice(s, bytes_of(model, chosen, s), kl * errors[s]) for s in fitting]
         choices.append(Choice(None, bytes_of(model, chosen, None), 0.0))
         yield Part(chosen, tuple(sorted(choices, key=lambda c: c.bytes)))
         on_part(chosen[0])
+
+
+def _squared_error(model: Model, rows: Floats, weights: Sequence[IntWeight]) -> float:
+    """Of what the matrices make of inputs [tokens, depth], instead of the model's own."""
+    total = 0.0
+    for weight in weights:
+        own = model.weights[weight.name]
+        assert isinstance(own, DenseWeight)
+        missed = rows @ (dequantize(weight) - to_float32(own)).T
+        total += float(np.square(missed, out=missed).sum(dtype=np.float64))
+    return total
 
 
 def bytes_of(model: Model, names: Sequence[str], scheme: Scheme | None) -> int:

@@ -269,7 +269,9 @@ def _described(info: ModelInfo) -> dict[str, str]:
     if info.weights is not None:
         told |= {"weights": info.weights.kind, "method": info.weights.method}
         told["calibration"] = info.weights.calibration
-        told["kl"] = "" if info.weights.kl is None else f"{info.weights.kl:.3g}"
+        for name in ("kl", "kl99", "top1"):
+            loss = getattr(info.weights, name)
+            told[name] = "" if loss is None else f"{loss:.3g}"
     return told
 
 

@@ -16,8 +16,8 @@ from galley.quant.grid import Grid, Scheme, inverse
 
 Doubles = npt.NDArray[np.float64]
 
-_TURNS: Final = 2
-"""Of both steps; the first gains most, and what a third gains is less than chance."""
+_TURNS: Final = 1
+"""Of both steps; what further ones gain is less than chance."""
 
 _EQUATIONS_BYTES: Final = 1 << 26
 """Of the normal equations of the rows that are solved together; small groups make many of a row's."""
