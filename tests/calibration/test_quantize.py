@@ -3,6 +3,7 @@
 import dataclasses
 import filecmp
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from compressed_tensors.compressors.pack_quantized import PackedQuantizationComp
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from galley import LLM, SamplingParams, SettingsError, UnsupportedModel
@@ -169,6 +171,48 @@ def test_smoothquant_spares_a_model_with_outliers_what_rounding_its_inputs_costs
     assert losses["smoothquant"].kl < losses["rtn"].kl / 10
     # In transformers, whose inputs stay floats, the folded scales change nothing.
     assert loss_in_transformers(folder, tmp_path / "smoothquant").kl < losses["smoothquant"].kl
+
+
+def rounding(inputs: str, scale: float) -> Callable[[Any, Any], tuple[Tensor]]:
+    """Before a layer: its inputs as int8 with that scale, or with that of each token."""
+
+    def hook(module: Any, given: tuple[Tensor]) -> tuple[Tensor]:
+        [rows] = given
+        step = rows.abs().amax(-1, keepdim=True) / 127.5 if inputs == "dynamic" else scale
+        return ((rows / step).round().clamp(-128, 127) * step,)
+
+    return hook
+
+
+@pytest.mark.parametrize("inputs", ["dynamic", "min-max", "percentile", "mse", "entropy"])
+def test_transformers_rounds_inputs_as_the_file_says(
+    checkpoint: CheckpointMaker, tmp_path: Path, inputs: str
+) -> None:
+    """Beside the same weights with float inputs, rounded here."""
+    folder, data, outs = checkpoint("llama"), tmp_path / "data.txt", []
+    data.write_text("the cat sat on the mat and the dog too " * 60)
+    for which in (inputs, "float"):
+        outs.append(tmp_path / which)
+        options = ("--bits", "8", "--group", "0", "--method", "gptq", "--inputs", which)
+        galley("quantize", folder, outs[-1], *options, "--data", data, "--tokens", "600")
+    rounded, plain = (AutoModelForCausalLM.from_pretrained(o, dtype=torch.float32) for o in outs)
+    tensors = {k: v for f in outs[0].glob("*.safetensors") for k, v in load_file(f).items()}
+    scales = {k: float(v) for k, v in tensors.items() if k.endswith("input_scale")}
+    assert len(scales) == (0 if inputs == "dynamic" else 14)
+    ids = torch.tensor([HELD_OUT[0]])
+    with torch.inference_mode():
+        before, got = plain(ids).logits, (rounded(ids), rounded(ids))[1].logits
+        for name, module in plain.named_modules():
+            if name.endswith("_proj"):
+                scale = scales.get(f"{name}.input_scale", 0.0)
+                module.register_forward_pre_hook(rounding(inputs, scale))
+        expected = plain(ids).logits
+    assert (got - expected).abs().max() < 0.05 * (before - expected).abs().max()
+    said = []
+    for out in outs:  # Galley's own inputs are as its settings say
+        with LLM(out, kv_cache_tokens=256, threads=1) as llm:
+            said += llm.generate([HELD_OUT[0]], SamplingParams(temperature=0.0, max_tokens=8))
+    assert said[0].token_ids == said[1].token_ids
 
 
 def test_an_interrupted_run_goes_on_and_writes_the_same(folder: Path, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
-"""Writes compressed-tensors checkpoints, format "pack-quantized", which vLLM and transformers read.
+"""Writes compressed-tensors checkpoints, which vLLM and transformers read.
 
-https://github.com/vllm-project/compressed-tensors. A matrix of integers is several tensors:
-``weight_packed`` (int32 words, the first column in the lowest bits, offset so that no integer is negative),
-``weight_scale``, ``weight_shape``, and with zero points ``weight_zero_point``, packed along the outputs.
+https://github.com/vllm-project/compressed-tensors. Where inputs stay floats the format is "pack-quantized":
+a matrix of integers is several tensors, ``weight_packed`` (int32 words, first columns in the lowest bits,
+offset so that no integer is negative), ``weight_scale``, ``weight_shape``, and with zero points
+``weight_zero_point``, packed along the outputs. Where inputs are int8, too, it is "int-quantized":
+``weight`` (int8) and ``weight_scale``, and with static scales of inputs ``input_scale``.
 """
 
 import json
@@ -16,6 +18,13 @@ import numpy.typing as npt
 from galley.formats.values import bf16_bits
 from galley.formats.weights import DenseWeight, IntWeight
 from galley.quant.grid import Scheme
+
+FLOAT_INPUTS: Final = "float"
+DYNAMIC_INPUTS: Final = "dynamic"
+"""Of linear layers' inputs: they stay as they are, or each token has a scale of its own."""
+
+_OBSERVERS: Final = {"min-max": "minmax", "percentile": "minmax", "mse": "mse", "entropy": "minmax"}
+"""Our observer -> the nearest of the library's names, which the scales that are there make no use of."""
 
 INDEX_FILE: Final = "model.safetensors.index.json"
 _SUFFIX: Final = ".weight"
@@ -36,11 +45,14 @@ class Raw(NamedTuple):
     data: npt.NDArray[np.uint8]
 
 
-def tensors_of(weight: IntWeight | DenseWeight) -> dict[str, Raw]:
-    """The tensors of a file that stand for a weight, by name."""
+def tensors_of(weight: IntWeight | DenseWeight, *, packed: bool = True) -> dict[str, Raw]:
+    """The tensors of a file that stand for a weight, by name; only integers of 8 bits are not packed."""
     if isinstance(weight, DenseWeight):
         return {weight.name: Raw(weight.dtype, weight.shape, weight.data)}
     module = module_of(weight.name)
+    if not packed:
+        integers = Raw("I8", weight.shape, _bytes(weight.q))
+        return {weight.name: integers, f"{module}.weight_scale": _scales(weight)}
     offset = np.uint8(0x80 if weight.bits == 8 else 0)
     unsigned: npt.NDArray[np.uint8] = np.bitwise_xor(_bytes(weight.q), offset)
     found = {
@@ -81,13 +93,17 @@ def write_tensors(path: Path, tensors: Mapping[str, Raw]) -> None:
     partial.rename(path)
 
 
-def quantization_config(schemes: Mapping[str, Scheme], ignored: Sequence[str]) -> dict[str, Any]:
+def quantization_config(
+    schemes: Mapping[str, Scheme], ignored: Sequence[str], inputs: str = FLOAT_INPUTS
+) -> dict[str, Any]:
     """``quantization_config`` of ``config.json``.
 
     Args:
         schemes: tensor -> how it was quantised, whole rows where groups do not divide them.
         ignored: linear layers that were not.
+        inputs: FLOAT_INPUTS, DYNAMIC_INPUTS, or the observer that found the one scale of each layer's.
     """
+    form = "pack-quantized" if inputs == FLOAT_INPUTS else "int-quantized"
     by_scheme: dict[Scheme, list[str]] = {}
     for name, scheme in schemes.items():
         by_scheme.setdefault(scheme, []).append(module_of(name))
@@ -104,18 +120,37 @@ def quantization_config(schemes: Mapping[str, Scheme], ignored: Sequence[str]) -
                 "group_size": scheme.group or None,
                 "dynamic": False,
             },
-            "input_activations": None,
+            "input_activations": _inputs(inputs),
             "output_activations": None,
-            "format": "pack-quantized",
+            "format": form,
         }
     return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": form,
         "quantization_status": "compressed",
         "config_groups": groups,
         "ignore": [module_of(name) for name in ignored],
         "kv_cache_scheme": None,
     }
+
+
+def _inputs(inputs: str) -> dict[str, Any] | None:
+    if inputs == FLOAT_INPUTS:
+        return None
+    dynamic = inputs == DYNAMIC_INPUTS
+    return {
+        "num_bits": 8,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "token" if dynamic else "tensor",
+        "dynamic": dynamic,
+        "observer": None if dynamic else _OBSERVERS[inputs],
+    }
+
+
+def input_scale(scale: float) -> Raw:
+    """The tensor ``input_scale`` of a layer: what a step of its inputs stands for."""
+    return Raw("F32", (1,), _bytes(np.array([scale], np.float32)))
 
 
 def _scales(weight: IntWeight) -> Raw:

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from galley.calibration.compressed import (
+    FLOAT_INPUTS,
     INDEX_FILE,
     Raw,
     quantization_config,
@@ -39,7 +40,7 @@ CORRECTING: Final = ("gptq",)
 """Of these, methods whose layers make up for what those before them lose."""
 
 INPUTS: Final[Mapping[str, str]] = {"smoothquant": "int8"}
-"""Method -> what inputs are rounded to when its loss is measured; else they stay floats."""
+"""Method -> what inputs are rounded to when its loss is measured, whatever the file says of them."""
 
 OnLayer: TypeAlias = Callable[[str], None]
 OnWritten: TypeAlias = Callable[[Path], None]
@@ -71,16 +72,25 @@ class Plan:
         method: how integers are found.
         schemes: tensor -> how it is quantised; all others stay as they are.
         act_order: see :func:`galley.quant.gptq.factor_of`.
+        inputs: what the file says of the inputs of these layers: FLOAT_INPUTS, DYNAMIC_INPUTS, or the
+            observer of static scales.
     """
 
     method: Method
     schemes: Mapping[str, Scheme]
     act_order: bool = True
+    inputs: str = FLOAT_INPUTS
 
     def told(self) -> str:
         """All of it, the same for equal plans."""
         schemes = sorted((name, dataclasses.astuple(s)) for name, s in self.schemes.items())
-        return json.dumps([self.method, self.act_order, schemes])
+        inputs = [] if self.inputs == FLOAT_INPUTS else [self.inputs]
+        return json.dumps([self.method, self.act_order, schemes, *inputs])
+
+    @property
+    def rounded_inputs(self) -> str | None:
+        """What inputs are rounded to when the loss is measured; None: they stay floats."""
+        return INPUTS.get(self.method) if self.inputs == FLOAT_INPUTS else "int8"
 
 
 def linear_weights(program: Program) -> list[str]:
@@ -136,7 +146,7 @@ class Quantizer:
             made = (model.program, model.weights, windows, factory, model.options)
             return Layerwise(*made, inputs=inputs)
 
-        measured = layerwise(texts.measured, INPUTS.get(plan.method))
+        measured = layerwise(texts.measured, plan.rounded_inputs)
         self._runs = {"base": layerwise(texts.measured), "measured": measured}
         if plan.method in CALIBRATED:
             self._runs["calibration"] = layerwise(texts.calibration)
@@ -180,7 +190,7 @@ class Quantizer:
                     self._runs["calibration"].replace(weight)
             raw: dict[str, Raw] = {}
             for weight in weights:
-                raw |= tensors_of(weight)
+                raw |= tensors_of(weight, packed=self._plan.inputs == FLOAT_INPUTS)
             write_tensors(self._out / self._shard(self.done), raw)
             for run in self._runs.values():
                 run.advance(layer.end)
@@ -290,7 +300,7 @@ class Quantizer:
                 rest |= tensors_of(weight)
         last = self._shard(len(self.layers))
         write_tensors(self._out / last, rest)
-        self._write_index()
+        write_index(self._out, map(self._shard, range(len(self.layers) + 1)))
         config = dict(self._model.checkpoint.config)
         linears = [op for op in self._model.program.ops if op.name == "linear"]
         everything = [name for op in linears for name in op.weights["weight"]]
@@ -300,6 +310,7 @@ class Quantizer:
         config["quantization_config"] = quantization_config(
             kept,
             [each for name in everything if name not in schemes for each in linear_names(name)],
+            self._plan.inputs,
         )
         config[QUANTIZED_KEY] = {
             "method": self._plan.method,
@@ -311,12 +322,14 @@ class Quantizer:
         copy_others(folder, self._out)
         (self._out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
-    def _write_index(self) -> None:
-        shards = [self._shard(number) for number in range(len(self.layers) + 1)]
-        places = {name: shard for shard in shards for name in _names_in(self._out / shard)}
-        size = sum((self._out / shard).stat().st_size for shard in shards)
-        index = {"metadata": {"total_size": size}, "weight_map": places}
-        (self._out / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+
+def write_index(out: Path, shards: Iterable[str]) -> None:
+    """The index of a checkpoint's files, which are in the folder."""
+    files = list(shards)
+    places = {name: shard for shard in files for name in _names_in(out / shard)}
+    size = sum((out / shard).stat().st_size for shard in files)
+    index = {"metadata": {"total_size": size}, "weight_map": places}
+    (out / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def linear_names(name: str) -> list[str]:

@@ -1,20 +1,27 @@
-"""What int8 inputs of linear layers cost a model: with scales for each token, or one that was observed.
+"""Inputs of linear layers as int8 with one scale that was observed (static), and what that costs a model.
 
-Kernels scale groups of each token's (dynamic). Static scales are computed here alone, to be compared with
-that.
+Kernels scale groups of each token's inputs (dynamic). Static scales are for other programs: here they are
+written to checkpoints, and compared with dynamic ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 
+from galley.calibration.compressed import input_scale, module_of, write_tensors
 from galley.calibration.layerwise import Layerwise
 from galley.calibration.measures import Divergence, Loss, following
-from galley.engine.read_model import Model
+from galley.calibration.quantize import write_index
+from galley.engine.read_model import Model, read_model
+from galley.engine_settings import EngineSettings
 from galley.formats.weights import Floats, WeightKind
 from galley.ops.executor import ExecutorFactory
 from galley.quant.int8_inputs import dynamic_int8, input_group
-from galley.quant.observers import Observer, static_int8
+from galley.quant.observers import OBSERVERS, STEPS, Observer, static_int8
+
+_FILE: Final = "inputs.safetensors"
 
 
 def observed(
@@ -39,6 +46,35 @@ def observed(
             for name, observer in observers.items():
                 found[name][buffer] = observer(rows)
     return found
+
+
+def write_static_inputs(
+    out: Path, factory: ExecutorFactory, windows: Sequence[Sequence[int]], observer: str
+) -> None:
+    """Add static scales of inputs to a checkpoint that :class:`Quantizer` has written.
+
+    Args:
+        out: its folder.
+        factory: of the executor that runs it.
+        windows: texts to observe.
+        observer: name, of ``OBSERVERS``.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    settings = EngineSettings(kv_dtype="float32", weight_cache=False)
+    model = read_model(settings, out)
+    ranges = observed(model, factory, windows, {observer: OBSERVERS[observer]})[observer]
+    readers, raw = model.program.readers(), {}
+    for buffer, largest in ranges.items():
+        for op in (model.program.ops[i] for i in readers[buffer]):
+            for name in op.weights.get("weight", ()):
+                if op.name == "linear" and model.weights.info(name).kind.is_integer:
+                    # Inputs that are always 0 can have any scale but 0.
+                    raw[f"{module_of(name)}.input_scale"] = input_scale((largest or 1.0) / STEPS)
+    shards = sorted(path.name for path in out.glob("model-*.safetensors"))
+    write_tensors(out / _FILE, raw)
+    write_index(out, [*shards, _FILE])
 
 
 def loss_of_inputs(

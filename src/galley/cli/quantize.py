@@ -30,6 +30,7 @@ _OF_METHODS: Final = {
     "act_order": "--act-order",
     "budget": "--budget",
     "max_kl": "--max-kl",
+    "inputs": "--inputs",
     "ignore": "--ignore",
     "data": "--data",
     "tokens": "--tokens",
@@ -68,6 +69,15 @@ _SETTINGS: Final = ("revision", "executor", "device", "threads")
     type=click.IntRange(min=0),
     default=None,
     help="columns that share a scale: a multiple of 16, 128 by default; 0: whole rows; gguf: 32",
+)
+@click.option(
+    "--inputs",
+    type=click.Choice(("float", "dynamic", "min-max", "percentile", "mse", "entropy")),
+    default="float",
+    show_default=True,
+    help="what the file says of the layers' inputs. dynamic: int8, a scale for each token; min-max, ...: "
+    "int8, one scale for each layer, which this observer finds in the text; all with --bits 8, and for "
+    "other programs: Galley rounds inputs as its own settings say",
 )
 @click.option(
     "--symmetric/--zero-points",
@@ -221,6 +231,10 @@ def _quantize(
     quantizer = Quantizer(read, factory, folder, plan, split)
 
     def finish(written: Path) -> None:
+        if asked.observes:
+            from galley.calibration.static_inputs import write_static_inputs
+
+            write_static_inputs(written, factory, split.calibration, asked.inputs)
         if made is not None:
             _write(_read(replace(settings, model=str(written))), made, out)
 

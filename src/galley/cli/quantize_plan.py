@@ -25,7 +25,7 @@ _FINEST: Final = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Options of the command, as they were given; ``gguf``: for that format."""
+    """Options of the command, as they were given; ``gguf``: for that format; ``inputs``: as of a Plan."""
 
     method: "Method"
     bits: str
@@ -35,6 +35,7 @@ class Wanted:
     ignore: tuple[str, ...]
     budget: int | None
     max_kl: float | None
+    inputs: str
     gguf: bool
 
     @property
@@ -47,7 +48,14 @@ class Wanted:
         """Whether texts decide what is written; the loss is then measured on others."""
         from galley.calibration.quantize import CALIBRATED
 
-        return self.mixed or self.method in CALIBRATED
+        return self.mixed or self.observes or self.method in CALIBRATED
+
+    @property
+    def observes(self) -> bool:
+        """Whether inputs get static scales."""
+        from galley.calibration.compressed import DYNAMIC_INPUTS, FLOAT_INPUTS
+
+        return self.inputs not in (FLOAT_INPUTS, DYNAMIC_INPUTS)
 
 
 def plan_of(read: "Model", factory: "ExecutorFactory", texts: "Texts", wanted: Wanted) -> "Plan":
@@ -76,16 +84,22 @@ def _plan(read: "Model", wanted: Wanted) -> "Plan":
         names = [name for name in names if name not in odd]
         if not names:
             raise SettingsError(f"no layer has columns in groups of {scheme.group}, as GGUF needs")
-    return Plan(wanted.method, dict.fromkeys(names, scheme), wanted.act_order)
+    return Plan(wanted.method, dict.fromkeys(names, scheme), wanted.act_order, wanted.inputs)
 
 
 def _scheme(wanted: Wanted) -> "Scheme":
+    from galley.calibration.compressed import FLOAT_INPUTS
     from galley.formats.gguf_pack import BLOCK
     from galley.quant.grid import Scheme
 
-    group = wanted.group
+    group, rounds_inputs = wanted.group, wanted.inputs != FLOAT_INPUTS
     if group is None:
-        group = BLOCK if wanted.gguf else _GROUP
+        group = BLOCK if wanted.gguf else 0 if rounds_inputs else _GROUP
+    if rounds_inputs and (wanted.bits != "8" or wanted.gguf or wanted.mixed or group):
+        raise SettingsError(
+            f"--inputs {wanted.inputs} is for --bits 8, whole rows (--group 0) and compressed-tensors: "
+            "what other programs multiply int8 inputs with"
+        )
     if wanted.bits == "8" and not wanted.symmetric:
         raise SettingsError("--zero-points are for --bits 4; integers of 8 bits are symmetric")
     if wanted.method == "smoothquant" and wanted.bits != "8":

@@ -17,7 +17,9 @@ from galley.formats.weights import Floats
 Observer: TypeAlias = Callable[[Floats], float]
 """Inputs [tokens, depth] -> the largest magnitude that int8 is to cover."""
 
-_STEPS: Final = 127
+STEPS: Final = 127
+"""Of int8 on each side of 0."""
+
 _PERCENTILE: Final = 99.9
 _BINS: Final = 2048
 _TRIED: Final = 64
@@ -46,7 +48,7 @@ def entropy(rows: Floats) -> float:
     """The range whose histogram of steps diverges least from that of the values (KL)."""
     whole = min_max(rows)
     counts = np.histogram(np.abs(rows), _BINS, (0, whole or 1.0))[0].astype(np.float64)
-    ends = np.unique(np.linspace(_STEPS + 1, _BINS, _TRIED).astype(int))
+    ends = np.unique(np.linspace(STEPS + 1, _BINS, _TRIED).astype(int))
     losses = [_divergence(counts, int(end)) for end in ends]
     return whole * float(ends[int(np.argmin(losses))]) / _BINS
 
@@ -64,8 +66,8 @@ def static_int8(rows: Floats, largest: float) -> Floats:
     """Inputs rounded to int8 steps of the one scale that covers magnitudes up to ``largest``."""
     if not largest:
         return rows
-    scale = np.float32(largest / _STEPS)
-    made: Floats = np.clip(np.rint(rows / scale), -_STEPS, _STEPS) * scale
+    scale = np.float32(largest / STEPS)
+    made: Floats = np.clip(np.rint(rows / scale), -STEPS, STEPS) * scale
     return made
 
 
@@ -73,10 +75,10 @@ def _divergence(counts: npt.NDArray[np.float64], end: int) -> float:
     """KL(values || steps) of a histogram whose bins from ``end`` on are clipped."""
     p = counts[:end].copy()
     p[-1] += counts[end:].sum()
-    step = np.arange(end) * (_STEPS + 1) // end
+    step = np.arange(end) * (STEPS + 1) // end
     filled = counts[:end] > 0
-    totals = np.bincount(step, counts[:end], _STEPS + 1)
-    bins = np.bincount(step, filled, _STEPS + 1)
+    totals = np.bincount(step, counts[:end], STEPS + 1)
+    bins = np.bincount(step, filled, STEPS + 1)
     q = np.where(filled, totals[step] / np.maximum(bins[step], 1), 0)
     p, q = p / p.sum(), q / (q.sum() or 1.0)
     both = (p > 0) & (q > 0)
