@@ -14,7 +14,7 @@ help:
 	@echo "make run         serve the bundled models, show what they answer, keep serving (PORT=8000)"
 	@echo "make test        lint, types, import rules and tests"
 	@echo "make lint        ruff, mypy, import-linter, the audit of dependencies and clang-format only"
-	@echo "make test-clients  LangChain, LiteLLM, instructor and the llm command against a real server"
+	@echo "make test-clients  LangChain, LiteLLM, instructor and the llm command against a real server; sentence-transformers"
 	@echo "make sanitize    the kernel tests under the address and undefined-behaviour sanitizers (GCC)"
 	@echo "make audit       dependencies against advisories, as in lint, and with pip-audit (needs a network)"
 	@echo "make schema      SCHEMA_EXAMPLES=1000 random requests for each operation of the OpenAPI document"

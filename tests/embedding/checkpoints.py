@@ -118,8 +118,8 @@ def write_modules(folder: Path, pooling: str, *, normalize: bool, width: int, **
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(chosen))
 
 
-def write_tokenizer(folder: Path, *, pairs_typed: bool = True) -> None:
-    """WordPiece, with BERT's special tokens."""
+def write_tokenizer(folder: Path, *, pairs_typed: bool = True, types: bool = True) -> None:
+    """WordPiece, with BERT's special tokens; ``types``: the model is told the types of tokens."""
     vocab = {token: i for i, token in enumerate(VOCAB)}
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
@@ -133,7 +133,9 @@ def write_tokenizer(folder: Path, *, pairs_typed: bool = True) -> None:
     )
     named = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
     tokens = {f"{role}_token": token for role, token in named.items()}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tokens).save_pretrained(folder)
+    names = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names, **tokens)
+    made.save_pretrained(folder)
 
 
 def pooled(folder: Path, prompts: Sequence[Sequence[int]], how: str) -> list[Floats]:

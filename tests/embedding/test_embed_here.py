@@ -12,7 +12,7 @@ import galley
 from galley.errors import RequestError, SettingsError
 from galley.text.tokenizer import Tokenizer
 from tests.cli.command import galley as command
-from tests.embedding.checkpoints import make_model, pooled, scored
+from tests.embedding.checkpoints import make_model, pooled, scored, write_tokenizer
 from tests.embedding.running import cosine
 
 TEXTS = ["the router is broken", "my dog sat on the mat, too", "invoice?"]
@@ -39,6 +39,22 @@ def test_vectors_of_texts_and_of_token_ids(llm: galley.LLM, folder: Path) -> Non
     for vector, expected in zip(got, pooled(folder, ids, "cls"), strict=True):
         assert cosine(vector, expected) > 0.99999
     assert llm.embed(TEXTS[0], dimensions=5).shape == (1, 5)
+
+
+def test_the_second_text_has_types_if_the_model_is_to_be_told_them(tmp_path: Path) -> None:
+    """``model_input_names`` of tokenizer_config.json, which transformers' tokenizers go by."""
+    scores = []
+    for types in (True, False):
+        folder = make_model(tmp_path / str(types), "bert", labels=1)
+        write_tokenizer(folder, types=types)
+        encoded = AutoTokenizer.from_pretrained(folder)(TEXTS[0], TEXTS[1])
+        assert ("token_type_ids" in encoded) is types
+        second = encoded["token_type_ids"].index(1) if types else 0
+        expected = scored(folder, [(encoded["input_ids"], second)])
+        with galley.LLM(folder, threads=1, quantize="float32") as llm:
+            assert llm.rerank(TEXTS[0], [TEXTS[1]]) == pytest.approx(expected, abs=2e-5)
+        scores += expected
+    assert abs(scores[0] - scores[1]) > 1e-3
 
 
 def test_what_cannot_be_honoured_is_refused(llm: galley.LLM) -> None:

@@ -90,6 +90,7 @@ class Tokenizer:
         self._decoder: decoders.Decoder = inner.decoder
         self._token_bytes: dict[int, bytes] = {}
         self.not_streamable = ""
+        self._types_pairs = True
         self.byte_level = "ByteLevel" in decoder_steps
         self.byte_fallback = "ByteFallback" in decoder_steps
         self.special_tokens = dict(special_tokens)
@@ -123,7 +124,10 @@ class Tokenizer:
         for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):
             if (folder / name).exists():
                 config |= read_json(folder / name)
-        return cls._of_json(read_file(path), _named_tokens(config), path)
+        made = cls._of_json(read_file(path), _named_tokens(config), path)
+        inputs = config.get("model_input_names")
+        made._types_pairs = not isinstance(inputs, list) or "token_type_ids" in inputs
+        return made
 
     @classmethod
     def _of_json(cls, data: bytes, special_tokens: Mapping[str, str], path: Path) -> Self:
@@ -277,7 +281,8 @@ class Tokenizer:
                 left.truncate(lengths[0])
                 right.truncate(lengths[1])
             both = self._inner.post_process(left, right, True)
-            pairs.append((both.ids, both.type_ids.index(1) if 1 in both.type_ids else 0))
+            typed = self._types_pairs and 1 in both.type_ids
+            pairs.append((both.ids, both.type_ids.index(1) if typed else 0))
         return pairs
 
     def _without_special(self, text: str) -> tokenizers.Encoding:
