@@ -84,7 +84,45 @@ def test_texts_of_files(folder: Path, tmp_path: Path) -> None:
             read_texts(llm, wrong, context=50, tokens=100)
         with pytest.raises(RequestError, match="cannot be read"):
             read_texts(llm, tmp_path / "nothing.txt", context=50, tokens=100)
+        with pytest.raises(RequestError, match="line 1: a text has no answer"):
+            read_texts(llm, lines, context=50, tokens=1000, mark_answers=True)
+        with pytest.raises(RequestError, match="JSON lines"):
+            read_texts(llm, plain, context=50, tokens=1000, mark_answers=True)
         own = own_texts(llm, context=32, tokens=100)
         assert [len(window) for window in own.windows] == [32] * 4
         assert len(set(own.windows)) == 4
         assert own == own_texts(llm, context=32, tokens=100)
+
+
+def test_what_the_assistant_writes_is_marked(folder: Path, tmp_path: Path) -> None:
+    turns = [
+        ("user", "the cat"),
+        ("assistant", "sat on it"),
+        ("user", "mat"),
+        ("assistant", "a dog"),
+    ]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    data = tmp_path / "a.jsonl"
+    asked = {"prompt": "the cat sat", "answer": ["on a mat", "there"]}
+    data.write_text("\n".join(json.dumps(x) for x in ({"messages": messages}, asked)))
+    unasked = tmp_path / "b.jsonl"
+    unasked.write_text(json.dumps({"messages": messages[:1]}))
+    with LLM(folder, threads=1) as llm:
+        read = read_texts(llm, data, context=200, tokens=1000, mark_answers=True)
+        said = [
+            llm.tokenizer.decode([t for t, own in zip(window, marks, strict=True) if own])
+            for window, marks in zip(read.windows, read.answers, strict=True)
+        ]
+        # ChatML: each turn ends in a token and a line feed.
+        assert [text.replace("<|im_end|>", "").split("\n") for text in said] == [
+            ["sat on it", "a dog", ""],
+            ["on a mat", ""],
+        ]
+        whole = [llm.encode_chat(messages, add_generation_prompt=False)]
+        assert [list(window) for window in read.windows[:1]] == whole
+        cut = read_texts(llm, data, context=12, tokens=1000, mark_answers=True)
+        assert all(any(marks[1:]) for marks in cut.answers)
+        assert 0 < cut.tokens < read.tokens
+        assert sum(map(sum, cut.answers)) == sum(map(sum, read.answers))
+        with pytest.raises(RequestError, match="line 1: no message of the assistant"):
+            read_texts(llm, unasked, context=50, tokens=100, mark_answers=True)

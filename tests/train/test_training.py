@@ -229,6 +229,20 @@ def test_the_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 
     told = command("distill", folder, tmp_path / "student", data, "--layers", "1", *few)
     assert "same likeliest token" in told
+    answered = [
+        {"messages": [*line["messages"], {"role": "assistant", "content": "no"}]} for line in lines
+    ]
+    data.write_text("\n".join(map(json.dumps, answered)))
+    whole, own = (
+        command(
+            "distill", folder, tmp_path / f"more{len(only)}", data, "--layers", "1", *few, *only
+        )
+        for only in ((), ("--answers-only",))
+    )
+    losses = [float(told.split("loss ")[1].split()[0]) for told in (whole, own)]
+    assert losses[0] != losses[1]  # before the first step, of other tokens
+    with pytest.raises(SettingsError, match="--answers-only needs data"):
+        command("qat", folder, tmp_path / "none", "--answers-only", *few)
     command("qat", folder, tmp_path / "int4", "--tokens", 200, "--context", 32, "--group", 16, *few)
     config = json.loads((tmp_path / "int4" / "config.json").read_text())
     assert config["galley_quantize"]["method"] == "qat"

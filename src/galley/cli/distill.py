@@ -50,6 +50,7 @@ def distill(
     student_config: Path | None,
     tokens: int,
     context: int,
+    answers_only: bool,
     **how: Any,
 ) -> None:
     """Train a student to say what a teacher says, and write it as a checkpoint that galley serve reads.
@@ -81,7 +82,8 @@ def distill(
         settings.device,
         settings.threads or available_cores(),
     )
-    examples, source = examples_of(settings, read, data, tokens=tokens, context=context)
+    size = {"tokens": tokens, "context": context}
+    examples, source = examples_of(settings, read, data, **size, answers_only=answers_only)
     task = Task(read, settings, made, replace(settings, quantize="auto"))
     report = train(task, examples, options, student, progress)
     print(told(student, report, source, time.monotonic() - began))

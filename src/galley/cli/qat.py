@@ -58,6 +58,7 @@ def qat(
     data: Path | None,
     tokens: int,
     context: int,
+    answers_only: bool,
     **how: Any,
 ) -> None:
     """Train a model with int4 or int8 weights to say what it says without, and write its checkpoint.
@@ -81,7 +82,8 @@ def qat(
     read = read_model(settings, resolve_model(settings.model, revision=settings.revision))
     student = qat_student(read, quantize, scheme=scheme, ignore=ignore)
     made = on_device(student, settings.device, settings.threads or available_cores())
-    examples, source = examples_of(settings, read, data, tokens=tokens, context=context)
+    size = {"tokens": tokens, "context": context}
+    examples, source = examples_of(settings, read, data, **size, answers_only=answers_only)
     served = settings if scheme else replace(settings, quantize=quantize)
     report = train(Task(read, settings, made, served), examples, Options(**how), out, progress)
     print(told(out, report, source, time.monotonic() - began))

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
 
 
 def texts_for(
-    settings: Settings, read: "Model", data: Path | None, *, tokens: int, context: int
+    settings: Settings,
+    read: "Model",
+    data: Path | None,
+    *,
+    tokens: int,
+    context: int,
+    mark_answers: bool = False,
 ) -> "Texts":
     """From the file, or as the model makes them; these are kept for the next time.
 
@@ -22,6 +28,7 @@ def texts_for(
         data: a file that :func:`galley.quality.texts.read_texts` reads.
         tokens: in all.
         context: tokens of a window at most.
+        mark_answers: of a file, tell which tokens are the assistant's.
 
     Raises:
         RequestError: the file cannot be read, or has too little text.
@@ -38,7 +45,8 @@ def texts_for(
     with LLM.from_settings(settings) as llm:
         window = min(context, llm.info.max_request_tokens)
         if data is not None:
-            return read_texts(llm, data, context=window, tokens=tokens)
+            size = {"context": window, "tokens": tokens}
+            return read_texts(llm, data, **size, mark_answers=mark_answers)
         texts = own_texts(llm, context=window, tokens=tokens)
     store.put(name, f"calibration text of {settings.model}, {texts.tokens} tokens", texts)
     return texts

@@ -42,6 +42,11 @@ _OPTIONS: Final = (
         help="tokens of a window at most",
     ),
     click.option(
+        "--answers-only",
+        is_flag=True,
+        help="only what the assistant writes counts in the loss (data of messages, or prompts and answers)",
+    ),
+    click.option(
         "--temperature",
         type=click.FloatRange(min=0, min_open=True),
         default=1.0,
@@ -110,13 +115,32 @@ def need_torch() -> None:
 
 
 def examples_of(
-    settings: Settings, read: "Model", data: Path | None, *, tokens: int, context: int
+    settings: Settings,
+    read: "Model",
+    data: Path | None,
+    *,
+    tokens: int,
+    context: int,
+    answers_only: bool,
 ) -> "tuple[Sequence[Example], str]":
-    """The texts to train with, and where they come from."""
+    """The texts to train with, and where they come from.
+
+    Raises:
+        SettingsError: answers alone are to count, of text that the model generates.
+        RequestError: the file cannot be read, or has not what is to count.
+    """
     from galley.train.trainer import Example
 
-    texts = texts_for(settings, read, data, tokens=tokens, context=context)
-    return [Example(window) for window in texts.windows], texts.source
+    if answers_only and data is None:
+        raise SettingsError(
+            "--answers-only needs data with answers: text of the model's own has none"
+        )
+    size = {"tokens": tokens, "context": context}
+    texts = texts_for(settings, read, data, **size, mark_answers=answers_only)
+    if not answers_only:
+        return [Example(window) for window in texts.windows], texts.source
+    pairs = zip(texts.windows, texts.answers, strict=True)
+    return [Example(window, [float(own) for own in marks]) for window, marks in pairs], texts.source
 
 
 def told(out: Path, report: "Report", source: str, seconds: float) -> str:
