@@ -173,7 +173,8 @@ class WeightReceipt(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: of the matrices, such as "int4 (group 128, BF16 scales)"; several with their shares.
-        method: how they were made: "none", "rtn", or what the checkpoint says, such as "gptq".
+        method: how they were made: "none", "rtn", what the checkpoint says, such as
+            "gptq", or "gguf" for a file of integers that does not say.
         calibration: digest of the data that the method saw; empty if it saw none.
         kl, kl99: mean and 99 % KL divergence from unquantised weights, in nats; None: not measured.
         top1: share of positions at which both think the same token the likeliest.

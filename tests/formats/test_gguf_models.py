@@ -150,6 +150,18 @@ def test_split_files_are_one_checkpoint(folders: Folders, tmp_path: Path) -> Non
     assert open_checkpoint(parts[0]).state() != state
 
 
+def test_the_receipt_says_that_the_integers_are_those_of_a_file(
+    folders: Folders, tmp_path: Path
+) -> None:
+    said = []
+    for kind in ("Q4_K", "F32"):
+        path = write_gguf(tmp_path / f"{kind}.gguf", folders["llama"], kind)
+        with closing(LLM(str(path), threads=1, kv_cache_tokens=256)) as llm:
+            assert llm.info.weights is not None
+            said.append(llm.info.weights.method)
+    assert said == ["gguf", "none"]
+
+
 def test_what_names_a_file(folders: Folders, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "a.gguf", folders["llama"], "Q8_0")
     assert resolve_model(str(path)) == resolve_model(str(tmp_path)) == path

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
+from galley.formats.gguf import GGUFCheckpoint
 from galley.formats.quantization import QUANTIZED_KEY
 from galley.formats.reader import CheckpointReader
 from galley.formats.weights import Kinds, Weights
@@ -22,6 +23,8 @@ def weight_receipt(checkpoint: CheckpointReader, program: Program, kinds: Kinds)
     own: Mapping[str, Any] = checkpoint.config.get(QUANTIZED_KEY) or {}
     names = {kind.name for kind in kinds.values()}
     rounded = "rtn" if names & {"int8", "int4"} else "none"
+    if isinstance(checkpoint, GGUFCheckpoint) and _has_integers(checkpoint):
+        rounded = "gguf"
     config = checkpoint.config.get("quantization_config") or {}
     method = own.get("method") or config.get("quant_method") or rounded
     return WeightReceipt(
@@ -30,6 +33,11 @@ def weight_receipt(checkpoint: CheckpointReader, program: Program, kinds: Kinds)
         calibration=str(own.get("calibration", "")),
         **{name: own[name] for name in ("kl", "kl99", "top1") if name in own},
     )
+
+
+def _has_integers(checkpoint: GGUFCheckpoint) -> bool:
+    weights = checkpoint.weights()
+    return any(weights.info(name).kind.is_integer for name in weights)
 
 
 def held_kinds(
