@@ -8,8 +8,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from galley.errors import CheckpointError, UnsupportedModel, shown
-from galley.formats.gguf_config import Metadata
 from galley.formats.gguf_file import read_gguf, split_files
+from galley.formats.gguf_metadata import Metadata
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Of ``tokenizer.ggml.token_type``."""
