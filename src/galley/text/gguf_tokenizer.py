@@ -28,6 +28,12 @@ _LETTERS_OF_TEKKEN: Final = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_ENDINGS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_LETTERS_OF_GPT4O: Final = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_ENDINGS}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_ENDINGS}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 class Splitting(NamedTuple):
@@ -74,6 +80,11 @@ SPLITTINGS: Final[Mapping[str, Splitting]] = {
     "smollm": Splitting(digits=True),
     "starcoder": Splitting(digits=True),
     "refact": Splitting(digits=True),
+    "dbrx": Splitting(_LETTERS_OF_LLAMA),
+    "chatglm-bpe": Splitting(_LETTERS_OF_LLAMA),
+    "glm4": Splitting(_LETTERS_OF_LLAMA, whole_words=True),
+    "gpt-4o": Splitting(_LETTERS_OF_GPT4O),
+    "command-r": Splitting(digits=True, nfc=True),
 }
 """``tokenizer.ggml.pre`` -> how texts are split."""
 

@@ -5,8 +5,8 @@ llama.cpp 0c1e57098, as it lies in the source distribution of llama-cpp-python 0
     pip install torch==2.13.0 transformers==5.23.0 sentencepiece
     PYTHONPATH=.:LLAMA_CPP/gguf-py:LLAMA_CPP python -m tests.formats.peer_files.make_gguf FOLDER
 
-Its converter is not installed with the tests. It knows published tokenizers by what they make of a text; the
-one here is called what it is, `gpt-2`.
+Its converter is not installed with the tests. It knows published tokenizers by what they make of a text;
+the one here is called what it is, `gpt-2`.
 """
 
 import io
