@@ -56,7 +56,8 @@ _REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "rope.dimension_count_swa": (),
     "rope.dimension_sections": (),
     "rope.scaling.alpha": (),
-    "rope.scaling.yarn_ext_factor": (1.0,),
+    "rope.global.freq_base": (),
+    "rope.local.freq_base": (),
     "rope.scaling.yarn_log_multiplier": (),
 }
 """Keys of what is not done unless the family reads them -> values, besides 0 and false, that ask for

@@ -84,13 +84,15 @@ def _scaling(metadata: Metadata, factors: Factors) -> dict[str, Any]:
     if kind == "yarn":
         given = {name: metadata.own(f"rope.scaling.{key}") for name, key in _YARN.items()}
         given = {"factor": factor, **given}
-        _only(metadata, kind, factors)
+        _without_factors(metadata, kind, factors)
+        if metadata.own("rope.scaling.yarn_ext_factor") not in (None, 1.0, -1.0):
+            raise metadata.unsupported("rope.scaling.yarn_ext_factor")
         return {"rope_type": kind} | {n: v for n, v in given.items() if v is not None}
     if metadata.own("rope.scaling.attn_factor") not in (None, 1.0):
         raise metadata.unsupported("rope.scaling.attn_factor")
     if ROPE_FACTORS in factors:
         if kind == "linear" and factor not in (None, 1.0):
-            _only(metadata, kind, factors)
+            _without_factors(metadata, kind, factors)
         return {"rope_type": "factors", "factors": list(factors[ROPE_FACTORS])}
     if kind == "none" and factor in (None, 1.0):
         return {"rope_type": "default"}
@@ -115,7 +117,7 @@ def _longrope(metadata: Metadata, kind: str, factors: Factors) -> dict[str, Any]
     } | ({} if trained is None else {"original_max_position_embeddings": trained})
 
 
-def _only(metadata: Metadata, kind: str, factors: Factors) -> None:
+def _without_factors(metadata: Metadata, kind: str, factors: Factors) -> None:
     for name in factors:
         raise UnsupportedModel(
             f"{metadata.file}: rope.scaling.type {shown(kind)} together with {name}"

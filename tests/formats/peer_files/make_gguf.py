@@ -47,6 +47,8 @@ def write_model(folder: Path, variant: str) -> Any:
     )
     if variant == "gpt-oss":
         pack_experts(folder, model)
+    if variant == "granite4":  # as published checkpoints have it
+        edit(folder / "config.json", layer_types=["attention"] * 2)
     if variant == "cohere2":  # the converter asks for it, published checkpoints have it
         edit(folder / "config.json", rotary_pct=1.0)
     write_tokenizer(folder, variant)
