@@ -173,7 +173,7 @@ def test_experts_are_slices_of_the_tensor(name: str, tmp_path: Path) -> None:
         for expert in range(3):
             weight = weights[f"model.layers.1.mlp.experts.{expert}.{part}_proj.weight"]
             assert isinstance(weight, DenseWeight if name == "BF16" else IntWeight)
-            got = values_of(weight) if name == "BF16" else dequantize(weight)
+            got = dequantize(weight) if isinstance(weight, IntWeight) else values_of(weight)
             assert got.shape == expected[expert].shape
             assert np.array_equal(got.view(np.uint32), expected[expert].view(np.uint32))
     assert len(weights) == 1 + 9
