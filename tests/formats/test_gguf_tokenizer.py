@@ -165,7 +165,7 @@ PATTERNS: Final[dict[str, tuple[str, ...]]] = {
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
-    "gpt-2": (_GPT2,),
+    **dict.fromkeys(("gpt-2", "olmo"), (_GPT2,)),
     "command-r": (r"\p{N}", _GPT2),
     "gpt-4o": (
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
@@ -176,7 +176,7 @@ PATTERNS: Final[dict[str, tuple[str, ...]]] = {
     ),
 }
 """What llama.cpp's ``llama-vocab.cpp`` splits texts by, one after another."""
-NFC: Final = ("qwen2", "command-r")
+NFC: Final = ("qwen2", "command-r", "olmo")
 """Whose tokenizers in Hugging Face's checkpoints normalise texts first."""
 
 

@@ -104,6 +104,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
         keys=_QWEN_KEYS,
         defaults={"norm_topk_prob": True},
     ),
+    "olmoe": Family(
+        model_type="olmoe",
+        names=_QWEN_EXPERTS,
+        keys={"num_experts": "expert_count", "norm_topk_prob": "expert_weights_norm", **_CHOSEN},
+        defaults={"norm_topk_prob": False},
+    ),
     "gemma2": Family(
         model_type="gemma2",
         names=_SANDWICH,

@@ -85,6 +85,7 @@ SPLITTINGS: Final[Mapping[str, Splitting]] = {
     "glm4": Splitting(_LETTERS_OF_LLAMA, whole_words=True),
     "gpt-4o": Splitting(_LETTERS_OF_GPT4O),
     "command-r": Splitting(digits=True, nfc=True),
+    "olmo": Splitting(nfc=True),
 }
 """``tokenizer.ggml.pre`` -> how texts are split."""
 

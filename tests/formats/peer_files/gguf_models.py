@@ -72,7 +72,19 @@ VARIANTS: Final[dict[str, dict[str, Any]]] = {
         "shared_expert_intermediate_size": 28,
         **_EXPERTS,
     },
-    "mixtral": {"model_type": "mixtral", "num_local_experts": 5, "sliding_window": None},
+    "olmoe": {
+        "model_type": "olmoe",
+        "num_key_value_heads": 4,
+        "intermediate_size": 24,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+    },
+    "mixtral": {
+        "model_type": "mixtral",
+        "intermediate_size": 24,
+        "num_local_experts": 4,
+        "sliding_window": None,
+    },
     "gpt-oss": {
         "model_type": "gpt_oss",
         "num_hidden_layers": 3,
