@@ -37,8 +37,10 @@ def strings(count: int) -> list[str]:
     return ["".join(source.choices(words, k=source.randrange(1, 12))) for _ in range(count)]
 
 
-def written(path: Path, model: str, tokens: list[str], **more: Any) -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
+def written(
+    path: Path, model: str, tokens: list[str], architecture: str = "llama", **more: Any
+) -> Path:
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_tokenizer_model(model)
     writer.add_token_list(tokens)
     for name, value in more.items():
@@ -152,6 +154,30 @@ def test_sentencepieces_own_symbols(tmp_path: Path) -> None:
         text = "".join(source.choices(parts, k=source.randrange(1, 12)))
         assert tokenizer.encode(text) == [1, *truth.encode(text)], text
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("architecture", ["phi3", "llama"])
+def test_phi_3s_tokens_take_the_white_space_behind_them(architecture: str, tmp_path: Path) -> None:
+    """As ``rstrip`` in its tokenizer.json says: of all but the end of a text."""
+    special = ["<|endoftext|>", "<|user|>", "<|end|>"]
+    pieces = ["<unk>", "<s>", "</s>", "<0x0A>", "\u2581", "a", "\u2581a", *special]
+    path = written(
+        tmp_path / "model.gguf",
+        "llama",
+        pieces,
+        architecture,
+        token_scores=[0.0] * len(pieces),
+        token_types=[2, 3, 3, 6, 1, 1, 1, 3, 3, 3],
+        bos_token_id=1,
+        add_bos_token=False,
+    )
+    tokenizer = Tokenizer.load(path)
+    end, user, done = (pieces.index(text) for text in special)
+    a, space, line = (pieces.index(text) for text in ("\u2581a", "\u2581", "<0x0A>"))
+    taken = tokenizer.encode("<|user|> \n a<|end|>\n")
+    assert (taken == [user, a, done]) is (architecture == "phi3")
+    assert tokenizer.encode("<|endoftext|>\na") == [end, space, line, pieces.index("a")]
+    assert tokenizer.decode(taken).strip() == "a"
 
 
 _LLAMA: Final = (

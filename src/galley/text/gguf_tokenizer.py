@@ -90,6 +90,10 @@ SPLITTINGS: Final[Mapping[str, Splitting]] = {
 """``tokenizer.ggml.pre`` -> how texts are split."""
 
 
+_LEAVES_SPACES: Final = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+"""Of Phi-3's special tokens with SentencePiece those behind which white space stays; the others take it."""
+
+
 class GGUFText(NamedTuple):
     """What a GGUF file says of texts.
 
@@ -133,9 +137,16 @@ def read_text(path: Path) -> GGUFText:
         raise UnsupportedModel(
             f"{metadata.file}: tokenizer.ggml.model {shown(kind)} is not supported; known: gpt2, llama"
         )
+    # No key says it: llama.cpp knows it by the model's name, too.
+    strips = kind == "llama" and metadata.raw.get("general.architecture") == "phi3"
     inner.add_tokens(
         [
-            AddedToken(text, normalized=False, special=role == CONTROL)
+            AddedToken(
+                text,
+                normalized=False,
+                special=role == CONTROL,
+                rstrip=strips and text not in _LEAVES_SPACES,
+            )
             for text, role in zip(tokens, types, strict=True)
             if role in (CONTROL, USER_DEFINED) and text
         ]
