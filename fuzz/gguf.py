@@ -15,7 +15,9 @@ from typing import Final
 from galley.engine.read_model import read_model
 from galley.engine_settings import EngineSettings
 from galley.errors import GalleyError
+from galley.formats.gguf_families import FAMILIES
 from galley.formats.gguf_file import TYPES
+from galley.formats.gguf_rope import FACTORS
 from galley.formats.reader import open_checkpoint
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
@@ -27,14 +29,15 @@ MOST_VALUES: Final = 1 << 20
 """Of a tensor that is unpacked."""
 
 TOKENS: Final = (
-    *("GGUF", "llama", "qwen2", "qwen3", "gpt2", "gpt-2", "llama-bpe", "none", "linear", "yarn"),
+    *("GGUF", *FAMILIES, "gpt2", "gpt-2", "llama-bpe", "none", "linear", "yarn", "longrope"),
     *(
         "\x00\x00\x00\x00\x00\x00\x00\x00",
         "\x08\x00\x00\x00",
         "\x09\x00\x00\x00",
-        "rope_freqs.weight",
+        *FACTORS,
     ),
     *("general.alignment", "general.architecture", "split.count", "llama.expert_count"),
+    *("blk.0.ffn_gate_exps.weight", "blk.0.ffn_gate_exps.bias", "blk.0.attn_sinks.weight"),
     *("tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.merges"),
 )
 _BOUNDS: Final = (0, 1, 2, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1)

@@ -15,7 +15,7 @@ from galley.calibration.held_out import held_apart
 from galley.calibration.quantize import Plan, Quantizer, linear_weights
 from galley.calibration.to_gguf import prepare, read_dense_model, write
 from galley.errors import UnsupportedModel
-from galley.formats.gguf_config import Metadata
+from galley.formats.gguf_metadata import Metadata
 from galley.formats.gguf_names import gguf_name
 from galley.formats.gguf_pack import packed, type_of
 from galley.formats.gguf_writer import write_gguf

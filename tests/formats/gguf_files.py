@@ -169,6 +169,37 @@ def split(path: Path, folder: Path, count: int) -> list[Path]:
     return parts
 
 
+def rewritten(
+    path: Path,
+    source: Path,
+    *,
+    metadata: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Array | None] | None = None,
+) -> Path:
+    """The file with other values of some keys, and other tensors, new ones too; None takes one out."""
+    read = gguf.GGUFReader(source)
+    changed, replaced = dict(metadata or {}), dict(tensors or {})
+    writer = gguf.GGUFWriter(path, read.fields["general.architecture"].contents())
+    for field in read.fields.values():
+        if field.name.startswith(("GGUF.", "general.architecture")) or field.name in changed:
+            continue
+        sub = field.types[-1] if len(field.types) > 1 else None
+        writer.add_key_value(field.name, field.contents(), field.types[0], sub)
+    for key, value in changed.items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+    for tensor in read.tensors:
+        if tensor.name not in replaced:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    for name, values in replaced.items():
+        if values is not None:
+            writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def _write_config(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])

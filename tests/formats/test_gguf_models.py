@@ -177,7 +177,7 @@ def test_what_names_a_file(folders: Folders, tmp_path: Path) -> None:
     ("key", "value", "said"),
     [
         ("general.architecture", "mamba", "general.architecture 'mamba' is not supported"),
-        ("llama.expert_count", 8, "llama.expert_count is 8"),
+        ("llama.expert_group_count", 8, "llama.expert_group_count is 8"),
         ("llama.rope.dimension_count", 32, "llama.rope.dimension_count is 32"),
         ("llama.rope.scaling.type", "longrope", "longrope"),
         ("tokenizer.ggml.model", "t5", "tokenizer.ggml.model 't5'"),

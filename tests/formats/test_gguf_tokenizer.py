@@ -37,8 +37,10 @@ def strings(count: int) -> list[str]:
     return ["".join(source.choices(words, k=source.randrange(1, 12))) for _ in range(count)]
 
 
-def written(path: Path, model: str, tokens: list[str], **more: Any) -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
+def written(
+    path: Path, model: str, tokens: list[str], architecture: str = "llama", **more: Any
+) -> Path:
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_tokenizer_model(model)
     writer.add_token_list(tokens)
     for name, value in more.items():
@@ -110,14 +112,98 @@ def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
     check_grammars(path, tokenizer)
 
 
-PATTERNS: Final = {
-    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+def test_sentencepieces_own_symbols(tmp_path: Path) -> None:
+    """As Gemma has them: runs of spaces and line ends are tokens, whatever could be merged instead."""
+    symbols = ["\n", "\n\n", "\u2581\u2581", "\u2581\u2581\u2581\u2581", "<b>"]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([text.replace("\n", " ") for text in TEXT] * 4),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=420,
+        byte_fallback=True,
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        user_defined_symbols=symbols,
+        minloglevel=2,
+    )
+    truth = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    pieces = [truth.id_to_piece(i) for i in range(truth.vocab_size())]
+    kinds = {"<unk>": 2, "<s>": 3, "</s>": 3, **dict.fromkeys(symbols, 4)}
+    path = written(
+        tmp_path / "model.gguf",
+        "llama",
+        # llama.cpp's converter writes such tokens as they stand in texts.
+        [p.replace("\u2581", " ") if p in symbols else p for p in pieces],
+        token_scores=[
+            -1000.0 if p in symbols else truth.get_score(i) for i, p in enumerate(pieces)
+        ],
+        token_types=[
+            6 if truth.is_byte(i) else kinds.get(piece, 1) for i, piece in enumerate(pieces)
+        ],
+        bos_token_id=1,
+        eos_token_id=2,
+        unk_token_id=0,
+        add_space_prefix=False,
+    )
+    tokenizer = Tokenizer.load(path)
+    source = random.Random(3)
+    parts = ["\n", "\n\n", "  ", " ", "    ", "<b>", *TEXT[0].split(" "), "\t", "Straße"]
+    for _ in range(2000):
+        text = "".join(source.choices(parts, k=source.randrange(1, 12)))
+        assert tokenizer.encode(text) == [1, *truth.encode(text)], text
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("architecture", ["phi3", "llama"])
+def test_phi_3s_tokens_take_the_white_space_behind_them(architecture: str, tmp_path: Path) -> None:
+    """As ``rstrip`` in its tokenizer.json says: of all but the end of a text."""
+    special = ["<|endoftext|>", "<|user|>", "<|end|>"]
+    pieces = ["<unk>", "<s>", "</s>", "<0x0A>", "\u2581", "a", "\u2581a", *special]
+    path = written(
+        tmp_path / "model.gguf",
+        "llama",
+        pieces,
+        architecture,
+        token_scores=[0.0] * len(pieces),
+        token_types=[2, 3, 3, 6, 1, 1, 1, 3, 3, 3],
+        bos_token_id=1,
+        add_bos_token=False,
+    )
+    tokenizer = Tokenizer.load(path)
+    end, user, done = (pieces.index(text) for text in special)
+    a, space, line = (pieces.index(text) for text in ("\u2581a", "\u2581", "<0x0A>"))
+    taken = tokenizer.encode("<|user|> \n a<|end|>\n")
+    assert (taken == [user, a, done]) is (architecture == "phi3")
+    assert tokenizer.encode("<|endoftext|>\na") == [end, space, line, pieces.index("a")]
+    assert tokenizer.decode(taken).strip() == "a"
+
+
+_LLAMA: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+PATTERNS: Final[dict[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("llama-bpe", "dbrx", "glm4", "chatglm-bpe"), (_LLAMA,)),
+    "qwen2": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    **dict.fromkeys(("gpt-2", "olmo"), (_GPT2,)),
+    "command-r": (r"\p{N}", _GPT2),
+    "gpt-4o": (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
 }
-"""What llama.cpp's ``llama-vocab.cpp`` splits texts by."""
+"""What llama.cpp's ``llama-vocab.cpp`` splits texts by, one after another."""
+NFC: Final = ("qwen2", "command-r", "olmo")
+"""Whose tokenizers in Hugging Face's checkpoints normalise texts first."""
 
 
 @pytest.mark.parametrize("pre", PATTERNS)
@@ -125,7 +211,7 @@ def test_byte_pairs(pre: str, tmp_path: Path) -> None:
     truth = Library(models.BPE())
     truth.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(PATTERNS[pre]), behavior="isolated"),
+            *(pre_tokenizers.Split(Regex(p), behavior="isolated") for p in PATTERNS[pre]),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -148,7 +234,7 @@ def test_byte_pairs(pre: str, tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(path)
     begin = [len(tokens) - 2] if pre == "llama-bpe" else []
     for text in strings(2000):
-        if pre == "qwen2":
+        if pre in NFC:
             text = unicodedata.normalize("NFC", text)
         assert tokenizer.encode(text) == begin + truth.encode(text).ids, text
         assert tokenizer.decode(tokenizer.encode(text)) == text

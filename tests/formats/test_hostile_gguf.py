@@ -15,8 +15,9 @@ from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from tests.checkpoints import make_checkpoint
 from tests.conftest import CheckpointMaker
-from tests.formats.gguf_files import WIDE, split, write_gguf
+from tests.formats.gguf_files import WIDE, rewritten, split, write_gguf
 
+PEER_FILES: Final = Path(__file__).parent / "peer_files" / "gguf"
 TEXT, ARRAY, U32 = 8, 9, 4
 
 
@@ -199,6 +200,84 @@ def refusal_of(path: Path) -> str:
     with pytest.raises(ModelError) as caught:
         read_all(path)
     return str(caught.value)
+
+
+GATE: Final = "blk.0.ffn_gate_exps.weight"
+
+NO_EXPERTS: Final = {
+    f"blk.{layer}.ffn_{part}_exps.weight": None
+    for layer in range(2)
+    for part in ("gate", "up", "down")
+}
+
+
+def floats(*shape: int) -> Any:
+    return np.zeros(shape, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "tensors", "said"),
+    [
+        ({"expert_count": 7}, {}, "_exps.weight: is of 5 experts, but qwen3moe.expert_count is 7"),
+        (
+            {"expert_count": 2**31 - 1},
+            {},
+            "is of 5 experts, but qwen3moe.expert_count is 2147483647",
+        ),
+        ({"expert_count": "5"}, {}, "qwen3moe.expert_count is '5'"),
+        ({"expert_count": 5.0}, {}, "num_experts: is 5.0"),
+        ({"expert_count": 0}, {}, "qwen3moe.expert_count is 0"),
+        ({"expert_used_count": 9}, {}, "num_experts_per_tok: is 9, but there are 5 experts"),
+        ({"expert_feed_forward_length": 25}, {}, "gate_proj.weight: has shape [24, 32]"),
+        ({"expert_feed_forward_length": 2**31 - 1}, {}, "moe_intermediate_size: is 2147483647"),
+        ({}, {GATE: floats(4, 24, 32)}, f"{GATE}: is of 4 experts, but qwen3moe.expert_count is 5"),
+        ({}, {GATE: floats(5, 32, 24)}, "experts.0.gate_proj.weight: has shape [32, 24]"),
+        ({}, {GATE: floats(120, 32)}, f"{GATE}: has 2 dimensions, expected 3"),
+        ({}, {GATE: floats(5, 24, 2, 16)}, f"{GATE}: has 4 dimensions, expected 3"),
+        ({}, {GATE: None}, "experts.0.gate_proj.weight: tensor is missing"),
+        (
+            {},
+            {"blk.0.ffn_gate_exps.bias": floats(5, 24) + 1},
+            "does not read model.layers.0.mlp.experts.0",
+        ),
+        ({}, {"blk.0.ffn_gate_up_exps.weight": floats(5, 48, 32)}, "ffn_gate_up_exps.weight"),
+        (
+            {"expert_count": 2**20 + 1},
+            {**NO_EXPERTS, GATE: floats(2**20 + 1, 1, 1)},
+            f"{GATE}: is of more than 1048576 experts",
+        ),
+    ],
+)
+def test_row_34_experts_that_contradict_themselves(
+    tmp_path: Path, metadata: dict[str, Any], tensors: dict[str, Any], said: str
+) -> None:
+    own = {f"qwen3moe.{key}": value for key, value in metadata.items()}
+    source = PEER_FILES / "qwen3moe.gguf"
+    made = rewritten(tmp_path / "model.gguf", source, metadata=own, tensors=tensors)
+    with pytest.raises(ModelError) as caught:
+        read_all(made)
+    assert said in str(caught.value)
+    assert "model.gguf" in str(caught.value) or "config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"rope_factors_long.weight": np.ones(3, np.float16)}, "long.weight: is no short vector"),
+        (
+            {"rope_factors_long.weight": np.ones((3, 1), np.float32)},
+            "long.weight: is no short vector",
+        ),
+        ({"rope_factors_long.weight": np.ones(2, np.float32)}, "long_factor"),
+        ({"rope_factors_short.weight": None}, "with rope_factors_long.weight; expected"),
+        ({"rope_freqs.weight": np.ones(3, np.float32)}, "expected longrope"),
+        ({"rope_factors_short.weight": np.full(3, np.nan, np.float32)}, "short_factor"),
+    ],
+)
+def test_row_34_factors_of_long_texts(tmp_path: Path, tensors: dict[str, Any], said: str) -> None:
+    source = PEER_FILES / "phi3-longrope.gguf"
+    made = rewritten(tmp_path / "model.gguf", source, tensors=tensors)
+    assert said in refusal_of(made)
 
 
 def test_row_35_a_link_out_of_the_folder(path: Path, tmp_path: Path) -> None:

@@ -34,18 +34,19 @@ def values_of(weight: Weight) -> Floats:
     return q * scales
 
 
-def galleys_logits(path: Path, ids: list[int]) -> Floats:
+def galleys_logits(path: Path, ids: list[int], **settings: Any) -> Floats:
     """In float32, by the native executor."""
     floats: dict[str, Any] = {
         "activations": "float32",
         "quantize": "float32",
         "kv_dtype": "float32",
     }
-    model = read_model(EngineSettings(**floats), path)
+    model = read_model(EngineSettings(**floats, **settings), path)
     options = dataclasses.replace(model.options, weight_cache=None, threads=1)
     executor = CpuExecutor(model.program, model.weights, options)
-    executor.allocate_kv(4)
-    return forward(executor, ragged([(ids, len(ids))], first_block=0)).copy()
+    groups = len(model.program.kv_groups)
+    executor.allocate_kv(4 * groups)
+    return forward(executor, ragged([(ids, len(ids))], first_block=0, groups=groups)).copy()
 
 
 def relative(got: Floats, expected: Floats) -> float:

@@ -11,9 +11,10 @@ from galley.calibration.gguf_sizes import Metadata, sizes_of
 from galley.engine.read_model import Model, read_model
 from galley.engine_settings import EngineSettings
 from galley.errors import UnsupportedModel
-from galley.formats.gguf_config import END_TEXTS, RECEIPT, ROPE_FACTORS, SAMPLING
+from galley.formats.gguf_config import END_TEXTS, RECEIPT, SAMPLING
 from galley.formats.gguf_names import gguf_name, permuted, permuted_heads
 from galley.formats.gguf_pack import packed, type_of
+from galley.formats.gguf_rope import ROPE_FACTORS
 from galley.formats.gguf_writer import Bytes, Outgoing, write_gguf
 from galley.formats.quantization import QUANTIZED_KEY
 from galley.formats.weights import Floats, Weights

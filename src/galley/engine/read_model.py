@@ -61,7 +61,9 @@ def read_model(settings: EngineSettings, folder: Path, executor: str = "cpu") ->
     weights = program.take_weights(tensors, folder=str(folder))
     unread = None if head is None else UNREAD
     check_surplus(program, tensors, checkpoint.config, folder=str(folder), unread=unread)
-    options = _executor_options(settings, executor, checkpoint, weights, hears=speech is not None)
+    options = _executor_options(
+        settings, executor, checkpoint, weights, program.routers, hears=speech is not None
+    )
     return Model(checkpoint, program, weights, options, speech, head)
 
 
@@ -70,18 +72,23 @@ def _executor_options(
     executor: str,
     checkpoint: CheckpointReader,
     weights: Weights,
+    routers: frozenset[str],
     *,
     hears: bool,
 ) -> ExecutorOptions:
     """What is left to choose follows the checkpoint: dtype its matrices, quantize and kv_dtype dtype.
+
+    Which type most matrices have, those that choose and weigh experts do not tell: GGUF files keep these in
+    float32, whatever they were.
 
     Where nothing asks for float32 and the weights are rounded, so are keys and values. Those of audio are
     integers beside integers: each token of a transcript reads them from end to end. So are those of a
     checkpoint that was made for 8 bits.
     """
     dtype: str = settings.dtype
-    infos = [weights.info(name) for name in weights]
-    dense = {info.kind for info in infos if len(info.shape) == 2 and info.kind.is_dense}
+    infos = [weights.info(name) for name in weights if name not in routers]
+    matrices = (info for info in infos if len(info.shape) == 2 and info.shape[0] > 1)
+    dense = {info.kind for info in matrices if info.kind.is_dense}
     if dtype == "auto":
         dtype = "bfloat16" if dense == {DENSE_KINDS["BF16"]} else "float32"
     quantize: str = settings.quantize

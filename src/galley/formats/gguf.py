@@ -12,9 +12,11 @@ from galley.errors import CheckpointError, shown
 from galley.formats import digests
 from galley.formats.checkpoint import check_eos, sampling_defaults
 from galley.formats.gguf_blocks import kind_of, weight_of
-from galley.formats.gguf_config import ROPE_FACTORS, Metadata, config_of, generation_of
+from galley.formats.gguf_config import config_of, generation_of
 from galley.formats.gguf_file import GGUFFile, GGUFTensor, read_gguf, split_files
+from galley.formats.gguf_metadata import Metadata
 from galley.formats.gguf_names import hf_name, permuted_heads, unpermuted
+from galley.formats.gguf_rope import FACTORS, Factors
 from galley.formats.json_file import open_file
 from galley.formats.weights import (
     IntWeight,
@@ -25,6 +27,8 @@ from galley.formats.weights import (
 from galley.types import SamplingDefaults
 
 _MAX_FACTORS: Final = 1 << 13
+_MAX_TENSORS: Final = 1 << 20
+"""Of a checkpoint, with those of each expert; the largest published ones have a tenth of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class GGUFCheckpoint:
 
     def weights(self) -> Weights:
         """All tensors by Hugging Face's names, mapped; integers are unpacked when they are asked for."""
-        return _GGUFWeights(self.files, self.metadata.architecture == "llama", self.config)
+        return _GGUFWeights(self.files, self.metadata, self.config)
 
     def content_hash(self) -> str:
         """See :class:`galley.formats.reader.CheckpointReader`."""
@@ -122,61 +126,86 @@ def _bytes_of(file: GGUFFile, tensor: GGUFTensor) -> npt.NDArray[np.uint8]:
     return np.frombuffer(file.mapped, np.uint8, tensor.size, tensor.begin)
 
 
-def _rope_factors(files: Iterable[GGUFFile]) -> list[float] | None:
-    for file in files:
-        tensor = file.tensors.get(ROPE_FACTORS)
-        if tensor is None:
-            continue
-        if tensor.type.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > _MAX_FACTORS:
-            raise CheckpointError(
-                "is no short vector of F32", file=str(file.path), field=ROPE_FACTORS
-            )
-        return [float(value) for value in _bytes_of(file, tensor).view(np.float32)]
-    return None
+def _rope_factors(files: Iterable[GGUFFile]) -> Factors:
+    return {
+        name: _short_vector(file, name)
+        for file in files
+        for name in FACTORS
+        if name in file.tensors
+    }
+
+
+def _short_vector(file: GGUFFile, name: str) -> list[float]:
+    tensor = file.tensors[name]
+    if tensor.type.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > _MAX_FACTORS:
+        raise CheckpointError("is no short vector of F32", file=str(file.path), field=name)
+    return [float(value) for value in _bytes_of(file, tensor).view(np.float32)]
 
 
 class _Place(NamedTuple):
+    """Where a tensor's values are.
+
+    Attributes:
+        tensor: of the file.
+        file: it.
+        name: there.
+        shape: of the values.
+        part: which of as many parts of the tensor's bytes they are, if it has those of all experts.
+        heads: of q and k whose rows are permuted; else 0.
+    """
+
     tensor: GGUFTensor
     file: GGUFFile
     name: str
-    heads: int  # of llama's q and k, whose rows are permuted; else 0
+    shape: tuple[int, ...]
+    part: tuple[int, int] = (0, 1)
+    heads: int = 0
 
 
 class _GGUFWeights(Weights):
     """Tensors of the files by Hugging Face's names; each is unpacked anew when it is asked for."""
 
     def __init__(
-        self, files: tuple[GGUFFile, ...], permuted: bool, config: Mapping[str, Any]
+        self, files: tuple[GGUFFile, ...], metadata: Metadata, config: Mapping[str, Any]
     ) -> None:
         self._places: dict[str, _Place] = {}
+        family = metadata.family
         for file in files:
             for name, tensor in file.tensors.items():
-                if name == ROPE_FACTORS:
+                if name in FACTORS:
                     continue
-                if tensor.type.values > 1 and len(tensor.shape) != 2:
-                    raise CheckpointError(
+                made = hf_name(name, family.names)
+                heads = _heads(file, name, tensor, config) if family.permuted else 0
+                places = (
+                    _experts(file, name, made, metadata)
+                    if "*" in made
+                    else {made: _Place(tensor, file, name, _shape(made, tensor), heads=heads)}
+                )
+                if self._places.keys() & places.keys():
+                    raise _wrong(file, name, "stands twice")
+                self._places |= places
+                if len(self._places) > _MAX_TENSORS:
+                    raise _wrong(file, name, f"makes more than {_MAX_TENSORS} tensors of experts")
+                if tensor.type.values > 1 and any(len(p.shape) != 2 for p in places.values()):
+                    raise _wrong(
+                        file,
+                        name,
                         f"has {len(tensor.shape)} dimensions, but type {tensor.type.name}, which only "
                         "matrices have",
-                        file=str(file.path),
-                        field=name,
                     )
-                if hf_name(name) in self._places:
-                    raise CheckpointError("stands twice", file=str(file.path), field=name)
-                heads = _heads(file, name, tensor, config) if permuted else 0
-                self._places[hf_name(name)] = _Place(tensor, file, name, heads)
 
     def info(self, name: str) -> TensorInfo:
         """See :class:`galley.formats.weights.Weights`."""
-        tensor = self._places[name].tensor
-        return TensorInfo(tensor.shape, kind_of(tensor.type.name, tensor.shape[-1]))
+        place = self._places[name]
+        return TensorInfo(place.shape, kind_of(place.tensor.type.name, place.shape[-1]))
 
     def __getitem__(self, name: str) -> Weight:
         place = self._places[name]
-        tensor = place.tensor
-        data = _bytes_of(place.file, tensor)
+        part, parts = place.part
+        data = _bytes_of(place.file, place.tensor).reshape(parts, -1)[part]
         if place.heads:
-            data = unpermuted(data.reshape(tensor.shape[0], -1), place.heads)
-        weight = weight_of(name, tensor.type, tensor.shape, data)
+            data = unpermuted(data.reshape(place.shape[0], -1), place.heads)
+        weight = weight_of(name, place.tensor.type, place.shape, data)
         if isinstance(weight, IntWeight):
             _check_scales(weight, place)
         return weight
@@ -188,16 +217,57 @@ class _GGUFWeights(Weights):
         return len(self._places)
 
 
+def _wrong(file: GGUFFile, name: str, message: str) -> CheckpointError:
+    return CheckpointError(message, file=str(file.path), field=name)
+
+
+def _shape(name: str, tensor: GGUFTensor) -> tuple[int, ...]:
+    """The tensor's own, but for a matrix of one row that files keep as a vector."""
+    one_row = name.endswith(".shared_expert_gate.weight") and len(tensor.shape) == 1
+    return (1, *tensor.shape) if one_row else tensor.shape
+
+
+def _experts(file: GGUFFile, name: str, made: str, metadata: Metadata) -> dict[str, _Place]:
+    """Those of a tensor of all experts, whose bytes lie one expert after another.
+
+    Args:
+        file: that has it.
+        name: in the file.
+        made: of an expert's tensor, with an asterisk for its number.
+        metadata: says how many there are.
+    """
+    tensor, count = file.tensors[name], metadata.own("expert_count")
+    wanted = 2 if name.endswith(".bias") else 3
+    if len(tensor.shape) != wanted:
+        raise _wrong(
+            file,
+            name,
+            f"has {len(tensor.shape)} dimensions, expected {wanted}, the first of experts",
+        )
+    if tensor.shape[0] != count:
+        raise _wrong(
+            file,
+            name,
+            f"is of {tensor.shape[0]} experts, but {metadata.architecture}.expert_count is {shown(count)}",
+        )
+    if tensor.shape[0] > _MAX_TENSORS:
+        raise _wrong(file, name, f"is of more than {_MAX_TENSORS} experts")
+    return {
+        made.replace("*", str(i)): _Place(
+            tensor, file, name, tensor.shape[1:], (i, tensor.shape[0])
+        )
+        for i in range(tensor.shape[0])
+    }
+
+
 def _heads(file: GGUFFile, name: str, tensor: GGUFTensor, config: Mapping[str, Any]) -> int:
     key = permuted_heads(name)
     if key is None:
         return 0
     heads = config.get(key, config.get("num_attention_heads"))
     if type(heads) is not int or heads < 1 or tensor.shape[0] % (2 * heads):
-        raise CheckpointError(
-            f"has {tensor.shape[0]} rows, which {shown(heads)} heads cannot share",
-            file=str(file.path),
-            field=name,
+        raise _wrong(
+            file, name, f"has {tensor.shape[0]} rows, which {shown(heads)} heads cannot share"
         )
     return heads
 
@@ -205,6 +275,4 @@ def _heads(file: GGUFFile, name: str, tensor: GGUFTensor, config: Mapping[str, A
 def _check_scales(weight: IntWeight, place: _Place) -> None:
     for values, what in ((weight.scales, "scale"), (weight.minima, "minimum")):
         if values is not None and not np.isfinite(values).all():
-            raise CheckpointError(
-                f"has a {what} that is infinite or NaN", file=str(place.file.path), field=place.name
-            )
+            raise _wrong(place.file, place.name, f"has a {what} that is infinite or NaN")

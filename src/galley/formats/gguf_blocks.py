@@ -37,6 +37,9 @@ _IQ4: Final = np.array(
 )
 """The values of IQ4_NL and IQ4_XS."""
 
+_E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+"""Twice the values of MXFP4, whose scales are halved instead."""
+
 
 class Groups(NamedTuple):
     """Blocks taken apart: integers [blocks, values], scales and minima [blocks, groups].
@@ -222,6 +225,11 @@ def _iq4_xs(b: Bytes) -> Groups:
     return Groups(_IQ4[_nibbles(b[:, 8:])], scales, unit=_unit(b, 0))
 
 
+def _mxfp4(b: Bytes) -> Groups:
+    scales = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128).astype(np.float32)
+    return Groups(_E2M1[_nibbles(b[:, 1:])], scales)
+
+
 BLOCK_KINDS: Final[Mapping[str, BlockKind]] = {
     "Q4_0": BlockKind(4, 32, "F16", _q4_0),
     "Q4_1": BlockKind(4, 32, "F16", _q4_1, minima=True),
@@ -235,5 +243,6 @@ BLOCK_KINDS: Final[Mapping[str, BlockKind]] = {
     "Q6_K": BlockKind(8, 16, "F16xI8", _q6_k),
     "IQ4_NL": BlockKind(8, 32, "F16", _iq4_nl),
     "IQ4_XS": BlockKind(8, 32, "F16xI8", _iq4_xs),
+    "MXFP4": BlockKind(8, 32, "BF16", _mxfp4),
 }
 """Name of a type in blocks -> what they become."""

@@ -7,15 +7,11 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from galley.errors import CheckpointError, UnsupportedModel, shown
+from galley.errors import CheckpointError, shown
+from galley.formats.gguf_families import Family
+from galley.formats.gguf_metadata import Metadata
+from galley.formats.gguf_rope import Factors, rope_of
 from galley.formats.quantization import QUANTIZED_KEY
-
-ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
-"""``general.architecture`` of what is read; Mistral's models call themselves llama."""
-
-ROPE_FACTORS: Final = "rope_freqs.weight"
-_ROPE_KINDS: Final = ("none", "linear", "yarn")
-"""Tensor of divisors of the rotary frequencies: what llama.cpp keeps of Llama 3.1's scaling."""
 
 _SIZES: Final = {
     "hidden_size": "embedding_length",
@@ -26,24 +22,50 @@ _SIZES: Final = {
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "head_dim": "attention.key_length",
-    "sliding_window": "attention.sliding_window",
-    "rope_theta": "rope.freq_base",
 }
-"""Field of config.json -> key, without the architecture in front."""
+"""Field of config.json -> key, without the architecture in front, of all families."""
 
-_REFUSED: Final = (
-    "expert_count",
-    "attention.clamp_kqv",
-    "attention.max_alibi_bias",
-    "attention.scale",
-    "attention.temperature_scale",
-    "attention.temperature_length",
-    "logit_scale",
-    "embedding_scale",
-    "residual_scale",
-    "use_parallel_residual",
-)
-"""Keys of what the models here do not do, where they are neither 0 nor false."""
+_REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "expert_count": (),
+    "expert_weights_scale": (1.0,),
+    "expert_weights_norm": (True,),
+    "expert_gating_func": (1,),
+    "expert_group_count": (1,),
+    "expert_group_used_count": (1,),
+    "router_logit_softcapping": (),
+    "swiglu_clamp_exp": (),
+    "swiglu_clamp_shexp": (),
+    "nextn_predict_layers": (),
+    "deepstack_mapping": (-1,),
+    "attention.clamp_kqv": (),
+    "attention.max_alibi_bias": (),
+    "attention.scale": (),
+    "attention.output_scale": (),
+    "attention.value_scale": (),
+    "attention.temperature_scale": (),
+    "attention.temperature_length": (),
+    "attention.key_length_swa": (),
+    "attention.value_length_swa": (),
+    "attention.sliding_window": (),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "logit_scale": (),
+    "embedding_scale": (),
+    "residual_scale": (),
+    "use_parallel_residual": (),
+    "rope.dimension_count_swa": (),
+    "rope.dimension_sections": (),
+    "rope.scaling.alpha": (),
+    "rope.global.freq_base": (),
+    "rope.local.freq_base": (),
+    "rope.scaling.yarn_log_multiplier": (),
+}
+"""Keys of what is not done unless the family reads them -> values, besides 0 and false, that ask for
+nothing."""
+
+_PATTERN: Final = "attention.sliding_window_pattern"
+_MAX_LAYERS: Final = 1 << 12
+"""For whose kinds a list is made; a config with more is refused later."""
 
 SAMPLING: Final = {
     "temperature": "temp",
@@ -60,67 +82,15 @@ RECEIPT: Final = {"method": str, "calibration": str, "kl": float, "kl99": float,
 _END_IDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 END_TEXTS: Final = frozenset(
     {"<|eot_id|>", "<|im_end|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<end_of_turn>"}
+    | {"<|return|>", "<|call|>"}
 )
 """Tokens that end a turn, whatever the file says; llama.cpp's list."""
-
-
-class Metadata:
-    """Metadata of one file, read key by key; every wrong value is named."""
-
-    def __init__(self, raw: Mapping[str, Any], file: str) -> None:
-        self.raw = raw
-        self.file = file
-
-    @property
-    def architecture(self) -> str:
-        """Raises UnsupportedModel unless it is one of ARCHITECTURES."""
-        found = self.raw.get("general.architecture")
-        if found not in ARCHITECTURES:
-            raise UnsupportedModel(
-                f"{self.file}: general.architecture {shown(found)} is not supported; known: "
-                f"{', '.join(ARCHITECTURES)}"
-            )
-        return str(found)
-
-    def own(self, key: str) -> Any:
-        """The value of the architecture's ``key``; of equal numbers, one for each layer, that number.
-
-        Raises:
-            UnsupportedModel: layers differ.
-        """
-        value = self.raw.get(f"{self.architecture}.{key}")
-        if isinstance(value, list) and value:
-            if any(item != value[0] for item in value):
-                raise UnsupportedModel(
-                    f"{self.file}: {self.architecture}.{key} differs from layer to layer, which is not "
-                    "supported"
-                )
-            return value[0]
-        return value
-
-    def strings(self, key: str) -> list[str]:
-        """A list of texts; empty if there is none. Raises CheckpointError if it is anything else."""
-        value = self.raw.get(key, [])
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise CheckpointError("is no list of texts", file=self.file, field=key)
-        return value
-
-    def token(self, name: str) -> int | None:
-        """A token id, ``tokenizer.ggml.NAME``; None if there is none."""
-        value = self.raw.get(f"tokenizer.ggml.{name}")
-        if value is None:
-            return None
-        if type(value) is not int or value < 0:
-            raise CheckpointError(
-                f"is {shown(value)}, expected a token id",
-                file=self.file,
-                field=f"tokenizer.ggml.{name}",
-            )
-        return value
+_HARMONY: Final = frozenset({"<|return|>", "<|call|>"})
+"""Where both are tokens, ``<|end|>`` ends a message of several of an answer."""
 
 
 def config_of(
-    metadata: Metadata, tensors: Collection[str], vocabulary: int, factors: list[float] | None
+    metadata: Metadata, tensors: Collection[str], vocabulary: int, factors: Factors
 ) -> dict[str, Any]:
     """``config.json`` in transformers' words.
 
@@ -128,89 +98,106 @@ def config_of(
         metadata: of the file.
         tensors: names of its tensors.
         vocabulary: rows of the embedding.
-        factors: values of ROPE_FACTORS, if there is such a tensor.
+        factors: values of the tensors that divide rotary frequencies.
 
     Raises:
         UnsupportedModel: for what the models here do not do.
+        CheckpointError: a key contradicts others.
     """
-    architecture = metadata.architecture
-    for key in _REFUSED:
-        if metadata.own(key):
-            raise UnsupportedModel(
-                f"{metadata.file}: {architecture}.{key} is {shown(metadata.own(key))}, "
-                "which is not supported"
-            )
+    family = metadata.family
+    _check(metadata, family)
     found = {field: metadata.own(key) for field, key in _SIZES.items()}
     config = {field: value for field, value in found.items() if value is not None}
+    config = {**_head_dim(config), **config, **family.defaults}
+    for field, key in family.keys.items():
+        if (value := metadata.own(key)) is not None:
+            config[field] = value or family.defaults.get(field)
+    window = config.get("sliding_window")
+    config |= {field: tensor in tensors for field, tensor in family.flags.items()}
     config |= {
-        "model_type": architecture,
-        "hidden_act": "silu",
+        "model_type": (window and family.windowed) or family.model_type,
+        "hidden_act": config.get("hidden_act", "silu"),
         "vocab_size": vocabulary,
         "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": "blk.0.attn_q.bias" in tensors and architecture != "qwen2",
-        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
-        "rope_parameters": _rope(metadata, config, factors),
+        "rope_parameters": rope_of(
+            metadata, family, head_dim=config.get("head_dim"), window=window, factors=factors
+        ),
     }
-    if config.get("sliding_window"):
-        if architecture != "llama":
-            raise UnsupportedModel(
-                f"{metadata.file}: {architecture}.attention.sliding_window is not supported"
-            )
-        config["model_type"] = "mistral"
+    if metadata.own("attention.causal") is False:
+        config["is_causal"] = False
+    config |= _layer_types(metadata, family, config) | _scales(family, config)
     if receipt := receipt_of(metadata):
         config[QUANTIZED_KEY] = receipt
     return config
 
 
-def _rope(metadata: Metadata, config: Mapping[str, Any], factors: list[float] | None) -> Any:
+def _check(metadata: Metadata, family: Family) -> None:
+    for key, harmless in _REFUSED.items():
+        value = metadata.own(key)
+        if value and value not in harmless and key not in family.keys.values():
+            raise metadata.unsupported(key)
+    for key, wanted in family.required.items():
+        if metadata.own(key) not in (None, wanted):
+            raise metadata.unsupported(key)
+
+
+def _head_dim(config: Mapping[str, Any]) -> dict[str, int]:
+    """Where no key says it: families have defaults of their own, files the hidden size for each head."""
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
-    dim, rotated = config.get("head_dim"), metadata.own("rope.dimension_count")
-    if dim is None and type(heads) is int and type(hidden) is int and heads:
-        dim = hidden // heads
-    for key, value in (
-        ("rope.dimension_count", rotated),
-        ("attention.value_length", metadata.own("attention.value_length")),
-    ):
-        if value is not None and value != dim:
-            raise UnsupportedModel(
-                f"{metadata.file}: {metadata.architecture}.{key} is {shown(value)}, but heads are "
-                f"{shown(dim)} wide, which is not supported"
-            )
-    rope = {"rope_theta": config.get("rope_theta", 10000.0)}
-    kind = metadata.own("rope.scaling.type") or "none"
-    if kind not in _ROPE_KINDS:
-        raise UnsupportedModel(
-            f"{metadata.file}: rope.scaling.type {shown(kind)} is not supported; known: "
-            f"{', '.join(_ROPE_KINDS)}"
+    if type(heads) is not int or type(hidden) is not int or heads < 1 or hidden % heads:
+        return {}
+    return {"head_dim": hidden // heads}
+
+
+def _layer_types(
+    metadata: Metadata, family: Family, config: Mapping[str, Any]
+) -> dict[str, list[str]]:
+    """Which layers have the window, by the file's pattern or the architecture's."""
+    pattern = metadata.raw.get(f"{metadata.architecture}.{_PATTERN}")
+    layers = config.get("num_hidden_layers")
+    if not config.get("sliding_window"):
+        return {}
+    if not family.period:
+        if pattern:
+            raise metadata.unsupported(_PATTERN)
+        return {}
+    if type(layers) is not int or not 0 < layers <= _MAX_LAYERS:
+        return {}  # as whoever reads the config will say
+    period = family.period if pattern is None else pattern
+    if type(period) is int and period >= 0:
+        slides = [period == 0 or layer % period < period - 1 for layer in range(layers)]
+    elif isinstance(period, list) and len(period) == layers and set(period) <= {0, 1}:
+        slides = [bool(value) for value in period]
+    else:
+        raise CheckpointError(
+            f"is {shown(period)}, expected how often a layer has no window, or true or false for each of "
+            f"{layers} layers",
+            file=metadata.file,
+            field=f"{metadata.architecture}.{_PATTERN}",
         )
-    factor = metadata.own("rope.scaling.factor") or metadata.own("rope.scale_linear")
-    if factors is not None:
-        if kind not in ("none", "linear") or (kind == "linear" and factor not in (None, 1.0)):
-            raise UnsupportedModel(
-                f"{metadata.file}: rope.scaling.type {shown(kind)} together with {ROPE_FACTORS}"
-            )
-        return {**rope, "rope_type": "factors", "factors": factors}
-    if kind == "none" and factor in (None, 1.0):
-        return {**rope, "rope_type": "default"}
-    rope |= {} if factor is None else {"factor": factor}
-    if kind in ("none", "linear"):
-        return {**rope, "rope_type": "linear"}
-    names = {
-        "original_max_position_embeddings": "original_context_length",
-        "attention_factor": "attn_factor",
-        "beta_fast": "yarn_beta_fast",
-        "beta_slow": "yarn_beta_slow",
-    }
-    given = {name: metadata.own(f"rope.scaling.{key}") for name, key in names.items()}
-    rope |= {name: value for name, value in given.items() if value is not None}
-    return {**rope, "rope_type": kind}
+    return {"layer_types": ["sliding_attention" if s else "full_attention" for s in slides]}
+
+
+def _scales(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What queries are scaled by, where the file does not say it in so many words."""
+    sizes: list[Any] = [config.get(f) for f in ("head_dim", "num_attention_heads", "hidden_size")]
+    if not all(type(size) is int and size > 0 for size in sizes):
+        return {}  # as whoever reads the config will say
+    dim, heads, hidden = sizes
+    if "attention_multiplier" in family.keys:
+        return {"attention_multiplier": config.get("attention_multiplier") or dim**-0.5}
+    if family.scaled_by_width is None:
+        return {}
+    wide = config.get("num_hidden_layers") == family.scaled_by_width
+    return {"query_pre_attn_scalar": hidden // heads if wide else dim}
 
 
 def generation_of(metadata: Metadata) -> dict[str, Any]:
     """``generation_config.json``: what ends a text, and defaults of sampling if the file has any."""
     ids = {metadata.token(name) for name in _END_IDS} - {None}
     tokens = metadata.strings("tokenizer.ggml.tokens")
-    ids |= {token for token, text in enumerate(tokens) if text in END_TEXTS}
+    ends = END_TEXTS - {"<|end|>"} if set(tokens) >= _HARMONY else END_TEXTS
+    ids |= {token for token, text in enumerate(tokens) if text in ends}
     generation: dict[str, Any] = {
         "eos_token_id": sorted(token for token in ids if token is not None)
     }

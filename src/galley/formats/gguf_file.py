@@ -74,6 +74,7 @@ TYPES: Final[Mapping[int, TensorType]] = {
     20: TensorType("IQ4_NL", 32, 18),
     23: TensorType("IQ4_XS", 256, 136),
     30: TensorType("BF16", 1, 2),
+    39: TensorType("MXFP4", 32, 17),
 }
 """Number in the file -> type (``ggml_type`` in ggml.h)."""
 

@@ -1,6 +1,7 @@
 """Names of tensors in GGUF files and in Hugging Face's checkpoints; the rows that llama.cpp permutes."""
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -26,14 +27,22 @@ _LAYER_NAMES: Final = {
 _GGUF_NAMES: Final = {hf: name for name, hf in (_NAMES | _LAYER_NAMES).items()}
 _LAYER: Final = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)", re.ASCII)
 _HF_LAYER: Final = re.compile(r"model\.layers\.(\d{1,6})\.([\w.]+)", re.ASCII)
+_WHOLE: Final = frozenset({"self_attn.sinks"})
+"""Parameters that Hugging Face's checkpoints name without ``.weight``."""
 _PERMUTED: Final = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 
 
-def hf_name(name: str) -> str:
-    """The name in Hugging Face's checkpoints; unknown ones stay, to be refused by that name."""
+def hf_name(name: str, names: Mapping[str, str]) -> str:
+    """The name in Hugging Face's checkpoints; unknown ones stay, to be refused by that name.
+
+    Args:
+        name: in the file.
+        names: of a layer's tensors, where the family's are others than most families'.
+    """
     if layer := _LAYER.fullmatch(name):
-        role = _LAYER_NAMES.get(layer[2], layer[2])
-        return f"model.layers.{int(layer[1])}.{role}.{layer[3]}"
+        role = names.get(layer[2]) or _LAYER_NAMES.get(layer[2], layer[2])
+        whole = f"model.layers.{int(layer[1])}.{role}"
+        return whole if role in _WHOLE else f"{whole}.{layer[3]}"
     stem, _, suffix = name.rpartition(".")
     return f"{_NAMES[stem]}.{suffix}" if stem in _NAMES else name
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from galley.formats.gguf_config import Metadata
 from galley.formats.gguf_file import is_gguf, read_gguf
+from galley.formats.gguf_metadata import Metadata
 from galley.formats.json_file import read_json
 
 _TOKENIZER_FILE: Final = "tokenizer.json"

@@ -23,6 +23,9 @@ def read_gemma(
 ) -> DecoderConfig:
     """What Gemma 2 and 3 share.
 
+    Norms multiply by their weights plus one. ``norm_offset_in_weights``, which only configs of GGUF files
+    have, says that the weights are these sums.
+
     Args:
         config: of the model.
         period: every so many layers, one has no window, where config.json has no ``layer_types``.
@@ -47,7 +50,7 @@ def read_gemma(
         attention_cap=_cap(config, "attn_logit_softcapping", attention_cap),
         logit_cap=_cap(config, "final_logit_softcapping", logit_cap),
         embedding_scale=c.hidden_size**0.5,
-        norm_offset=1.0,
+        norm_offset=0.0 if config.flag("norm_offset_in_weights", False) else 1.0,
         norms=Norms(
             after_attention="post_attention_layernorm",
             before_mlp="pre_feedforward_layernorm",

@@ -8,8 +8,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from galley.errors import CheckpointError, UnsupportedModel, shown
-from galley.formats.gguf_config import Metadata
 from galley.formats.gguf_file import read_gguf, split_files
+from galley.formats.gguf_metadata import Metadata
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Of ``tokenizer.ggml.token_type``."""
@@ -27,6 +27,12 @@ _LETTERS_OF_TEKKEN: Final = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_ENDINGS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_LETTERS_OF_GPT4O: Final = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_ENDINGS}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_ENDINGS}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -74,8 +80,18 @@ SPLITTINGS: Final[Mapping[str, Splitting]] = {
     "smollm": Splitting(digits=True),
     "starcoder": Splitting(digits=True),
     "refact": Splitting(digits=True),
+    "dbrx": Splitting(_LETTERS_OF_LLAMA),
+    "chatglm-bpe": Splitting(_LETTERS_OF_LLAMA),
+    "glm4": Splitting(_LETTERS_OF_LLAMA, whole_words=True),
+    "gpt-4o": Splitting(_LETTERS_OF_GPT4O),
+    "command-r": Splitting(digits=True, nfc=True),
+    "olmo": Splitting(nfc=True),
 }
 """``tokenizer.ggml.pre`` -> how texts are split."""
+
+
+_LEAVES_SPACES: Final = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+"""Of Phi-3's special tokens with SentencePiece those behind which white space stays; the others take it."""
 
 
 class GGUFText(NamedTuple):
@@ -121,9 +137,16 @@ def read_text(path: Path) -> GGUFText:
         raise UnsupportedModel(
             f"{metadata.file}: tokenizer.ggml.model {shown(kind)} is not supported; known: gpt2, llama"
         )
+    # No key says it: llama.cpp knows it by the model's name, too.
+    strips = kind == "llama" and metadata.raw.get("general.architecture") == "phi3"
     inner.add_tokens(
         [
-            AddedToken(text, normalized=False, special=role == CONTROL)
+            AddedToken(
+                text,
+                normalized=False,
+                special=role == CONTROL,
+                rstrip=strips and text not in _LEAVES_SPACES,
+            )
             for text, role in zip(tokens, types, strict=True)
             if role in (CONTROL, USER_DEFINED) and text
         ]

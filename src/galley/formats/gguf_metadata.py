@@ -1,0 +1,79 @@
+"""A GGUF file's metadata, read key by key: every wrong value is named."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from galley.errors import CheckpointError, UnsupportedModel, shown
+from galley.formats.gguf_families import FAMILIES, MIXTRAL, Family
+
+
+class Metadata:
+    """Metadata of one file. The architecture's own keys are named without it in front."""
+
+    def __init__(self, raw: Mapping[str, Any], file: str) -> None:
+        self.raw = raw
+        self.file = file
+
+    @property
+    def architecture(self) -> str:
+        """Raises UnsupportedModel unless it is one of FAMILIES."""
+        found = self.raw.get("general.architecture")
+        if not isinstance(found, str) or found not in FAMILIES:
+            raise UnsupportedModel(
+                f"{self.file}: general.architecture {shown(found)} is not supported; known: "
+                f"{', '.join(FAMILIES)}"
+            )
+        return found
+
+    @property
+    def family(self) -> Family:
+        """That of the architecture; Mixtral's of a llama with experts."""
+        architecture = self.architecture
+        return (
+            MIXTRAL
+            if architecture == "llama" and self.own("expert_count")
+            else FAMILIES[architecture]
+        )
+
+    def unsupported(self, key: str) -> UnsupportedModel:
+        """The error for an ``own`` key that asks for what the models here do not do."""
+        value = shown(self.raw.get(f"{self.architecture}.{key}"))
+        return UnsupportedModel(
+            f"{self.file}: {self.architecture}.{key} is {value}, which is not supported"
+        )
+
+    def own(self, key: str) -> Any:
+        """The value of the architecture's ``key``; of equal numbers, one for each layer, that number.
+
+        Raises:
+            UnsupportedModel: layers differ.
+        """
+        value = self.raw.get(f"{self.architecture}.{key}")
+        if isinstance(value, list) and value:
+            if any(item != value[0] for item in value):
+                raise UnsupportedModel(
+                    f"{self.file}: {self.architecture}.{key} differs from layer to layer, which is not "
+                    "supported"
+                )
+            return value[0]
+        return value
+
+    def strings(self, key: str) -> list[str]:
+        """A list of texts; empty if there is none. Raises CheckpointError if it is anything else."""
+        value = self.raw.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise CheckpointError("is no list of texts", file=self.file, field=key)
+        return value
+
+    def token(self, name: str) -> int | None:
+        """A token id, ``tokenizer.ggml.NAME``; None if there is none."""
+        value = self.raw.get(f"tokenizer.ggml.{name}")
+        if value is None:
+            return None
+        if type(value) is not int or value < 0:
+            raise CheckpointError(
+                f"is {shown(value)}, expected a token id",
+                file=self.file,
+                field=f"tokenizer.ggml.{name}",
+            )
+        return value
