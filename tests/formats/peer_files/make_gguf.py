@@ -8,10 +8,10 @@ llama.cpp 0c1e57098, as it lies in the source distribution of llama-cpp-python 0
 Its converter is not installed with the tests. It knows published tokenizers by what they make of a text;
 the one here is called what it is, `gpt-2`.
 
-llama.cpp's own logits of these files, all tensors and its cache in float32, were those of transformers within
-3e-6 of the greatest (Gemma's within 6e-4, StarCoder2's within 3e-4: its GELU is a table of float16), but for Phi-3
-with a window, which it ignores, and gpt-oss, where it rounds YaRN's ramp to whole columns: Galley's were its
-own when they were computed so. It does not load norms of q and k in a small Command R.
+llama.cpp's own logits of these files, all tensors and its cache in float32, were those of transformers
+within 3e-6 of the greatest (Gemma's within 6e-4, StarCoder2's within 3e-4: its GELU is a table of float16),
+but for Phi-3 with a window, which it ignores, and gpt-oss, where it rounds YaRN's ramp to whole columns:
+Galley's were its own when they were computed so. It does not load norms of q and k in a small Command R.
 """
 
 import io
