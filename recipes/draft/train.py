@@ -8,31 +8,25 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from galley import LLM, SamplingParams
-from galley.cli.terminal import progress
 from galley.demo import DRAFT_DIR, MODEL_DIR
-from galley.engine.read_model import Model, read_model
-from galley.engine_settings import EngineSettings
+from galley.engine.read_model import Model
 from galley.machine import available_cores
-from galley.train.run import Report, Task, train
-from galley.train.student import Student, from_config, read_parameters
+from galley.train.run import Report
+from galley.train.student import Student, read_parameters
 from galley.train.trainer import Example, Options
 
 from ..assistant.generator import examples
 from ..assistant.tokeniser import encode_turns, load_tokeniser
 from ..assistant.train import copy_row
-from ..training import Optimisers, write_json
-
-EMBEDDING = "model.embed_tokens.weight"
+from ..distilling import EMBEDDING, distil, kept_texts, random_student
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +54,6 @@ class Recipe:
     adam_rate: float = 4e-3
 
 
-def texts(recipe: Recipe, work: Path) -> list[Example]:
-    """Conversations with the teacher's answers, and copies; made once and kept in `work`."""
-    path = work / "texts.jsonl"
-    if not path.exists():
-        partial = path.with_suffix(".partial")
-        with partial.open("w", encoding="utf-8") as file:
-            for example in _made(recipe):
-                file.write(json.dumps(example) + "\n")
-        partial.rename(path)
-    with path.open(encoding="utf-8") as file:
-        return [Example(*json.loads(line)) for line in file]
-
-
 def _made(recipe: Recipe) -> Iterator[Example]:
     tokeniser = load_tokeniser(MODEL_DIR)
     asked = [
@@ -98,12 +79,7 @@ def new_student(shape: Shape, teacher: Model, work: Path, seed: int) -> Student:
     Its best approximation of lower rank, turned so that its columns are independent, in the spread of the
     student's own.
     """
-    config = dict(teacher.checkpoint.config)
-    for name in Shape.__slots__:
-        config[name] = getattr(shape, name)
-    path = work / "config.json"
-    write_json(path, config)
-    student = from_config(path, teacher, seed)
+    student = random_student(shape, teacher, work, seed)
     embedding = read_parameters(teacher)[0][EMBEDDING]
     _, _, directions = torch.linalg.svd(embedding, full_matrices=False)
     own = embedding @ directions[: shape.hidden_size].T
@@ -118,16 +94,15 @@ def run(
 ) -> Report:
     """Train, or go on with what lies in `output`."""
     work.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(threads)
-    settings = EngineSettings(dtype="float32", threads=threads)
-    teacher = read_model(settings, MODEL_DIR)
-    student = new_student(shape, teacher, work, recipe.seed)
-
-    def make_optimiser(parameters: Sequence[tuple[str, Tensor]], rate: float) -> Optimisers:
-        return Optimisers(parameters, recipe.muon_rate, recipe.adam_rate)
-
-    task = Task(teacher, settings, student, settings)
-    return train(task, texts(recipe, work), options, output, progress, make_optimiser)
+    return distil(
+        lambda teacher: new_student(shape, teacher, work, recipe.seed),
+        kept_texts(work, lambda: _made(recipe)),
+        options,
+        output,
+        muon_rate=recipe.muon_rate,
+        adam_rate=recipe.adam_rate,
+        threads=threads,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,7 +7,6 @@ A run that was killed goes on where it was.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,21 +15,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from galley.cli.terminal import progress
 from galley.demo import MODEL_DIR
-from galley.engine.read_model import Model, read_model
-from galley.engine_settings import EngineSettings
+from galley.engine.read_model import Model
 from galley.machine import available_cores
-from galley.train.run import Report, Task, train
-from galley.train.student import Student, from_config, read_parameters
+from galley.train.run import Report
+from galley.train.student import Student, read_parameters
 from galley.train.trainer import Example, Options
 
 from ..assistant.generator import example
 from ..assistant.tokeniser import load_tokeniser
 from ..assistant.train import copy_row, weighted
-from ..training import Optimisers, write_json
+from ..distilling import EMBEDDING, distil, kept_texts, random_student
 
-EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 
 
@@ -55,19 +51,6 @@ class Recipe:
     adam_rate: float = 4e-3
 
 
-def texts(recipe: Recipe, work: Path) -> list[Example]:
-    """Conversations with the generator's answers, and copies; made once and kept in `work`."""
-    path = work / "texts.jsonl"
-    if not path.exists():
-        partial = path.with_suffix(".partial")
-        with partial.open("w", encoding="utf-8") as file:
-            for row in _made(recipe):
-                file.write(json.dumps(row) + "\n")
-        partial.rename(path)
-    with path.open(encoding="utf-8") as file:
-        return [Example(*json.loads(line)) for line in file]
-
-
 def _made(recipe: Recipe) -> Iterator[Example]:
     tokeniser, rng = load_tokeniser(MODEL_DIR), random.Random(recipe.seed)
     rows = [
@@ -85,12 +68,7 @@ def new_student(shape: Shape, teacher: Model, work: Path, seed: int) -> Student:
     The columns are the directions in which the embedding and what layers add to it have most of their
     spread, each of these matrices counted alike.
     """
-    config = dict(teacher.checkpoint.config)
-    for name in Shape.__slots__:
-        config[name] = getattr(shape, name)
-    path = work / "config.json"
-    write_json(path, config)
-    student, given = from_config(path, teacher, seed), read_parameters(teacher)[0]
+    student, given = random_student(shape, teacher, work, seed), read_parameters(teacher)[0]
     added = [
         w.T for name, w in given.items() if name.endswith(("o_proj.weight", "down_proj.weight"))
     ]
@@ -101,7 +79,7 @@ def new_student(shape: Shape, teacher: Model, work: Path, seed: int) -> Student:
     # A norm makes the length of a row the root of its columns.
     longer = (columns.shape[0] / columns.shape[1]) ** 0.5
     made[FINAL_NORM] = torch.full((shape.hidden_size,), longer * float(given[FINAL_NORM].mean()))
-    for layer in range(config["num_hidden_layers"]):
+    for layer in range(teacher.checkpoint.config["num_hidden_layers"]):
         made |= _layer(f"model.layers.{layer}", given, columns, shape.intermediate_size, longer)
     with torch.no_grad():
         for name, values in made.items():
@@ -138,16 +116,15 @@ def run(
 ) -> Report:
     """Train, or go on with what lies in `output`."""
     work.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(threads)
-    settings = EngineSettings(dtype="float32", threads=threads)
-    teacher = read_model(settings, MODEL_DIR)
-    student = new_student(shape, teacher, work, recipe.seed)
-
-    def make_optimiser(parameters: Sequence[tuple[str, Tensor]], rate: float) -> Optimisers:
-        return Optimisers(parameters, recipe.muon_rate, recipe.adam_rate)
-
-    task = Task(teacher, settings, student, settings)
-    return train(task, texts(recipe, work), options, output, progress, make_optimiser)
+    return distil(
+        lambda teacher: new_student(shape, teacher, work, recipe.seed),
+        kept_texts(work, lambda: _made(recipe)),
+        options,
+        output,
+        muon_rate=recipe.muon_rate,
+        adam_rate=recipe.adam_rate,
+        threads=threads,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

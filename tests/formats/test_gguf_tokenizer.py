@@ -4,6 +4,7 @@ import io
 import json
 import random
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,21 +67,26 @@ def check_grammars(path: Path, tokenizer: Tokenizer) -> None:
         assert matcher.is_accepting(), text
 
 
-@pytest.mark.parametrize("prefix", [True, False])
-def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
+def sentence_pieces(texts: Sequence[str], **options: Any) -> Any:
+    """A trained SentencePiece model of byte pairs, which changes nothing of a text."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT * 4),
+        sentence_iterator=iter([*texts] * 4),
         model_writer=model,
         model_type="bpe",
         vocab_size=420,
         byte_fallback=True,
-        add_dummy_prefix=prefix,
         remove_extra_whitespaces=False,
         normalization_rule_name="identity",
         minloglevel=2,
+        **options,
     )
-    truth = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
+    truth = sentence_pieces(TEXT, add_dummy_prefix=prefix)
     ids = range(truth.vocab_size())
     types = [
         2 if truth.is_unknown(i) else 3 if truth.is_control(i) else 6 if truth.is_byte(i) else 1
@@ -115,20 +121,8 @@ def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
 def test_sentencepieces_own_symbols(tmp_path: Path) -> None:
     """As Gemma has them: runs of spaces and line ends are tokens, whatever could be merged instead."""
     symbols = ["\n", "\n\n", "\u2581\u2581", "\u2581\u2581\u2581\u2581", "<b>"]
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([text.replace("\n", " ") for text in TEXT] * 4),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=420,
-        byte_fallback=True,
-        add_dummy_prefix=False,
-        remove_extra_whitespaces=False,
-        normalization_rule_name="identity",
-        user_defined_symbols=symbols,
-        minloglevel=2,
-    )
-    truth = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    texts = [text.replace("\n", " ") for text in TEXT]
+    truth = sentence_pieces(texts, add_dummy_prefix=False, user_defined_symbols=symbols)
     pieces = [truth.id_to_piece(i) for i in range(truth.vocab_size())]
     kinds = {"<unk>": 2, "<s>": 3, "</s>": 3, **dict.fromkeys(symbols, 4)}
     path = written(

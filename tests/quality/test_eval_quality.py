@@ -1,6 +1,7 @@
 """galley eval quality on checkpoints whose loss is known: none, some, and that of another model."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,12 @@ def test_what_the_assistant_writes_is_marked(folder: Path, tmp_path: Path) -> No
         assert sum(map(sum, cut.answers)) == sum(map(sum, read.answers))
         with pytest.raises(RequestError, match="line 1: no message of the assistant"):
             read_texts(llm, unasked, context=50, tokens=100, mark_answers=True)
+    plain = tmp_path / "without-template"
+    shutil.copytree(folder, plain, ignore=shutil.ignore_patterns("*.jinja"))
+    data.write_text(json.dumps({"prompt": "the cat", "answer": " sat on it"}))
+    with LLM(plain, threads=1) as llm:
+        assert not llm.has_chat_template
+        read = read_texts(llm, data, context=200, tokens=1000, mark_answers=True)
+        [window], [marks] = read.windows, read.answers
+        written = [token for token, own in zip(window, marks, strict=True) if own]
+        assert llm.tokenizer.decode(written) == " sat on it"

@@ -23,9 +23,6 @@ FLOAT_INPUTS: Final = "float"
 DYNAMIC_INPUTS: Final = "dynamic"
 """Of linear layers' inputs: they stay as they are, or each token has a scale of its own."""
 
-_OBSERVERS: Final = {"min-max": "minmax", "percentile": "minmax", "mse": "mse", "entropy": "minmax"}
-"""Our observer -> the nearest of the library's names, which the scales that are there make no use of."""
-
 INDEX_FILE: Final = "model.safetensors.index.json"
 _SUFFIX: Final = ".weight"
 _WORD: Final = 4
@@ -144,7 +141,6 @@ def _inputs(inputs: str) -> dict[str, Any] | None:
         "symmetric": True,
         "strategy": "token" if dynamic else "tensor",
         "dynamic": dynamic,
-        "observer": None if dynamic else _OBSERVERS[inputs],
     }
 
 

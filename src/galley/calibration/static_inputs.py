@@ -5,7 +5,6 @@ written to checkpoints, and compared with dynamic ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -14,8 +13,7 @@ from galley.calibration.compressed import input_scale, module_of, write_tensors
 from galley.calibration.layerwise import Layerwise
 from galley.calibration.measures import Divergence, Loss, following
 from galley.calibration.quantize import write_index
-from galley.engine.read_model import Model, read_model
-from galley.engine_settings import EngineSettings
+from galley.engine.read_model import Model
 from galley.formats.weights import Floats, WeightKind
 from galley.ops.executor import ExecutorFactory
 from galley.quant.int8_inputs import dynamic_int8, input_group
@@ -49,12 +47,12 @@ def observed(
 
 
 def write_static_inputs(
-    out: Path, factory: ExecutorFactory, windows: Sequence[Sequence[int]], observer: str
+    model: Model, factory: ExecutorFactory, windows: Sequence[Sequence[int]], observer: str
 ) -> None:
     """Add static scales of inputs to a checkpoint that :class:`Quantizer` has written.
 
     Args:
-        out: its folder.
+        model: as it was written.
         factory: of the executor that runs it.
         windows: texts to observe.
         observer: name, of ``OBSERVERS``.
@@ -62,8 +60,6 @@ def write_static_inputs(
     Raises:
         OSError: the folder cannot be written to.
     """
-    settings = EngineSettings(kv_dtype="float32", weight_cache=False)
-    model = read_model(settings, out)
     ranges = observed(model, factory, windows, {observer: OBSERVERS[observer]})[observer]
     readers, raw = model.program.readers(), {}
     for buffer, largest in ranges.items():
@@ -72,6 +68,7 @@ def write_static_inputs(
                 if op.name == "linear" and model.weights.info(name).kind.is_integer:
                     # Inputs that are always 0 can have any scale but 0.
                     raw[f"{module_of(name)}.input_scale"] = input_scale((largest or 1.0) / STEPS)
+    out = model.checkpoint.folder
     shards = sorted(path.name for path in out.glob("model-*.safetensors"))
     write_tensors(out / _FILE, raw)
     write_index(out, [*shards, _FILE])

@@ -231,12 +231,15 @@ def _quantize(
     quantizer = Quantizer(read, factory, folder, plan, split)
 
     def finish(written: Path) -> None:
-        if asked.observes:
+        if made is None and not asked.observes:
+            return
+        done = _read(replace(settings, model=str(written)))
+        if made is not None:
+            _write(done, made, out)
+        else:
             from galley.calibration.static_inputs import write_static_inputs
 
-            write_static_inputs(written, factory, split.calibration, asked.inputs)
-        if made is not None:
-            _write(_read(replace(settings, model=str(written))), made, out)
+            write_static_inputs(done, factory, split.calibration, asked.inputs)
 
     with progress("layers", len(quantizer.layers), done=quantizer.done) as bar:
         loss = quantizer.run(lambda name: bar.update(1), finish)

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from galley.formats.gguf import GGUFCheckpoint
 from galley.formats.quantization import QUANTIZED_KEY
 from galley.formats.reader import CheckpointReader
 from galley.formats.weights import Kinds, Weights
@@ -17,13 +16,16 @@ from galley.ops.kinds import own_kinds, plan_kinds
 _LEAST_SHARE: Final = 0.01
 """Of the parameters; rarer kinds are not told."""
 
+_OF_FILES: Final = ("F16", "F16xI8")
+"""Types of scales that integers have in GGUF files; those that are rounded at load have others."""
+
 
 def weight_receipt(checkpoint: CheckpointReader, program: Program, kinds: Kinds) -> WeightReceipt:
     """Of a model whose matrices are kept as ``kinds``; its loss as the checkpoint tells it, if it does."""
     own: Mapping[str, Any] = checkpoint.config.get(QUANTIZED_KEY) or {}
     names = {kind.name for kind in kinds.values()}
     rounded = "rtn" if names & {"int8", "int4"} else "none"
-    if isinstance(checkpoint, GGUFCheckpoint) and _has_integers(checkpoint):
+    if any(kind.scale_type in _OF_FILES for kind in kinds.values()):
         rounded = "gguf"
     config = checkpoint.config.get("quantization_config") or {}
     method = own.get("method") or config.get("quant_method") or rounded
@@ -33,11 +35,6 @@ def weight_receipt(checkpoint: CheckpointReader, program: Program, kinds: Kinds)
         calibration=str(own.get("calibration", "")),
         **{name: own[name] for name in ("kl", "kl99", "top1") if name in own},
     )
-
-
-def _has_integers(checkpoint: GGUFCheckpoint) -> bool:
-    weights = checkpoint.weights()
-    return any(weights.info(name).kind.is_integer for name in weights)
 
 
 def held_kinds(
