@@ -20,10 +20,10 @@ _DAMPING: Final = 0.01
 """Part of the mean of the Hessian's diagonal that is added to it."""
 
 _DOUBLE: Final = 4096
-"""Columns up to which the factor is computed in float64; of larger ones, such blocks are."""
+"""Columns up to which the factor is computed in float64; beyond it would take minutes."""
 
 _INVERTED: Final = 256
-"""Columns that are factored and inverted at once; more are, half by half."""
+"""Columns of a triangular matrix that are inverted at once; more are, half by half."""
 
 
 def gptq(
@@ -93,30 +93,26 @@ def factor_of(hessian: Floats, *, act_order: bool = True) -> tuple[Floats, npt.N
 
     An input that is always 0 gets the mean of the diagonal: what it is multiplied with does not matter.
     """
+    kind: type[np.float64 | np.float32] = np.float64 if len(hessian) <= _DOUBLE else np.float32
     diagonal = hessian.diagonal().astype(np.float64)
     order = np.argsort(-diagonal, kind="stable") if act_order else np.arange(len(diagonal))
     mean = diagonal.mean() or 1.0
-    # With rows and columns reversed, the inverse of the lower Cholesky factor is the upper U.
-    last = order[::-1]
-    damped: Floats = hessian[np.ix_(last, last)]
+    damped: Reals = hessian[np.ix_(order, order)].astype(kind)
     at = np.arange(len(damped))
-    damped[at, at] += np.where(diagonal[last] == 0, mean, _DAMPING * mean).astype(np.float32)
-    upper = _inverse_of_factor(damped)[::-1, ::-1]
-    return np.ascontiguousarray(upper, np.float32), order
+    damped[at, at] += np.where(diagonal[order] == 0, mean, _DAMPING * mean).astype(kind)
+    # With rows and columns reversed, the Cholesky factor becomes an upper one: H = R R', inv(H) = U'U.
+    upper = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
+    return _inverse_of_upper(upper).astype(np.float32), order
 
 
-def _inverse_of_factor(matrix: Reals) -> Reals:
-    """inv(L) of a positive definite matrix L L', in products of its blocks, which use all cores."""
-    depth = len(matrix)
-    if depth <= _DOUBLE:
-        matrix = matrix.astype(np.float64, copy=False)
+def _inverse_of_upper(upper: Reals) -> Reals:
+    """Of a matrix with nothing below its diagonal: the same kind of matrix, in products of its blocks."""
+    depth = len(upper)
     if depth <= _INVERTED:
-        return np.tril(np.linalg.inv(np.linalg.cholesky(matrix)))
+        return np.triu(np.linalg.inv(upper))
     middle = depth // 2
-    first = _inverse_of_factor(matrix[:middle, :middle])
-    below = matrix[middle:, :middle] @ first.T
-    second = _inverse_of_factor(matrix[middle:, middle:] - below @ below.T)
-    found = np.zeros_like(matrix)
-    found[:middle, :middle], found[middle:, middle:] = first, second
-    found[middle:, :middle] = -(second @ (below @ first))
+    found = np.zeros_like(upper)
+    found[:middle, :middle] = left = _inverse_of_upper(upper[:middle, :middle])
+    found[middle:, middle:] = right = _inverse_of_upper(upper[middle:, middle:])
+    found[:middle, middle:] = -(left @ upper[:middle, middle:] @ right)
     return found
