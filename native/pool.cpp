@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -31,10 +30,20 @@ void pin(std::thread& thread, int cpu) {
     (void)pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
 }
 
+std::atomic<int> forks{0};
+
+// How many forks lie between this process and the first of its line that made a pool.
+int forks_so_far() {
+    static const int registered =
+        pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+    (void)registered;
+    return forks.load(std::memory_order_relaxed);
+}
+
 }  // namespace
 
 Pool::Pool(int threads, const std::vector<int>& cpus)
-    : shares_(threads > 1 ? threads : 1), home_(getpid()) {
+    : shares_(threads > 1 ? threads : 1), forks_(forks_so_far()) {
     std::vector<std::thread>& workers = workers_->threads;
     workers.reserve(shares_.size() - 1);
     for (int i = 1; i < threads; ++i) {
@@ -50,7 +59,7 @@ Pool::Pool(int threads, const std::vector<int>& cpus)
 }
 
 Pool::~Pool() {
-    if (getpid() == home_)
+    if (forks_so_far() == forks_)
         stop();
     else
         (void)workers_.release();
@@ -74,7 +83,7 @@ void Pool::share(const Job& job) {
     }
     const uint64_t generation = (state_.load() / kGeneration + 1) * kGeneration;
     state_.store(generation | kOpen);
-    if (sleeping_.load() > 0) {
+    if (sleeping_.load() > 0 && forks_so_far() == forks_) {
         // Taken and given back: a worker between its last look and its sleep must not miss the
         // call.
         {

@@ -1,8 +1,6 @@
 // Threads that share the items of a job with the thread that asks for it.
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -79,10 +77,10 @@ class Pool {
         std::condition_variable wake;
         std::vector<std::thread> threads;
     };
-    // A forked child has none of the threads and can neither join them nor destroy what they wait
-    // for.
+    // A forked child has none of the threads, and the mutex may be held by one of them for ever: it
+    // must not touch what is in here, and does all of a job itself.
     std::unique_ptr<Workers> workers_ = std::make_unique<Workers>();
-    pid_t home_;
+    int forks_;  // of this process's line when the threads were started
 };
 
 }  // namespace galley
