@@ -115,6 +115,7 @@ ROPE: Final[dict[str, dict[str, Any]]] = {
         "factor": 4.0,
         "original_max_position_embeddings": 128,
         "rope_theta": 10000.0,
+        "attention_factor": 1.3,
     },
     "llama3": {
         "rope_type": "llama3",

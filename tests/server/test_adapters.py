@@ -159,6 +159,22 @@ def test_more_adapters_than_there_is_room_for_take_turns(server: Server, folder:
         assert unload(server, name).status_code == 200
 
 
+def test_hundreds_are_registered_while_two_are_in_memory(server: Server, folder: Path) -> None:
+    files = {f"{name}{i}": name for i in range(50) for name in "abcd"}
+    for name, file in files.items():
+        assert load(server, name, folder / file).status_code == 200
+    assert set(listed(server)) == {"tiny", "tiny:a", *(f"tiny:{name}" for name in files)}
+    asked = [*files][::9]
+    alone = {file: tokens(ask(server, f"{file}0")) for file in "abcd"}
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda name: tokens(ask(server, name)), asked))
+    assert answers == [alone[files[name]] for name in asked]
+    assert server.metrics(**USER)["galley_adapters_loaded"] == 2
+    for name in files:
+        assert unload(server, name).status_code == 200
+    assert set(listed(server)) == {"tiny", "tiny:a"}
+
+
 def test_streams_keep_their_adapters_through_a_crash_and_an_unloading(
     server: Server, folder: Path
 ) -> None:

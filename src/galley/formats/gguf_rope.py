@@ -22,7 +22,7 @@ Factors = Mapping[str, Sequence[float]]
 _KINDS: Final = ("none", "linear", "yarn", "longrope")
 _YARN: Final = {
     "original_max_position_embeddings": "original_context_length",
-    "attention_factor": "attn_factor",
+    "attention_factor": "yarn_attn_factor",
     "beta_fast": "yarn_beta_fast",
     "beta_slow": "yarn_beta_slow",
 }
@@ -81,6 +81,8 @@ def _scaling(metadata: Metadata, factors: Factors) -> dict[str, Any]:
     factor = metadata.own("rope.scaling.factor") or metadata.own("rope.scale_linear")
     if kind == "longrope" or LONG_FACTORS in factors or SHORT_FACTORS in factors:
         return _longrope(metadata, kind, factors)
+    if metadata.own("rope.scaling.attn_factor") not in (None, 1.0):
+        raise metadata.unsupported("rope.scaling.attn_factor")
     if kind == "yarn":
         given = {name: metadata.own(f"rope.scaling.{key}") for name, key in _YARN.items()}
         given = {"factor": factor, **given}
@@ -88,8 +90,6 @@ def _scaling(metadata: Metadata, factors: Factors) -> dict[str, Any]:
         if metadata.own("rope.scaling.yarn_ext_factor") not in (None, 1.0, -1.0):
             raise metadata.unsupported("rope.scaling.yarn_ext_factor")
         return {"rope_type": kind} | {n: v for n, v in given.items() if v is not None}
-    if metadata.own("rope.scaling.attn_factor") not in (None, 1.0):
-        raise metadata.unsupported("rope.scaling.attn_factor")
     if ROPE_FACTORS in factors:
         if kind == "linear" and factor not in (None, 1.0):
             _without_factors(metadata, kind, factors)
