@@ -52,28 +52,25 @@ class Rounding(Protocol):
 
 
 def trials_of(
-    method: str, model: Model, names: Sequence[str], rows: Callable[[], Floats]
+    model: Model, names: Sequence[str], rows: Floats | None
 ) -> Callable[[Scheme], list[IntWeight]]:
     """What a method would make of matrices by themselves, scheme by scheme, to see what that loses.
 
-    The nearest steps with searched clips stand for methods but gptq, of which the refinement is left out.
-
     Args:
-        method: its name.
         model: with the matrices.
         names: theirs; all read the same inputs.
-        rows: gives these inputs, [tokens, depth], if they are needed.
+        rows: these inputs, [tokens, depth], for gptq without its refinement; None: the nearest steps with
+            searched clips, which stand for all other methods.
     """
     matrices = [_matrix(model, name) for name in names]
-    if method != "gptq":
+    if rows is None:
 
         def by_clips(scheme: Scheme) -> list[IntWeight]:
             pairs = zip(names, matrices, strict=True)
             return [nearest(name, matrix, scheme, clip=True) for name, matrix in pairs]
 
         return by_clips
-    inputs = rows()
-    factor, order = factor_of(inputs.T @ inputs)
+    factor, order = factor_of(rows.T @ rows)
 
     def by_gptq(scheme: Scheme) -> list[IntWeight]:
         integers, grid = gptq(np.concatenate(matrices), factor, order, scheme)

@@ -1,11 +1,11 @@
 """How much each part of a model loses by itself when it is quantised, and what to give each part."""
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from functools import partial
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -13,19 +13,22 @@ import numpy as np
 from galley.calibration import store
 from galley.calibration.layerwise import Layerwise
 from galley.calibration.measures import Divergence, following
+from galley.calibration.quantize import CORRECTING, block_of
 from galley.calibration.rounding import trials_of
 from galley.engine.read_model import Model
 from galley.errors import SettingsError
-from galley.formats.values import dequantize, to_float32
+from galley.formats.values import as_dense, dequantize, to_float32
 from galley.formats.weights import (
     DENSE_KINDS,
     WEIGHT_TYPES,
     DenseWeight,
     Floats,
     IntWeight,
+    Weight,
     WeightKind,
 )
 from galley.ops.executor import ExecutorFactory
+from galley.quant.gptq import corrected, factor_of
 from galley.quant.grid import Scheme
 
 OnPart: TypeAlias = Callable[[str], None]
@@ -75,9 +78,10 @@ def parts_of(
     """Quantise one part at a time as a method would, and measure the whole model.
 
     What plain rounding loses says little of what GPTQ does, which makes up for half of one part's error and
-    for nearly all of another's. The whole model is run with the scheme of a part that loses most; what the
-    others lose follows from the squared errors of the part's outputs, for a small divergence is
-    proportional to these. Results are kept on disk.
+    for nearly all of another's, and lets the layers of the same block that come later make up for most of
+    what is left. The whole model is run with the scheme of a part that loses most; what the others lose
+    follows from the squared errors of the part's outputs, for a small divergence is proportional to these.
+    Results are kept on disk.
 
     Args:
         model: with dense weights.
@@ -86,10 +90,10 @@ def parts_of(
         names: weights of linear layers that may be quantised.
         schemes: what they may become.
         on_part: told each part that has been measured.
-        method: see :func:`galley.calibration.rounding.trials_of`.
+        method: of a plan.
         calibration: other texts, which gptq looks at; if there are none, at those to measure on.
     """
-    told = ["by errors", model.checkpoint.state(), windows, sorted(names)]
+    told = ["by errors, corrected", model.checkpoint.state(), windows, sorted(names)]
     told += [[astuple(scheme) for scheme in schemes]]
     if method == "gptq":
         told += [method, calibration]
@@ -122,7 +126,7 @@ class _Measure:
         self._base = [logits.copy() for _, logits in whole.logits()]
         self._after = following(windows)
 
-    def loss(self, weights: Sequence[IntWeight]) -> float:
+    def loss(self, weights: Sequence[Weight]) -> float:
         """Mean divergence with these weights behind where the run is."""
         changed = self.run.rest()
         for weight in weights:
@@ -142,24 +146,69 @@ def _measured(
     on_part: OnPart,
 ) -> Iterator[Part]:
     model, run = measure.model, measure.run
+    chosen: dict[int, tuple[str, ...]] = {}
     for buffer in run.kept:
-        rows = run.advance(buffer)
         linears = [name for op in run.linears(buffer) for name in op.weights["weight"]]
-        chosen = tuple(name for name in linears if name in names)
-        if not chosen:
-            continue
-        trial = trials_of(method, model, chosen, partial(seen.advance, buffer))
-        # Where groups do not divide rows two schemes may be one.
-        depth = model.program.shapes[chosen[0]][1]
-        fitting = dict.fromkeys(scheme.fitting(depth) for scheme in schemes)
-        made = {scheme: trial(scheme) for scheme in fitting}
-        errors = {s: _squared_error(model, rows, weights) for s, weights in made.items()}
-        worst = max(errors, key=lambda scheme: errors[scheme])
-        kl = measure.loss(made[worst]) / (errors[worst] or 1.0)
-        choices = [Choice(s, bytes_of(model, chosen, s), kl * errors[s]) for s in fitting]
-        choices.append(Choice(None, bytes_of(model, chosen, None), 0.0))
-        yield Part(chosen, tuple(sorted(choices, key=lambda c: c.bytes)))
-        on_part(chosen[0])
+        chosen[buffer] = tuple(name for name in linears if name in names)
+    buffers = (buffer for buffer in run.kept if chosen[buffer])
+    for _, together in itertools.groupby(buffers, lambda buffer: block_of(chosen[buffer][0])):
+        parts = {buffer: chosen[buffer] for buffer in together}
+        block = _CorrectedBlock(model, seen, parts) if method in CORRECTING else None
+        for buffer, part in parts.items():
+            rows = run.advance(buffer)
+            trial = trials_of(model, part, block.rows[buffer] if block else None)
+            # Where groups do not divide rows two schemes may be one.
+            depth = model.program.shapes[part[0]][1]
+            fitting = dict.fromkeys(scheme.fitting(depth) for scheme in schemes)
+            made = {scheme: trial(scheme) for scheme in fitting}
+            errors = {s: _squared_error(model, rows, weights) for s, weights in made.items()}
+            worst = max(errors, key=lambda scheme: errors[scheme])
+            changed: list[Weight] = [*made[worst]]
+            changed += block.corrected(buffer, made[worst]) if block else []
+            kl = measure.loss(changed) / (errors[worst] or 1.0)
+            choices = [Choice(s, bytes_of(model, part, s), kl * errors[s]) for s in fitting]
+            choices.append(Choice(None, bytes_of(model, part, None), 0.0))
+            yield Part(part, tuple(sorted(choices, key=lambda c: c.bytes)))
+            on_part(part[0])
+
+
+class _CorrectedBlock:
+    """A block whose layers make up for what one of its parts loses, as a method's will.
+
+    A part's loss by itself would say too much: most of what queries, keys and values lose, the layers that
+    read what attention makes of them win back.
+
+    Attributes:
+        rows: what its parts read: buffer -> [tokens, depth].
+    """
+
+    def __init__(self, model: Model, seen: Layerwise, parts: Mapping[int, tuple[str, ...]]) -> None:
+        """``parts``: buffer -> the matrices that read it, in order; ``seen`` is advanced to the last."""
+        self._model, self._parts = model, parts
+        self.rows: dict[int, Floats] = {}
+        self._runs: dict[int, Layerwise] = {}
+        for buffer in parts:
+            self.rows[buffer] = seen.advance(buffer)
+            self._runs[buffer] = seen.fork()
+
+    def corrected(self, buffer: int, weights: Sequence[IntWeight]) -> list[DenseWeight]:
+        """The matrices of later parts, when those that read ``buffer`` are these; not rounded."""
+        run = self._runs[buffer].fork()
+        for weight in weights:
+            run.replace(weight)
+        found: list[DenseWeight] = []
+        behind = [*self._parts]
+        for later in behind[behind.index(buffer) + 1 :]:
+            rows = run.advance(later)
+            factor, order = factor_of(rows.T @ rows)
+            missed = self.rows[later] - rows
+            for name in self._parts[later]:
+                own = self._model.weights[name]
+                assert isinstance(own, DenseWeight)
+                matrix = corrected(to_float32(own), missed, rows, factor, order)
+                found.append(as_dense(name, "F32", matrix))
+                run.replace(found[-1])
+        return found
 
 
 def _squared_error(model: Model, rows: Floats, weights: Sequence[IntWeight]) -> float:
