@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 # A busy machine is no failure.
-settings.register_profile("galley", deadline=None, max_examples=50)
+settings.register_profile("galley", deadline=None, max_examples=30)
 settings.load_profile("galley")
 # Tests run two at a time on small machines; compute threads beyond that would only fight.
 os.environ.setdefault("GALLEY_THREADS", "1")

@@ -9,11 +9,22 @@ import pytest
 
 from galley import SettingsError
 from galley.calibration.forward import TeacherForced
+from galley.calibration.layerwise import Layerwise
 from galley.calibration.measures import Divergence, following
 from galley.calibration.quantize import linear_weights
-from galley.calibration.sensitivity import Choice, Part, assign, bytes_of_others, parts_of
+from galley.calibration.rounding import trials_of
+from galley.calibration.sensitivity import (
+    Choice,
+    CorrectedBlock,
+    Part,
+    assign,
+    bytes_of_others,
+    parts_of,
+)
 from galley.engine.read_model import read_model
 from galley.engine_settings import EngineSettings
+from galley.formats.values import to_float32
+from galley.formats.weights import DenseWeight
 from galley.ops.executor import choose_executor
 from galley.quant.grid import Scheme
 from tests.checkpoints import random_ids
@@ -128,6 +139,36 @@ def test_gptq_is_measured_as_gptq(checkpoint: CheckpointMaker) -> None:
     assert all(groups in ([0, 16], [80, 16], [0]) for groups in schemes), schemes
     assert by_gptq == parts_of(*asked, method="gptq", calibration=calibration)  # as it was kept
     assert by_gptq != parts_of(*asked, method="gptq", calibration=calibration[1:])
+
+
+def test_later_layers_of_a_block_make_up_for_what_one_loses(checkpoint: CheckpointMaker) -> None:
+    """Attention makes something else of rounded queries; its output comes nearer to what it was."""
+    settings = EngineSettings(dtype="float32", kv_dtype="float32", threads=1)
+    model = read_model(settings, checkpoint("llama"))
+    _, factory = choose_executor("auto", "cpu")
+    windows = [random_ids(seed, 64) for seed in range(40)]
+
+    def run() -> Layerwise:
+        return Layerwise(model.program, model.weights, windows, factory, model.options)
+
+    first, second = [b for b in run().kept if run().linears(b)][:2]
+    names = {b: run().linears(b)[0].weights["weight"] for b in (first, second)}
+    block = CorrectedBlock(model, run(), names)
+    assert block.corrected(second, []) == []
+    rounded = trials_of(model, names[first], None)(Scheme(4, 16))
+    [output] = block.corrected(first, rounded)
+    assert [output.name] == [*names[second]]
+    changed = run()
+    for weight in rounded:
+        changed.replace(weight)
+    own = model.weights[output.name]
+    assert isinstance(own, DenseWeight)
+    wanted = block.rows[second] @ to_float32(own).T
+    missed = [
+        float(np.square(changed.advance(second) @ to_float32(matrix).T - wanted).sum())
+        for matrix in (own, output)
+    ]
+    assert 0 < missed[1] < 0.99 * missed[0]
 
 
 def test_the_command_keeps_to_the_budget(checkpoint: CheckpointMaker, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def run(made: Executor, sequences: list[Sequence]) -> dict[tuple[int, int], Floa
     return rows
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(config=configs(), seed=st.integers(0, 2**32), requests=requests())
 def test_logits_are_the_references(
     config: dict[str, Any], seed: int, requests: list[tuple[int, int]]
@@ -156,7 +156,7 @@ def test_logits_are_the_references(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(config=configs(), seed=st.integers(0, 2**32), requests=requests())
 def test_rows_have_the_bits_that_they_have_alone(
     kind: Quantize, config: dict[str, Any], seed: int, requests: list[tuple[int, int]]

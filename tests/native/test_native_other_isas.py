@@ -2,6 +2,7 @@
 
 NEON runs under qemu, AVX-VNNI in the encoding of AVX-512, linear layers of AMX on tiles in memory."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.native.harness import ISAS
+
+pytestmark = pytest.mark.skipif(
+    "GALLEY_TEST_ISAS" not in os.environ,
+    reason="takes a minute or two to compile: make isas runs it, for who changes kernels",
+)
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"

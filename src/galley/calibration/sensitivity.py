@@ -153,7 +153,7 @@ def _measured(
     buffers = (buffer for buffer in run.kept if chosen[buffer])
     for _, together in itertools.groupby(buffers, lambda buffer: block_of(chosen[buffer][0])):
         parts = {buffer: chosen[buffer] for buffer in together}
-        block = _CorrectedBlock(model, seen, parts) if method in CORRECTING else None
+        block = CorrectedBlock(model, seen, parts) if method in CORRECTING else None
         for buffer, part in parts.items():
             rows = run.advance(buffer)
             trial = trials_of(model, part, block.rows[buffer] if block else None)
@@ -172,7 +172,7 @@ def _measured(
             on_part(part[0])
 
 
-class _CorrectedBlock:
+class CorrectedBlock:
     """A block whose layers make up for what one of its parts loses, as a method's will.
 
     A part's loss by itself would say too much: most of what queries, keys and values lose, the layers that

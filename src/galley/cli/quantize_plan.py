@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 _MEASURED_TOKENS: Final = 1024
 """On which the sensitivity of parts is measured."""
 
+_CALIBRATED_TOKENS: Final = 4096
+_TOKENS_A_COLUMN: Final = 2
+"""Tokens that GPTQ looks at there, at least, and for each column of the widest matrix: with fewer it would
+fit these alone."""
+
 _GROUP: Final = 128
 _FINEST: Final = 32
 """Columns of a group in mixed precision, at least."""
@@ -123,12 +128,16 @@ def _mixed(
 
     names = list(plan.schemes)
     windows = first_texts(texts.calibration, _MEASURED_TOKENS)
+    deepest = max(read.program.shapes[name][1] for name in names)
+    seen = first_texts(
+        texts.calibration[len(windows) :], max(_CALIBRATED_TOKENS, _TOKENS_A_COLUMN * deepest)
+    )
     with progress("parts", 0) as bar:
         parts = parts_of(
             *(read, factory, windows, names, kinds_of(plan.schemes[names[0]])),
             lambda name: bar.update(1),
             method=plan.method,
-            calibration=texts.calibration[len(windows) :],
+            calibration=seen,
         )
     room = None if wanted.budget is None else wanted.budget - bytes_of_others(read, names)
     choices = assign(parts, most_bytes=room, most_kl=wanted.max_kl)
