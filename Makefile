@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint test-clients audit schema soak fuzz sanitize isas bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
+.PHONY: help run test lint test-clients audit schema soak fuzz sanitize thorough bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
 
 help:
 	@echo "make run         serve the bundled models, show what they answer, keep serving (PORT=8000)"
@@ -16,7 +16,7 @@ help:
 	@echo "make lint        ruff, mypy, import-linter, the audit of dependencies and clang-format only"
 	@echo "make test-clients  LangChain, LiteLLM, instructor and the llm command against a real server; sentence-transformers"
 	@echo "make sanitize    the kernel tests under the address and undefined-behaviour sanitizers (GCC)"
-	@echo "make isas        kernels of instruction sets that this CPU lacks: AMX and AVX-VNNI emulated, NEON under qemu"
+	@echo "make thorough    the tests with all of their random examples, and kernels of instruction sets that this CPU lacks"
 	@echo "make audit       dependencies against advisories, as in lint, and with pip-audit (needs a network)"
 	@echo "make schema      SCHEMA_EXAMPLES=1000 random requests for each operation of the OpenAPI document"
 	@echo "make soak        a minute of load while engines die, stall, and clients misbehave (SEED=1)"
@@ -48,8 +48,8 @@ test-clients: $(VENV)-clients/.installed
 sanitize: $(VENV)/.installed-dev
 	$(BIN)/python scripts/sanitize.py
 
-isas: $(VENV)/.installed-dev
-	GALLEY_TEST_ISAS=1 $(BIN)/python -m pytest tests/native/test_native_other_isas.py
+thorough: $(VENV)/.installed-dev
+	GALLEY_TEST_THOROUGH=1 $(BIN)/python -m pytest
 
 audit: $(VENV)/.installed-dev
 	$(PIP) pip-audit

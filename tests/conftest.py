@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.thorough import examples
+
 # A busy machine is no failure.
-settings.register_profile("galley", deadline=None, max_examples=30)
+settings.register_profile("galley", deadline=None, max_examples=examples(50))
 settings.load_profile("galley")
 # Tests run two at a time on small machines; compute threads beyond that would only fight.
 os.environ.setdefault("GALLEY_THREADS", "1")

@@ -27,27 +27,28 @@ from tests.engine.machine import (
     StateMachine,
     WindowMachine,
 )
+from tests.thorough import examples
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=120, stateful_step_count=40)
+TestEngineMachine.settings = settings(max_examples=examples(300), stateful_step_count=40)
 TestSpeechMachine = SpeechMachine.TestCase
-TestSpeechMachine.settings = settings(max_examples=80, stateful_step_count=40)
+TestSpeechMachine.settings = settings(max_examples=examples(200), stateful_step_count=40)
 TestWindowMachine = WindowMachine.TestCase
-TestWindowMachine.settings = settings(max_examples=30, stateful_step_count=40)
+TestWindowMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestSlidingMachine = SlidingMachine.TestCase
-TestSlidingMachine.settings = settings(max_examples=30, stateful_step_count=40)
+TestSlidingMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestStateMachine = StateMachine.TestCase
-TestStateMachine.settings = settings(max_examples=30, stateful_step_count=40)
+TestStateMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestFewStatesMachine = FewStatesMachine.TestCase
-TestFewStatesMachine.settings = settings(max_examples=30, stateful_step_count=40)
+TestFewStatesMachine.settings = settings(max_examples=examples(50), stateful_step_count=40)
 TestGuessMachine = GuessMachine.TestCase
-TestGuessMachine.settings = settings(max_examples=30, stateful_step_count=40)
+TestGuessMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestGuessSpeechMachine = GuessSpeechMachine.TestCase
-TestGuessSpeechMachine.settings = settings(max_examples=30, stateful_step_count=40)
+TestGuessSpeechMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestGuessWindowMachine = GuessWindowMachine.TestCase
-TestGuessWindowMachine.settings = settings(max_examples=30, stateful_step_count=40)
+TestGuessWindowMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestSpeculationMachine = SpeculationMachine.TestCase
-TestSpeculationMachine.settings = settings(max_examples=30, stateful_step_count=40)
+TestSpeculationMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)
 
 
 def test_beams_of_two_tenants_do_not_preempt_each_other_for_ever() -> None:

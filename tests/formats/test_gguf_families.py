@@ -108,6 +108,15 @@ def test_which_layers_have_a_window(said: Any, slides: list[int]) -> None:
         ("qwen3", {"rope__scaling__attn_factor": 1.5}, "qwen3.rope.scaling.attn_factor is 1.5"),
         (
             "qwen3",
+            {
+                "rope__scaling__type": "yarn",
+                "rope__scaling__factor": 4.0,
+                "rope__scaling__attn_factor": 1.5,
+            },
+            "qwen3.rope.scaling.attn_factor is 1.5",
+        ),
+        (
+            "qwen3",
             {"rope__dimension_count": 16},
             "rope.dimension_count is 16, but heads are 32 wide",
         ),

@@ -19,6 +19,7 @@ from galley.ops.isa import ISA_VARIABLE
 from galley.ops.reference import ReferenceExecutor
 from galley.types import BLOCK_TOKENS
 from tests.native.harness import ISAS, KINDS, Floats, as_weight
+from tests.thorough import examples
 
 POSITIONS: Final = 700
 """More than a chunk of attention has keys."""
@@ -135,7 +136,7 @@ def run(made: Executor, sequences: list[Sequence]) -> dict[tuple[int, int], Floa
     return rows
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(25))
 @given(config=configs(), seed=st.integers(0, 2**32), requests=requests())
 def test_logits_are_the_references(
     config: dict[str, Any], seed: int, requests: list[tuple[int, int]]
@@ -156,7 +157,7 @@ def test_logits_are_the_references(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=8)
+@settings(max_examples=examples(20))
 @given(config=configs(), seed=st.integers(0, 2**32), requests=requests())
 def test_rows_have_the_bits_that_they_have_alone(
     kind: Quantize, config: dict[str, Any], seed: int, requests: list[tuple[int, int]]

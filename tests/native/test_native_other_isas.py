@@ -2,7 +2,6 @@
 
 NEON runs under qemu, AVX-VNNI in the encoding of AVX-512, linear layers of AMX on tiles in memory."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -13,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.native.harness import ISAS
+from tests.thorough import THOROUGH
 
 pytestmark = pytest.mark.skipif(
-    "GALLEY_TEST_ISAS" not in os.environ,
-    reason="takes a minute or two to compile: make isas runs it, for who changes kernels",
+    not THOROUGH, reason="takes a minute or two to compile: make thorough runs it"
 )
 
 ROOT = Path(__file__).parents[2]

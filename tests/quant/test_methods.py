@@ -67,6 +67,18 @@ def test_gptqs_factor_is_that_of_the_inverse() -> None:
     assert np.allclose(factor.T.astype(np.float64) @ factor, np.linalg.inv(damped), rtol=1e-3)
 
 
+def test_the_factor_of_many_columns_is_made_in_blocks() -> None:
+    """Of a size that neither the blocks of the factor nor those of its inverse divide."""
+    inputs = np.random.default_rng(2).standard_normal((1500, 1100)).astype(np.float32)
+    known = inputs.T @ inputs
+    factor, order = factor_of(known)
+    assert np.array_equal(np.triu(factor), factor)
+    damped = known[np.ix_(order, order)].astype(np.float64)
+    damped[np.arange(1100), np.arange(1100)] += 0.01 * known.diagonal().mean(dtype=np.float64)
+    product = factor.astype(np.float64) @ damped @ factor.T.astype(np.float64)
+    assert np.abs(product - np.eye(1100)).max() < 1e-4
+
+
 def test_awq_scales_columns_with_large_inputs() -> None:
     scheme, known = Scheme(4, 32), hessian()
     scales = input_scales([matrix(), matrix(16)], known, scheme)
