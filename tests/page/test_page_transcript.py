@@ -54,16 +54,31 @@ def test_a_file_that_is_no_recording(signed_in: Browser, tmp_path: Path) -> None
 def test_the_microphone_is_read_while_one_speaks(signed_in: Browser, truth: str) -> None:
     signed_in.show("transcript")
     signed_in.until(signed_in.find("speak").is_enabled)
+    signed_in.logged("performance")
     signed_in.find("speak").click()
     signed_in.until(lambda: len(signed_in.content(".said-text").split()) >= 8)
     assert signed_in.find("speak").text == "Stop"
     signed_in.find("speak").send_keys(Keys.ENTER)
     signed_in.until(lambda: signed_in.find("speak").text == "Speak")
     assert not signed_in.all("#said .error")
-    heard = signed_in.content(".said-text").lower().split()
-    # Chromium begins somewhere in the call, and over again at its end.
-    same = difflib.SequenceMatcher(None, heard, 2 * truth.lower().split(), autojunk=False)
-    assert sum(block.size for block in same.get_matching_blocks()) >= 0.6 * len(heard)
+    shown = signed_in.content(".said-text").split()
+    assert shown == " ".join(transcripts_received(signed_in)).split()
+    # Chromium begins somewhere in the call, and over again at its end. A machine that has other work
+    # loses pieces of the sound: so many words are sure, but not all.
+    words = 2 * truth.lower().split()
+    same = difflib.SequenceMatcher(None, [word.lower() for word in shown], words, autojunk=False)
+    assert sum(block.size for block in same.get_matching_blocks()) >= 5
+
+
+def transcripts_received(browser: Browser) -> list[str]:
+    """Of the turns that have ended in /v1/realtime since Chromium's log was last read."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.logged("performance")]
+    events = [
+        json.loads(message["params"]["response"]["payloadData"])
+        for message in messages
+        if message["method"] == "Network.webSocketFrameReceived"
+    ]
+    return [event["transcript"] for event in events if event["type"].endswith(".completed")]
 
 
 @pytest.mark.parametrize(("hertz", "passes"), [(1_000, True), (6_000, True), (10_000, False)])
