@@ -43,7 +43,9 @@ def test_a_conversation_whole_and_in_pieces(client: ollama.Client, server: Serve
     assert answer.message.content
     assert (answer.done, answer.done_reason) in [(True, "length"), (True, "stop")]
     assert answer.eval_count == 40 or answer.done_reason == "stop"
-    assert client.chat("calling", ASKED, options=GREEDY | {"num_predict": 2}).done_reason == "length"
+    assert (
+        client.chat("calling", ASKED, options=GREEDY | {"num_predict": 2}).done_reason == "length"
+    )
     assert answer.prompt_eval_count
     assert answer.eval_duration
     assert answer.total_duration

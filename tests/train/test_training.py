@@ -21,13 +21,13 @@ from galley.quant.grid import Scheme
 from galley.train import loss as losses
 from galley.train.forward import logits_of
 from galley.train.run import qat_student
-from galley.train.student import Student, from_config, from_layers
+from galley.train.student import Student, from_config, from_layers, from_model
 from galley.train.trainer import Example, batches, rate_factor
 from tests.checkpoints import make_checkpoint, random_ids
 from tests.cli.command import galley
 from tests.conftest import CheckpointMaker
 from tests.missing import without
-from tests.train.tiny import EXACT, read, run, served
+from tests.train.tiny import EXACT, TEXTS, read, run, served
 
 TEXT = random_ids(99, 40)
 
@@ -160,6 +160,34 @@ def test_layers_of_the_teacher(tmp_path: Path) -> None:
         from_layers(teacher, [2, 1])
 
 
+def test_a_model_that_exists_learns_from_one_with_more_rows(tmp_path: Path) -> None:
+    """As those of a family often have it: the same tokens, but another padding of the embedding."""
+    teacher = read(make_checkpoint(tmp_path / "teacher", "llama", vocab_size=352))
+    folder = make_checkpoint(tmp_path / "small", "qwen2", seed=5)
+    student, out = from_model(read(folder), teacher), tmp_path / "out"
+    np.testing.assert_allclose(
+        student_logits(student, TEXT), served(folder, TEXT), rtol=1e-4, atol=1e-4
+    )
+    report = run(teacher, student, out)
+    assert report.after.kl < report.before.kl
+    np.testing.assert_allclose(
+        served(out, TEXT), student_logits(student, TEXT), rtol=1e-4, atol=1e-4
+    )
+    beyond = [*TEXTS, Example([*TEXT, 330])]
+    with pytest.raises(
+        RequestError, match="a text has token 330, the student knows those below 320"
+    ):
+        run(teacher, from_model(read(folder), teacher), tmp_path / "more", texts=beyond)
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocab = content["model"]["vocab"]
+    (a, first), (b, second) = list(vocab.items())[5:7]
+    vocab |= {a: second, b: first}
+    path.write_text(json.dumps(content))
+    with pytest.raises(SettingsError, match="its tokens are others"):
+        from_model(read(folder), teacher)
+
+
 @hypothesis_settings(max_examples=30)
 @given(seed=st.integers(0, 2**31), k=st.integers(1, 20), temperature=st.floats(0.5, 4))
 def test_the_divergence_is_that_of_all_tokens_with_the_rest_as_one(
@@ -208,7 +236,9 @@ def test_what_cannot_be_trained_is_refused(
     short = from_config(config_of(folder, path, max_position_embeddings=16), teacher, 0)
     with pytest.raises(RequestError, match="lower --context"):
         run(teacher, short, tmp_path / "out")
-    with pytest.raises(SettingsError, match="--layers or --student-config"):
+    with pytest.raises(
+        SettingsError, match="one of --layers, --student-config and --student-model"
+    ):
         app.main(["distill", str(folder), str(tmp_path / "out")], standalone_mode=False)
     none = galley("qat", folder, tmp_path / "out", environ=without(tmp_path, "torch"))
     assert none.returncode == 2
@@ -241,6 +271,8 @@ def test_the_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     losses = [float(told.split("loss ")[1].split()[0]) for told in (whole, own)]
     assert losses[0] != losses[1]  # before the first step, of other tokens
+    told = command("distill", folder, tmp_path / "on", data, "--student-model", folder, *few)
+    assert "same likeliest token" in told
     with pytest.raises(SettingsError, match="--answers-only needs data"):
         command("qat", folder, tmp_path / "none", "--answers-only", *few)
     command("qat", folder, tmp_path / "int4", "--tokens", 200, "--context", 32, "--group", 16, *few)

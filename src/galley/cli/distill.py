@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="the student is a new model of this config.json, with the teacher's vocabulary",
 )
+@click.option(
+    "--student-model",
+    metavar="MODEL",
+    help="the student is this model, trained further: a smaller one of the teacher's family",
+)
 @training_options(learning_rate=1e-3)
 def distill(
     flags: Flags,
@@ -48,9 +53,7 @@ def distill(
     *,
     layers: str | None,
     student_config: Path | None,
-    tokens: int,
-    context: int,
-    answers_only: bool,
+    student_model: str | None,
     **how: Any,
 ) -> None:
     """Train a student to say what a teacher says, and write it as a checkpoint that galley serve reads.
@@ -59,9 +62,9 @@ def distill(
     the teacher. --quantize and --executor say how the teacher runs. An interrupted run goes on where
     it was when it is started again.
     """
-    if (layers is None) == (student_config is None):
+    if [layers, student_config, student_model].count(None) != 2:
         raise SettingsError(
-            "give --layers or --student-config: one of them says what the student is"
+            "give one of --layers, --student-config and --student-model: it says what the student is"
         )
     need_torch()
     from dataclasses import replace
@@ -70,20 +73,22 @@ def distill(
     from galley.formats.source import resolve_model
     from galley.machine import available_cores
     from galley.train.run import Task, on_device, train
+    from galley.train.student import from_model
     from galley.train.trainer import Options
 
     settings = flags.settings(model=teacher)
     start_logging(settings)
     began = time.monotonic()
     read = read_model(settings, resolve_model(settings.model, revision=settings.revision))
+    text = {name: how.pop(name) for name in ("tokens", "context", "answers_only")}
     options = Options(**how)
-    made = on_device(
-        _student(read, layers, student_config, options.seed),
-        settings.device,
-        settings.threads or available_cores(),
-    )
-    size = {"tokens": tokens, "context": context}
-    examples, source = examples_of(settings, read, data, **size, answers_only=answers_only)
+    if student_model is not None:
+        begun = read_model(settings, resolve_model(student_model))
+        new = from_model(begun, read)
+    else:
+        new = _student(read, layers, student_config, options.seed)
+    made = on_device(new, settings.device, settings.threads or available_cores())
+    examples, source = examples_of(settings, read, data, **text)
     task = Task(read, settings, made, replace(settings, quantize="auto"))
     report = train(task, examples, options, student, progress)
     print(told(student, report, source, time.monotonic() - began))

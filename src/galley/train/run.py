@@ -155,7 +155,7 @@ def train(
     cache = TeacherCache(
         state,
         texts,
-        vocab_size=task.teacher.program.vocab_size,
+        vocab_size=min(m.program.vocab_size for m in (task.teacher, task.student)),
         k=options.top_k,
         temperature=options.temperature,
     )
@@ -194,6 +194,11 @@ def _check(task: Task, texts: Sequence[Sequence[int]]) -> None:
         )
     if not texts or min(map(len, texts)) < 2:
         raise RequestError("training needs texts of two tokens at least")
+    highest, known = max(map(max, texts)), task.student.program.vocab_size
+    if highest >= known:
+        raise RequestError(
+            f"a text has token {highest}, the student knows those below {known} alone"
+        )
     longest, most = max(map(len, texts)), task.student.program.max_positions
     if longest > most:
         raise RequestError(
@@ -253,7 +258,8 @@ def _served(task: Task, out: Path, texts: Sequence[Sequence[int]]) -> Divergence
             after = following([text])
             pairs = zip(teacher.logits(text), student.logits(text), strict=True)
             for (first, p), (_, q) in pairs:
-                divergence.add(p, q, after[first : first + len(p)])
+                known = min(p.shape[1], q.shape[1])
+                divergence.add(p[:, :known], q[:, :known], after[first : first + len(p)])
     return divergence.loss()
 
 

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from galley.calibration.compressed import Raw, tensors_of, write_tensors
-from galley.calibration.quantize import copy_others
+from galley.calibration.quantize import check_dense, copy_others
 from galley.engine.read_model import Model
 from galley.errors import SettingsError
 from galley.formats.checkpoint import SINGLE_FILE
 from galley.formats.json_file import read_json
 from galley.formats.values import as_dense, to_float32
+from galley.formats.vocabulary import first_difference
 from galley.formats.weights import DenseWeight, IntWeight, WeightType
 from galley.graph.program import Op, Program
 from galley.models.registry import build_program
@@ -163,6 +164,26 @@ def _initial(
         return torch.full(shape, 1.0 - op.attrs.get("offset", 0.0))
     spread = std if op.name == "embed" else shape[-1] ** -0.5
     return torch.randn(shape, generator=random) * spread
+
+
+def from_model(model: Model, teacher: Model) -> Student:
+    """A model that exists, to be trained further.
+
+    Args:
+        model: of dense weights.
+        teacher: whose tokens it knows by the same ids; the number of rows of their embeddings may differ.
+
+    Raises:
+        SettingsError: a token has another id.
+        UnsupportedModel: the model is quantised, or cannot be trained.
+    """
+    check_dense(model)
+    folder = model.checkpoint.folder
+    if (difference := first_difference(teacher.checkpoint.folder, folder)) is not None:
+        raise SettingsError(
+            f"{folder} cannot learn from this teacher, since its tokens are others: {difference}"
+        )
+    return Student(model.checkpoint.config, model.program, *read_parameters(model))
 
 
 def from_layers(teacher: Model, layers: Sequence[int]) -> Student:

@@ -32,12 +32,12 @@ class TeacherCache:
         Args:
             folder: which belongs to these texts, this teacher, ``k`` and ``temperature``.
             texts: token ids.
-            vocab_size: of the teacher.
+            vocab_size: tokens that the student has; the teacher may have more, which do not count.
             k: how many tokens of each position.
             temperature: at which probabilities are meant.
         """
         self._folder, self._texts, self._temperature = folder, texts, temperature
-        self._k = min(k, vocab_size)
+        self._k, self._vocab_size = min(k, vocab_size), vocab_size
         self._starts = np.concatenate([[0], np.cumsum([len(text) for text in texts])])
         state = folder / _STATE
         self.done = int(json.loads(state.read_text())["done"]) if state.exists() else 0
@@ -71,7 +71,7 @@ class TeacherCache:
             on_text()
 
     def _likeliest(self, logits: Logits) -> tuple[npt.NDArray[np.int64], Floats]:
-        soft = logits / np.float32(self._temperature)
+        soft = logits[:, : self._vocab_size] / np.float32(self._temperature)
         soft -= soft.max(axis=1, keepdims=True)
         total = np.log(np.exp(soft).sum(axis=1, keepdims=True))
         tokens = np.argpartition(-soft, self._k - 1, axis=1)[:, : self._k]
