@@ -27,7 +27,7 @@ from galley.demo import MODEL_DIR
 from galley.demo.evaluate import Answerer, Evaluation, evaluate
 from galley.demo.heldout import Message
 
-from ..training import Optimisers, save_state
+from ..training import Optimisers, mixed_precision, save_state
 from .generator import Example, example, examples
 from .model import DemoConfig, DemoModel, generate, load_checkpoint, save_checkpoint
 from .tokeniser import (
@@ -223,7 +223,7 @@ class Trainer:
 
     def _losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
         ids, weights = batch.ids.to(self.device), batch.weights.to(self.device)[:, 1:]
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with mixed_precision(self.device):
             states, _ = self.model(ids)
             chosen = weights > 0
             logits = self.model.logits(states[:, :-1][chosen])

@@ -36,7 +36,7 @@ from galley.speech.features import LogMel
 
 from ..assistant.tokeniser import load_tokeniser, token_id
 from ..assistant.wordings import TRAINING
-from ..training import Optimisers, save_state
+from ..training import Optimisers, mixed_precision, save_state
 from .batches import ALPHABET, Batch, Draw, Maker, feed
 from .evaluate import Evaluation, Transcribe, evaluate
 from .model import SpeechConfig, SpeechModel, load_checkpoint, save_checkpoint, transcribe
@@ -133,7 +133,7 @@ class Trainer:
 
         weights, targets = here(batch.weights), here(batch.targets)
         chosen = weights > 0
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with mixed_precision(self.device):
             rows = self.model.encoder(here(batch.features))
             spelled = self.spelling(rows)
             heard = self.model.decoder.listen(rows)
