@@ -1,6 +1,7 @@
 """Checkpoints that several test files share, made once a run."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # An HTTP client reads every authority of the machine when it is made, and hundreds are; who tests TLS
 # names the certificate that it trusts.
 os.environ |= {"SSL_CERT_FILE": "", "SSL_CERT_DIR": os.devnull}
+# A script's background jobs begin with Ctrl-C ignored, which what they start would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
