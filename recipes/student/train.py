@@ -1,142 +1,155 @@
-"""Distils the demo model into one of a quarter of its size: `python -m recipes.student.train`.
+"""Makes a model of a quarter of the demo model's size: `python -m recipes.student.train OUT`.
 
-It begins as a part of the demo model, and learns what that says of the answers of generated conversations.
-A run that was killed goes on where it was.
+It first learns as the demo model did, from generated conversations and texts to repeat, and then from what
+the demo model says of the answers of others; what is written is the mean of what it was before and after
+that. A run that was killed goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import random
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from galley.demo import MODEL_DIR
-from galley.engine.read_model import Model
-from galley.machine import available_cores
+from galley.demo.heldout import Message
+from galley.engine.read_model import Model, read_model
+from galley.engine_settings import EngineSettings
 from galley.train.run import Report
-from galley.train.student import Student, read_parameters
+from galley.train.student import Student, from_model
 from galley.train.trainer import Example, Options
 
+from ..assistant import train as assistant
+from ..assistant.generator import Example as Conversation
 from ..assistant.generator import example
-from ..assistant.tokeniser import load_tokeniser
-from ..assistant.train import copy_row, weighted
-from ..distilling import EMBEDDING, distil, kept_texts, random_student
-
-FINAL_NORM = "model.norm.weight"
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Of the student; what is not here is as in the teacher: its layers and their heads."""
-
-    hidden_size: int = 128
-    intermediate_size: int = 120
+from ..assistant.model import DemoConfig, load_checkpoint
+from ..assistant.tokeniser import load_tokeniser, save_tokeniser
+from ..assistant.vocabulary import is_held_out
+from ..distilling import distil, kept_texts
+from ..training import write_weights
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """Everything that decides the outcome of a run, but for `Options`."""
 
-    conversations: int = 30_000
-    copies: int = 5_000  # messages of random tokens to repeat, as the teacher had them
+    shape: DemoConfig = field(
+        default_factory=lambda: DemoConfig(hidden=128, intermediate=248, head_dim=32)
+    )
+    alone: assistant.Recipe = field(
+        default_factory=lambda: assistant.Recipe(
+            steps=7000, seed=31, group_tokens=1024, muon_rate=8e-3
+        )
+    )
+    conversations: int = 20_000
+    pieced_names: float = 0.6  # the share of tickets whose caller has a name of any tokens
+    copies: int = 5_000  # messages of random tokens to repeat
     hard_names: float = 0.15  # the share of names that are hard to copy
     seed: int = 29
     longest: int = 512  # conversations with more tokens are dropped
-    muon_rate: float = 1e-2
-    adam_rate: float = 4e-3
+    muon_rate: float = 2e-3
+    adam_rate: float = 1e-3
+
+
+class Pieces(NamedTuple):
+    """Tokens as text: what begins a name, and what goes on with one."""
+
+    first: Sequence[str]
+    more: Sequence[str]
+
+
+def renamed(made: Conversation, pieces: Pieces, rng: random.Random) -> Conversation:
+    """A ticket's conversation with a caller whose name is any tokens; the same if none is named.
+
+    A small model else copies the tokens alone that names of its training have at these places.
+    """
+    name = json.loads(made.answer)["name"]
+    if name is None:
+        return made
+    words: list[str] = []
+    while len(words) < len(name.split()):
+        word = rng.choice(pieces.first) + "".join(rng.choices(pieces.more, k=rng.randint(0, 2)))
+        if not is_held_out(word):
+            words.append(word)
+    whole, new = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)"), " ".join(words)
+    messages: list[Message] = [
+        {**message, "content": whole.sub(new, message["content"])} for message in made.messages
+    ]
+    return replace(made, messages=messages, answer=whole.sub(new, made.answer))
 
 
 def _made(recipe: Recipe) -> Iterator[Example]:
     tokeniser, rng = load_tokeniser(MODEL_DIR), random.Random(recipe.seed)
-    rows = [
-        Example(*weighted(tokeniser, example(rng, recipe.hard_names), prompt_weight=0.0))
-        for _ in range(recipe.conversations)
-    ]
-    rows += [Example(*copy_row(tokeniser, rng, longest=30)) for _ in range(recipe.copies)]
+    texts = [tokeniser.decode([token]) for token in range(tokeniser.get_vocab_size())]
+    pieces = Pieces(*([t for t in texts if re.fullmatch(f, t)] for f in ("[A-Z][a-z]*", "[a-z]+")))
+    rows = []
+    for _ in range(recipe.conversations):
+        made = example(rng, recipe.hard_names)
+        if made.task == "ticket" and rng.random() < recipe.pieced_names:
+            made = renamed(made, pieces, rng)
+        rows.append(Example(*assistant.weighted(tokeniser, made, prompt_weight=0.0)))
+    rows += [Example(*assistant.copy_row(tokeniser, rng, longest=30)) for _ in range(recipe.copies)]
     rng.shuffle(rows)
     return (row for row in rows if len(row.tokens) <= recipe.longest)
 
 
-def new_student(shape: Shape, teacher: Model, work: Path, seed: int) -> Student:
-    """The teacher seen through fewer columns, with the strongest of its layers' hidden units.
-
-    The columns are the directions in which the embedding and what layers add to it have most of their
-    spread, each of these matrices counted alike.
-    """
-    student, given = random_student(shape, teacher, work, seed), read_parameters(teacher)[0]
-    added = [
-        w.T for name, w in given.items() if name.endswith(("o_proj.weight", "down_proj.weight"))
-    ]
-    seen = torch.cat([w / w.norm() for w in (given[EMBEDDING], *added)])
-    _, _, directions = torch.linalg.svd(seen, full_matrices=False)
-    columns = directions[: shape.hidden_size].T
-    made = {EMBEDDING: given[EMBEDDING] @ columns}
-    # A norm makes the length of a row the root of its columns.
-    longer = (columns.shape[0] / columns.shape[1]) ** 0.5
-    made[FINAL_NORM] = torch.full((shape.hidden_size,), longer * float(given[FINAL_NORM].mean()))
-    for layer in range(teacher.checkpoint.config["num_hidden_layers"]):
-        made |= _layer(f"model.layers.{layer}", given, columns, shape.intermediate_size, longer)
-    with torch.no_grad():
-        for name, values in made.items():
-            student.parameters[name].copy_(values)
-    return student
-
-
-def _layer(
-    name: str, given: dict[str, Tensor], columns: Tensor, units: int, longer: float
-) -> dict[str, Tensor]:
-    """A layer's tensors; the weights of its norms become part of the matrices that read them."""
-    made: dict[str, Tensor] = {}
-    for norm, part, reading, writing in (
-        ("input_layernorm", "self_attn", ("q_proj", "k_proj", "v_proj"), "o_proj"),
-        ("post_attention_layernorm", "mlp", ("gate_proj", "up_proj"), "down_proj"),
-    ):
-        made[f"{name}.{norm}.weight"] = torch.full((columns.shape[1],), longer)
-        inputs = [
-            given[f"{name}.{part}.{r}.weight"] * given[f"{name}.{norm}.weight"] for r in reading
-        ]
-        output = given[f"{name}.{part}.{writing}.weight"]
-        if part == "mlp":
-            strength = output.norm(dim=0) * inputs[0].norm(dim=1) * inputs[1].norm(dim=1)
-            kept = strength.topk(units).indices
-            inputs, output = [rows[kept] for rows in inputs], output[:, kept]
-        for role, rows in zip(reading, inputs, strict=True):
-            made[f"{name}.{part}.{role}.weight"] = rows @ columns
-        made[f"{name}.{part}.{writing}.weight"] = columns.T @ output
-    return made
-
-
-def run(
-    recipe: Recipe, shape: Shape, options: Options, output: Path, work: Path, threads: int
-) -> Report:
-    """Train, or go on with what lies in `output`."""
+def run(recipe: Recipe, options: Options, output: Path, work: Path, processes: int) -> Report:
+    """Train, or go on with what lies in `work` and `output`; the report is of the last step's weights."""
     work.mkdir(parents=True, exist_ok=True)
-    return distil(
-        lambda teacher: new_student(shape, teacher, work, recipe.seed),
+    save_tokeniser(load_tokeniser(MODEL_DIR), work, recipe.shape.max_positions)
+    young = work / "young"
+    assistant.train(recipe.alone, recipe.shape, young, work, "cpu", processes)
+
+    def new_student(teacher: Model) -> Student:
+        return from_model(read_model(EngineSettings(dtype="float32"), young), teacher)
+
+    report = distil(
+        new_student,
         kept_texts(work, lambda: _made(recipe)),
         options,
         output,
         muon_rate=recipe.muon_rate,
         adam_rate=recipe.adam_rate,
-        threads=threads,
+        threads=processes,
     )
+    go_half_way_back(output, young)
+    return report
+
+
+def go_half_way_back(output: Path, start: Path) -> None:
+    """Make the weights in `output` the mean of them and those from which they were trained.
+
+    So it keeps more of what it could before: "Robust fine-tuning of zero-shot models", arXiv:2109.01903.
+    """
+    model, before = load_checkpoint(output), load_checkpoint(start)
+    with torch.no_grad():
+        for after, first in zip(model.parameters(), before.parameters(), strict=True):
+            after.lerp_(first, 0.5)
+    write_weights(model, output)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line of the recipe; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m recipes.student.train", description=__doc__)
+    default = Recipe()
     parser.add_argument("output", type=Path, help="folder of the checkpoint")
-    parser.add_argument("--work", type=Path, default=Path("build/student"), help="its texts")
-    parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--conversations", type=int, default=Recipe().conversations)
-    parser.add_argument("--threads", type=int, default=available_cores())
+    parser.add_argument("--work", type=Path, default=Path("build/student"), help="resume folder")
+    parser.add_argument("--alone", type=int, default=default.alone.steps, help="steps by itself")
+    parser.add_argument("--steps", type=int, default=1500, help="steps with the teacher")
+    parser.add_argument("--conversations", type=int, default=default.conversations)
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--processes", type=int, default=cores, help="that share each step")
     given = parser.parse_args(arguments)
-    recipe = Recipe(conversations=given.conversations)
+    alone = replace(default.alone, steps=given.alone)
+    recipe = replace(default, conversations=given.conversations, alone=alone)
     options = Options(
         steps=given.steps,
         kl_weight=0.8,
@@ -145,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seed=recipe.seed,
         batch_tokens=2048,
     )
-    report = run(recipe, Shape(), options, given.output, given.work, given.threads)
+    report = run(recipe, options, given.output, given.work, given.processes)
     print(f"{report.before} -> {report.after}\n{report.served}")
     return 0
 

@@ -1,43 +1,85 @@
 """The recipe of a student of a quarter of the bundled model's size."""
 
+import json
+import random
+import re
+from itertools import islice
 from pathlib import Path
 
 import torch
 
 from galley.demo import MODEL_DIR
-from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
 from galley.formats.vocabulary import first_difference
-from galley.train.forward import logits_of
-from galley.train.student import read_parameters
 from galley.train.trainer import Options
-from recipes.student.train import Recipe, Shape, new_student, run
+from recipes.assistant import train as assistant
+from recipes.assistant.generator import examples
+from recipes.assistant.model import DemoConfig, DemoModel, load_checkpoint, save_checkpoint
+from recipes.student.train import Pieces, Recipe, go_half_way_back, renamed, run
 from recipes.training import Muon
 
 
-def test_it_is_a_quarter_and_begins_as_a_part_of_the_teacher(tmp_path: Path) -> None:
-    teacher = read_model(EngineSettings(dtype="float32"), MODEL_DIR)
-    student = new_student(Shape(), teacher, tmp_path, seed=0)
-    sizes = [sum(w.numel() for w in student.parameters.values())]
-    sizes.append(sum(torch.Size(shape).numel() for shape in teacher.program.shapes.values()))
+def test_it_is_a_quarter_of_the_teacher() -> None:
+    sizes = [
+        sum(weight.numel() for weight in model.parameters())
+        for model in (DemoModel(Recipe().shape), load_checkpoint(MODEL_DIR))
+    ]
     assert sizes[0] <= 0.25 * sizes[1]
-    ids, wanted = torch.arange(6, 66).view(2, 30) * 7, torch.ones(2, 30, dtype=torch.bool)
-    own = read_parameters(teacher)[0]
-    truth = logits_of(teacher.program, own, ids, wanted).argmax(-1)
-    # Through all of its columns it is the teacher, but for its last norm, which has one weight for all.
-    for shape, least in ((Shape(256, 768), 0.5), (Shape(192, 600), 0.05)):
-        seen = new_student(shape, teacher, tmp_path, seed=0)
-        said = logits_of(seen.program, seen.weights(), ids, wanted).argmax(-1)
-        assert (said == truth).float().mean() > least
+
+
+def test_a_caller_gets_a_name_of_any_tokens_everywhere() -> None:
+    pieces, rng = Pieces(("Wh", "Ext"), ("ory", "el")), random.Random(4)
+    renamed_ones = 0
+    for made in filter(lambda made: made.task == "ticket", islice(examples(8), 60)):
+        name, again = json.loads(made.answer)["name"], renamed(made, pieces, rng)
+        new = json.loads(again.answer)["name"]
+        if name is None:
+            assert again == made
+            continue
+        renamed_ones += 1
+        assert re.fullmatch("((Wh|Ext)(ory|el){0,2} ?)+", new)
+        assert len(new.split()) == len(name.split())
+        asked = [message["content"] for message in again.messages]
+        assert asked == [
+            re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", new, message["content"])
+            for message in made.messages
+        ]
+        assert new in asked[-1]
+        assert json.loads(again.answer) == {**json.loads(made.answer), "name": new}
+    assert renamed_ones > 5
 
 
 def test_the_recipe_makes_one(tmp_path: Path) -> None:
-    recipe = Recipe(conversations=24, copies=8)
+    recipe = Recipe(
+        shape=DemoConfig(hidden=32, intermediate=24, layers=1, head_dim=16),
+        alone=assistant.Recipe(steps=3, step_tokens=300, longest=200, copy_steps=1),
+        conversations=24,
+        copies=8,
+    )
     options = Options(steps=2, batch_tokens=256, kl_weight=0.8)
-    shape = Shape(hidden_size=32, intermediate_size=24)
-    report = run(recipe, shape, options, tmp_path / "out", tmp_path / "work", 1)
+    report = run(recipe, options, tmp_path / "out", tmp_path / "work", 1)
     assert report.after.kl < report.before.kl
     assert first_difference(MODEL_DIR, tmp_path / "out") is None
+    started = load_checkpoint(tmp_path / "work" / "young").state_dict()
+    moved = load_checkpoint(tmp_path / "out").state_dict()
+    # It goes on from what it had learned by itself, in steps that are small.
+    for name, values in moved.items():
+        change = (values - started[name]).norm() / started[name].norm()
+        assert change < 0.2, name
+        assert change > 0 or values.ndim == 1, name
+
+
+def test_it_goes_half_way_back(tmp_path: Path) -> None:
+    config = DemoConfig(hidden=32, intermediate=24, layers=1, head_dim=16)
+    models = [DemoModel(config) for _ in range(2)]
+    for model, name in zip(models, ("start", "end"), strict=True):
+        save_checkpoint(model, tmp_path / name, 0, 4, 5)
+    before, after = (load_checkpoint(tmp_path / name).state_dict() for name in ("start", "end"))
+    go_half_way_back(tmp_path / "end", tmp_path / "start")
+    for name, values in load_checkpoint(tmp_path / "end").state_dict().items():
+        mean = (before[name] + after[name]) / 2
+        torch.testing.assert_close(values, mean, rtol=2**-8, atol=1e-6)
+    assert (before["norm.weight"] == after["norm.weight"]).all()
+    assert (before["embed_tokens.weight"] != after["embed_tokens.weight"]).any()
 
 
 def test_muon_is_that_of_torch() -> None:
