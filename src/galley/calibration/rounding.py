@@ -2,12 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from galley.calibration.producers import Producer, producer_of
 from galley.engine.read_model import Model
@@ -21,9 +19,6 @@ from galley.quant.smoothquant import smoothing_scales
 
 _SAMPLED: Final = 256
 """Rows of inputs at most that scales are compared by, spread evenly."""
-
-_PART: Final = 4096
-"""Outputs at most that gptq rounds as one part."""
 
 
 class Rounding(Protocol):
@@ -138,7 +133,8 @@ class _Gptq:
             alike = [name for name in names if self._schemes[name] == scheme]
             matrices = [_matrix(self._model, name) for name in alike]
             target = corrected(np.concatenate(matrices), missed, rows, factor, order)
-            integers, grid = _by_parts(target, factor, order, hessian, scheme)
+            integers, grid = gptq(target, factor, order, scheme)
+            integers, grid = refined(target, integers, grid, hessian, scheme)
             found += _apart(alike, [len(m) for m in matrices], integers, grid, scheme)
         self._layer += found
         return found
@@ -146,25 +142,6 @@ class _Gptq:
     def end_layer(self) -> list[IntWeight | DenseWeight]:
         done, self._layer = self._layer, []
         return done
-
-
-def _by_parts(
-    matrix: Floats, factor: Floats, order: npt.NDArray[np.int64], hessian: Floats, scheme: Scheme
-) -> tuple[Floats, Grid]:
-    """The refined integers of gptq, and their grid.
-
-    Two parts at a time: products of matrices use all cores, while what lies between them uses one.
-    """
-
-    def rounded(part: Floats) -> tuple[Floats, Grid]:
-        integers, grid = gptq(part, factor, order, scheme)
-        return refined(part, integers, grid, hessian, scheme)
-
-    count = min(len(matrix), max(2, -(-len(matrix) // _PART)))
-    with ThreadPoolExecutor(2) as threads:
-        integers, grids = zip(*threads.map(rounded, np.array_split(matrix, count)), strict=True)
-    scales, zeros = (np.concatenate(each) for each in zip(*grids, strict=True))
-    return np.concatenate(integers), Grid(scales, zeros)
 
 
 def _apart(
