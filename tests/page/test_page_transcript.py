@@ -64,10 +64,10 @@ def test_the_microphone_is_read_while_one_speaks(signed_in: Browser, truth: str)
     shown = signed_in.content(".said-text").split()
     assert shown == " ".join(transcripts_received(signed_in)).split()
     # Chromium begins somewhere in the call, and over again at its end. A machine that has other work
-    # loses pieces of the sound: so many words are sure, but not all.
-    words = 2 * truth.lower().split()
-    same = difflib.SequenceMatcher(None, [word.lower() for word in shown], words, autojunk=False)
-    assert sum(block.size for block in same.get_matching_blocks()) >= 5
+    # loses pieces of the sound, the more the longer one speaks.
+    heard = [word.lower() for word in shown[:8]]
+    same = difflib.SequenceMatcher(None, heard, 2 * truth.lower().split(), autojunk=False)
+    assert sum(block.size for block in same.get_matching_blocks()) >= 0.6 * len(heard)
 
 
 def transcripts_received(browser: Browser) -> list[str]:

@@ -83,8 +83,7 @@ def distill(
     text = {name: how.pop(name) for name in ("tokens", "context", "answers_only")}
     options = Options(**how)
     if student_model is not None:
-        begun = read_model(settings, resolve_model(student_model))
-        new = from_model(begun, read)
+        new = from_model(read_model(settings, resolve_model(student_model)), read)
     else:
         new = _student(read, layers, student_config, options.seed)
     made = on_device(new, settings.device, settings.threads or available_cores())
