@@ -61,6 +61,25 @@ def test_a_model_that_loses_too_much_is_refused_with_what_would_pass(
         load_engine(settings("kl=0.0000001", quantize="int4"), folder)
 
 
+def test_inputs_are_tried_before_more_bytes(checkpoint: CheckpointMaker) -> None:
+    folder = checkpoint("llama")
+    losses = {}
+    for inputs in ("int8", "bfloat16"):
+        served = settings("kl=9", quantize="int8", activations=inputs, weight_cache=False)
+        engine = load_engine(served, folder)
+        assert engine.info.weights is not None
+        losses[inputs] = engine.info.weights.kl
+        engine.close()
+    assert losses["bfloat16"] is not None
+    assert losses["int8"] is not None
+    assert losses["bfloat16"] < losses["int8"]
+    between = (losses["bfloat16"] * losses["int8"]) ** 0.5
+    with pytest.raises(
+        UnsupportedModel, match=r"passes: activations bfloat16 with the same weights"
+    ):
+        load_engine(settings(f"kl={between}", quantize="int8", weight_cache=False), folder)
+
+
 def test_a_kind_of_half_the_bytes_is_tried_before_float32(checkpoint: CheckpointMaker) -> None:
     folder = checkpoint("llama")
     with pytest.raises(UnsupportedModel, match=r"The cheapest that passes: quantize (bf16|f16)$"):

@@ -65,6 +65,20 @@ def transformers_logits(path: Path) -> Floats:
     return made
 
 
+@pytest.mark.parametrize("type", ["Q4_1", "Q4_K", "Q8_0"])
+def test_keys_and_values_beside_integers_are_bfloat16(
+    folders: Folders, tmp_path: Path, type: str
+) -> None:
+    path = write_gguf(tmp_path / "model.gguf", folders["llama"], type)
+
+    def kv_dtype(**settings: Any) -> str:
+        return read_model(EngineSettings(**settings), path).options.kv_dtype
+
+    assert kv_dtype() == "bfloat16"
+    assert kv_dtype(dtype="float32") == kv_dtype(activations="float32") == "float32"
+    assert kv_dtype(kv_dtype="int8") == "int8"
+
+
 @pytest.mark.parametrize(
     ("variant", "type"),
     [

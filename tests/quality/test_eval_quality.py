@@ -50,13 +50,44 @@ def test_the_table_the_file_and_the_page_say_what_was_measured(
         four["kl"] > eight["kl"] > 0 for four, eight, _ in (p["choices"] for p in read["parts"])
     )
     header, _, *rows = done.stdout.splitlines()
-    assert header.split() == ["base:", "float32", "int4", "int8", "float32"]
+    assert header.split() == [
+        *("base:", "float32"),
+        *("int4", "x", "int8"),
+        *("int8", "x", "int8"),
+        "float32",
+    ]
+    assert "int4 x int8: outside the suggested limits" in done.stdout
+    assert "Try --activations bfloat16 first" in done.stdout
+    assert "float32: within the suggested limits" in done.stdout
     assert any(row.startswith("right answers") and "0 of 12" in row for row in rows)
     written = page.read_text(encoding="utf-8")
     assert f"{losses[0]['kl']:.2g}" in written
     assert written.count("<figure>") == 4
     assert "<script" not in written
     assert "http" not in written.replace("http-equiv", "")
+
+
+def test_the_base_of_a_quantised_checkpoint_rounds_no_inputs(folder: Path, tmp_path: Path) -> None:
+    quantised, figures = tmp_path / "int4", tmp_path / "q.json"
+    made = galley(
+        *("quantize", folder, quantised, "--method", "rtn", "--tokens", 128, "--context", 32)
+    )
+    assert made.returncode == 0, made.stderr
+    arguments = ("eval", "quality", quantised, "--tokens", 128, "--context", 64, "--json", figures)
+    done = galley(*arguments, "--against-quantize", "float32")
+    assert done.returncode == 0, done.stderr
+    read = json.loads(figures.read_text())
+    base, side = read["base"], read["measured"][0]["side"]
+    assert (base["weights"], base["activations"]) == ("int4", "float32")
+    assert (side["weights"], side["activations"]) == ("int4", "int8")
+    assert read["measured"][0]["loss"]["kl"] > 0
+    assert done.stdout.split("\n")[0].split() == [
+        "base:",
+        *["int4", "x", "float32", "int4", "x", "int8"],
+    ]
+    exact = galley(*arguments, "--activations", "float32", "--kv-dtype", "float32")
+    assert exact.returncode == 0, exact.stderr
+    assert json.loads(figures.read_text())["measured"][0]["loss"]["kl"] == 0
 
 
 def test_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:

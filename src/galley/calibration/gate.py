@@ -37,6 +37,9 @@ _TOKENS: Final = 64
 """Of each text."""
 
 _ROUNDED: Final = ("int4", "int8")
+_WIDER: Final = "bfloat16"
+"""Inputs that lose next to nothing beside int8 ones, at the same weights."""
+
 _HALVES: Final = ("bf16", "f16")
 """What is tried for a model that fails, before the checkpoint's own kind; the latter if that is float32."""
 
@@ -192,18 +195,31 @@ class _Check:
         return hashlib.sha256("\0".join(known).encode()).hexdigest()[:32]
 
     def cheapest(self, gate: QualityGate) -> str:
-        """What would pass, of the kinds that the original can become."""
+        """Return the cheapest change that passes: other inputs cost no memory, so they are tried first."""
+        if self._rounds_inputs and self._passes(gate, self._model, None, _WIDER):
+            return f"activations {_WIDER} with the same weights"
         named = self._settings.quality_gate_against
         of_it = f"{named} with quantize " if named else "quantize "
         for kind in self._kinds():
-            options = dataclasses.replace(self._original.options, quantize=kind, activations="auto")
-            try:
-                other = self._layerwise(options, kind)
-            except UnsupportedModel:  # values that float16 has no number for
-                continue
-            if not gate.misses(figures_of(self._compare(other.logits()))):
+            if self._passes(gate, self._original, kind, "auto"):
                 return f"{of_it}{kind}"
+            if kind in _ROUNDED and self._passes(gate, self._original, kind, _WIDER):
+                return f"{of_it}{kind} and activations {_WIDER}"
         return f"{named} itself" if named else "quantize auto, the checkpoint's own type"
+
+    @property
+    def _rounds_inputs(self) -> bool:
+        return self._engine.info.activations == "int8"
+
+    def _passes(self, gate: QualityGate, model: Model, kind: str | None, inputs: str) -> bool:
+        """Measure ``model`` with its dense matrices as ``kind`` (None: as served) and such inputs."""
+        kind = kind or model.options.quantize
+        options = dataclasses.replace(model.options, quantize=kind, activations=inputs)
+        try:
+            other = self._layerwise(options, kind, model)
+        except UnsupportedModel:  # values that float16 cannot represent
+            return False
+        return not gate.misses(figures_of(self._compare(other.logits())))
 
     def _kinds(self) -> list[str]:
         """Those cheaper than the original's own; of the served checkpoint itself, that keep more."""
@@ -224,14 +240,20 @@ class _Check:
         return divergence.loss()
 
     def _base(self) -> Layerwise:
-        options = self._original.options
-        exact = "bf16" if options.dtype == "bfloat16" else "float32"
-        return self._layerwise(dataclasses.replace(options, quantize=exact, activations="auto"))
+        """Return the original as it is: no weight, input, key or value is rounded."""
+        options = dataclasses.replace(
+            self._original.options,
+            dtype="float32",
+            quantize="float32",
+            activations="float32",
+            kv_dtype="float32",
+        )
+        return self._layerwise(options, None, self._original)
 
-    def _layerwise(self, options: ExecutorOptions, quantize: str | None = None) -> Layerwise:
+    def _layerwise(self, options: ExecutorOptions, quantize: str | None, model: Model) -> Layerwise:
         layers = Layerwise(
-            self._original.program,
-            self._original.weights,
+            model.program,
+            model.weights,
             self._texts(),
             self._factory,
             options,

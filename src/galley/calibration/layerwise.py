@@ -15,6 +15,7 @@ import numpy as np
 from galley.formats.weights import DENSE_KINDS, DenseWeight, Floats, LoadedWeights, Weight, Weights
 from galley.graph.program import Op, Program
 from galley.ops.executor import Batch, ExecutorFactory, ExecutorOptions, Ints, forward
+from galley.ops.kinds import takes_inputs
 from galley.ops.sampling import Logits
 from galley.types import blocks_for
 
@@ -164,10 +165,14 @@ class Layerwise:
         """The rows of ``target``, a step at a time."""
         ops, sources = self._slice(target)
         program, tensors = self._sliced(ops, sources, target)
+        kinds = self._kinds(program, tensors)
+        held = {kinds.get(name, tensors[name].kind.name) for name in program.matrices}
+        inputs = self._activations(tensors)
         options = dataclasses.replace(
             self._options,
-            kinds=self._kinds(program, tensors),
-            activations=self._activations(tensors),
+            kinds=kinds,
+            # A slice may have no matrix that is multiplied with what the whole model is asked for.
+            activations=inputs if takes_inputs(held, inputs) else "auto",
         )
         executor = self._factory(program, LoadedWeights(tensors), options)
         blocks = max(sum(map(blocks_for, lengths)) for _, lengths in steps)

@@ -88,20 +88,23 @@ _KEPT_TOKENS: Final = 100
 def quality(
     flags: Flags, model: str | None, json_file: Path | None, html_file: Path | None, **wanted: Any
 ) -> None:
-    """Measure what quantisation costs: a model beside its base, on the same tokens.
+    """Measure what quantization costs: a model compared with its base, on the same tokens.
 
-    Perplexity, divergence of the next token's probabilities (KL, over the whole vocabulary), how often
-    both think the same token the likeliest, how long greedy answers agree, right answers, size and speed.
+    The base rounds nothing: its inputs of linear layers, keys and values are float32. Printed are
+    perplexity, divergence of the next token's probabilities (KL, over the whole vocabulary), how often both
+    models have the same likeliest token, how long greedy answers agree, right answers, size and speed.
     """
     settings = flags.settings(model=model)
     start_logging(settings)
     check_folders(json=json_file, html=html_file)
     comparison = _compare(settings, **wanted)
     from galley.quality.page import page, rows
+    from galley.quality.verdict import verdict
 
     header, *body = rows(comparison)
     print(table(header, body))
     print(f"{comparison.measured[0].loss.tokens} tokens: {comparison.source}")
+    print("\n".join(verdict(one) for one in comparison.measured))
     write_json(json_file, _as_json(comparison))
     if html_file is not None:
         write_text(html_file, page(comparison))
@@ -120,16 +123,15 @@ def _compare(
 ) -> "Comparison":
     from galley.demo import MODEL_DIR
     from galley.formats.source import resolve_model
-    from galley.quality.compare import compare
+    from galley.quality.compare import compare, unrounded
     from galley.quality.texts import demo_questions, own_texts, read_texts
 
-    base = replace(
-        settings,
-        model=settings.model if against is None else against,
-        quantize=against_quantize,
-        activations="auto",
-        # Of a cache of integers the loss is part of what is measured.
-        kv_dtype="auto" if settings.kv_dtype in ("int8", "int4") else settings.kv_dtype,
+    base = unrounded(
+        replace(
+            settings,
+            model=settings.model if against is None else against,
+            quantize=against_quantize,
+        )
     )
     bundled = resolve_model(base.model, revision=base.revision) == MODEL_DIR
 

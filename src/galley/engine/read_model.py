@@ -1,6 +1,7 @@
 """From a checkpoint to a traced program and mapped weights: all that an executor is made of."""
 
 import logging
+import math
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -98,10 +99,12 @@ def _executor_options(
             quantize = "f16"
     kv_dtype: str = settings.kv_dtype
     if kv_dtype == "auto":
-        exact = not {"float32", "f16"}.isdisjoint((settings.dtype, settings.activations, quantize))
+        asked = (settings.dtype, settings.activations, settings.quantize)
+        exact = not {"float32", "f16"}.isdisjoint(asked)
+        if not mostly_rounded(weights):
+            exact = exact or quantize in ("float32", "f16")
         rounded = "int8" if hears and quantize in ("int8", "int4") else "bfloat16"
         kv_dtype = rounded if executor == "cpu" and not exact else dtype
-        asked = (settings.dtype, settings.activations, settings.quantize)
         if "float32" not in asked and has_8_bit_kv(checkpoint.folder, checkpoint.config):
             kv_dtype = "int8"
     return ExecutorOptions(
@@ -115,3 +118,13 @@ def _executor_options(
         weight_cache=checkpoint if settings.weight_cache else None,
         experts=settings.experts,
     )
+
+
+def mostly_rounded(weights: Weights) -> bool:
+    """Return whether most weights of the checkpoint's matrices are quantized in it, as in a Q4_1 file."""
+    sizes = {True: 0, False: 0}
+    for name in weights:
+        info = weights.info(name)
+        if len(info.shape) >= 2:
+            sizes[info.kind.is_dense] += math.prod(info.shape)
+    return sizes[False] > sizes[True]

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from galley.errors import SettingsError
@@ -81,12 +81,17 @@ def plan_activations(kinds: Kinds, quantize: str, wanted: str, isa: str) -> Mapp
         SettingsError: no matrix is multiplied with what is wanted.
     """
     names = {kind.name for kind in kinds.values()} & _ACTIVATIONS.keys() or {quantize}
-    if wanted != "auto" and not any(wanted in _ACTIVATIONS[name] for name in names):
+    if not takes_inputs(names, wanted):
         choose_activations(quantize if quantize in names else min(names), wanted, isa)
     return {
         name: choose_activations(name, wanted if wanted in _ACTIVATIONS[name] else "auto", isa)
         for name in names
     }
+
+
+def takes_inputs(names: Collection[str], wanted: str) -> bool:
+    """Return whether some kind of these names is multiplied with the wanted inputs."""
+    return wanted == "auto" or any(wanted in _ACTIVATIONS.get(name, ()) for name in names)
 
 
 def main_activations(program: Program, activations: Mapping[str, str]) -> str:

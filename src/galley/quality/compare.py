@@ -43,7 +43,7 @@ class Side:
 
     Attributes:
         name: of the checkpoint.
-        quantize: what its dense matrices became.
+        weights: what most of its matrices are, such as "int4": as served, not as asked for.
         activations: what the inputs of its linear layers become.
         weight_bytes: in memory.
         prefill_tokens_per_s: of a prompt, the best of some runs.
@@ -52,7 +52,7 @@ class Side:
     """
 
     name: str
-    quantize: str
+    weights: str
     activations: str
     weight_bytes: int
     prefill_tokens_per_s: float
@@ -64,6 +64,11 @@ class Side:
     def accuracy(self) -> float | None:
         """Share of right answers, if any question was asked."""
         return self.right / self.asked if self.asked else None
+
+    @property
+    def label(self) -> str:
+        """The weights and, where these are integers, what they are multiplied with."""
+        return f"{self.weights} x {self.activations}" if self.weights[:3] == "int" else self.weights
 
 
 @dataclass(frozen=True)
@@ -232,13 +237,33 @@ def _side(settings: EngineSettings, info: ModelInfo, right: int, asked: int) -> 
     assert info.ledger is not None
     return Side(
         settings.model or BUNDLED,
-        info.quantize,
+        _main_kind(info),
         info.activations,
         info.ledger.weights,
         prefill,
         decode,
         right,
         asked,
+    )
+
+
+def _main_kind(info: ModelInfo) -> str:
+    """Return the kind that most parameters have: the receipt lists the commonest first."""
+    return info.quantize if info.weights is None else info.weights.kind.split(" ")[0].rstrip(",")
+
+
+def unrounded(settings: EngineSettings) -> EngineSettings:
+    """Return the settings of a base: the weights as asked for, and nothing else rounded.
+
+    Inputs of linear layers, keys and values stay float32. The reference executor computes in its dtype, so
+    there weights are widened, too.
+    """
+    name, _ = choose_executor(settings.executor, settings.device)
+    return dataclasses.replace(
+        settings,
+        dtype="auto" if name == "cpu" else "float32",
+        activations="float32",
+        kv_dtype="float32",
     )
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from galley.bench.serve.chart import Line, chart
 from galley.bench.serve.page import STYLE
 from galley.quality.compare import Comparison, Measured
+from galley.quality.verdict import verdict
 
 _WORST: Final = 20
 """Tokens in the table of what loses most."""
@@ -22,7 +23,7 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
     one = measured[0].loss
 
     table = [
-        ("", f"base: {base.quantize}", *(m.side.quantize for m in measured)),
+        ("", f"base: {base.label}", *(m.side.label for m in measured)),
         (
             "perplexity",
             f"{one.base_perplexity:.4g}",
@@ -48,7 +49,8 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
 
 def page(comparison: Comparison) -> str:
     """The table, loss against bytes, its distribution over positions, and the tokens it hurts."""
-    base, first = comparison.base, comparison.measured[0]
+    base, measured = comparison.base, comparison.measured
+    first = measured[0]
     title = f"galley eval quality: {first.side.name} beside {base.name}"
     header, *body = rows(comparison)
     heads = "".join(f"<th scope=col>{escape(cell)}</th>" for cell in header)
@@ -58,6 +60,7 @@ def page(comparison: Comparison) -> str:
         + "</tr>"
         for what, *row in body
     )
+    verdicts = "".join(f"<p>{escape(verdict(one))}</p>" for one in measured)
     charts = "".join(
         [
             _against_bytes(comparison),
@@ -72,9 +75,10 @@ def page(comparison: Comparison) -> str:
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
         f"<h1>{escape(title)}</h1><p>{first.loss.tokens} tokens in {comparison.windows} windows: "
         f"{escape(comparison.source)}.</p>"
-        f"<div class=scroll><table><thead><tr>{heads}</tr></thead><tbody>{cells}</tbody></table></div>"
+        f"{verdicts}<div class=scroll><table><thead><tr>{heads}</tr></thead>"
+        f"<tbody>{cells}</tbody></table></div>"
         f'<h2>Curves</h2><div class="charts">{charts}</div>'
-        f"<h2>Where in the vocabulary it hurts {escape(first.side.quantize)}</h2>{_worst(comparison)}"
+        f"<h2>Where in the vocabulary it hurts {escape(first.side.label)}</h2>{_worst(comparison)}"
         "</main></body></html>\n"
     )
 
@@ -83,8 +87,8 @@ def _against_bytes(comparison: Comparison) -> str:
     """Loss against bytes; the base is the point without loss."""
     points = sorted(
         [
-            (comparison.base.weight_bytes, 0.0, f"base: {comparison.base.quantize}"),
-            *((m.side.weight_bytes, m.loss.kl, m.side.quantize) for m in comparison.measured),
+            (comparison.base.weight_bytes, 0.0, f"base: {comparison.base.label}"),
+            *((m.side.weight_bytes, m.loss.kl, m.side.label) for m in comparison.measured),
         ]
     )
     line = Line(
@@ -99,7 +103,7 @@ def _against_bytes(comparison: Comparison) -> str:
 
 def _distribution(comparison: Comparison) -> str:
     lines = [
-        Line(m.side.quantize, m.quantiles[:100], list(range(100)), colour)
+        Line(m.side.label, m.quantiles[:100], list(range(100)), colour)
         for colour, m in enumerate(comparison.measured)
     ]
     return chart("Divergence of positions", "KL, nats, at most", "% of positions", lines)
@@ -111,7 +115,7 @@ def _vocabulary(comparison: Comparison) -> str:
     for colour, measured in enumerate(comparison.measured):
         shares = _shares(measured)
         if shares:
-            lines.append(Line(measured.side.quantize, list(range(len(shares))), shares, colour))
+            lines.append(Line(measured.side.label, list(range(len(shares))), shares, colour))
     return chart(
         "Loss over the vocabulary", "tokens that lose most, counted", "% of all loss", lines
     )
