@@ -27,8 +27,10 @@ _PATH: Final = click.Path(path_type=Path)
 _READ_BYTES: Final = 256 << 20
 """Read at a time when the memory's bandwidth is measured."""
 
-_PRECISIONS: Final = ("float32", "bf16", "f16", "int8", "int4")
+_PRECISIONS: Final = ("float32", "bf16", "f16", "fp8", "int8", "int4")
 _COMPARED: Final = ("bf16", "int8", "int4")
+_SETTABLE: Final = {"float32", "bf16", "f16", "int8", "int4"}
+"""What --measure can have: values of the setting ``quantize``."""
 
 
 @click.command(cls=Command)
@@ -48,6 +50,20 @@ _COMPARED: Final = ("bf16", "int8", "int4")
 )
 @click.option("--ttft", type=_SECONDS, help="goal: seconds to the first token")
 @click.option("--tpot", type=_SECONDS, help="goal: seconds between tokens")
+@click.option(
+    "--machine",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    help="row of the table of machines, such as L4; repeat for several; default: all",
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="accelerators of one machine that share each matrix (tensor parallel)",
+)
 @click.option("--hardware", metavar="FILE", type=_PATH, help="another table of machines")
 @click.option(
     "--measure",
@@ -59,6 +75,8 @@ def plan(
     flags: Flags,
     model: str | None,
     precisions: tuple[str, ...],
+    names: tuple[str, ...],
+    gpus: int,
     hardware: Path | None,
     json_file: Path | None,
     measure: bool,
@@ -83,10 +101,10 @@ def plan(
     from galley.models.registry import build_program
     from galley.models.vector_models import is_vector_model
     from galley.models.whole_texts import over_whole_texts
-    from galley.plan.hardware import TABLE, read_machines
+    from galley.plan.hardware import TABLE, choose_machines, read_machines
     from galley.plan.predict import Goal
 
-    machines = read_machines(hardware or TABLE)
+    machines = choose_machines(read_machines(hardware or TABLE), names, gpus)
     config = resolve_config(settings.model, revision=settings.revision)
     fields = open_checkpoint(config).config if is_gguf(config) else read_json(config)
     program = build_program(fields)
@@ -98,6 +116,7 @@ def plan(
         raise SettingsError(f"{config}: galley plan knows language models; this one hears")
     chosen = precisions or _COMPARED
     if measure:
+        _check_measurable(chosen, names, gpus)
         if settings.experts == "disk":
             raise SettingsError(
                 "--measure runs with all experts in memory: leave --experts disk out"
@@ -109,6 +128,15 @@ def plan(
     load = _load(program, asked, prompt=prompt, output=output, concurrency=8)
     load = dataclasses.replace(load, expert_cache_bytes=settings.expert_cache_bytes)
     _plan(program, chosen, settings, load, machines, Goal(**limits), json_file)
+
+
+def _check_measurable(precisions: Sequence[str], names: Sequence[str], gpus: int) -> None:
+    """Raises SettingsError for what this machine cannot be measured with."""
+    for precision in precisions:
+        if precision not in _SETTABLE:
+            raise SettingsError(f"--measure: the native executor has no {precision} weights")
+    if names or gpus != 1:
+        raise SettingsError("--measure is about this machine: leave --machine and --gpus out")
 
 
 def _check_whole_texts(settings: Settings, measure: bool, asked: Mapping[str, Any]) -> None:
@@ -292,6 +320,7 @@ def _print_predictions(predictions: "Sequence[Prediction]", goal: "Goal") -> Non
         "tokens/s",
         "$/M",
         "most",
+        "executor",
     ]
     writes = all(p.load.output for p in predictions)
     if not writes:
@@ -313,9 +342,12 @@ def _print_predictions(predictions: "Sequence[Prediction]", goal: "Goal") -> Non
             figures = ["does not fit", *[""] * (len(figures) - 1)]
         most = most_users(p.sizes, p.machine, p.load, goal)
         held = [_held_experts(p)] if on_disk else []
-        rows.append((p.machine.name, p.sizes.precision, used, *figures, str(most), *held))
-    print(table(header, rows, left=(0, 1, header.index("bound by"))))
+        runs = p.machine.executor or "none yet"
+        rows.append((p.machine.name, p.sizes.precision, used, *figures, str(most), runs, *held))
+    left = (0, 1, header.index("bound by"), header.index("executor"))
+    print(table(header, rows, left=left))
     print("most: requests at a time that fit and meet the goal")
+    print("executor: what runs there in Galley today")
     if on_disk:
         print("all but memory is of steps that read no experts from disk: those reads come on top")
     print()
@@ -338,18 +370,26 @@ def _held_experts(prediction: "Prediction") -> str:
 def _print_choice(predictions: "Sequence[Prediction]", goal: "Goal") -> None:
     from galley.plan.predict import cheapest
 
-    best = cheapest(predictions, goal)
+    best = cheapest([p for p in predictions if p.machine.executor], goal)
     if best is None:
-        print("No machine of the table holds this load and meets the goal:")
+        print("No machine of the table that Galley runs on holds this load and meets the goal:")
     else:
-        print(
-            f"The cheapest that meets it: {best.machine.name} with {best.sizes.precision} weights, "
-            f"{best.machine.price:g} $ an hour, {_cost_text(best)} $ for a million "
-            + ("output tokens" if best.load.output else "tokens of texts")
-        )
+        print(f"The cheapest that meets it: {_priced(best)}")
+    cheaper = cheapest(predictions, goal)
+    if cheaper is not None and cheaper is not best:
+        print(f"  {_priced(cheaper)} would meet it, but Galley has no executor for it yet")
     price = float("inf") if best is None else best.machine.price or 0.0
     for p in _obstacles(predictions, goal, below=price):
-        print(f"  {p.machine.name}, {p.sizes.precision}: {goal.missed(p)}")
+        if missed := goal.missed(p):
+            print(f"  {p.machine.name}, {p.sizes.precision}: {missed}")
+
+
+def _priced(prediction: "Prediction") -> str:
+    tokens = "output tokens" if prediction.load.output else "tokens of texts"
+    return (
+        f"{prediction.machine.name} with {prediction.sizes.precision} weights, "
+        f"{prediction.machine.price:g} $ an hour, {_cost_text(prediction)} $ for a million {tokens}"
+    )
 
 
 def _obstacles(
@@ -377,6 +417,7 @@ def _write_predictions(
             "memory_needed": p.memory.total,
             "fits": p.memory.fits,
             "missed": goal.missed(p),
+            "executor": p.machine.executor,
         }
         for p in predictions
     ]

@@ -1,6 +1,6 @@
 """The table of machines that a plan compares."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -14,6 +14,12 @@ TABLE: Final = Path(__file__).with_name("hardware.yaml")
 Positive = Annotated[float, Meta(gt=0)]
 Kind = Literal["cpu", "gpu", "tpu", "asic"]
 
+_EXECUTORS: Final[Mapping[Kind, str]] = {"cpu": "cpu", "gpu": "reference"}
+"""Kind of machine -> the executor that runs there today; the others have none."""
+
+_NUMBERS: Final = {"memory", "bandwidth", "price"}
+"""Fields that several accelerators of one machine add up."""
+
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One row of the table.
@@ -25,6 +31,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         bandwidth: of that memory, in GB/s.
         tflops: input type ("float32", "bfloat16", "fp8", "int8") -> 10^12 dense operations a second.
         price: US dollars an hour; None is not known.
+        link: GB/s that one accelerator sends to the others of its machine; None is not known.
+        count: accelerators that share each matrix; the other figures are their sums.
         sources: of the figures.
     """
 
@@ -35,7 +43,36 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     bandwidth: Positive
     tflops: Mapping[str, Positive]
     price: Positive | None = None
+    link: Positive | None = None
+    count: int = 1
     sources: tuple[str, ...] = ()
+
+    @property
+    def executor(self) -> str | None:
+        """The executor of Galley that runs there today; None: there is none, or not for several of them."""
+        return _EXECUTORS.get(self.kind) if self.count == 1 else None
+
+    def times(self, count: int) -> "Machine":
+        """Return ``count`` of these accelerators in one machine, each matrix divided among them.
+
+        Raises:
+            SettingsError: it is no accelerator, or the table does not give its link.
+        """
+        if count == 1:
+            return self
+        if self.kind == "cpu" or self.link is None:
+            lacks = "is a CPU" if self.kind == "cpu" else "has no link in the table of machines"
+            raise SettingsError(f"--gpus {count}: {self.name} {lacks}")
+        sums = {
+            name: value * count for name in _NUMBERS if (value := getattr(self, name)) is not None
+        }
+        return msgspec.structs.replace(
+            self,
+            name=f"{count} x {self.name}",
+            tflops={name: rate * count for name, rate in self.tflops.items()},
+            count=count,
+            **sums,
+        )
 
 
 def read_machines(path: Path = TABLE) -> list[Machine]:
@@ -58,3 +95,26 @@ def read_machines(path: Path = TABLE) -> list[Machine]:
         what = f"{twice!r} is there twice" if twice else "it has no rows"
         raise SettingsError(f"hardware table {path}: {what}")
     return machines
+
+
+def choose_machines(
+    machines: Sequence[Machine], names: Sequence[str], count: int = 1
+) -> list[Machine]:
+    """Return the machines of these names (all, if none is given), each with ``count`` accelerators.
+
+    Without names, CPUs and machines whose link is not known are left out where ``count`` is above 1.
+
+    Raises:
+        SettingsError: a name is not in the table, or such a machine cannot have ``count`` accelerators.
+    """
+    known = {machine.name.lower(): machine for machine in machines}
+    for name in names:
+        if name.lower() not in known:
+            raise SettingsError(
+                f"--machine {name!r} is not in the table of machines: "
+                f"{', '.join(machine.name for machine in machines)}"
+            )
+    chosen = [known[name.lower()] for name in names]
+    if not names:
+        chosen = [m for m in machines if count == 1 or (m.kind != "cpu" and m.link is not None)]
+    return [machine.times(count) for machine in chosen]

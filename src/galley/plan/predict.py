@@ -6,7 +6,7 @@ does attention, which runs between them; a step also takes a fixed time.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, Self
 
@@ -18,8 +18,14 @@ GIB: Final = 1 << 30
 MOST_USERS: Final = 4096
 """Concurrent requests up to which a plan looks for the most."""
 
-_MULTIPLIES: Final = {
+Bound = Literal["bandwidth", "arithmetic", "link"]
+
+_MULTIPLIES: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
     ("cpu", "f16"): ("float32",),
+    ("cpu", "fp8"): (),
+    ("gpu", "fp8"): ("fp8", "bfloat16"),
+    ("tpu", "fp8"): (),
+    ("asic", "fp8"): (),
     ("cpu", "int8"): ("int8",),
     ("cpu", "int4"): ("int8",),
     ("gpu", "int8"): ("int8", "bfloat16"),
@@ -28,7 +34,8 @@ _MULTIPLIES: Final = {
 }
 """(kind of machine, precision) -> types that are multiplied, the first that the machine has.
 
-Elsewhere than on CPUs int4 is widened to bfloat16 first, and float16 multiplied as fast as bfloat16."""
+FP8 is for GPUs alone. Elsewhere than on CPUs int4 is widened to bfloat16 first, and float16 multiplied as
+fast as bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +48,7 @@ class Shares:
             two, shares are interpolated by the logarithm of the rows; beyond, they stay as they are.
         attention_bandwidth, attention_arithmetic: the shares of attention.
         step_seconds: of a step outside of kernels: scheduling, launching, sampling.
+        exchange_seconds: of one exchange between accelerators that share a matrix, whatever its size.
         reserve_bytes: memory for the program itself, the driver and the framework.
     """
 
@@ -49,6 +57,7 @@ class Shares:
     attention_bandwidth: float = 0.8
     attention_arithmetic: float = 0.6
     step_seconds: float = 0.0003
+    exchange_seconds: float = 1e-5
     reserve_bytes: int = 1 << 30
 
     def between(self, other: "Shares") -> "Shares":
@@ -123,7 +132,7 @@ class Prediction:
         joined: seconds of the steps from a prompt's arrival to its first token, while all others decode.
         step: seconds of a decode step of all requests. No times include reads of experts from disk.
         ttft, tpot: seconds to the first token, and between tokens, with prompts of others in between.
-        bound: what a decode step waits for.
+        bound: what most of the time goes to, prompts included.
         tokens_per_second, requests_per_second: in all; tokens are output tokens.
         cost: US dollars for a million output tokens; None without a price.
 
@@ -139,7 +148,7 @@ class Prediction:
     step: float
     ttft: float
     tpot: float
-    bound: Literal["bandwidth", "arithmetic"]
+    bound: Bound
     tokens_per_second: float
     requests_per_second: float
     cost: float | None
@@ -183,17 +192,15 @@ def predict(
     rate = peak_rate(sizes.precision, machine)
     if not rate:
         return None
-    rates = _Rates.of(sizes, machine.bandwidth * 1e9, rate * 1e12, shares)
+    rates = _Rates.of(sizes, machine, rate * 1e12, shares)
     if not load.output:
         return _predict_texts(rates, machine, load)
     users = load.concurrency
-    prefill = sum(rates.prompt(load, beside=0))
-    joined = sum(rates.prompt(load, beside=users - 1))
-    linear, attention = rates.decode(load)
-    step = max(linear) + max(attention) + shares.step_seconds
-    moved, computed = (
-        by_linear + by_attention for by_linear, by_attention in zip(linear, attention, strict=True)
-    )
+    alone = list(rates.prompt(load, beside=0))
+    prefill = sum(part.seconds for part in alone)
+    joined = sum(part.seconds for part in rates.prompt(load, beside=users - 1))
+    decode = rates.decode(load)
+    step = decode.seconds
     # Of each step's users one in `output` ends, and another's prompt takes its turn.
     tpot = step + (users - 1) * prefill / load.output
     cycle = prefill + load.output * tpot
@@ -212,7 +219,8 @@ def predict(
         step=step,
         ttft=ttft,
         tpot=tpot,
-        bound="bandwidth" if moved >= computed else "arithmetic",
+        # While a request writes its output, each of the users has a prompt computed once.
+        bound=_bound([*((part, users) for part in alone), (decode, load.output)]),
         tokens_per_second=tokens,
         requests_per_second=tokens / load.output,
         cost=_cost(machine, tokens),
@@ -228,8 +236,8 @@ def _predict_texts(rates: "_Rates", machine: Machine, load: Load) -> Prediction:
     """Steps take whole texts up to their budget, in the order in which they come."""
     sizes, shares = rates.sizes, rates.shares
     together = max(1, min(load.concurrency, load.batch_tokens // load.prompt))
-    linear, attention = rates.texts(together, load.prompt)
-    step = max(linear) + max(attention) + shares.step_seconds
+    whole = rates.texts(together, load.prompt)
+    step = whole.seconds
     tokens = together * load.prompt / step
     return Prediction(
         machine=machine,
@@ -241,7 +249,7 @@ def _predict_texts(rates: "_Rates", machine: Machine, load: Load) -> Prediction:
         step=step,
         ttft=load.concurrency / together * step,
         tpot=0.0,
-        bound="bandwidth" if linear[0] >= linear[1] + attention[1] else "arithmetic",
+        bound=_bound([(whole, 1)]),
         tokens_per_second=tokens,
         requests_per_second=tokens / load.prompt,
         cost=_cost(machine, tokens),
@@ -265,7 +273,7 @@ def most_users(
 
 
 def cheapest(predictions: Sequence[Prediction], goal: Goal) -> Prediction | None:
-    """The prediction that meets the goal at the least price an hour, then at the least cost."""
+    """Return what meets the goal at the least price an hour, then at the least cost."""
     meeting = [p for p in predictions if goal.missed(p) is None and p.cost is not None]
     return min(meeting, key=lambda p: (p.machine.price or 0.0, p.cost or 0.0), default=None)
 
@@ -278,28 +286,74 @@ def peak_rate(precision: str, machine: Machine) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class _Step:
+    """Seconds of a step, by what they are spent on.
+
+    Attributes:
+        linear, attention: (by bytes moved, by operations); the longer counts.
+        link: of exchanges between accelerators.
+        fixed: outside of kernels.
+    """
+
+    linear: tuple[float, float]
+    attention: tuple[float, float]
+    link: float
+    fixed: float
+
+    @property
+    def seconds(self) -> float:
+        """Of all of it."""
+        return max(self.linear) + max(self.attention) + self.link + self.fixed
+
+    @property
+    def causes(self) -> dict[Bound, float]:
+        """Seconds that each limit of the machine costs."""
+        causes: dict[Bound, float] = {"bandwidth": 0.0, "arithmetic": 0.0, "link": self.link}
+        for moved, computed in (self.linear, self.attention):
+            causes["bandwidth" if moved >= computed else "arithmetic"] += max(moved, computed)
+        return causes
+
+
+def _bound(steps: Sequence[tuple[_Step, int]]) -> Bound:
+    """Return what most seconds of steps, each taken so many times, go to."""
+    total: dict[Bound, float] = {}
+    for step, times in steps:
+        for cause, seconds in step.causes.items():
+            total[cause] = total.get(cause, 0.0) + seconds * times
+    return max(total, key=lambda cause: total[cause])
+
+
+@dataclass(frozen=True, slots=True)
 class _Rates:
     """What a model's steps take on a machine.
 
     Attributes:
         read, attention_read: bytes a second of linear layers, and of attention.
         peak: operations a second that the machine states.
+        exchange: (seconds of each exchange, seconds of a token's bytes) between accelerators.
     """
 
     sizes: ModelSizes
     read: float
     attention_read: float
     peak: float
+    exchange: tuple[float, float]
     shares: Shares
 
     @classmethod
-    def of(cls, sizes: ModelSizes, bandwidth: float, peak: float, shares: Shares) -> Self:
-        """``bandwidth`` in bytes, ``peak`` in operations a second, as the machine states them."""
+    def of(cls, sizes: ModelSizes, machine: Machine, peak: float, shares: Shares) -> Self:
+        """``peak`` in operations a second, as the machine states it for what is multiplied."""
+        bandwidth = machine.bandwidth * 1e9
         read, attention_read = bandwidth * shares.bandwidth, bandwidth * shares.attention_bandwidth
-        return cls(sizes, read, attention_read, peak, shares)
+        exchange = (0.0, 0.0)
+        if machine.count > 1 and machine.link is not None:
+            # In a ring each accelerator sends this much of the sums (Patarasuk and Yuan 2009).
+            sent = 2 * (machine.count - 1) / machine.count
+            exchange = (shares.exchange_seconds, sent / (machine.link * 1e9))
+        return cls(sizes, read, attention_read, peak, exchange, shares)
 
-    def prompt(self, load: Load, *, beside: int) -> Iterator[float]:
-        """Seconds of each step of a prompt, which takes what ``beside`` decoding requests leave."""
+    def prompt(self, load: Load, *, beside: int) -> Iterator[_Step]:
+        """Yield the steps of a prompt, which takes what ``beside`` decoding requests leave."""
         budget = max(load.batch_tokens // 4, load.batch_tokens - beside)
         for first in range(0, load.prompt, budget):
             rows = min(budget, load.prompt - first)
@@ -311,33 +365,37 @@ class _Rates:
                 + beside * self._context_operations(load),
             )
 
-    def decode(self, load: Load) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Of a step of all requests: seconds (by bytes, by operations) of linear layers, of attention."""
+    def decode(self, load: Load) -> _Step:
+        """Return a step in which all requests decode."""
         users = load.concurrency
-        return (
-            self._linear(users, users),
-            self._attention(
-                users * self._context_bytes(load), users * self._context_operations(load)
-            ),
+        return self._step(
+            rows=users,
+            wanted=users,
+            kv=users * self._context_bytes(load),
+            attention=users * self._context_operations(load),
         )
 
-    def texts(self, count: int, tokens: int) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Of a step of so many whole texts, as :meth:`decode`; keys and values are in no cache."""
-        attention = self._attention(0, count * self.sizes.text_operations(tokens))
-        return self._linear(count * tokens, 0), attention
+    def texts(self, count: int, tokens: int) -> _Step:
+        """Return a step of so many whole texts; their keys and values are in no cache."""
+        operations = count * self.sizes.text_operations(tokens)
+        return self._step(rows=count * tokens, wanted=0, kv=0, attention=operations)
 
-    def _step(self, *, rows: int, wanted: int, kv: float, attention: float) -> float:
-        linear, attending = self._linear(rows, wanted), self._attention(kv, attention)
-        return max(linear) + max(attending) + self.shares.step_seconds
-
-    def _linear(self, rows: int, wanted: int) -> tuple[float, float]:
-        operations = rows * self.sizes.row_operations + wanted * self.sizes.logit_operations
-        reached = self.peak * self.shares.arithmetic_of(rows)
-        return self.sizes.weights_read(rows) / self.read, operations / reached
-
-    def _attention(self, kv: float, operations: float) -> tuple[float, float]:
-        reached = self.peak * self.shares.attention_arithmetic
-        return kv / self.attention_read, operations / reached
+    def _step(self, *, rows: int, wanted: int, kv: float, attention: float) -> _Step:
+        sizes, shares = self.sizes, self.shares
+        operations = rows * sizes.row_operations + wanted * sizes.logit_operations
+        each, byte = self.exchange
+        return _Step(
+            linear=(
+                sizes.weights_read(rows) / self.read,
+                operations / (self.peak * shares.arithmetic_of(rows)),
+            ),
+            attention=(
+                kv / self.attention_read,
+                attention / (self.peak * shares.attention_arithmetic),
+            ),
+            link=each * sizes.exchanges + byte * sizes.exchanged * rows,
+            fixed=shares.step_seconds,
+        )
 
     def _context_bytes(self, load: Load) -> int:
         """Of a request halfway through its output."""

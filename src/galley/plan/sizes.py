@@ -19,8 +19,11 @@ from galley.ops.kinds import plan_activations, plan_kinds
 from galley.ops.lowering import expert_costs, expert_memory, held_bytes, lower, weight_bytes
 from galley.types import BLOCK_TOKENS, blocks_for
 
-PRECISIONS: Final = ("float32", "bf16", "f16", "int8", "int4")
-"""What weights can be served as, the largest first."""
+PRECISIONS: Final = ("float32", "bf16", "f16", "fp8", "int8", "int4")
+"""What weights can be served as, the largest first. FP8 has the bytes of int8: a scale for each row."""
+
+_LAID_OUT_AS: Final = {"fp8": "int8"}
+"""Precision -> the one of the same layout, where the native executor has no kernel for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,8 @@ class ModelSizes:
             that it sees) of each kind of layer; -1: all tokens.
         row_bytes: memory for what lies between the ops, for each token of a step.
         logit_bytes: memory for the logits of a token.
+        exchanged: bytes of a token's partial sums that accelerators which share matrices exchange.
+        exchanges: how many times in a step they do.
         max_positions: the longest context, in tokens.
     """
 
@@ -62,6 +67,8 @@ class ModelSizes:
     spans: tuple[tuple[int, int, int], ...]
     row_bytes: int
     logit_bytes: int
+    exchanged: int
+    exchanges: int
     max_positions: int
 
     @classmethod
@@ -86,7 +93,7 @@ class ModelSizes:
         Raises:
             SettingsError: experts are to be on disk, and there are none.
         """
-        kinds = plan_kinds(program, precision)
+        kinds = plan_kinds(program, _LAID_OUT_AS.get(precision, precision))
         shapes = {name: flat(shape) for name, shape in program.all_shapes.items()}
         runs = run_passes(program.with_kinds(kinds), ())
         buffered = runs
@@ -112,6 +119,9 @@ class ModelSizes:
                 attention[op.attrs["window"]] += operations
             else:
                 spans[op.attrs["before"], op.attrs["after"]] += operations
+        # Behind attention and behind the MLP of each layer, as in Megatron-LM (arXiv:1909.08053).
+        exchanges = 2 * sum(op.name in ("attention", "encoder_attention") for op in program.ops)
+        hidden = program.ops[0].widths[0]
         return cls(
             precision=precision,
             parameters=sum(map(math.prod, shapes.values())),
@@ -128,6 +138,8 @@ class ModelSizes:
             spans=tuple((*span, operations) for span, operations in spans.items()),
             row_bytes=lower(buffered).cost().arena_bytes,
             logit_bytes=4 * program.vocab_size,
+            exchanged=2 * hidden * exchanges,
+            exchanges=exchanges,
             max_positions=program.max_positions,
         )
 
