@@ -5,6 +5,7 @@ import dataclasses
 import click
 
 from galley.cli.options import Command, Flags, with_flags
+from galley.cli.other_servers import translated
 from galley.config import Settings
 from galley.errors import SettingsError
 from galley.formats.models_folder import models_in
@@ -12,7 +13,18 @@ from galley.named_models import NamedModel
 from galley.service.spawn import Spawner
 
 
-@click.command(cls=Command)
+class _ServeCommand(Command):
+    """A command that also takes the flags of other servers that mean the same."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See :class:`click.Command`."""
+        known = frozenset(
+            name for param in self.params for name in (*param.opts, *param.secondary_opts)
+        )
+        return super().parse_args(ctx, translated(args, known))
+
+
+@click.command(cls=_ServeCommand)
 @with_flags(Settings)
 @click.argument(
     "models",
