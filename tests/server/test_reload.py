@@ -108,8 +108,59 @@ def test_files_that_cannot_be_used_change_nothing(server: Server, folder: Path) 
 def test_files_that_have_not_changed_are_left_alone(server: Server) -> None:
     [engine] = engines(server)
     hup(server)
-    until(lambda: "have not changed" in server.log)
+    until(lambda: "neither its files nor its settings have changed" in server.log)
     assert [e.pid for e in engines(server)] == [engine.pid]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "galley.yaml"
+    path.write_text("kv_cache_tokens: 1024\nmax_queue: 9\n")
+    return path
+
+
+def test_settings_that_changed_take_effect_or_are_named(folder: Path, config: Path) -> None:
+    """Of the engine: by a new one beside the old. Of the server: at once, or named as taking a restart."""
+    log = config.with_name("log")
+    with Server(folder, log, config=config, threads=1) as server, server.client() as client:
+        before = alone(client)
+        [old] = engines(server)
+        config.write_text(
+            "kv_cache_tokens: 512\nmax_queue: 7\nport: 1234\nlog_level: debug\nmax_running: 3\n"
+        )
+        with Neighbour(server, before):
+            hup(server)
+            until(lambda: "is served from the new files" in server.log)
+        assert "changed settings that take a restart: max_queue" in server.log
+        assert "changed at once: log_level=debug" in server.log
+        assert "kv_cache_tokens=512, max_running=3" in server.log
+        assert alone(client) == before
+        until(lambda: len(engines(server)) == 1)
+        assert [e.pid for e in engines(server)] != [old.pid]
+        [info] = client.get("/v1/models").json()["data"]
+        assert client.get("/ready").status_code == 200
+        assert info["id"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("max_running: many\n", "max_running"),
+        ("no_such_setting: 1\n", "no_such_setting"),
+        ("- a list\n", "must hold a mapping"),
+    ],
+)
+def test_a_settings_file_with_a_mistake_changes_nothing(
+    folder: Path, config: Path, text: str, says: str
+) -> None:
+    with Server(folder, config.with_name("log"), config=config, threads=1) as server:
+        [engine] = engines(server)
+        config.write_text(text)
+        hup(server)
+        until(lambda: "the settings stay as they are" in server.log)
+        assert says in server.log
+        until(lambda: "have changed" in server.log)
+        assert [e.pid for e in engines(server)] == [engine.pid]
 
 
 def test_a_model_may_change_its_tokenizer(server: Server, folder: Path, other: Path) -> None:

@@ -39,12 +39,16 @@ def serve(flags: Flags, models: tuple[str, ...]) -> None:
     Options apply to all models; NAME.SETTING=VALUE after NAME=MODEL, such as chat.quantize=int4, or
     galley.yaml's models section sets an option of one model.
     """
-    settings = _with_folder(flags.settings_of(models))
+
+    def read() -> Settings:
+        return _with_folder(flags.settings_of(models))
+
+    settings = read()
     # The engine processes start now, so that they import their modules while this one imports the server.
     spawner = Spawner(settings, ahead=True)
     from galley.server.run import serve as run_server
 
-    raise click.exceptions.Exit(run_server(settings, spawner))
+    raise click.exceptions.Exit(run_server(settings, spawner, read))
 
 
 def _with_folder(settings: Settings) -> Settings:

@@ -3,9 +3,9 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 from galley.config import Settings
 from galley.errors import (
@@ -117,12 +117,19 @@ class Registry:
                 raise
             raise ModelError(f"{model.name}: {error}") from error
 
-    async def reload(self, name: str | None = None, *, only_if_changed: bool = False) -> list[str]:
+    async def reload(
+        self,
+        name: str | None = None,
+        *,
+        only_if_changed: bool = False,
+        settings: Mapping[str, Any] | None = None,
+    ) -> list[str]:
         """Load models' files again while they are served, one after another.
 
         Args:
             name: of the model; None: all.
             only_if_changed: leave models alone whose files are those that are being served.
+            settings: engine settings that have changed.
 
         Returns:
             The names of those that were reloaded.
@@ -134,7 +141,9 @@ class Registry:
         """
         models = list(self) if name is None else [self.named(name)]
         return [
-            model.name for model in models if await model.reload(only_if_changed=only_if_changed)
+            model.name
+            for model in models
+            if await model.reload(only_if_changed=only_if_changed, settings=settings or {})
         ]
 
     async def close(self) -> None:

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
@@ -175,7 +175,9 @@ class ServedModel:
             or bool(self._retired)
         )
 
-    async def reload(self, *, only_if_changed: bool = False) -> bool:
+    async def reload(
+        self, *, only_if_changed: bool = False, settings: Mapping[str, Any] | None = None
+    ) -> bool:
         """Load the model's files again, beside the engine that serves, and hand over to the new engine.
 
         Requests that have begun stay with the old engine, which ends with the last of them; until then both
@@ -183,6 +185,7 @@ class ServedModel:
 
         Args:
             only_if_changed: do nothing if the files are those that are being served.
+            settings: engine settings that have changed; if there are any, a new engine gets them.
 
         Returns:
             Whether the model was reloaded.
@@ -193,15 +196,24 @@ class ServedModel:
             ModelError: the files cannot be used.
         """
         if self.on_request and not self.is_loaded:
+            self.settings = replace(self.settings, **(settings or {}))
             return False  # the next request loads what is there then
         old = self.backend()
         if self._reloading.locked():
             raise Conflict(f"{self.name} is being reloaded already; wait until that is done")
         async with self._reloading:
-            if only_if_changed and old.files == fingerprint(await self._resolve()):
+            before = self.settings
+            self.settings = replace(before, **(settings or {}))
+            same = only_if_changed and self.settings == before
+            if same and old.files == fingerprint(await self._resolve()):
                 return False
-            log.info("%s: loading its files again", self.name)
-            self._backend = await self._load()
+            told = "".join(f", {name}={value}" for name, value in (settings or {}).items())
+            log.info("%s: loading it again%s", self.name, told)
+            try:
+                self._backend = await self._load()
+            except BaseException:
+                self.settings = before
+                raise
             self._tasks = self._backend.engine.info.tasks
             self._earlier_restarts += old.engine.restarts
             retire = asyncio.create_task(self._retire(old))

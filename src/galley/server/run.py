@@ -9,15 +9,15 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 
 from galley import __version__
 from galley.config import LOOPBACK_HOSTS, Settings
-from galley.errors import GalleyError
+from galley.errors import GalleyError, SettingsError
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
 from galley.machine import process_age
@@ -31,6 +31,7 @@ from galley.server.auth import check_exposure
 from galley.server.front_door import Admission, FrontDoor, raise_descriptor_limit
 from galley.server.http_protocol import BoundedHttpProtocol
 from galley.server.ledger import ledger_lines
+from galley.server.reread import changes
 from galley.service.spawn import Spawner
 
 log = logging.getLogger("galley.server")
@@ -50,7 +51,11 @@ _HEADERS: Final = [
 _HTTPS_ONLY: Final = ("Strict-Transport-Security", "max-age=31536000")
 
 
-def serve(settings: Settings, spawner: Spawner | None = None) -> int:
+def serve(
+    settings: Settings,
+    spawner: Spawner | None = None,
+    reread: Callable[[], Settings] | None = None,
+) -> int:
     """Serve until a signal or a failed start ends it; blocks.
 
     The first SIGTERM or SIGINT drains: new requests get 503, running ones have
@@ -59,6 +64,7 @@ def serve(settings: Settings, spawner: Spawner | None = None) -> int:
     Args:
         settings: all of them.
         spawner: where the engines' processes come from, if some have been begun already.
+        reread: reads all sources of the settings again, for SIGHUP.
 
     Returns:
         The exit code: 0 after a drain, 1 if the server could not start, 128 + n if a second signal n
@@ -88,7 +94,7 @@ def serve(settings: Settings, spawner: Spawner | None = None) -> int:
         )
         return 1
     with listener, closing(tracing) if tracing else nullcontext():
-        run = _Run(Registry(settings, spawner), tenants, listener, encryption, tracing)
+        run = _Run(Registry(settings, spawner), tenants, listener, encryption, tracing, reread)
         return _completed(run)
 
 
@@ -117,8 +123,10 @@ class _Run:
         listener: socket.socket,
         encryption: ssl.SSLContext | None,
         tracing: Tracing | None,
+        reread: Callable[[], Settings] | None = None,
     ) -> None:
         self._settings = models.settings
+        self._reread = reread
         self._url = _url(models.settings.host, listener, encryption)
         self._models = models
         self._tenants = tenants
@@ -200,20 +208,45 @@ class _Run:
         return None
 
     async def _reload_when_told(self) -> None:
-        """After each SIGHUP: the key file, and models whose files have changed, are loaded again.
+        """After each SIGHUP read again: the key file, the settings, and models whose files have changed.
 
-        What cannot be loaded goes on as it was.
+        What cannot be used goes on as it was.
         """
         while True:
             await self._reloads.wait()
             self._reloads.clear()
             self._tenants.reload()
+            changed = await self._reread_settings()
             for model in self._models.names:
+                own = changed.get(model, {})
                 try:
-                    if not await self._models.reload(model, only_if_changed=True):
-                        log.info("%s: its files have not changed", model)
+                    if not await self._models.reload(model, only_if_changed=True, settings=own):
+                        log.info("%s: neither its files nor its settings have changed", model)
                 except Exception as error:
                     log.error("%s goes on as it is: %s", model, error)
+
+    async def _reread_settings(self) -> Mapping[str, Mapping[str, Any]]:
+        """Apply what can change while the server runs, and name the rest.
+
+        Returns:
+            Model name -> its engine settings that changed.
+        """
+        if self._reread is None:
+            return {}
+        try:
+            wanted = await asyncio.to_thread(self._reread)
+        except SettingsError as error:
+            log.error("the settings stay as they are: %s", error)
+            return {}
+        served = {model.name: model.settings for model in self._models}
+        found = changes(self._settings, served, wanted)
+        if found.restart:
+            log.warning("changed settings that take a restart: %s", ", ".join(found.restart))
+        if found.live:
+            self._settings = dataclasses.replace(self._settings, **found.live)
+            logging.getLogger("galley").setLevel(self._settings.log_level.upper())
+            log.info("changed at once: %s", ", ".join(f"{k}={v}" for k, v in found.live.items()))
+        return found.models
 
     def _print_ledger(self, model: str, ledger: Ledger) -> None:
         say("\n".join(ledger_lines(model, ledger)))
