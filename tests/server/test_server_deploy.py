@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import kubernetes_validate
 import numpy as np
 import pytest
 import yaml
@@ -28,6 +29,8 @@ PANELS: dict[str, list[str]] = {
     for panel in DASHBOARD["panels"]
     if panel["type"] != "row"
 }
+KUBERNETES = DEPLOY / "kubernetes"
+
 LIMITED = "galley_tenant_rate_limited_total"
 """Nothing is limited here, so it has no samples."""
 
@@ -83,7 +86,12 @@ def test_settings_and_routes_named_in_deploy_exist(server: Server) -> None:
     for path, text in texts.items():
         for variable in re.findall(r"\bGALLEY_([A-Z_]+)\b", text):
             assert variable.lower() in {*known, "cache_dir"}, (path, variable)
-    documents = list(yaml.safe_load_all(texts[DEPLOY / "kubernetes/galley.yaml"]))
+    documents = [
+        document
+        for path, text in texts.items()
+        if path.parent == KUBERNETES / "base"
+        for document in yaml.safe_load_all(text)
+    ]
     [settings] = [yaml.safe_load(d["data"]["galley.yaml"]) for d in documents if "data" in d]
     assert settings.keys() <= known
     [pod] = [d["spec"]["template"]["spec"] for d in documents if d["kind"] == "Deployment"]
@@ -95,6 +103,51 @@ def test_settings_and_routes_named_in_deploy_exist(server: Server) -> None:
     for volume in (v for s in compose["services"].values() for v in s["volumes"]):
         source = volume.split(":")[0]
         assert (DEPLOY / source).exists() or source in compose["volumes"], source
+
+
+def manifests() -> dict[Path, Any]:
+    return {path: yaml.safe_load(path.read_text()) for path in KUBERNETES.rglob("*.yaml")}
+
+
+def test_manifests_are_of_kubernetes_own_schemas() -> None:
+    checked = 0
+    for path, manifest in manifests().items():
+        group = manifest["apiVersion"].partition("/")[0]
+        if group not in ("kustomize.config.k8s.io", "monitoring.coreos.com"):
+            kubernetes_validate.validate(manifest, "1.34", strict=True)
+            checked += 1
+        assert path.read_text().count("\n---\n") == 0, path
+    assert checked >= 7
+    wrong = manifests()[KUBERNETES / "base/deployment.yaml"]
+    wrong["spec"]["template"]["spec"]["containers"][0]["imagee"] = "x"
+    with pytest.raises(kubernetes_validate.ValidationError, match="imagee"):
+        kubernetes_validate.validate(wrong, "1.34", strict=True)
+
+
+def test_every_manifest_is_a_resource_of_its_kustomization() -> None:
+    read = manifests()
+    folders = {path.parent for path in read}
+    for folder in folders:
+        kustomization = read[folder / "kustomization.yaml"]
+        others = {path.name for path in read if path.parent == folder} - {"kustomization.yaml"}
+        assert others <= set(kustomization["resources"]), folder
+        for name in (*kustomization["resources"], *kustomization.get("components", ())):
+            target = (folder / name).resolve()
+            assert target in folders or target in read, (folder, name)
+
+
+def test_the_image_must_be_set_and_a_claim_of_one_node_is_not_rolled() -> None:
+    read = manifests()
+    deployment = read[KUBERNETES / "base/deployment.yaml"]["spec"]
+    [container] = deployment["template"]["spec"]["containers"]
+    [image] = read[KUBERNETES / "overlays/example/kustomization.yaml"]["images"]
+    assert container["image"] == image["name"]
+    assert image["newName"] != image["name"]
+    claim = read[KUBERNETES / "base/claim.yaml"]["spec"]
+    assert claim["accessModes"] == ["ReadWriteOnce"]
+    assert deployment["strategy"]["type"] == "Recreate"
+    # What the component replaces by its place in the list is the claim.
+    assert deployment["template"]["spec"]["volumes"][1]["persistentVolumeClaim"]
 
 
 def test_promtool_accepts_rules_and_configuration() -> None:
