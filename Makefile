@@ -5,7 +5,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+PIP := $(LOUD_PIP) --quiet
 
 .DEFAULT_GOAL := help
 .PHONY: help run test lint test-clients audit schema soak fuzz sanitize thorough bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
@@ -97,8 +98,8 @@ clean:
 NATIVE := $(shell find native -type f)
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
-	@echo "installing galley into $(VENV) (once; compiling its kernels is the longest step)"
-	@$(PIP) --editable '.[speech]'
+	@echo "installing galley into $(VENV) (once, some minutes: downloads, then its kernels are compiled)"
+	@$(LOUD_PIP) --editable '.[speech]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python

@@ -14,7 +14,7 @@ from scipy import stats
 
 from galley.bench.serve.arrivals import poisson
 from galley.bench.serve.chart import Line, chart, ticks
-from galley.bench.serve.compare import compared
+from galley.bench.serve.compare import _milliseconds, compared
 from galley.bench.serve.lengths import Lengths
 from galley.bench.serve.load import Run
 from galley.bench.serve.measure import quantiles_of, summarise, timeline
@@ -73,6 +73,17 @@ def test_quantiles_are_those_of_the_standard_library() -> None:
     assert (found.p50, found.p95, found.p99) == pytest.approx((cuts[49], cuts[94], cuts[98]))
     assert (found.mean, found.max) == pytest.approx((statistics.fmean(values), max(values)))
     assert quantiles_of([]) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(10, ["p50", "max"]), (20, ["p50", "p95", "max"]), (100, ["p50", "p95", "p99", "max"])],
+)
+def test_a_quantile_of_too_few_requests_is_not_shown(count: int, shown: list[str]) -> None:
+    found = quantiles_of([float(i) for i in range(count)])
+    assert found is not None
+    assert [part for part in ("p50", "p95", "p99", "max") if found.shown(part) is not None] == shown
+    assert _milliseconds(found).split().count("-") == 4 - len(shown)
 
 
 def test_the_figures_of_a_run_worked_out_by_hand() -> None:

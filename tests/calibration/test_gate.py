@@ -152,7 +152,7 @@ def test_results_are_listed_and_removed(checkpoint: CheckpointMaker) -> None:
 
 
 def test_a_speech_model_is_refused(checkpoint: CheckpointMaker) -> None:
-    with pytest.raises(UnsupportedModel, match="hears speech"):
+    with pytest.raises(UnsupportedModel, match="is a speech model: leave it out"):
         load_engine(settings("kl=1"), checkpoint("whisper"))
 
 

@@ -128,6 +128,16 @@ def test_a_server_of_our_own_is_started_measured_and_ended(tmp_path: Path) -> No
     assert report["points"][0]["completed"] == 4
 
 
+def test_a_server_with_keys_asks_for_one(tmp_path: Path) -> None:
+    with Server(
+        "galley-demo", tmp_path / "log", threads=1, api_key="a-key-of-the-server"
+    ) as locked:
+        done = galley("bench", "serve", locked.url, "--requests", 1)
+    assert done.returncode == 2
+    assert "wants an API key" in done.stderr
+    assert "--api-key or the variable GALLEY_API_KEY" in done.stderr
+
+
 def test_what_is_wrong_is_told(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     for args, error, match in (

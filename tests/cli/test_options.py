@@ -1,5 +1,6 @@
 """Flags made from declarations, and the command line as a process: exit codes, errors, start-up."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 
+from galley.cli.main import app
 from galley.cli.options import SAMPLING_HELP, Command, Flags, with_flags
 from galley.config import Settings
 from galley.engine_settings import EngineSettings, setting_types
@@ -57,6 +59,25 @@ def test_flags_round_trip(values: dict[str, Any]) -> None:
     args = [arg for name, value in values.items() for arg in as_flags(name, value)]
     flags = parse(args, model=True)
     assert flags.given == values
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["serve", "run", "plan", "quantize", "transcribe", "eval quality", "bench serve"],
+)
+def test_examples_of_the_help_are_command_lines_that_parse(command: str) -> None:
+    found: click.Command = app
+    for name in command.split():
+        assert isinstance(found, click.Group)
+        found = found.commands[name]
+    assert isinstance(found, Command)
+    assert found.examples
+    shown = " ".join(CliRunner().invoke(app, [*command.split(), "--help"]).output.split())
+    for line in found.examples:
+        assert " ".join(line.split()) in shown
+        words = shlex.split(line)
+        assert words[: 1 + len(command.split())] == ["galley", *command.split()]
+        found.make_context(command, words[1 + len(command.split()) :], parent=click.Context(app))
 
 
 def test_only_what_was_given_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,7 +219,7 @@ def test_a_conversation_has_history_until_it_is_cleared(terminal: Terminal, llm:
     terminal.type("and the dog\n")
     terminal.wait_for("dog\n")
     assert words(terminal.wait_for("\n>>> ")) == words(alone)
-    terminal.type("/exit\n")
+    terminal.type("/bye\n")
     assert terminal.leave() == 0
 
 

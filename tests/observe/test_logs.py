@@ -51,6 +51,17 @@ def test_every_line_is_json_from_the_first(server: Server) -> None:
     assert {"time", "level", "logger"} <= last.keys()
 
 
+def test_the_start_is_told_in_fields_and_single_lines(server: Server) -> None:
+    lines = [json.loads(line) for line in server.log.splitlines()]
+    assert all("\n" not in line["message"] for line in lines)
+    phases = {line["phase"]: line for line in lines if "phase" in line}
+    assert {"resolve", "spawn", "import", "load", "warm-up"} <= phases.keys()
+    assert all(line["model"] == "tiny" and line["seconds"] >= 0 for line in phases.values())
+    [told] = [line for line in lines if "ledger" in line]
+    assert told["ledger"]["weights"] > 0
+    assert told["message"].startswith("tiny: llama, ")
+
+
 def test_first_day_6_a_request_is_told_in_one_line(server: Server) -> None:
     line = post(server, BODY)
     assert (line["method"], line["path"], line["status"]) == ("POST", PLAIN, 200)

@@ -145,7 +145,10 @@ class _Check:
         _, self._factory = choose_executor(settings.executor, settings.device)
         self._model: Model = read_model(settings, folder, engine.info.executor)
         if engine.info.speech is not None:
-            raise UnsupportedModel("quality_gate is for language models, and this one hears speech")
+            raise UnsupportedModel(
+                f"quality_gate is for language models, and {engine.info.name} is a speech model: leave it "
+                "out, or with several models set it for the language model alone (NAME.quality_gate=...)"
+            )
         self._original = self._find_original()
         self._windows: list[list[int]] = []
 

@@ -150,7 +150,14 @@ _report_options = _options(
 )
 
 
-@click.command("serve", cls=Command)
+@click.command(
+    "serve",
+    cls=Command,
+    examples=(
+        "galley bench serve galley-demo --concurrency 1,8,32",
+        "galley bench serve http://127.0.0.1:8000 --rate 2,4,8 --slo ttft=0.5 --html report.html",
+    ),
+)
 @click.argument(
     "target", metavar="[URL | MODEL]", required=False, help="a running server, or what to serve"
 )

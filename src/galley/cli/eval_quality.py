@@ -22,7 +22,13 @@ _KEPT_TOKENS: Final = 100
 """Tokens of the vocabulary in the JSON, those that lose most."""
 
 
-@click.command(cls=Command)
+@click.command(
+    cls=Command,
+    examples=(
+        "galley eval quality org/name --quantize int4 --data calls.jsonl --html report.html",
+        "galley eval quality int4-folder --against org/name --also int8",
+    ),
+)
 @with_flags(EngineSettings)
 @click.argument("model", required=False, help=MODEL_HELP)
 @click.option(

@@ -138,12 +138,21 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help lists options in groups, and names the other sources of settings."""
+    """A command whose help lists options in groups, examples, and the other sources of settings."""
 
-    def __init__(self, *args: Any, **attributes: Any) -> None:
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **attributes: Any) -> None:
         super().__init__(*args, **attributes)
+        self.examples = tuple(examples)
         if any(isinstance(param, Option) for param in self.params):
             self.epilog = EPILOG
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See :class:`click.Command`; examples follow the text, where they are seen first."""
+        super().format_help_text(ctx, formatter)
+        if self.examples:
+            with formatter.section("Examples"):
+                for line in self.examples:
+                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """See :class:`click.Command`."""

@@ -33,7 +33,14 @@ _SETTABLE: Final = {"float32", "bf16", "f16", "int8", "int4"}
 """What --measure can have: values of the setting ``quantize``."""
 
 
-@click.command(cls=Command)
+@click.command(
+    cls=Command,
+    examples=(
+        "galley plan org/name --prompt 1000 --output 200 --concurrency 16 --ttft 2 --tpot 0.05",
+        "galley plan config.json --precision fp8 --machine H100 --gpus 4",
+        "galley plan org/name --measure --precision int4",
+    ),
+)
 @with_flags(("revision", "kv_dtype", "threads", "experts", "expert_cache_bytes"))
 @click.argument("model", required=False, help=f"{MODEL_HELP}. A config.json will do")
 @click.option("--prompt", type=_COUNT, help="tokens of a prompt; default: 512, with --measure 128")

@@ -41,7 +41,13 @@ _OF_METHODS: Final = {
 _SETTINGS: Final = ("revision", "executor", "device", "threads")
 
 
-@click.command(cls=Command)
+@click.command(
+    cls=Command,
+    examples=(
+        "galley quantize org/name OUT --method gptq --data calls.jsonl",
+        "galley quantize org/name OUT.gguf --format gguf",
+    ),
+)
 @with_flags(_SETTINGS, extra=("log_level",))
 @click.argument("model", help=MODEL_HELP)
 @click.argument("out", type=click.Path(path_type=Path), help="the new folder, or the .gguf file")

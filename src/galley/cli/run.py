@@ -24,14 +24,21 @@ if TYPE_CHECKING:
 COMMANDS_HELP: Final = """\
 /clear  forget the conversation
 /help   show this
-/exit   leave (or Ctrl-D)
+/exit   leave (or /bye, or Ctrl-D)
 Ctrl-C  stop the answer in progress"""
 
 # Control characters of an answer could drive the terminal; tab and newline are text.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
 
 
-@click.command(cls=Command)
+@click.command(
+    cls=Command,
+    examples=(
+        "galley run",
+        'galley run "What is a KV cache?"',
+        "galley run model.gguf --temperature 0",
+    ),
+)
 @with_flags(EngineSettings, sampling=True)
 @click.argument("first", metavar="[MODEL]", required=False, help=MODEL_HELP)
 @click.argument(
@@ -211,7 +218,7 @@ def _converse(chat: Chat) -> None:
         except EOFError:
             print()
             return
-        if line == "/exit":
+        if line in ("/exit", "/bye"):
             return
         if line == "/clear":
             chat.clear()

@@ -24,7 +24,15 @@ class _ServeCommand(Command):
         return super().parse_args(ctx, translated(args, known))
 
 
-@click.command(cls=_ServeCommand)
+@click.command(
+    cls=_ServeCommand,
+    examples=(
+        "galley serve",
+        "galley serve org/name --quantize int4 --max-running 32",
+        "galley serve model.gguf --api-key-file keys.txt --host 0.0.0.0",
+        "galley serve chat=org/name speech=openai/whisper-tiny.en chat.quantize=int8",
+    ),
+)
 @with_flags(Settings)
 @click.argument(
     "models",

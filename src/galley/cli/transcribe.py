@@ -80,7 +80,13 @@ def speech_settings(flags: Flags) -> Settings:
     return dataclasses.replace(settings, model=settings.model or BUNDLED_SPEECH)
 
 
-@click.command(cls=Command)
+@click.command(
+    cls=Command,
+    examples=(
+        "galley transcribe call.mp3",
+        "galley transcribe *.wav --format srt --output-dir transcripts",
+    ),
+)
 @with_flags(EngineSettings, model=True)
 @click.argument(
     "files",

@@ -44,15 +44,22 @@ def start(form: str, level: str = "warning") -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
-def say(message: str, stream: TextIO | None = None) -> None:
-    """Print what no log level hides, in the form of the log if that is JSON. Default: to stdout."""
+def say(message: str, stream: TextIO | None = None, **fields: Any) -> None:
+    """Print what no log level hides, in the form of the log if that is JSON. Default: to stdout.
+
+    Args:
+        message: for people.
+        stream: stdout or stderr.
+        fields: in a JSON log they take the place of the message's layout: the message is its first line.
+    """
     forms = (handler.formatter for handler in logging.getLogger().handlers)
     as_json = next((form for form in forms if isinstance(form, JsonLines)), None)
     if as_json is not None:
         level = logging.ERROR if stream is sys.stderr else logging.INFO
-        message = as_json.format(
-            logging.LogRecord("galley", level, "", 0, message, args=None, exc_info=None)
-        )
+        text = message.strip().partition("\n")[0] if fields else message
+        record = logging.LogRecord("galley", level, "", 0, text, args=None, exc_info=None)
+        record.__dict__["fields"] = fields
+        message = as_json.format(record)
     print(message, file=stream, flush=True)
 
 

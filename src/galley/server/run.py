@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from typing import Any, Final
 
+import msgspec
 import uvicorn
 
 from galley import __version__
@@ -249,14 +250,23 @@ class _Run:
         return found.models
 
     def _print_ledger(self, model: str, ledger: Ledger) -> None:
-        say("\n".join(ledger_lines(model, ledger)))
+        say(
+            "\n".join(ledger_lines(model, ledger)),
+            model=model,
+            ledger=msgspec.to_builtins(ledger),
+        )
 
     def _print_phase(self, model: str, phase: str, seconds: float) -> None:
         if phase == "ready":
             return  # their sum, which the last line of the start says from the command's beginning
         names = self._models.names
         whose = f"{model:<{max(map(len, names))}} " if len(names) > 1 else ""
-        say(f"  {whose}{phase:<10} {seconds:6.2f} s")
+        say(
+            f"  {whose}{phase:<10} {seconds:6.2f} s",
+            model=model,
+            phase=phase,
+            seconds=round(seconds, 3),
+        )
 
     async def _drain(self) -> int:
         """Let running requests finish; returns the exit code."""

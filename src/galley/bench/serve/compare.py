@@ -48,8 +48,8 @@ def beside(points: Sequence[Point]) -> list[tuple[str, ...]]:
 def _milliseconds(quantiles: Quantiles | None) -> str:
     if quantiles is None:
         return "-"
-    shown = (quantiles.p50, quantiles.p95, quantiles.p99, quantiles.max)
-    return " ".join(f"{1e3 * value:.4g}" for value in shown)
+    shown = (quantiles.shown(part) for part in ("p50", "p95", "p99", "max"))
+    return " ".join("-" if value is None else f"{1e3 * value:.4g}" for value in shown)
 
 
 def compared(before: Report, after: Report) -> list[tuple[str, str, str, str, str]]:
@@ -88,8 +88,8 @@ def _numbers(point: Point) -> Iterator[tuple[str, float | None]]:
         ("latency", point.latency_s),
     ):
         for part in ("p50", "p95", "p99"):
-            value = None if quantiles is None else 1e3 * float(getattr(quantiles, part))
-            yield f"{label} {part.upper()}, ms", value
+            value = None if quantiles is None else quantiles.shown(part)
+            yield f"{label} {part.upper()}, ms", None if value is None else 1e3 * value
     yield "audio seconds/s", point.audio_seconds_per_s
     yield "goodput, requests/s", point.goodput_per_s
     yield "$ per million output tokens", point.cost_per_million_output

@@ -76,7 +76,7 @@ def quantiles_of(values: Sequence[float]) -> Quantiles | None:
     if not len(values):
         return None
     p50, p95, p99 = (float(x) for x in np.percentile(values, (50, 95, 99)))
-    return Quantiles(float(np.mean(values)), p50, p95, p99, float(np.max(values)))
+    return Quantiles(float(np.mean(values)), p50, p95, p99, float(np.max(values)), len(values))
 
 
 def cdf(values: Sequence[float]) -> list[float]:

@@ -16,8 +16,8 @@ STYLE: Final = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e9ef; --paper: #14171d; --soft: #a3acba;
   --grid: #2c323d; --c0: #7aa7f7; --c1: #fb923c; --c2: #4ade80; --c3: #c79bfb; --c4: #f472b6; --c5: #22d3ee;
   --c6: #facc15; --c7: #cbd5e1 } }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1000px; padding: 0 1em;
-  color: var(--ink); background: var(--paper) }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: min(1600px, 96vw); padding: 0
+  1em; color: var(--ink); background: var(--paper) }
 h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin-top: 2em }
 .scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .25em .7em; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap }
@@ -134,7 +134,8 @@ def _quantile(field: str, unit: float) -> _Axis:
 
     def read(point: Point, part: str) -> float | None:
         quantiles: Quantiles | None = getattr(point, field)
-        return None if quantiles is None else unit * float(getattr(quantiles, part))
+        value = None if quantiles is None else quantiles.shown(part)
+        return None if value is None else unit * value
 
     return read
 

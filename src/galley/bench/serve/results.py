@@ -12,13 +12,26 @@ METRICS = ("ttft_s", "tpot_s", "inter_token_s", "latency_s")
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """Of one figure over requests; interpolated linearly between the two nearest, as numpy does."""
+    """Of one figure over requests; interpolated linearly between the two nearest, as numpy does.
+
+    ``count`` is the number of values; 0 in reports that were written before it was.
+    """
 
     mean: float
     p50: float
     p95: float
     p99: float
     max: float
+    count: int = 0
+
+    def shown(self, part: str) -> float | None:
+        """Return ``p50``, ``p95``, ``p99`` or ``max``; None for a quantile of too few values.
+
+        The 99th percentile of ten values is the largest in disguise: a quantile is shown where at least one
+        value is expected beyond it.
+        """
+        beyond = {"p95": 20, "p99": 100}.get(part, 1)
+        return None if 0 < self.count < beyond else float(getattr(self, part))
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):

@@ -194,6 +194,11 @@ async def _first_model(client: Client) -> str:
     try:
         return str(answer["data"][0]["id"])
     except (KeyError, IndexError, TypeError):
+        if status in (401, 403):
+            raise SettingsError(
+                f"the server wants an API key (GET /v1/models: {status}); give one with --api-key or the "
+                "variable GALLEY_API_KEY"
+            ) from None
         raise SettingsError(
             f"the server does not list its models (GET /v1/models: {status}); name one with --model"
         ) from None
