@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 
 from galley import SamplingParams
 from galley.engine.engine import Engine
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine.read_model import read_model
 from galley.engine_settings import EngineSettings
 from galley.formats.adapter_files import CONFIG, TENSORS, adapter_digest

@@ -44,7 +44,7 @@ from galley.audio import EncoderInput, SpeechInfo
 from galley.demo import heldout
 from galley.engine.engine import Engine
 from galley.engine.guessing import Guessing
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine.warm_up import measure_rows
 from galley.engine_settings import EngineSettings, Speculation
 from galley.formats.source import resolve_model

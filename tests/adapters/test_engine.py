@@ -13,7 +13,7 @@ import torch
 
 from galley import SamplingParams
 from galley.engine.engine import Engine as NativeEngine
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine_settings import EngineSettings
 from galley.errors import ModelError, SettingsError
 from galley.service.requests import expand
@@ -261,5 +261,5 @@ def test_the_ledger_has_the_slots_and_speech_takes_none(checkpoint: CheckpointMa
     # Both factors of 7 layers of both of the model's, in two bytes, outputs in tiles of sixteen.
     outputs_and_inputs = [(48, 48), (24, 48), (24, 48), (48, 48), (88, 48), (88, 48), (48, 88)]
     assert one >= 2 * 2 * 16 * sum(map(sum, outputs_and_inputs))
-    with pytest.raises(SettingsError, match=r"max_adapters is 1, but .* hears speech"):
+    with pytest.raises(SettingsError, match=r"max_adapters is 1, but .* is a speech model"):
         load_engine(EngineSettings(max_adapters=1), checkpoint("whisper"))

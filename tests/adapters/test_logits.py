@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine_settings import EngineSettings, ExecutorName, Quantize
 from galley.formats.adapter import read_adapter
 from galley.graph.passes import PASSES

@@ -8,8 +8,8 @@ import pytest
 
 from galley import SettingsError, UnsupportedModel
 from galley.calibration import gate
-from galley.calibration.gate import load_engine
 from galley.calibration.layerwise import Layerwise
+from galley.engine.loaders import load_engine
 from galley.engine_settings import EngineSettings
 from galley.quality_gate import QualityGate
 from tests.cli.command import galley

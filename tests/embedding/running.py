@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from galley.calibration.gate import load_any
 from galley.engine.embedding_engine import EmbeddingEngine
+from galley.engine.loaders import load
 from galley.engine_settings import EngineSettings
 from galley.service.vector_requests import vector_request
 
@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float32]
 def loaded(folder: Path, **settings: Any) -> EmbeddingEngine:
     """The engine of a folder, on one thread."""
     options = {"threads": 1, "weight_cache": False, **settings}
-    engine = load_any(EngineSettings(**options), folder)
+    engine = load(EngineSettings(**options), folder)
     assert isinstance(engine, EmbeddingEngine)
     return engine
 

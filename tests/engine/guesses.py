@@ -8,7 +8,7 @@ from typing import Any
 
 from galley.engine.engine import Engine
 from galley.engine.guessing import Guessing, proposers_of
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine.scheduler import Guess, Work
 from galley.engine.sequence import Sequence
 from galley.engine_settings import EngineSettings, Speculation

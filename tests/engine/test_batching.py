@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from galley.engine.batching import BatchGatherer
 from galley.engine.engine import Engine
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine.sequence import Sequence
 from galley.engine_settings import Batching, EngineSettings
 from galley.types import EngineRequest

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine_settings import EngineSettings
 from galley.errors import GalleyError, SettingsError
 from tests.conftest import CheckpointMaker

@@ -11,7 +11,7 @@ import pytest
 
 from galley import LLM, SamplingParams
 from galley.engine import memory as engine_memory
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine_settings import EngineSettings, Quantize
 from galley.errors import EngineFailed, SettingsError
 from galley.model_info import EngineStats, Ledger, ModelInfo

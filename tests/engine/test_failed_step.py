@@ -7,7 +7,7 @@ import pytest
 
 from galley import SamplingParams
 from galley.engine.engine import Engine
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine_settings import EngineSettings
 from galley.service.requests import expand
 from tests.conftest import CheckpointMaker

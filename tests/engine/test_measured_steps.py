@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from galley.engine import load, load_draft
-from galley.engine.load import load_engine
+from galley.engine import build_generation, load_draft
+from galley.engine.loaders import load_engine
 from galley.engine.warm_up import measure_rows
 from galley.engine_settings import EngineSettings
 from galley.ops.packed_files import packed_folder
@@ -30,7 +30,7 @@ def test_measured_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(1)
         return measure_rows(*arguments, **named)
 
-    for module in (load, load_draft):
+    for module in (build_generation, load_draft):
         monkeypatch.setattr(module, "measure_rows", counted)
 
     def measured(**changes: Any) -> int:

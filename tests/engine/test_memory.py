@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine.memory import KVSize
 from galley.engine_settings import EngineSettings, Quantize
 from galley.errors import EngineFailed

@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from galley import LLM, SamplingParams
-from galley.engine import load
+from galley.engine import build_generation
 from galley.engine.engine import Engine
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine.warm_up import MEASURED_ROWS
 from galley.engine_settings import EngineSettings, Speculation
 from galley.speculation.row_costs import RowCosts
@@ -98,7 +98,7 @@ def test_steps_are_measured_where_something_is_guessed(
         made.append(measured)
         return RowCosts(measured)
 
-    monkeypatch.setattr(load, "RowCosts", costs)
+    monkeypatch.setattr(build_generation, "RowCosts", costs)
     chose = EngineSettings(threads=1, kv_cache_tokens=512, speculation=chosen)
     load_engine(chose, checkpoint("llama"))
     load_engine(chose, checkpoint("whisper"))

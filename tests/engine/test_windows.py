@@ -4,7 +4,7 @@ import pytest
 
 from galley import SamplingParams
 from galley.engine.engine import Engine
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine.read_model import read_model
 from galley.engine_settings import EngineSettings, ExecutorName
 from galley.ops.cpu import kv_bytes_per_block, kv_bytes_per_token

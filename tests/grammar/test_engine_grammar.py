@@ -11,7 +11,7 @@ import pytest
 
 from galley import LLM, RequestError, SamplingParams
 from galley.engine.engine import Engine
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine_settings import EngineSettings
 from galley.grammar.check import check
 from galley.grammar.vocabulary import load_vocabulary

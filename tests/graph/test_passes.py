@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine.read_model import read_model
 from galley.engine_settings import Activations, EngineSettings, Quantize
 from galley.errors import SettingsError

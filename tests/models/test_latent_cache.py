@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine_settings import EngineSettings, ExecutorName, KVType
 from galley.formats.json_file import read_json
 from galley.graph.program import KVLayout

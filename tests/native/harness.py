@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import linear
 
 from galley import _native
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine_settings import Activations, DType, EngineSettings, KVType, Quantize
 from galley.formats.checkpoint import Checkpoint
 from galley.formats.values import bf16_bits, dequantize, to_float32

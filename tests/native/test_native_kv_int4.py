@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from galley import LLM
 from galley.engine.engine import Engine
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine.read_model import read_model
 from galley.engine_settings import EngineSettings, ExecutorName
 from galley.errors import SettingsError

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from galley import LLM, SamplingParams
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine_settings import DType, EngineSettings, ExecutorName, Quantize
 from galley.errors import SettingsError
 from galley.ops.executor import choose_executor, forward

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from galley import _native
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine_settings import EngineSettings, Quantize
 from galley.formats.checkpoint import Checkpoint
 from galley.ops import background, packed_files, packing, weight_cache

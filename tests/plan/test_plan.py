@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from galley.cli.main import app
 from galley.engine import memory as engine_memory
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine_settings import EngineSettings
 from galley.errors import SettingsError
 from galley.formats.json_file import read_json

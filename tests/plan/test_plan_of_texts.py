@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from galley.calibration.gate import load_any
+from galley.engine.loaders import load
 from galley.engine_settings import EngineSettings
 from galley.errors import SettingsError
 from galley.formats.json_file import read_json
@@ -65,7 +65,7 @@ def test_whole_texts_are_their_arithmetic() -> None:
 @pytest.mark.parametrize("precision", ["float32", "bf16", "int8"])
 def test_the_engine_of_embeddings_says_the_same(precision: Any) -> None:
     folder = resolve_model(BUNDLED_EMBED)
-    info = load_any(EngineSettings(quantize=precision, threads=1, weight_cache=False), folder).info
+    info = load(EngineSettings(quantize=precision, threads=1, weight_cache=False), folder).info
     program = build_program(read_json(folder / "config.json"))
     texts = over_whole_texts(program, program.shapes, all_rows=True)
     model = ModelSizes.of(texts, precision, "bfloat16")

@@ -9,7 +9,7 @@ import numpy as np
 
 from galley.bench.report import Machine, Point, Run, Step, make_point
 from galley.engine.engine import Engine
-from galley.engine.load import load_engine
+from galley.engine.loaders import load_engine
 from galley.engine_settings import EngineSettings
 from galley.errors import EngineError, SettingsError
 from galley.formats.source import resolve_model

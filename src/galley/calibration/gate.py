@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,22 +13,18 @@ import numpy as np
 from galley.calibration import store
 from galley.calibration.layerwise import LOGIT_ROWS, Layerwise, text_batch, text_steps
 from galley.calibration.measures import Divergence, Loss, following
-from galley.engine import load
-from galley.engine.embedding_engine import EmbeddingEngine
 from galley.engine.engine import Engine
-from galley.engine.load_embedding import load_embedding
 from galley.engine.read_model import Model, read_model
 from galley.engine_settings import EngineSettings
 from galley.errors import UnsupportedModel
 from galley.formats.reader import CheckpointReader
 from galley.formats.source import resolve_model
 from galley.formats.weights import DENSE_KINDS
-from galley.model_info import ModelInfo, OnLedger, WeightReceipt
-from galley.models.vector_models import makes_vectors
+from galley.model_info import ModelInfo, WeightReceipt
 from galley.ops.executor import Batch, Executor, ExecutorOptions, choose_executor, forward
 from galley.ops.sampling import Logits
 from galley.quality_gate import QualityGate
-from galley.types import BLOCK_TOKENS, OnPhase, blocks_for
+from galley.types import BLOCK_TOKENS, blocks_for
 
 log: Final = logging.getLogger("galley.quality")
 
@@ -44,44 +40,18 @@ _HALVES: Final = ("bf16", "f16")
 """What is tried for a model that fails, before the checkpoint's own kind; the latter if that is float32."""
 
 
-def load_any(
-    settings: EngineSettings,
-    folder: Path,
-    on_phase: OnPhase | None = None,
-    pause: Callable[[], None] | None = None,
-    on_ledger: OnLedger | None = None,
-) -> Engine | EmbeddingEngine:
-    """Galley's own engine for the checkpoint: for one of embeddings, or that which generates.
-
-    Raises:
-        ModelError, SettingsError, EngineFailed: as :func:`galley.engine.load_embedding.load_embedding` and
-            :func:`load_engine`.
-    """
-    embeds = load.retrying(folder, lambda: makes_vectors(folder))
-    load_one = load_embedding if embeds else load_engine
-    return load_one(settings, folder, on_phase, pause, on_ledger)
-
-
-def load_engine(
-    settings: EngineSettings,
-    folder: Path,
-    on_phase: OnPhase | None = None,
-    pause: Callable[[], None] | None = None,
-    on_ledger: OnLedger | None = None,
-) -> Engine:
-    """Galley's own engine: see :func:`galley.engine.load.load_engine`; behind the setting ``quality_gate``.
+def check(engine: Engine, settings: EngineSettings, folder: Path) -> None:
+    """Measure a loaded engine against the setting ``quality_gate`` and note the figures in its info.
 
     Raises:
         UnsupportedModel: the model loses more than the gate allows; the message has the figures and the
-            cheapest kind that would pass.
+            cheapest change that would pass.
     """
-    engine = load.load_engine(settings, folder, on_phase, pause, on_ledger)
     gate = QualityGate.parse(settings.quality_gate)
     if gate.limits:
         engine.info = msgspec.structs.replace(
             engine.info, weights=_checked(gate, engine, settings, folder)
         )
-    return engine
 
 
 def _checked(

@@ -20,7 +20,7 @@ from galley.types import Adapter, EngineRequest, OnPhase, Output
 ENTRY_POINTS: Final = "galley.engines"
 """The entry-point group in which installed packages name their loaders."""
 
-ENGINES: Final[Mapping[str, str]] = {NATIVE_ENGINE: "galley.calibration.gate:load_any"}
+ENGINES: Final[Mapping[str, str]] = {NATIVE_ENGINE: "galley.engine.loaders:load"}
 """Name -> ``module:function`` of Galley's own loaders."""
 
 

@@ -1,0 +1,113 @@
+"""From settings to an engine that is ready: one builder for each kind of model, then the hooks."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, TypeVar
+
+from galley.engine.build_generation import build_generation
+from galley.engine.build_vectors import build_vectors
+from galley.engine.embedding_engine import EmbeddingEngine
+from galley.engine.engine import Engine
+from galley.engine.loading import Loading, StartPhases
+from galley.engine.step_meter import Pauses
+from galley.engine_settings import EngineSettings
+from galley.errors import DamagedWeights, EngineFailed, SettingsError
+from galley.formats.gguf_file import is_gguf, split_files
+from galley.machine import address_space_left, available_memory
+from galley.model_info import OnLedger
+from galley.types import OnPhase
+
+T = TypeVar("T")
+
+_HOOKS: Final[Mapping[str, str]] = {"quality_gate": "galley.calibration.gate:check"}
+"""Setting -> ``module:function`` that is called with (engine, settings, folder) where the setting is not
+empty. It is imported then, so that an engine's start does not pay for what it does not use."""
+
+
+def load(
+    settings: EngineSettings,
+    folder: Path,
+    on_phase: OnPhase | None = None,
+    pause: Callable[[], None] | None = None,
+    on_ledger: OnLedger | None = None,
+) -> Engine | EmbeddingEngine:
+    """Build the engine for the checkpoint in ``folder``, which may be a GGUF file, and run the hooks.
+
+    Args:
+        settings: sizes and choices; ``settings.model`` is only the name here.
+        folder: the checkpoint.
+        on_phase: told (name, seconds) as each of "import", "load" and "warm-up" ends.
+        pause: see :class:`galley.ops.executor.ExecutorOptions`.
+        on_ledger: told what the model will take of the memory, before its weights are loaded.
+
+    Raises:
+        ModelError, SettingsError: the checkpoint or the settings cannot be used.
+        EngineFailed: there is not enough memory; the message has three changes that would make it fit.
+    """
+    engine = load_without_hooks(settings, folder, on_phase, pause, on_ledger)
+    for name, target in _HOOKS.items():
+        if getattr(settings, name):
+            module, _, function = target.partition(":")
+            getattr(importlib.import_module(module), function)(engine, settings, folder)
+    return engine
+
+
+def load_without_hooks(
+    settings: EngineSettings,
+    folder: Path,
+    on_phase: OnPhase | None = None,
+    pause: Callable[[], None] | None = None,
+    on_ledger: OnLedger | None = None,
+) -> Engine | EmbeddingEngine:
+    """Build the engine alone. Arguments and errors are those of :func:`load`."""
+    clock = StartPhases(on_phase)
+    pauses = None if pause is None else Pauses(pause)
+
+    def build() -> Engine | EmbeddingEngine:
+        loading = Loading.begin(settings, folder, clock, pauses, on_ledger)
+        if loading.model.head is not None:
+            return build_vectors(loading)
+        return build_generation(loading)
+
+    return _retrying(folder, build)
+
+
+def load_engine(
+    settings: EngineSettings,
+    folder: Path,
+    on_phase: OnPhase | None = None,
+    pause: Callable[[], None] | None = None,
+    on_ledger: OnLedger | None = None,
+) -> Engine:
+    """Build the engine of a model that generates, as :func:`load` does.
+
+    Raises:
+        SettingsError: the model makes vectors or scores of texts.
+    """
+    engine = load(settings, folder, on_phase, pause, on_ledger)
+    if not isinstance(engine, Engine):
+        raise SettingsError(f"{folder} makes vectors or scores of texts and generates none")
+    return engine
+
+
+def _retrying(folder: Path, build: Callable[[], T]) -> T:
+    """Return what ``build`` makes, the second time if packed weights were damaged: they are packed anew.
+
+    Raises:
+        EngineFailed: memory ran out.
+    """
+    try:
+        try:
+            return build()
+        except DamagedWeights:
+            return build()
+    except MemoryError as error:
+        files = split_files(folder) if is_gguf(folder) else folder.glob("*.safetensors")
+        needs = sum(path.stat().st_size for path in files) / 2**20
+        left = min(available_memory(), address_space_left()) / 2**20
+        raise EngineFailed(
+            f"memory ran out while {folder} was loaded: its weights are {needs:.0f} MiB on disk, "
+            f"{left:.0f} MiB are available now; allow more (container limit, ulimit -v), set quantize to "
+            "int8 or int4, or kv_cache_tokens to less"
+        ) from error

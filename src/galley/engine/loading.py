@@ -1,0 +1,153 @@
+"""What loading shares among kinds of models: the traced model, its executor and its description."""
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from galley.engine.read_model import Model, read_model
+from galley.engine.step_meter import Pauses, StepMeter
+from galley.engine.weight_receipt import held_kinds, weight_receipt
+from galley.engine_settings import EngineSettings
+from galley.graph.program import Program
+from galley.model_info import Ledger, ModelInfo, OnLedger
+from galley.ops.executor import Executor, ExecutorFactory, ExecutorOptions, choose_executor
+from galley.ops.rows import check_isa
+from galley.types import OnPhase
+
+
+class StartPhases:
+    """Times the phases of an engine's start, one after the other.
+
+    Attributes:
+        seconds: phase -> how long it took.
+    """
+
+    def __init__(self, on_phase: OnPhase | None) -> None:
+        self.seconds: dict[str, float] = {}
+        self._on_phase = on_phase
+        self._last = time.monotonic()
+
+    def end(self, name: str) -> None:
+        """Record that the phase of that name is over."""
+        now = time.monotonic()
+        self.seconds[name] = now - self._last
+        self._last = now
+        if self._on_phase:
+            self._on_phase(name, self.seconds[name])
+
+    def ready(self) -> dict[str, float]:
+        """Return the phases with their sum, "ready"."""
+        return {**self.seconds, "ready": sum(self.seconds.values())}
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A model on its way from a checkpoint to an engine.
+
+    Attributes:
+        settings: sizes and choices; ``settings.model`` is only the name here.
+        folder: the checkpoint.
+        executor_name: what runs the model.
+        factory: makes it.
+        model: traced, with mapped weights.
+        clock: of the start's phases.
+        pauses: lets another engine have the cores between two ops; None where this engine has them alone.
+        on_ledger: told what the model will take of the memory, before its weights are loaded.
+    """
+
+    settings: EngineSettings
+    folder: Path
+    executor_name: str
+    factory: ExecutorFactory
+    model: Model
+    clock: StartPhases
+    pauses: Pauses | None
+    on_ledger: OnLedger | None
+
+    @classmethod
+    def begin(
+        cls,
+        settings: EngineSettings,
+        folder: Path,
+        clock: StartPhases,
+        pauses: Pauses | None,
+        on_ledger: OnLedger | None,
+    ) -> "Loading":
+        """Choose the executor, trace the model and map its weights.
+
+        Raises:
+            ModelError, SettingsError: the checkpoint or the settings cannot be used.
+        """
+        name, factory = choose_executor(settings.executor, settings.device)
+        check_isa()
+        clock.end("import")
+        model = read_model(settings, folder, name)
+        return cls(settings, folder, name, factory, model, clock, pauses, on_ledger)
+
+    @property
+    def name(self) -> str:
+        """The model's name for people."""
+        return self.settings.model or self.folder.name
+
+    @property
+    def family(self) -> str:
+        """The checkpoint's ``model_type``."""
+        return str(self.model.checkpoint.config["model_type"])
+
+    @cached_property
+    def meter(self) -> StepMeter:
+        """The clock of the engine's steps, which leaves pauses out."""
+        pauses = self.pauses
+        return StepMeter(None if pauses is None else lambda: pauses.seconds)
+
+    def announce(self, ledger: Ledger) -> None:
+        """Say what the model will take of the memory."""
+        if self.on_ledger is not None:
+            self.on_ledger(ledger)
+
+    def executor(self, program: Program, options: ExecutorOptions) -> Executor:
+        """Load the weights into an executor. Ends the phase "load"."""
+        options = dataclasses.replace(options, pause=self.pauses)
+        made = self.factory(program, self.model.weights, options)
+        self.clock.end("load")
+        return made
+
+    def info(
+        self,
+        executor: Executor,
+        program: Program,
+        options: ExecutorOptions,
+        ledger: Ledger,
+        **own: Any,
+    ) -> ModelInfo:
+        """Return what the engine says of itself, after its last phase.
+
+        Args:
+            executor: that runs the model.
+            program: that it runs.
+            options: that it was made with.
+            ledger: of the memory.
+            own: the fields of :class:`ModelInfo` that depend on the kind of model.
+        """
+        checkpoint, weights = self.model.checkpoint, self.model.weights
+        kinds = held_kinds(self.executor_name, program, weights, options)
+        return ModelInfo(
+            name=self.name,
+            path=str(self.folder),
+            family=self.family,
+            executor=self.executor_name,
+            dtype=options.dtype,
+            quantize=options.quantize,
+            activations=executor.activations,
+            kv_dtype=options.kv_dtype,
+            eos_token_ids=checkpoint.eos_token_ids,
+            defaults=checkpoint.defaults,
+            costs=executor.step_costs(),
+            phases=self.clock.ready(),
+            ledger=ledger,
+            weights=weight_receipt(checkpoint, program, kinds),
+            **own,
+        )
