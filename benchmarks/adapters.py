@@ -26,11 +26,11 @@ from galley import SamplingParams
 from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
 from galley.formats.adapter_files import CONFIG, TENSORS, adapter_digest
 from galley.formats.source import resolve_model
 from galley.graph.adapters import with_adapters
 from galley.service.requests import expand
+from galley.settings.engine import EngineSettings
 from galley.types import Adapter
 
 

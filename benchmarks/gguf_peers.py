@@ -30,10 +30,10 @@ from galley.calibration.forward import TeacherForced
 from galley.calibration.measures import Divergence, following
 from galley.cli.terminal import table
 from galley.demo import heldout
-from galley.engine_settings import EngineSettings
 from galley.formats.gguf_file import read_gguf
 from galley.formats.gguf_writer import Outgoing, write_gguf
 from galley.formats.reader import open_checkpoint
+from galley.settings.engine import EngineSettings
 from galley.text.gguf_vocabulary import vocabulary_of
 from galley.text.tokenizer import Tokenizer
 

@@ -33,7 +33,7 @@ from benchmarks.profiles import sampled
 from benchmarks.results_file import machine_file, put
 from benchmarks.serving import Server, serving
 from galley.bench.engine import EngineBench
-from galley.engine_settings import EngineSettings
+from galley.settings.engine import EngineSettings
 
 PROMPT_TOKENS: Final = 64
 TOKENS: Final = 96

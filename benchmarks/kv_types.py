@@ -28,7 +28,6 @@ from galley import LLM
 from galley.calibration.forward import TeacherForced
 from galley.calibration.measures import Divergence, Loss, following
 from galley.cli.terminal import table
-from galley.engine_settings import EngineSettings, KVType
 from galley.formats.source import resolve_model
 from galley.formats.weights import Floats, Weights
 from galley.graph.program import Program
@@ -36,6 +35,7 @@ from galley.ops.reference import ReferenceExecutor
 from galley.ops.reference_kv import KVRounding, round_int4
 from galley.ops.sampling import Logits
 from galley.quality.texts import Window, own_texts
+from galley.settings.engine import EngineSettings, KVType
 from galley.types import BLOCK_TOKENS
 
 PAIRS_APART: Final = 5

@@ -31,11 +31,11 @@ from galley.calibration.sensitivity import assign, bytes_of, parts_of, schemes_o
 from galley.cli.quantize_plan import kinds_of
 from galley.demo import heldout
 from galley.engine.read_model import Model, read_model
-from galley.engine_settings import EngineSettings
 from galley.formats.source import resolve_model
 from galley.ops.executor import choose_executor
 from galley.quality.texts import Window, own_texts, read_texts
 from galley.quant.grid import Scheme
+from galley.settings.engine import EngineSettings
 
 _ROUNDED: Final[tuple[Method, ...]] = tuple(m for m in METHODS if m not in INPUTS)
 _WHOLE: Final = 1 << 30

@@ -40,20 +40,20 @@ from scripts.benchmarks_page import Figure
 from benchmarks import lookup_peers
 from benchmarks.results_file import machine_file, put
 from galley import LLM, SamplingParams
-from galley.audio import EncoderInput, SpeechInfo
 from galley.demo import heldout
 from galley.engine.engine import Engine
 from galley.engine.guessing import Guessing
 from galley.engine.loaders import load_engine
 from galley.engine.warm_up import measure_rows
-from galley.engine_settings import EngineSettings, Speculation
 from galley.formats.source import resolve_model
 from galley.machine import available_cores
 from galley.service.requests import expand
+from galley.settings.engine import EngineSettings, Speculation
 from galley.speculation.proposer import Follower, Forced, Proposal
 from galley.speculation.row_costs import RowCosts
 from galley.speculation.speculator import MOST_GUESSES
 from galley.types import EngineRequest
+from galley.types.audio import EncoderInput, SpeechInfo
 from recipes.assistant import glossary
 
 COMMAND: Final = "python -m benchmarks.speculation"

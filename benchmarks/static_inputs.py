@@ -13,11 +13,11 @@ from galley.calibration.held_out import held_apart
 from galley.calibration.static_inputs import loss_of_inputs, observed
 from galley.cli.terminal import table
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
 from galley.formats.source import resolve_model
 from galley.ops.executor import choose_executor
 from galley.quality.texts import own_texts
 from galley.quant.observers import OBSERVERS
+from galley.settings.engine import EngineSettings
 
 
 def main() -> None:

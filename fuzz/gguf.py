@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
 from galley.errors import GalleyError
 from galley.formats.gguf_families import FAMILIES
 from galley.formats.gguf_file import TYPES
 from galley.formats.gguf_rope import FACTORS
 from galley.formats.reader import open_checkpoint
+from galley.settings.engine import EngineSettings
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 

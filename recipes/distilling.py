@@ -14,7 +14,7 @@ from torch import Tensor
 from galley.cli.terminal import progress
 from galley.demo import MODEL_DIR
 from galley.engine.read_model import Model, read_model
-from galley.engine_settings import EngineSettings
+from galley.settings.engine import EngineSettings
 from galley.train.run import Report, Task, train
 from galley.train.student import Student, from_config
 from galley.train.trainer import Example, Options

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from galley.config import Settings
 from galley.errors import SettingsError
 from galley.formats.source import BUNDLED, BUNDLED_SPEECH
 from galley.gateway.key_file import read_plain_keys
+from galley.settings.config import Settings
 
 QUESTION: Final = "What is a KV cache?"
 TASK: Final = "Write the ticket as JSON."

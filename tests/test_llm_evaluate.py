@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from galley import LLM, RequestError, SamplingParams
-from galley.llm_evaluate import TextScorer, ask, is_right, read_questions
+from galley.llm.evaluate import TextScorer, ask, is_right, read_questions
 from tests.cli.command import galley
 from tests.conftest import CheckpointMaker
 

@@ -10,7 +10,7 @@ from benchmarks.peers.protocol import Peer, main
 class _Model:
     def __init__(self, folder: Path, variant: str, threads: int) -> None:
         from galley.bench.engine import EngineBench
-        from galley.engine_settings import EngineSettings
+        from galley.settings.engine import EngineSettings
 
         quantize: Any = variant
         self._bench = EngineBench(

@@ -9,9 +9,9 @@ from benchmarks.peers.protocol import Peer, main
 
 class _Model:
     def __init__(self, folder: Path, variant: str, threads: int) -> None:
-        from galley.engine_settings import EngineSettings
-        from galley.local import LocalEngine
+        from galley.llm.local import LocalEngine
         from galley.ops import background
+        from galley.settings.engine import EngineSettings
 
         quantize: Any = variant
         self._engine = LocalEngine(

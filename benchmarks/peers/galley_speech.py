@@ -8,8 +8,8 @@ from benchmarks.peers.protocol import Peer, main
 from benchmarks.peers.speech import FRAMES, PROMPT, answer
 
 if TYPE_CHECKING:
-    from galley.audio import EncoderInput
     from galley.types import EngineRequest
+    from galley.types.audio import EncoderInput
 
 TOGETHER: Final = 8
 """Windows under way at once, as many as `galley transcribe` has."""
@@ -19,10 +19,10 @@ class _Model:
     def __init__(self, folder: Path, variant: str, threads: int) -> None:
         import numpy as np
 
-        from galley.audio import EncoderInput
-        from galley.engine_settings import EngineSettings
-        from galley.local import LocalEngine
+        from galley.llm.local import LocalEngine
         from galley.ops import background
+        from galley.settings.engine import EngineSettings
+        from galley.types.audio import EncoderInput
 
         quantize, _, kv_dtype = variant.partition(" kv ")
         choices: dict[str, Any] = {"quantize": quantize, "kv_dtype": kv_dtype or "auto"}
@@ -60,7 +60,7 @@ class _Model:
         return [(self._seconds(tokens, beams) - self._seconds(1, beams)) / (tokens - 1)]
 
     def transcribe(self, windows: int, tokens: int, beams: int) -> list[float]:
-        from galley.audio import EncoderInput
+        from galley.types.audio import EncoderInput
 
         mels = self._frames.shape[1]
         waiting = []

@@ -18,16 +18,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from galley.audio import EncoderInput
 from galley.demo.speech import SPEECH_MODEL_DIR
-from galley.engine_settings import EngineSettings
 from galley.formats.json_file import read_json
-from galley.local import LocalEngine
+from galley.llm.local import LocalEngine
 from galley.service.requests import expand
+from galley.settings.engine import EngineSettings
 from galley.speech.alignment import affinity, first_rows
 from galley.speech.features import LogMel
 from galley.speech.tokens import SpeechTokens
 from galley.text.tokenizer import Tokenizer
+from galley.types.audio import EncoderInput
 
 from ..assistant.wordings import TRAINING
 from ..training import write_json

@@ -22,7 +22,7 @@ import torch
 from galley.demo import MODEL_DIR
 from galley.demo.heldout import Message
 from galley.engine.read_model import Model, read_model
-from galley.engine_settings import EngineSettings
+from galley.settings.engine import EngineSettings
 from galley.train.run import Report
 from galley.train.student import Student, from_model
 from galley.train.trainer import Example, Options

@@ -31,7 +31,7 @@ from galley.errors import (
 from galley.types import Grammar, SamplingParams
 
 if TYPE_CHECKING:
-    from galley.llm import LLM, RequestOutput
+    from galley.llm.llm import LLM, RequestOutput
     from galley.speech.options import (
         LiveOptions,
         QualityRules,
@@ -89,7 +89,7 @@ _SPEECH_OPTIONS = frozenset(
 def __getattr__(name: str) -> Any:
     # galley.llm pulls numpy and tokenizers; `galley --help` must not wait for them.
     if name in ("LLM", "RequestOutput"):
-        from galley import llm
+        from galley.llm import llm
 
         return getattr(llm, name)
     if name in _SPEECH_OPTIONS:

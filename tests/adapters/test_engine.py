@@ -14,9 +14,9 @@ import torch
 from galley import SamplingParams
 from galley.engine.engine import Engine as NativeEngine
 from galley.engine.loaders import load_engine
-from galley.engine_settings import EngineSettings
 from galley.errors import ModelError, SettingsError
 from galley.service.requests import expand
+from galley.settings.engine import EngineSettings
 from galley.types import Adapter, EngineRequest, Output
 from tests.adapters.peft import adapter_in, make_adapter, merged
 from tests.checkpoints import random_ids

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from galley.engine.loaders import load_engine
-from galley.engine_settings import EngineSettings, ExecutorName, Quantize
 from galley.formats.adapter import read_adapter
 from galley.graph.passes import PASSES
 from galley.ops.executor import Batch, Executor, forward
+from galley.settings.engine import EngineSettings, ExecutorName, Quantize
 from galley.types import Adapter
 from tests.adapters.peft import logits_of, make_adapter, merged
 from tests.checkpoints import random_ids

@@ -7,8 +7,8 @@ import pytest
 
 from galley.bench.engine import EngineBench, Workload, bench_engine
 from galley.bench.report import Machine, Spread
-from galley.engine_settings import EngineSettings
 from galley.errors import EngineError, RequestError, SettingsError
+from galley.settings.engine import EngineSettings
 from tests.checkpoints import SHAPE, make_checkpoint
 
 ONE = Spread(1.0, 1.0, 1.0)

@@ -3,7 +3,7 @@
 import pytest
 
 from galley.bench.report import Machine, Run, Spread, Step, make_point
-from galley.model_info import StepCosts
+from galley.types.model_info import StepCosts
 
 COSTS = StepCosts(weight_bytes=1000, kv_bytes_per_token=10, row_operations=200, logit_operations=50)
 

@@ -10,8 +10,8 @@ from galley import SettingsError, UnsupportedModel
 from galley.calibration import gate
 from galley.calibration.layerwise import Layerwise
 from galley.engine.loaders import load_engine
-from galley.engine_settings import EngineSettings
-from galley.quality_gate import QualityGate
+from galley.settings.engine import EngineSettings
+from galley.settings.quality_gate import QualityGate
 from tests.cli.command import galley
 from tests.conftest import CheckpointMaker
 from tests.server.serving import Server

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from galley import UnsupportedModel
 from galley.calibration.forward import TeacherForced
 from galley.calibration.measures import Divergence, agreement, following
-from galley.engine_settings import EngineSettings
+from galley.settings.engine import EngineSettings
 from tests.checkpoints import random_ids
 from tests.conftest import CheckpointMaker
 

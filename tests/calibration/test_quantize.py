@@ -31,10 +31,10 @@ from galley.calibration.quantize import (
     linear_weights,
 )
 from galley.engine.read_model import Model, read_model
-from galley.engine_settings import Activations, EngineSettings
 from galley.formats.values import dequantize
 from galley.ops.executor import choose_executor
 from galley.quant.grid import Scheme, nearest
+from galley.settings.engine import Activations, EngineSettings
 from tests.checkpoints import random_ids, with_outliers
 from tests.cli.command import galley
 from tests.conftest import CheckpointMaker

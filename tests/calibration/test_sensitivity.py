@@ -22,11 +22,11 @@ from galley.calibration.sensitivity import (
     parts_of,
 )
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
 from galley.formats.values import to_float32
 from galley.formats.weights import DenseWeight
 from galley.ops.executor import choose_executor
 from galley.quant.grid import Scheme
+from galley.settings.engine import EngineSettings
 from tests.checkpoints import random_ids
 from tests.cli.command import galley
 from tests.conftest import CheckpointMaker

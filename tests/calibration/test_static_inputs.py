@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 
 from galley.calibration.static_inputs import loss_of_inputs, observed
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
 from galley.ops.executor import choose_executor
 from galley.quant.observers import OBSERVERS, least_squares, static_int8
+from galley.settings.engine import EngineSettings
 from tests.checkpoints import make_checkpoint, random_ids
 
 WINDOWS = [random_ids(seed, 48) for seed in range(17)]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from galley.engine.loaders import load_engine
-from galley.engine_settings import EngineSettings, Quantize
 from galley.ops import background
 from galley.ops.packed_files import cached_files, packed_folder
+from galley.settings.engine import EngineSettings, Quantize
 
 from .command import galley
 

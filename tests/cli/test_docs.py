@@ -6,9 +6,9 @@ from pathlib import Path
 
 from scripts import benchmarks_page
 
-from galley.config import Settings
 from galley.observe.metrics import Metrics
 from galley.observe.resources import GPU_METRICS
+from galley.settings.config import Settings
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ROOT / "docs/operations/settings.md"

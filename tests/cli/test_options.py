@@ -13,8 +13,8 @@ from hypothesis import given
 
 from galley.cli.main import app
 from galley.cli.options import SAMPLING_HELP, Command, Flags, with_flags
-from galley.config import Settings
-from galley.engine_settings import EngineSettings, setting_types
+from galley.settings.config import Settings
+from galley.settings.engine import EngineSettings, setting_types
 from galley.types import SamplingParams
 
 from .any_settings import SOME_SETTINGS

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from hypothesis import given
 
-from galley.config import Settings
-from galley.engine_settings import EngineSettings, setting_types
 from galley.errors import SettingsError
+from galley.settings.config import Settings
+from galley.settings.engine import EngineSettings, setting_types
 from tests.cli.any_settings import SOME_SETTINGS, VALUES
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from galley.cli.options import Flags
-from galley.config import Settings
 from galley.errors import SettingsError
-from galley.named_models import named_models
+from galley.settings.config import Settings
+from galley.settings.named_models import named_models
 
 from .command import galley
 

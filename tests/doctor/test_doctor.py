@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from galley.bench.report import Machine, Spread
-from galley.config import Settings
 from galley.doctor import cores, gpu, memory, process, processor, speed, storage
 from galley.doctor.findings import Asked, Finding, Host, worst
+from galley.settings.config import Settings
 from tests.cli.command import free_port, galley
 
 CPUS = len(os.sched_getaffinity(0))

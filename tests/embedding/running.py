@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from galley.engine.embedding_engine import EmbeddingEngine
 from galley.engine.loaders import load
-from galley.engine_settings import EngineSettings
 from galley.service.vector_requests import vector_request
+from galley.settings.engine import EngineSettings
 
 Floats = npt.NDArray[np.float32]
 

@@ -11,7 +11,7 @@ from galley.engine.guessing import Guessing, proposers_of
 from galley.engine.loaders import load_engine
 from galley.engine.scheduler import Guess, Work
 from galley.engine.sequence import Sequence
-from galley.engine_settings import EngineSettings, Speculation
+from galley.settings.engine import EngineSettings, Speculation
 from galley.speculation.row_costs import RowCosts
 
 FREE = {1: 1.0, 64: 1.0}

@@ -15,7 +15,6 @@ from hypothesis.stateful import (
     rule,
 )
 
-from galley.audio import EncoderInput
 from galley.engine.assemble import assemble
 from galley.engine.block_hashes import encoder_block_hashes
 from galley.engine.blocks import BlockPool
@@ -40,6 +39,7 @@ from galley.types import (
     SamplingParams,
     blocks_for,
 )
+from galley.types.audio import EncoderInput
 from tests.engine.guesses import each
 
 BLOCKS = 12

@@ -11,7 +11,7 @@ from galley.engine.batching import BatchGatherer
 from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
 from galley.engine.sequence import Sequence
-from galley.engine_settings import Batching, EngineSettings
+from galley.settings.engine import Batching, EngineSettings
 from galley.types import EngineRequest
 from tests.conftest import CheckpointMaker
 from tests.engine.machine import PARAMS

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from galley.engine.loaders import load_engine
-from galley.engine_settings import EngineSettings
 from galley.errors import GalleyError, SettingsError
+from galley.settings.engine import EngineSettings
 from tests.conftest import CheckpointMaker
 from tests.engine.guesses import drafting
 from tests.engine.requests import PROMPTS, WISHES, request, run, seen

@@ -8,8 +8,8 @@ import pytest
 from galley import SamplingParams
 from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
-from galley.engine_settings import EngineSettings
 from galley.service.requests import expand
+from galley.settings.engine import EngineSettings
 from tests.conftest import CheckpointMaker
 
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)

@@ -10,8 +10,8 @@ from galley import SamplingParams
 from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
 from galley.engine.sequence import Sequence
-from galley.engine_settings import EngineSettings
 from galley.service.requests import expand
+from galley.settings.engine import EngineSettings
 from galley.types import BLOCK_TOKENS, Output, blocks_for
 from tests.conftest import CheckpointMaker
 from tests.engine.guesses import each

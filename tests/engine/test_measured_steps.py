@@ -9,8 +9,8 @@ import pytest
 from galley.engine import build_generation, load_draft
 from galley.engine.loaders import load_engine
 from galley.engine.warm_up import measure_rows
-from galley.engine_settings import EngineSettings
 from galley.ops.packed_files import packed_folder
+from galley.settings.engine import EngineSettings
 from tests.checkpoints import make_checkpoint
 
 SMALL = EngineSettings(threads=1, kv_cache_tokens=512)

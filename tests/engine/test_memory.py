@@ -7,13 +7,13 @@ import pytest
 
 from galley.engine.loaders import load_engine
 from galley.engine.memory import KVSize
-from galley.engine_settings import EngineSettings, Quantize
 from galley.errors import EngineFailed
 from galley.graph.program import KVGroup
-from galley.model_info import Ledger
 from galley.ops import background
 from galley.ops.packed_files import FOLDER_VARIABLE, cached_files
+from galley.settings.engine import EngineSettings, Quantize
 from galley.types import BLOCK_TOKENS
+from galley.types.model_info import Ledger
 from tests.conftest import CheckpointMaker
 from tests.engines import native
 

@@ -12,12 +12,12 @@ from galley import SamplingParams
 from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings, ExecutorName
 from galley.errors import RequestError, SettingsError
-from galley.model_info import Ledger
 from galley.ops.executor import Batch, forward
 from galley.plan.sizes import ModelSizes
 from galley.service.requests import expand
+from galley.settings.engine import EngineSettings, ExecutorName
+from galley.types.model_info import Ledger
 from tests.checkpoints import random_ids
 from tests.conftest import CheckpointMaker
 

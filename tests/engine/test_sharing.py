@@ -8,8 +8,8 @@ import pytest
 from galley import SamplingParams
 from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
-from galley.engine_settings import EngineSettings
 from galley.service.requests import expand
+from galley.settings.engine import EngineSettings
 from galley.types import LIVE_PRIORITY
 from tests.conftest import CheckpointMaker
 

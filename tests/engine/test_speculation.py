@@ -11,7 +11,7 @@ from galley.engine import build_generation
 from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
 from galley.engine.warm_up import MEASURED_ROWS
-from galley.engine_settings import EngineSettings, Speculation
+from galley.settings.engine import EngineSettings, Speculation
 from galley.speculation.row_costs import RowCosts
 from tests.conftest import CheckpointMaker
 from tests.engine.guesses import eager

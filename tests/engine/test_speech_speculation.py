@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 from galley import SamplingParams
 from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
-from galley.engine_settings import EngineSettings
 from galley.service.requests import expand
+from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest
 from tests.checkpoints import make_whisper
 from tests.conftest import CheckpointMaker

@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM
 from galley.calibration.held_out import held_apart
 from galley.calibration.quantize import Plan, Quantizer, linear_weights
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
 from galley.errors import ModelError
 from galley.formats.reader import open_checkpoint
 from galley.formats.values import to_float32
 from galley.formats.weights import IntWeight
 from galley.ops.executor import choose_executor
 from galley.quant.grid import Scheme, nearest
+from galley.settings.engine import EngineSettings
 from tests.checkpoints import random_ids
 from tests.conftest import CheckpointMaker
 from tests.formats.compressed_files import INPUTS, args, groups_of, write_compressed

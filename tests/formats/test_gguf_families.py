@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
 from galley.errors import CheckpointError, UnsupportedModel
 from galley.formats.gguf import GGUFCheckpoint
 from galley.formats.gguf_config import config_of, generation_of
@@ -19,6 +18,7 @@ from galley.formats.reader import open_checkpoint
 from galley.formats.values import dequantize
 from galley.formats.weights import DenseWeight, IntWeight
 from galley.models.registry import build_program
+from galley.settings.engine import EngineSettings
 from tests.formats.gguf_files import quantized
 from tests.formats.peer_files.gguf_models import IDS, VARIANTS
 from tests.formats.values import galleys_logits, relative, values_of

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 
 from galley import LLM, SamplingParams
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
 from galley.errors import ModelNotFound, UnsupportedModel
 from galley.formats.gguf_file import TYPES
 from galley.formats.reader import open_checkpoint
@@ -21,6 +20,7 @@ from galley.formats.source import resolve_config, resolve_model
 from galley.models.registry import build_program
 from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import forward
+from galley.settings.engine import EngineSettings
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from tests.checkpoints import make_checkpoint

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
 from galley.errors import CheckpointError, ModelError
+from galley.settings.engine import EngineSettings
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from tests.conftest import CheckpointMaker

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
 from galley.errors import ModelError
+from galley.settings.engine import EngineSettings
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from tests.checkpoints import make_checkpoint

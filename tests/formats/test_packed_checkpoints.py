@@ -12,10 +12,10 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
 from galley.errors import CheckpointError, ModelError, UnsupportedModel
 from galley.formats.reader import open_checkpoint
 from galley.formats.weights import DenseWeight, IntWeight
+from galley.settings.engine import EngineSettings
 from tests.checkpoints import make_checkpoint
 from tests.formats.packed_files import write_awq, write_fp8, write_gptq, write_mxfp4
 from tests.formats.values import galleys_logits, relative, values_of

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
 from galley.formats.quantization import has_8_bit_kv
 from galley.formats.reader import open_checkpoint
+from galley.settings.engine import EngineSettings
 from tests.formats.values import Floats, galleys_logits, relative, values_of
 
 FOLDER = Path(__file__).parent / "peer_files"

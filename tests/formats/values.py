@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
 from galley.formats.values import to_float32
 from galley.formats.weights import DenseWeight, IntWeight, Weight
 from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import forward
+from galley.settings.engine import EngineSettings
 from tests.native.harness import ragged
 
 Floats = Any

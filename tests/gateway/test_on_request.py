@@ -5,14 +5,14 @@ import time
 
 import pytest
 
-from galley.config import Settings
 from galley.errors import EngineFailed, MemoryPressure, NotEnoughMemory
 from galley.gateway.on_request import OnRequest
 from galley.gateway.served import ServedModel
-from galley.model_info import OnLedger
 from galley.observe.metrics import Metrics
 from galley.service.spawn import Spawner
+from galley.settings.config import Settings
 from galley.types import OnPhase
+from galley.types.model_info import OnLedger
 
 
 class Weightless(ServedModel):

@@ -12,10 +12,10 @@ import pytest
 from galley import LLM, RequestError, SamplingParams
 from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
-from galley.engine_settings import EngineSettings
 from galley.grammar.check import check
 from galley.grammar.vocabulary import load_vocabulary
 from galley.service.requests import expand
+from galley.settings.engine import EngineSettings
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineRequest, Grammar, Output
 from tests.checkpoints import make_checkpoint

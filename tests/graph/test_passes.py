@@ -9,7 +9,6 @@ import pytest
 
 from galley.engine.loaders import load_engine
 from galley.engine.read_model import read_model
-from galley.engine_settings import Activations, EngineSettings, Quantize
 from galley.errors import SettingsError
 from galley.formats.checkpoint import Checkpoint
 from galley.graph.passes import PASSES, run_passes
@@ -22,6 +21,7 @@ from galley.graph.trace import Buffer, Tracer, trace
 from galley.models.registry import build_program
 from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Batch, Executor, forward
+from galley.settings.engine import Activations, EngineSettings, Quantize
 from tests.checkpoints import KNOWN_OPS, VARIANTS, random_ids
 from tests.conftest import CheckpointMaker
 from tests.native.harness import LAYERS, Floats, quantized, ragged

@@ -8,12 +8,12 @@ import pytest
 
 from galley.engine.read_model import read_model
 from galley.engine.stages import measure_eager, measure_stages, stage_names
-from galley.engine_settings import EngineSettings
 from galley.formats.checkpoint import Checkpoint
 from galley.graph.passes import run_passes
 from galley.graph.picture import draw_svg
 from galley.graph.program import Program
 from galley.models.registry import build_program
+from galley.settings.engine import EngineSettings
 from tests.checkpoints import VARIANTS
 from tests.conftest import CheckpointMaker
 from tests.embedding.checkpoints import VARIANTS as EMBEDDING_VARIANTS

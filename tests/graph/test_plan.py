@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galley.engine_settings import Activations, Quantize
 from galley.formats.checkpoint import Checkpoint
 from galley.graph.passes import PASSES, run_passes
 from galley.graph.plan import Lifetime, least_arena, plan_arena
 from galley.models.registry import build_program
 from galley.ops.lowering import lower
+from galley.settings.engine import Activations, Quantize
 from tests.checkpoints import VARIANTS
 from tests.conftest import CheckpointMaker
 from tests.native.harness import LAYERS, quantized

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from galley.engine_settings import EngineSettings
-from galley.local import LocalEngine
+from galley.llm.local import LocalEngine
+from galley.settings.engine import EngineSettings
 from tests.conftest import CheckpointMaker
 from tests.engines import native
 

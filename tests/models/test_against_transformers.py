@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from galley import LLM, SamplingParams
-from galley.engine_settings import DType, ExecutorName
 from galley.ops.executor import Batch, forward
+from galley.settings.engine import DType, ExecutorName
 from galley.types import BLOCK_TOKENS
 from tests.checkpoints import (
     KNOWN_OPS,

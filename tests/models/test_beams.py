@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM
 
 from galley import LLM, SamplingParams
 from galley.engine.tasks.beam_search import BeamSearch
-from galley.engine_settings import EngineSettings, ExecutorName, KVType
 from galley.errors import ContextExceeded, RequestError
-from galley.local import LocalEngine
+from galley.llm.local import LocalEngine
 from galley.ops.draws import draw_all
 from galley.ops.sampling import RowCandidates, SamplingBatch, sample
 from galley.service.requests import expand
+from galley.settings.engine import EngineSettings, ExecutorName, KVType
 from galley.types import EngineRequest, Output
 from tests.checkpoints import VOCAB_SIZE, WHISPER_VARIANTS
 from tests.conftest import CheckpointMaker

@@ -18,13 +18,13 @@ from transformers import (
 
 from galley.calibration.quantize import check_dense
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
 from galley.errors import CheckpointError, GalleyError, UnsupportedModel
 from galley.formats.json_file import read_json
 from galley.graph.program import Program
 from galley.models import registry
 from galley.models.registry import build_program
 from galley.models.whole_texts import over_whole_texts
+from galley.settings.engine import EngineSettings
 from galley.train.forward import check_trainable
 from tests.checkpoints import SHAPE, VARIANTS, make_checkpoint, make_tokenizer, random_ids
 from tests.conftest import CheckpointMaker

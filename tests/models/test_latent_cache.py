@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from galley.engine.loaders import load_engine
-from galley.engine_settings import EngineSettings, ExecutorName, KVType
 from galley.formats.json_file import read_json
 from galley.graph.program import KVLayout
 from galley.models.registry import build_program
 from galley.plan.sizes import ModelSizes
+from galley.settings.engine import EngineSettings, ExecutorName, KVType
 from galley.types import BLOCK_TOKENS
 from tests.checkpoints import LATENT, make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from galley.engine.read_model import read_model
-from galley.engine_settings import DType, EngineSettings, ExecutorName, Quantize
 from galley.graph.program import Op
 from galley.ops.executor import (
     EncoderBatch,
@@ -14,6 +13,7 @@ from galley.ops.executor import (
 from galley.ops.reference import ReferenceExecutor
 from galley.ops.reference_ops import Step
 from galley.ops.tiles import Tiles
+from galley.settings.engine import DType, EngineSettings, ExecutorName, Quantize
 from galley.types import blocks_for
 from tests.checkpoints import (
     WHISPER_VARIANTS,

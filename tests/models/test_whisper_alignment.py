@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from galley import SamplingParams
-from galley.audio import SpeechInfo
-from galley.engine_settings import ExecutorName
 from galley.errors import CheckpointError, RequestError
 from galley.formats.checkpoint import Checkpoint
-from galley.local import LocalEngine
+from galley.llm.local import LocalEngine
 from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
 from galley.ops.executor import (
     align,
 )
+from galley.settings.engine import ExecutorName
+from galley.types.audio import SpeechInfo
 from tests.checkpoints import (
     ALIGNMENT_HEADS,
     EOS_TEXT,

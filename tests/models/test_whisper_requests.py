@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from galley import LLM, SamplingParams
-from galley.audio import EncoderInput, TimestampRules
-from galley.engine_settings import EngineSettings
 from galley.errors import EngineFailed, RequestError
-from galley.local import LocalEngine
+from galley.llm.local import LocalEngine
 from galley.service.requests import expand
+from galley.settings.engine import EngineSettings
 from galley.types import blocks_for
+from galley.types.audio import EncoderInput, TimestampRules
 from tests.checkpoints import (
     WHISPER_VARIANTS,
 )

@@ -17,9 +17,9 @@ from transformers.generation.logits_process import (
 )
 
 from galley import SamplingParams
-from galley.audio import TimestampRules
 from galley.engine.token_rules import TokenRules
-from galley.local import LocalEngine
+from galley.llm.local import LocalEngine
+from galley.types.audio import TimestampRules
 from tests.checkpoints import (
     EOS_TEXT,
     VOCAB_SIZE,

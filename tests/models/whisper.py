@@ -17,10 +17,8 @@ from transformers.generation.logits_process import (
 )
 
 from galley import SamplingParams
-from galley.audio import EncoderInput, SpeechInfo, TimestampRules
 from galley.engine.read_model import read_model
-from galley.engine_settings import DType, EngineSettings, ExecutorName, Quantize
-from galley.local import LocalEngine
+from galley.llm.local import LocalEngine
 from galley.ops.executor import (
     Batch,
     CrossContext,
@@ -31,7 +29,9 @@ from galley.ops.executor import (
     forward,
 )
 from galley.service.requests import expand
+from galley.settings.engine import DType, EngineSettings, ExecutorName, Quantize
 from galley.types import EngineRequest, Output, blocks_for
+from galley.types.audio import EncoderInput, SpeechInfo, TimestampRules
 from tests.checkpoints import (
     EOS_TEXT,
     VOCAB_SIZE,

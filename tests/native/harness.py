@@ -13,7 +13,6 @@ from torch.nn.functional import linear
 
 from galley import _native
 from galley.engine.loaders import load_engine
-from galley.engine_settings import Activations, DType, EngineSettings, KVType, Quantize
 from galley.formats.checkpoint import Checkpoint
 from galley.formats.values import bf16_bits, dequantize, to_float32
 from galley.formats.weights import DenseWeight, LoadedWeights, Weight
@@ -32,6 +31,7 @@ from galley.ops.reference_ops import Step
 from galley.ops.tiles import Tiles
 from galley.quant.int8_inputs import input_group
 from galley.quant.rtn import quantize_int4, quantize_int8, rounded_kind
+from galley.settings.engine import Activations, DType, EngineSettings, KVType, Quantize
 from galley.types import BLOCK_TOKENS
 
 Floats = npt.NDArray[np.float32]

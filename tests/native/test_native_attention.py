@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from galley import LLM, SamplingParams, _native
-from galley.engine_settings import KVType
 from galley.errors import SettingsError
 from galley.graph.program import KVLayout
 from galley.ops.isa import ISA_VARIABLE
+from galley.settings.engine import KVType
 from galley.types import BLOCK_TOKENS
 from tests.checkpoints import KNOWN_OPS, ROUTED, VARIANTS, make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker

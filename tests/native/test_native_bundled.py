@@ -8,9 +8,9 @@ import numpy.typing as npt
 import pytest
 
 from galley.demo import MODEL_DIR, heldout
-from galley.engine_settings import Activations, Quantize
 from galley.ops.executor import Executor, forward
 from galley.ops.isa import ISA_VARIABLE
+from galley.settings.engine import Activations, Quantize
 from recipes.assistant.tokeniser import encode_turns, load_tokeniser
 from tests.native.harness import ISAS, Floats, cpu_executor, ragged, rounding_executor, softmax
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from galley import _native
-from galley.engine_settings import Activations, DType, ExecutorName, Quantize
 from galley.errors import SettingsError
 from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Executor, forward
 from galley.ops.isa import ISA_VARIABLE, choose_isa
 from galley.ops.kinds import choose_activations
+from galley.settings.engine import Activations, DType, ExecutorName, Quantize
 from tests.checkpoints import ROUTED, VARIANTS, make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker
 from tests.models.chunks import executor_of, run_chunks

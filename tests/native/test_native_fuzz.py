@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from galley.engine_settings import Quantize
 from galley.formats.weights import LoadedWeights, Weights
 from galley.graph.program import Program
 from galley.models.registry import build_program
@@ -17,6 +16,7 @@ from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Batch, Executor, ExecutorOptions, forward
 from galley.ops.isa import ISA_VARIABLE
 from galley.ops.reference import ReferenceExecutor
+from galley.settings.engine import Quantize
 from galley.types import BLOCK_TOKENS
 from tests.native.harness import ISAS, KINDS, Floats, as_weight
 from tests.thorough import examples

@@ -12,7 +12,6 @@ from galley import LLM
 from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings, ExecutorName
 from galley.errors import SettingsError
 from galley.ops.cpu import CpuExecutor, kv_bytes_per_block
 from galley.ops.executor import Executor
@@ -21,6 +20,7 @@ from galley.ops.key_factors import LEAST, key_factors
 from galley.ops.reference import ReferenceExecutor
 from galley.ops.reference_kv import KVRounding, round_int4
 from galley.quality.texts import Window
+from galley.settings.engine import EngineSettings, ExecutorName
 from tests.checkpoints import make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker
 from tests.engine.guesses import eager

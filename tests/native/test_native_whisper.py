@@ -12,7 +12,6 @@ import pytest
 import torch
 from transformers import WhisperForConditionalGeneration
 
-from galley.engine_settings import Activations, KVType, Quantize
 from galley.formats.checkpoint import Checkpoint
 from galley.graph.passes import PASSES, run_passes
 from galley.graph.plan import least_arena, plan_arena
@@ -31,6 +30,7 @@ from galley.ops.executor import (
 )
 from galley.ops.isa import ISA_VARIABLE
 from galley.ops.lowering import lower
+from galley.settings.engine import Activations, KVType, Quantize
 from galley.types import BLOCK_TOKENS
 from tests.checkpoints import VOCAB_SIZE, WHISPER_VARIANTS
 from tests.conftest import CheckpointMaker

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from galley import LLM, SamplingParams
 from galley.engine.loaders import load_engine
-from galley.engine_settings import DType, EngineSettings, ExecutorName, Quantize
 from galley.errors import SettingsError
 from galley.ops.executor import choose_executor, forward
+from galley.settings.engine import DType, EngineSettings, ExecutorName, Quantize
 from tests.checkpoints import random_ids
 from tests.conftest import CheckpointMaker
 from tests.missing import without

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from galley.formats.weights import DenseWeight, LoadedWeights
 from galley.graph.program import Program
 from galley.graph.trace import Buffer, ExpertNames, Tracer, trace
-from galley.model_info import ExpertCosts
 from galley.ops.cpu import CpuExecutor, planned_step_costs
 from galley.ops.executor import Batch, Executor, ExecutorOptions, forward
 from galley.ops.kinds import plan_kinds
 from galley.ops.lowering import held_bytes
 from galley.ops.reference import ReferenceExecutor
+from galley.types.model_info import ExpertCosts
 from tests.native.harness import KINDS, LAYERS, Floats, RoundingExecutor, as_weight, input_rounding
 
 HIDDEN, WIDTH, VOCAB = 40, 27, 64

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 
 from galley import _native
 from galley.engine.loaders import load_engine
-from galley.engine_settings import EngineSettings, Quantize
 from galley.formats.checkpoint import Checkpoint
 from galley.ops import background, packed_files, packing, weight_cache
 from galley.ops.executor import forward
 from galley.ops.packed_files import CachedFile, Header, cached_files, map_file, packed_folder
+from galley.settings.engine import EngineSettings, Quantize
 from tests.conftest import CheckpointMaker
 from tests.native.harness import KINDS, ragged
 

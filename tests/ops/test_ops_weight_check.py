@@ -8,13 +8,13 @@ import numpy.typing as npt
 import pytest
 
 from galley.engine.loaders import load_engine
-from galley.engine_settings import EngineSettings
 from galley.errors import DamagedWeights
 from galley.ops import background
 from galley.ops.draws import sampling_record
 from galley.ops.executor import Executor, forward
 from galley.ops.packed_files import cached_files, packed_folder
 from galley.ops.sampling import SamplingBatch
+from galley.settings.engine import EngineSettings
 from tests.conftest import CheckpointMaker
 from tests.native.harness import ragged
 

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from galley.cli.main import app
 from galley.engine import memory as engine_memory
 from galley.engine.loaders import load_engine
-from galley.engine_settings import EngineSettings
 from galley.errors import SettingsError
 from galley.formats.json_file import read_json
-from galley.model_info import Ledger
 from galley.models.registry import build_program
 from galley.ops.packed_files import FOLDER_VARIABLE
 from galley.plan.hardware import TABLE, Machine, choose_machines, read_machines
 from galley.plan.predict import GIB, Goal, Load, Shares, cheapest, most_users, predict
 from galley.plan.sizes import PRECISIONS, ModelSizes
+from galley.settings.engine import EngineSettings
+from galley.types.model_info import Ledger
 from tests.conftest import CheckpointMaker
 from tests.plan.shapes import EXACT, LLAMA_7B, LLAMA_70B, MACHINE, MISTRAL, MIXTRAL, planned
 

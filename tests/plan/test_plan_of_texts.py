@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from galley.engine.loaders import load
-from galley.engine_settings import EngineSettings
 from galley.errors import SettingsError
 from galley.formats.json_file import read_json
 from galley.formats.source import BUNDLED_EMBED, resolve_model
@@ -16,6 +15,7 @@ from galley.models.registry import build_program
 from galley.models.whole_texts import over_whole_texts
 from galley.plan.predict import Load, predict
 from galley.plan.sizes import ModelSizes
+from galley.settings.engine import EngineSettings
 from tests.plan.shapes import BERT, EXACT, LLAMA_7B, MACHINE, MISTRAL, planned
 
 

@@ -13,13 +13,13 @@ from ctranslate2 import StorageView
 from ctranslate2.converters import TransformersConverter
 
 from galley import SamplingParams, Transcriber
-from galley.audio import EncoderInput
 from galley.demo.speech import SPEECH_MODEL_DIR
-from galley.engine_settings import EngineSettings
 from galley.formats.source import BUNDLED_SPEECH
-from galley.local import LocalEngine
+from galley.llm.local import LocalEngine
 from galley.service.requests import expand
+from galley.settings.engine import EngineSettings
 from galley.speech.evaluate import plain_text
+from galley.types.audio import EncoderInput
 from recipes.assistant.tokeniser import load_tokeniser, token_id
 from recipes.speech import CALL_DIR, DATA_DIR, heldout
 from recipes.speech.evaluate import TARGET

@@ -9,8 +9,8 @@ from galley import LLM, SamplingParams
 from galley.calibration.forward import TeacherForced
 from galley.demo import DRAFT_DIR, MODEL_DIR, heldout
 from galley.demo.heldout import Message
-from galley.engine_settings import EngineSettings
 from galley.formats.vocabulary import first_difference
+from galley.settings.engine import EngineSettings
 from galley.train.trainer import Options
 from recipes.assistant.tokeniser import encode_turns, load_tokeniser
 from recipes.draft.train import Recipe, Shape, run

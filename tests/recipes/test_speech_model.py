@@ -16,7 +16,7 @@ from transformers import GenerationMixin, WhisperForConditionalGeneration, Whisp
 from transformers.generation import LogitsProcessorList, SuppressTokensLogitsProcessor
 
 from galley import QualityRules, TranscribeOptions, Transcriber
-from galley.engine_settings import ExecutorName
+from galley.settings.engine import ExecutorName
 from galley.speech.features import LogMel
 from recipes.assistant.tokeniser import load_tokeniser, token_id
 from recipes.assistant.wordings import TRAINING

@@ -15,11 +15,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from galley.config import Settings
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
 from galley.server.app import create_app
 from galley.server.openapi import document
+from galley.settings.config import Settings
 from tests.server.serving import Server
 
 CHECKS = [

@@ -13,7 +13,6 @@ import openai
 import pytest
 from starlette.routing import Route
 
-from galley.config import Settings
 from galley.errors import SettingsError
 from galley.gateway.caller import Caller
 from galley.gateway.key_file import Tenant
@@ -23,6 +22,7 @@ from galley.server import page_files, run
 from galley.server.app import create_app
 from galley.server.auth import ADMIN_PATHS, check_exposure
 from galley.server.openapi import document
+from galley.settings.config import Settings
 from tests.server.conftest import CONTEXT
 from tests.server.serving import Server
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from galley import __version__
-from galley.model_info import EngineStats
 from galley.observe.metrics import Metrics
 from galley.observe.tally import COUNTS, FACTORS, SECONDS, TallyFamily
+from galley.types.model_info import EngineStats
 from tests.server.conftest import CONTEXT
 from tests.server.serving import Server, until
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from galley.engine_settings import EngineSettings
-from galley.model_info import EngineStats, ModelInfo, OnLedger, StepCosts
+from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, OnPhase, Output, SamplingDefaults, Timing
+from galley.types.model_info import EngineStats, ModelInfo, OnLedger, StepCosts
 
 CONTEXT = 4096
 VOCABULARY = 320

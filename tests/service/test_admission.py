@@ -5,9 +5,9 @@ import math
 import pytest
 
 from galley.errors import QueueFull
-from galley.model_info import EngineStats
 from galley.service.admission import Admission, Claim
 from galley.types import EngineRequest, SamplingParams
+from galley.types.model_info import EngineStats
 
 SEATS = 4
 TOKENS_PER_SECOND = 100.0

@@ -11,14 +11,14 @@ import psutil
 import pytest
 
 from galley import SamplingParams
-from galley.config import Settings
-from galley.engine_settings import EngineSettings
 from galley.errors import EngineNotReady, ModelError, QueueFull, RequestError, SettingsError
-from galley.model_info import ModelInfo, StepCosts
 from galley.service.client import EngineClient
 from galley.service.requests import choice_seed, expand
 from galley.service.streams import OutputStream
+from galley.settings.config import Settings
+from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Output, SamplingDefaults
+from galley.types.model_info import ModelInfo, StepCosts
 from tests.conftest import CheckpointMaker
 
 INFO = ModelInfo(

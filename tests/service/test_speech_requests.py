@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from galley import SamplingParams
-from galley.audio import Alignment, EncoderInput
-from galley.engine_settings import EngineSettings
-from galley.local import LocalEngine
-from galley.model_info import ModelInfo
+from galley.llm.local import LocalEngine
 from galley.service.client import EngineClient
 from galley.service.requests import expand
 from galley.service.streams import OutputStream
+from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Output
+from galley.types.audio import Alignment, EncoderInput
+from galley.types.model_info import ModelInfo
 from tests.conftest import CheckpointMaker
 
 PARAMS = SamplingParams(

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from galley.config import Settings
 from galley.errors import QueueFull
 from galley.service.text_pool import TextPool, _Turns
+from galley.settings.config import Settings
 from galley.text.tokenizer import Tokenizer
 from tests.checkpoints import make_tokenizer
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from galley.audio import SpeechInfo
-from galley.model_info import ModelInfo, StepCosts
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineRequest, Output, SamplingDefaults
+from galley.types.audio import SpeechInfo
+from galley.types.model_info import ModelInfo, StepCosts
 from tests.speech import tiny
 from tests.speech.tiny import token_id
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from galley.model_info import ModelInfo
 from galley.speech.chunks import AudioChunk
 from galley.speech.options import TranscribeOptions
 from galley.speech.results import Segment
@@ -11,6 +10,7 @@ from galley.speech.session import Session
 from galley.speech.tokens import SpeechTokens
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineRequest
+from galley.types.model_info import ModelInfo
 from tests.speech import tiny
 from tests.speech.answers import RATE, Answer, model_info
 

@@ -13,11 +13,11 @@ from transformers.generation import LogitsProcessorList, SuppressTokensLogitsPro
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
 from galley import SamplingParams
-from galley.audio import Alignment, EncoderInput
-from galley.engine_settings import EngineSettings, ExecutorName
-from galley.local import LocalEngine
+from galley.llm.local import LocalEngine
 from galley.service.requests import expand
+from galley.settings.engine import EngineSettings, ExecutorName
 from galley.speech.alignment import _smooth, affinity, first_rows, token_times
+from galley.types.audio import Alignment, EncoderInput
 from tests.speech import tiny
 from tests.speech.tiny import token_id
 

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor
 
-from galley.audio import SpeechInfo
 from galley.errors import ModelError
 from galley.speech.features import LogMel
+from galley.types.audio import SpeechInfo
 from tests.speech.recordings import tone
 
 SHAPES = [(80, 30), (128, 30), (80, 8), (128, 5), (40, 1)]

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from galley.local import LocalEngine
+from galley.llm.local import LocalEngine
 from galley.speech.live_events import (
     Committed,
     Completed,

@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from galley.audio import Alignment
 from galley.errors import RequestError
 from galley.speech.chunks import AudioChunk
 from galley.speech.options import QualityRules, TranscribeOptions
@@ -16,6 +15,7 @@ from galley.speech.segmenter import SpeechSegment
 from galley.speech.word_tokens import split_to_word_tokens
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineRequest, Output
+from galley.types.audio import Alignment
 from tests.speech.answers import EN, EOT, RATE, SOT, Answer, model_info, place, says, to
 from tests.speech.session_driver import Driver, chunk
 from tests.speech.tiny import token_id

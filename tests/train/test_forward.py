@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
+from galley.settings.engine import EngineSettings
 from galley.train.forward import logits_of
 from galley.train.student import read_parameters
 from tests.checkpoints import random_ids

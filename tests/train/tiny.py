@@ -9,7 +9,7 @@ import numpy as np
 from galley.calibration.forward import TeacherForced
 from galley.cli.terminal import progress
 from galley.engine.read_model import Model, read_model
-from galley.engine_settings import EngineSettings
+from galley.settings.engine import EngineSettings
 from galley.train.run import Report, Task, train
 from galley.train.student import Student
 from galley.train.trainer import Example, Options

@@ -21,9 +21,9 @@ from galley.api.messages import (
 )
 from galley.api.structured_output import ANY_OBJECT, schema_grammar
 from galley.errors import RequestError, shown
-from galley.model_info import ModelInfo
 from galley.tools.conversation import Conversation, Tool
 from galley.types import Grammar, SamplingParams
+from galley.types.model_info import ModelInfo
 
 MAX_STOPS: Final = 2048
 

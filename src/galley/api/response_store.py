@@ -10,8 +10,8 @@ from msgspec import Meta
 
 from galley.api.messages import Strict
 from galley.api.response_request import InputItem
-from galley.config import Settings
 from galley.errors import RequestError
+from galley.settings.config import Settings
 
 _PREFIXES: Final = {
     "message": "msg",

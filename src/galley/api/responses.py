@@ -5,8 +5,8 @@ from typing import Literal, NotRequired, TypedDict
 from galley.gateway.generation import Finish
 from galley.gateway.generation import Usage as TokenCounts
 from galley.gateway.receipt import Receipt
-from galley.model_info import WeightReceipt
 from galley.types import Task
+from galley.types.model_info import WeightReceipt
 
 
 class ErrorDetail(TypedDict):

@@ -10,13 +10,13 @@ import numpy as np
 from galley.bench.report import Machine, Point, Run, Step, make_point
 from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
-from galley.engine_settings import EngineSettings
 from galley.errors import EngineError, SettingsError
 from galley.formats.source import resolve_model
-from galley.model_info import ModelInfo
 from galley.ops import background
 from galley.service.requests import expand
+from galley.settings.engine import EngineSettings
 from galley.types import Output, SamplingParams
+from galley.types.model_info import ModelInfo
 
 _WARM_UP_TOKENS = 8
 

@@ -21,14 +21,14 @@ from galley.bench.machine import read_rate
 from galley.bench.report import Machine as Peaks
 from galley.bench.report import Step
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings, KVType, Quantize
 from galley.formats.source import resolve_model
 from galley.machine import available_cores, bytes_text
-from galley.model_info import ModelInfo
 from galley.ops.cpu import SCRATCH_BYTES
 from galley.plan.hardware import Machine
 from galley.plan.predict import Load, Shares, peak_rate, predict
 from galley.plan.sizes import ModelSizes
+from galley.settings.engine import EngineSettings, KVType, Quantize
+from galley.types.model_info import ModelInfo
 
 BATCHES: Final = (1, 8, 32)
 PROMPT: Final = 128

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from galley.model_info import StepCosts
+from galley.types.model_info import StepCosts
 
 PEAK_KIND: Final[Mapping[str, str]] = {
     "int8": "int8",

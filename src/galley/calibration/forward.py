@@ -8,10 +8,10 @@ from typing import Final, Self
 import numpy as np
 
 from galley.engine.read_model import Model, read_model
-from galley.engine_settings import EngineSettings
 from galley.errors import RequestError, UnsupportedModel
 from galley.ops.executor import Batch, Executor, Ints, choose_executor, forward
 from galley.ops.sampling import Logits
+from galley.settings.engine import EngineSettings
 from galley.types import blocks_for
 
 Tokens = Sequence[int]

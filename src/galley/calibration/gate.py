@@ -15,16 +15,16 @@ from galley.calibration.layerwise import LOGIT_ROWS, Layerwise, text_batch, text
 from galley.calibration.measures import Divergence, Loss, following
 from galley.engine.engine import Engine
 from galley.engine.read_model import Model, read_model
-from galley.engine_settings import EngineSettings
 from galley.errors import UnsupportedModel
 from galley.formats.reader import CheckpointReader
 from galley.formats.source import resolve_model
 from galley.formats.weights import DENSE_KINDS
-from galley.model_info import ModelInfo, WeightReceipt
 from galley.ops.executor import Batch, Executor, ExecutorOptions, choose_executor, forward
 from galley.ops.sampling import Logits
-from galley.quality_gate import QualityGate
+from galley.settings.engine import EngineSettings
+from galley.settings.quality_gate import QualityGate
 from galley.types import BLOCK_TOKENS, blocks_for
+from galley.types.model_info import ModelInfo, WeightReceipt
 
 log: Final = logging.getLogger("galley.quality")
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from galley.calibration.gguf_sizes import Metadata, sizes_of
 from galley.engine.read_model import Model, read_model
-from galley.engine_settings import EngineSettings
 from galley.errors import UnsupportedModel
 from galley.formats.gguf_config import END_TEXTS, RECEIPT, SAMPLING
 from galley.formats.gguf_names import gguf_name, permuted, permuted_heads
@@ -18,6 +17,7 @@ from galley.formats.gguf_rope import ROPE_FACTORS
 from galley.formats.gguf_writer import Bytes, Outgoing, write_gguf
 from galley.formats.quantization import QUANTIZED_KEY
 from galley.formats.weights import Floats, Weights
+from galley.settings.engine import EngineSettings
 from galley.text.gguf_vocabulary import vocabulary_of
 from galley.text.template import GGUF_TEMPLATE, TOOL_USE, read_templates
 from galley.types import SamplingDefaults

@@ -10,9 +10,9 @@ import click
 from galley.cli.batch_files import Results, read_lines, result_id, scan
 from galley.cli.options import Command, Flags, start_logging, with_flags
 from galley.cli.terminal import progress
-from galley.config import Settings
-from galley.engine_settings import EngineSettings
 from galley.errors import RequestError
+from galley.settings.config import Settings
+from galley.settings.engine import EngineSettings
 
 _AHEAD: Final = 2
 """Lines in flight for each sequence that may run, so that the engine never waits for the file."""

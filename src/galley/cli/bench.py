@@ -11,8 +11,8 @@ from galley.cli.bench_serve import serve
 from galley.cli.options import MODEL_HELP, Command, Flags, Group, start_logging, with_flags
 from galley.cli.report import check_folders, write_json
 from galley.cli.terminal import progress, table
-from galley.engine_settings import EngineSettings
 from galley.errors import SettingsError
+from galley.settings.engine import EngineSettings
 
 if TYPE_CHECKING:
     from galley.bench.report import Machine, Point, Spread

@@ -14,9 +14,9 @@ import msgspec
 from galley.cli.options import Command, Flags, start_logging, with_flags
 from galley.cli.report import say_written
 from galley.cli.terminal import progress
-from galley.engine_settings import EngineSettings
 from galley.errors import RequestError, SettingsError
 from galley.formats.source import BUNDLED_EMBED
+from galley.settings.engine import EngineSettings
 
 _TOGETHER: Final = 256
 """Texts in one batch, whose vectors are written before the next is read."""
@@ -56,7 +56,7 @@ def embed(
     settings = flags.settings()
     settings = dataclasses.replace(settings, model=settings.model or BUNDLED_EMBED)
     start_logging(settings)
-    from galley.llm import LLM
+    from galley.llm.llm import LLM
 
     given = iter(texts) if file is None else _read(file)
     index = 0

@@ -13,13 +13,13 @@ from galley.cli.options import MODEL_HELP, Command, Flags, Group, start_logging,
 from galley.cli.report import check_folders, json_option, write_json
 from galley.cli.terminal import progress, table
 from galley.cli.transcribe import speech_options, speech_settings, transcribe_options
-from galley.engine_settings import EngineSettings
+from galley.settings.engine import EngineSettings
 from galley.types import SamplingParams
 
 if TYPE_CHECKING:
     from galley.demo.evaluate import Evaluation
     from galley.demo.heldout import Message
-    from galley.llm import LLM
+    from galley.llm.llm import LLM
     from galley.speech.evaluate import Scores, Transcribed
 
 _LONGEST_ANSWER: Final = 256
@@ -50,7 +50,7 @@ def demo(flags: Flags, model: str | None, json_file: Path | None) -> None:
     check_folders(json=json_file)
     from galley.demo import heldout
     from galley.demo.evaluate import evaluate
-    from galley.llm import LLM
+    from galley.llm.llm import LLM
 
     total = sum(len(heldout.read(number)) for number in heldout.SETS)
     with LLM.from_settings(settings) as llm, progress("answering", total) as bar:

@@ -9,8 +9,8 @@ import click
 from galley.cli.options import Command, Flags, start_logging, with_flags
 from galley.cli.report import check_folders, json_option, write_json
 from galley.cli.terminal import progress
-from galley.engine_settings import EngineSettings
 from galley.errors import RequestError
+from galley.settings.engine import EngineSettings
 from galley.types import SamplingParams
 
 _MOST_MISSES: Final = 5
@@ -42,8 +42,8 @@ def perplexity(
         words = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{text} cannot be read: {error}") from error
-    from galley.llm import LLM
-    from galley.llm_evaluate import TextScorer
+    from galley.llm.evaluate import TextScorer
+    from galley.llm.llm import LLM
 
     with LLM.from_settings(settings) as llm:
         scorer = TextScorer(llm, words, context=context, stride=stride)
@@ -93,8 +93,8 @@ def answers(
     settings = flags.settings()
     start_logging(settings)
     check_folders(json=json_file)
-    from galley.llm import LLM
-    from galley.llm_evaluate import ask, read_questions
+    from galley.llm.evaluate import ask, read_questions
+    from galley.llm.llm import LLM
 
     read = read_questions(questions)
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)

@@ -9,11 +9,11 @@ import click
 from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
 from galley.cli.report import check_folders, json_option, write_json, write_text
 from galley.cli.terminal import progress, table
-from galley.config import Settings
-from galley.engine_settings import EngineSettings, Quantize
+from galley.settings.config import Settings
+from galley.settings.engine import EngineSettings, Quantize
 
 if TYPE_CHECKING:
-    from galley.llm import LLM
+    from galley.llm.llm import LLM
     from galley.quality.compare import Comparison
     from galley.quality.texts import Texts
 

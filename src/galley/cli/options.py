@@ -16,9 +16,9 @@ from typing import Any, Final, Literal
 import click
 from click.core import ParameterSource
 
-from galley.config import Settings
-from galley.engine_settings import EngineSettings, setting_types
-from galley.named_models import named_models
+from galley.settings.config import Settings
+from galley.settings.engine import EngineSettings, setting_types
+from galley.settings.named_models import named_models
 from galley.types import SamplingParams
 
 EPILOG: Final = (

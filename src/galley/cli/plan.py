@@ -10,10 +10,10 @@ import click
 from galley.cli.options import MODEL_HELP, Command, Flags, with_flags
 from galley.cli.report import check_folders, write_json
 from galley.cli.terminal import progress, table
-from galley.config import Settings
-from galley.engine_settings import KVType
 from galley.errors import SettingsError
 from galley.machine import bytes_text, disk_read_text
+from galley.settings.config import Settings
+from galley.settings.engine import KVType
 
 if TYPE_CHECKING:
     from galley.graph.program import Program

@@ -13,7 +13,7 @@ from galley.cli.terminal import in_bytes, table
 from galley.errors import GalleyError
 
 if TYPE_CHECKING:
-    from galley.config import Settings
+    from galley.settings.config import Settings
 
 _TIMEOUT_SECONDS: Final = 30.0
 

@@ -13,8 +13,8 @@ from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_f
 from galley.cli.quantize_plan import Wanted, plan_of
 from galley.cli.terminal import progress
 from galley.cli.texts import texts_for
-from galley.config import Settings
 from galley.errors import SettingsError
+from galley.settings.config import Settings
 
 if TYPE_CHECKING:
     from galley.calibration.measures import Loss

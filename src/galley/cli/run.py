@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
-from galley.engine_settings import EngineSettings
 from galley.errors import RequestError
 from galley.formats.aliases import ALIASES, hub_id_of, looks_like_name
 from galley.formats.source import BUNDLED, BUNDLED_MODELS, HUB_GGUF, HUB_ID
+from galley.settings.engine import EngineSettings
 from galley.types import SamplingParams
 
 if TYPE_CHECKING:
-    from galley.llm import LLM
+    from galley.llm.llm import LLM
 
 COMMANDS_HELP: Final = """\
 /clear  forget the conversation
@@ -60,7 +60,7 @@ def run(flags: Flags, first: str | None, second: str | None, system: str) -> Non
         prompt = sys.stdin.read()
     if prompt is not None and not prompt.strip():
         raise RequestError("the prompt is empty")
-    from galley.llm import LLM
+    from galley.llm.llm import LLM
 
     with LLM.from_settings(settings) as llm:
         chat = Chat(llm, params, system)

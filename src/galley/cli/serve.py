@@ -6,11 +6,11 @@ import click
 
 from galley.cli.options import Command, Flags, with_flags
 from galley.cli.other_servers import translated
-from galley.config import Settings
 from galley.errors import SettingsError
 from galley.formats.models_folder import models_in
-from galley.named_models import NamedModel
 from galley.service.spawn import Spawner
+from galley.settings.config import Settings
+from galley.settings.named_models import NamedModel
 
 
 class _ServeCommand(Command):

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from galley.config import Settings
+from galley.settings.config import Settings
 
 if TYPE_CHECKING:
     from galley.engine.read_model import Model
@@ -34,7 +34,7 @@ def texts_for(
         RequestError: the file cannot be read, or has too little text.
     """
     from galley.calibration import store
-    from galley.llm import LLM
+    from galley.llm.llm import LLM
     from galley.quality.texts import Texts, own_texts, read_texts
 
     known = f"{read.checkpoint.state()} own text {tokens} {context}"

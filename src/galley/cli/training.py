@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from galley.cli.texts import texts_for
-from galley.config import Settings
 from galley.errors import SettingsError, pip_install
+from galley.settings.config import Settings
 
 if TYPE_CHECKING:
     from galley.engine.read_model import Model

@@ -14,10 +14,10 @@ import click
 from galley.cli.options import Command, Flags, start_logging, with_flags
 from galley.cli.report import say_written
 from galley.cli.terminal import progress
-from galley.config import Settings
-from galley.engine_settings import EngineSettings
 from galley.errors import RequestError, SettingsError
 from galley.formats.source import BUNDLED_SPEECH
+from galley.settings.config import Settings
+from galley.settings.engine import EngineSettings
 
 if TYPE_CHECKING:
     from galley.speech.options import TranscribeOptions

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from galley.config import Settings
+from galley.settings.config import Settings
 
 Level = Literal["ok", "note", "warning", "problem"]
 

@@ -19,15 +19,15 @@ from galley.engine.preparing import Preparing
 from galley.engine.scheduler import Scheduler
 from galley.engine.states import StateCache
 from galley.engine.warm_up import MEASURED_ROWS, measure_rows, warm_up
-from galley.engine_settings import EngineSettings
 from galley.errors import SettingsError
 from galley.grammar.matcher import Grammars
 from galley.graph.adapters import with_adapters
 from galley.graph.program import Program
-from galley.model_info import Ledger
 from galley.ops.executor import Executor, ExecutorMemory, ExecutorOptions
 from galley.ops.measured_steps import measured_steps
+from galley.settings.engine import EngineSettings
 from galley.speculation.row_costs import RowCosts
+from galley.types.model_info import Ledger
 
 log: Final = logging.getLogger("galley.engine")
 

@@ -8,8 +8,8 @@ from galley.engine.loading import Loading
 from galley.engine.memory import plan_without_cache
 from galley.engine.read_model import Model
 from galley.errors import SettingsError
-from galley.model_info import EmbeddingInfo
 from galley.ops.executor import Batch, Executor, forward
+from galley.types.model_info import EmbeddingInfo
 
 _OF_GENERATION: Final = {
     "quality_gate": "",

@@ -15,10 +15,10 @@ import numpy as np
 
 from galley.engine.fair_share import FairShare
 from galley.engine.step_meter import StepMeter
-from galley.model_info import EngineStats, ModelInfo
 from galley.models.embedding import Head
 from galley.ops.executor import Batch, Executor, forward
 from galley.types import EngineRequest, Output, Timing
+from galley.types.model_info import EngineStats, ModelInfo
 
 if TYPE_CHECKING:
     from galley.formats.weights import Floats

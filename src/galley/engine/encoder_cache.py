@@ -16,10 +16,10 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from galley.audio import EncoderInput
 from galley.engine.block_hashes import encoder_block_hashes, encoder_input_hash, salt_hash
 from galley.engine.blocks import BlockPool
 from galley.types import blocks_for
+from galley.types.audio import EncoderInput
 
 KEPT_ENCODER_OUTPUTS: Final = 16
 """Encoder outputs that stay when their last request is over."""

@@ -18,9 +18,9 @@ from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
 from galley.engine.step_meter import StepMeter
 from galley.errors import EngineError
-from galley.model_info import EngineStats, ModelInfo
 from galley.ops.executor import Executor
 from galley.types import LIVE_PRIORITY, Adapter, EngineRequest, Output, Timing
+from galley.types.model_info import EngineStats, ModelInfo
 
 _GATHERING_SECONDS: Final = 0.002
 """How long a step sleeps in which a static batch waits to be full, or all requests for what they need."""

@@ -6,8 +6,8 @@ from galley.engine.block_hashes import salt_hash
 from galley.engine.draft_model import DraftModel
 from galley.engine.scheduler import Work
 from galley.engine.sequence import Sequence
-from galley.engine_settings import EngineSettings
 from galley.ops.executor import EncoderRows
+from galley.settings.engine import EngineSettings
 from galley.speculation.forced_tokens import ForcedTokens
 from galley.speculation.prompt_lookup import PromptLookup
 from galley.speculation.proposer import Proposer

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from galley.audio import SpeechInfo
 from galley.engine.draft_model import DraftModel
 from galley.engine.encoder_cache import EncoderCache
 from galley.engine.kv import KVCache
 from galley.engine.read_model import Model, read_model
 from galley.engine.warm_up import MEASURED_ROWS, measure_rows, warm_up
-from galley.engine_settings import EngineSettings
 from galley.errors import SettingsError
 from galley.formats.source import resolve_model
 from galley.formats.vocabulary import first_difference
@@ -21,8 +19,10 @@ from galley.models.speech import share_encoder
 from galley.models.whisper import DECODER
 from galley.ops.executor import ExecutorFactory, ExecutorMemory
 from galley.ops.measured_steps import measured_steps
+from galley.settings.engine import EngineSettings
 from galley.speculation.row_costs import RowCosts
 from galley.types import BLOCK_TOKENS
+from galley.types.audio import SpeechInfo
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

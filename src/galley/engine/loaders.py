@@ -11,12 +11,12 @@ from galley.engine.embedding_engine import EmbeddingEngine
 from galley.engine.engine import Engine
 from galley.engine.loading import Loading, StartPhases
 from galley.engine.step_meter import Pauses
-from galley.engine_settings import EngineSettings
 from galley.errors import DamagedWeights, EngineFailed, SettingsError
 from galley.formats.gguf_file import is_gguf, split_files
 from galley.machine import address_space_left, available_memory
-from galley.model_info import OnLedger
+from galley.settings.engine import EngineSettings
 from galley.types import OnPhase
+from galley.types.model_info import OnLedger
 
 T = TypeVar("T")
 

@@ -10,12 +10,12 @@ from typing import Any
 from galley.engine.read_model import Model, read_model
 from galley.engine.step_meter import Pauses, StepMeter
 from galley.engine.weight_receipt import held_kinds, weight_receipt
-from galley.engine_settings import EngineSettings
 from galley.graph.program import Program
-from galley.model_info import Ledger, ModelInfo, OnLedger
 from galley.ops.executor import Executor, ExecutorFactory, ExecutorOptions, choose_executor
 from galley.ops.rows import check_isa
+from galley.settings.engine import EngineSettings
 from galley.types import OnPhase
+from galley.types.model_info import Ledger, ModelInfo, OnLedger
 
 
 class StartPhases:

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from galley.engine_settings import EngineSettings
 from galley.errors import EngineFailed, NotEnoughMemory, SettingsError
 from galley.graph.program import KVGroup, Program
 from galley.machine import address_space_left, available_memory, bytes_text, disk_read_text
-from galley.model_info import Ledger
 from galley.ops.executor import ExecutorMemory, ExecutorOptions
+from galley.settings.engine import EngineSettings
 from galley.types import BLOCK_TOKENS, blocks_for
+from galley.types.model_info import Ledger
 
 LEAST_TOKENS: Final = 512
 """Of a request that must fit; below, a server is of no use."""

@@ -5,8 +5,6 @@ import math
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from galley.audio import SpeechInfo
-from galley.engine_settings import EngineSettings
 from galley.formats.quantization import has_8_bit_kv
 from galley.formats.reader import CheckpointReader, open_checkpoint
 from galley.formats.weights import DENSE_KINDS, Weights
@@ -18,6 +16,8 @@ from galley.models.speech import read_speech, with_aligner
 from galley.models.surplus import check_surplus
 from galley.models.vector_models import UNREAD, read_vector_model
 from galley.ops.executor import ExecutorOptions
+from galley.settings.engine import EngineSettings
+from galley.types.audio import SpeechInfo
 
 log: Final = logging.getLogger("galley.weights")
 

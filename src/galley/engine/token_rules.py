@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from galley.audio import TimestampRules
 from galley.ops.rows import Ids
 from galley.ops.sampling import NO_IDS, LogitsAdjustment
 from galley.types import MAX_COUNT, SamplingParams, ThinkingBudget
+from galley.types.audio import TimestampRules
 
 Ranges = tuple[tuple[int, int], ...]
 

@@ -5,12 +5,12 @@ from typing import Final
 
 import numpy as np
 
-from galley.audio import SpeechInfo
 from galley.graph.program import Program
 from galley.ops.draws import GREEDY
 from galley.ops.executor import Batch, CrossContext, EncoderBatch, Executor
 from galley.ops.sampling import SamplingBatch
 from galley.types import BLOCK_TOKENS, blocks_for
+from galley.types.audio import SpeechInfo
 
 MEASURED_ROWS: Final = (1, 4, 8, 2, 6, 16, 32, 64)
 """In the order in which they are measured."""

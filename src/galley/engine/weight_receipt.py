@@ -9,9 +9,9 @@ from galley.formats.quantization import QUANTIZED_KEY
 from galley.formats.reader import CheckpointReader
 from galley.formats.weights import Kinds, Weights
 from galley.graph.program import Program
-from galley.model_info import WeightReceipt
 from galley.ops.executor import ExecutorOptions
 from galley.ops.kinds import own_kinds, plan_kinds
+from galley.types.model_info import WeightReceipt
 
 _LEAST_SHARE: Final = 0.01
 """Of the parameters; rarer kinds are not told."""

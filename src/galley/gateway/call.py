@@ -13,11 +13,11 @@ from galley.gateway.caller import Caller
 from galley.gateway.key_file import LOWEST_PRIORITY, Tenant
 from galley.gateway.receipt import Receipt
 from galley.gateway.served import ServedModel
-from galley.model_info import ModelInfo
 from galley.observe.tenants import TokenKind
 from galley.service.client import LONGEST_WAIT
 from galley.service.streams import OutputStream
 from galley.types import LIVE_PRIORITY, EngineRequest, Output, SamplingParams, Timing
+from galley.types.model_info import ModelInfo
 
 
 class Call:

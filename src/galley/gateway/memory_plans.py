@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from galley.machine import held_memory
-from galley.model_info import Ledger
+from galley.types.model_info import Ledger
 
 
 class MemoryPlans:

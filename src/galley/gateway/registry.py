@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
-from galley.config import Settings
 from galley.errors import (
     Conflict,
     EngineNotReady,
@@ -22,11 +21,12 @@ from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
 from galley.gateway.memory_plans import MemoryPlans
 from galley.gateway.on_request import OnRequest
 from galley.gateway.served import ServedModel
-from galley.model_info import Ledger
 from galley.observe.metrics import Metrics
 from galley.service.client import EngineState
 from galley.service.spawn import Spawner
+from galley.settings.config import Settings
 from galley.types import Task
+from galley.types.model_info import Ledger
 
 OnModelPhase = Callable[[str, str, float], None]
 """Told (model, phase, seconds) when a phase of a model's start has ended."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
-from galley.config import Settings
 from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError
 from galley.formats.gguf_file import is_gguf
 from galley.formats.source import BUNDLED, resolve_model
@@ -21,17 +20,18 @@ from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.gateway.memory_plans import MemoryPlans
 from galley.gateway.memory_watch import MemoryWatch
 from galley.gateway.model_files import fingerprint, has_fingerprint
-from galley.model_info import EngineStats, Ledger, ModelInfo, OnLedger
 from galley.observe.metrics import Metrics
 from galley.service.client import EngineClient, EngineState
 from galley.service.spawn import Spawner
 from galley.service.text_pool import TextPool
 from galley.service.watchdog import Watchdog
+from galley.settings.config import Settings
 from galley.speech import require_installed
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from galley.tools.formats import ChatFormat, chat_format
 from galley.types import Adapter, OnPhase, Task
+from galley.types.model_info import EngineStats, Ledger, ModelInfo, OnLedger
 
 if TYPE_CHECKING:
     from galley.speech.model import SpeechModel

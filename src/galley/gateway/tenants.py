@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from galley.config import Settings
 from galley.errors import RateLimited, RequestError, SettingsError
 from galley.gateway.key_file import (
     KeyTable,
@@ -17,6 +16,7 @@ from galley.gateway.key_file import (
     read_key_file,
 )
 from galley.gateway.rates import Bucket, LastMinute
+from galley.settings.config import Settings
 
 log = logging.getLogger("galley.tenants")
 

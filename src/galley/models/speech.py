@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
-from galley.audio import SpeechInfo
 from galley.errors import CheckpointError
 from galley.graph.program import Program
 from galley.models.fields import GENERATION_FILE, Fields
 from galley.models.whisper import build_aligner, build_encoder, build_listener, read_config
+from galley.types.audio import SpeechInfo
 
 _MOST_HEADS: Final = 80
 """Limit of alignment heads: their weights take 215 MB for 30 s of audio with the longest text."""

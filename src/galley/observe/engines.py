@@ -12,8 +12,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from galley.model_info import EngineStats, ModelInfo
 from galley.observe.tally import COUNTS, Tally
+from galley.types.model_info import EngineStats, ModelInfo
 
 _HOUR: Final = 3600.0
 

@@ -6,7 +6,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
-from galley.config import LOG_FORMAT
+from galley.settings.config import LOG_FORMAT
 
 FORMAT_VARIABLE: Final = "GALLEY_LOG_FORMAT"
 """Tells engine processes the form of the log, which they write to, too."""

@@ -8,11 +8,11 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 
-from galley.model_info import EngineStats, Ledger
 from galley.observe.engines import EngineCollector, EngineTotals, ServedEngine
 from galley.observe.resources import ResourceCollector
 from galley.observe.tally import FACTORS, SECONDS, TOKEN_SECONDS, Tally, TallyFamily
 from galley.observe.tenants import TenantMetrics
+from galley.types.model_info import EngineStats, Ledger
 
 _CANCELLED: Final = 499
 _PLANNED: Final = (

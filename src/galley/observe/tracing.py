@@ -30,7 +30,7 @@ _FIELDS: Final = {
     "prompt": "gen_ai.usage.input_tokens",
     "generated": "gen_ai.usage.output_tokens",
     "cached": "gen_ai.usage.cache_read.input_tokens",
-    "audio_seconds": "galley.audio.seconds",
+    "audio_seconds": "galley.types.audio.seconds",
     "ttft_ms": "galley.time_to_first_token_ms",
     "cost": "galley.cost",
     "error": "error.type",

@@ -16,7 +16,6 @@ from galley.formats.weights import Kinds, WeightKind, Weights, flat
 from galley.graph.passes import run_passes
 from galley.graph.program import KVLayout, Program
 from galley.graph.quantize_inputs import quantize_inputs
-from galley.model_info import StepCosts
 from galley.ops.converted import log_converted
 from galley.ops.draws import NO_TOKEN, Draws
 from galley.ops.executor import (
@@ -55,6 +54,7 @@ from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
 from galley.ops.weight_cache import WeightCache
 from galley.quant.rtn import rounded_kind
 from galley.types import BLOCK_TOKENS
+from galley.types.model_info import StepCosts
 
 SCRATCH_BYTES: Final = 2 << 20
 """A thread's own: inputs of a linear layer that are being rounded, scores of attention."""

@@ -17,8 +17,8 @@ from galley.formats.adapter import AdapterWeights
 from galley.formats.reader import CheckpointReader
 from galley.formats.weights import Weights
 from galley.graph.program import Program
-from galley.model_info import StepCosts
 from galley.ops.sampling import Logits, SamplingBatch, StepResult
+from galley.types.model_info import StepCosts
 
 log = logging.getLogger("galley.ops")
 

@@ -13,10 +13,10 @@ from galley import _native
 from galley.formats.weights import flat
 from galley.graph.plan import Lifetime, plan_arena
 from galley.graph.program import Op, Program
-from galley.model_info import ExpertCosts
 from galley.ops.executor import NO_EXPERTS, ExpertMemory
 from galley.ops.packed_files import Names
 from galley.ops.packing import Matrices, packed_bytes
+from galley.types.model_info import ExpertCosts
 
 _ROW_ALIGNMENT: Final = 64
 """Bytes; rows begin on a cache line."""

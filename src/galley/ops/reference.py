@@ -17,7 +17,6 @@ from galley.formats.adapter import AdapterWeights
 from galley.formats.values import dequantize
 from galley.formats.weights import BlockWeight, DenseWeight, IntWeight, Weight, WeightKind, Weights
 from galley.graph.program import Program
-from galley.model_info import ExpertCosts, StepCosts
 from galley.ops.draws import draw_all
 from galley.ops.executor import (
     Attention,
@@ -35,6 +34,7 @@ from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
 from galley.ops.tiles import Tiles
 from galley.quant.rtn import Quantize, not_finite, quantize_int4, quantize_int8
 from galley.types import BLOCK_TOKENS
+from galley.types.model_info import ExpertCosts, StepCosts
 
 _TORCH_TYPES: Final[Mapping[str, torch.dtype]] = {
     "F32": torch.float32,

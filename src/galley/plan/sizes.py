@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from galley.engine.memory import LEAST_STATES, LEAST_TOKENS
-from galley.engine_settings import Experts
 from galley.errors import SettingsError
 from galley.formats.weights import flat
 from galley.graph.passes import run_passes
 from galley.graph.program import Program
 from galley.graph.quantize_inputs import quantize_inputs
-from galley.model_info import ExpertCosts
 from galley.ops.cpu import kv_bytes_of_layer, state_bytes
 from galley.ops.executor import NO_EXPERTS, ExpertMemory
 from galley.ops.kinds import plan_activations, plan_kinds
 from galley.ops.lowering import expert_costs, expert_memory, held_bytes, lower, weight_bytes
+from galley.settings.engine import Experts
 from galley.types import BLOCK_TOKENS, blocks_for
+from galley.types.model_info import ExpertCosts
 
 PRECISIONS: Final = ("float32", "bf16", "f16", "fp8", "int8", "int4")
 """What weights can be served as, the largest first. FP8 has the bytes of int8: a scale for each row."""

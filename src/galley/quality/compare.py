@@ -14,16 +14,16 @@ from galley.calibration.measures import Divergence, Loss, TokenLoss, agreement, 
 from galley.calibration.quantize import check_dense, linear_weights
 from galley.calibration.sensitivity import Part, parts_of
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
 from galley.errors import SettingsError
 from galley.formats.source import BUNDLED, resolve_model
-from galley.llm import LLM
-from galley.llm_evaluate import Match, ask
-from galley.model_info import ModelInfo
+from galley.llm.evaluate import Match, ask
+from galley.llm.llm import LLM
 from galley.ops.executor import choose_executor
 from galley.quality.texts import Texts, Window
 from galley.quant.grid import Scheme
+from galley.settings.engine import EngineSettings
 from galley.types import SamplingParams
+from galley.types.model_info import ModelInfo
 
 OnWork: TypeAlias = Callable[[str], None]
 
@@ -137,7 +137,7 @@ def compare(
         base: the settings of what stands for the truth.
         models: of those that are measured; their checkpoints have the base's vocabulary.
         texts_of: makes the texts with the loaded base.
-        match: when an answer is right, see :func:`galley.llm_evaluate.is_right`.
+        match: when an answer is right, see :func:`galley.llm.evaluate.is_right`.
         max_tokens: of an answer.
         sensitivity: also measure each part of the base by itself, as int4 and int8.
         on_work: told what begins.

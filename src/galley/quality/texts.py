@@ -10,8 +10,8 @@ from galley.calibration.gate import first_token
 from galley.demo import heldout
 from galley.errors import RequestError
 from galley.formats.reader import open_checkpoint
-from galley.llm import LLM
-from galley.llm_evaluate import Question, read_questions
+from galley.llm.evaluate import Question, read_questions
+from galley.llm.llm import LLM
 from galley.types import SamplingParams
 
 Window = tuple[int, ...]

@@ -4,7 +4,7 @@ from typing import Final
 
 from galley.calibration.gate import figures_of
 from galley.quality.compare import Measured
-from galley.quality_gate import QualityGate
+from galley.settings.quality_gate import QualityGate
 
 LIMITS: Final = QualityGate.parse("kl=0.02,top1=0.97")
 """The gate that the documentation suggests: above it, answers of small models change visibly."""

@@ -12,7 +12,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from galley.config import MOST_TIMEOUT, Settings
 from galley.errors import RequestError
 from galley.gateway.caller import Caller
 from galley.observe.logs import readable
@@ -20,6 +19,7 @@ from galley.observe.metrics import Metrics
 from galley.observe.tracing import Finished, Trace, Tracing
 from galley.server.drain import PROBES
 from galley.server.errors import BEGINNINGS, CLIENT_GONE, error_response
+from galley.settings.config import MOST_TIMEOUT, Settings
 
 log = logging.getLogger("galley.access")
 

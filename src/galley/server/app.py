@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from galley.config import LOOPBACK_HOSTS
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
 from galley.observe.tracing import Tracing
@@ -37,6 +36,7 @@ from galley.server.auth import OPEN_PATHS, RequireHost, RequireKey
 from galley.server.budget import ByteBudget
 from galley.server.drain import DrainGate
 from galley.server.openapi import Operation, document
+from galley.settings.config import LOOPBACK_HOSTS
 
 _PREFLIGHT_SECONDS: Final = 600
 

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from galley.config import Settings
 from galley.errors import SettingsError
+from galley.settings.config import Settings
 
 if TYPE_CHECKING:
     from galley.server.http_protocol import BoundedHttpProtocol

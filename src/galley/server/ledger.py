@@ -1,7 +1,7 @@
 """The memory ledger, as ``galley serve`` prints it before a model's weights are loaded."""
 
 from galley.machine import bytes_text, disk_read_text
-from galley.model_info import Ledger
+from galley.types.model_info import Ledger
 
 
 def ledger_lines(model: str, ledger: Ledger) -> list[str]:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from galley.config import Settings
-from galley.engine_settings import EngineSettings
+from galley.settings.config import Settings
+from galley.settings.engine import EngineSettings
 
 LIVE: Final = frozenset({"log_level", "drain_seconds"})
 """Settings of the server that take effect at once."""

@@ -17,12 +17,10 @@ import msgspec
 import uvicorn
 
 from galley import __version__
-from galley.config import LOOPBACK_HOSTS, Settings
 from galley.errors import GalleyError, SettingsError
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
 from galley.machine import process_age
-from galley.model_info import Ledger
 from galley.observe import logs
 from galley.observe.logs import say
 from galley.observe.tracing import Tracing
@@ -34,6 +32,8 @@ from galley.server.http_protocol import BoundedHttpProtocol
 from galley.server.ledger import ledger_lines
 from galley.server.reread import changes
 from galley.service.spawn import Spawner
+from galley.settings.config import LOOPBACK_HOSTS, Settings
+from galley.types.model_info import Ledger
 
 log = logging.getLogger("galley.server")
 

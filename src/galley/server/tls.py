@@ -4,8 +4,8 @@ import ssl
 from pathlib import Path
 from typing import NoReturn
 
-from galley.config import Settings
 from galley.errors import SettingsError
+from galley.settings.config import Settings
 
 
 def context(settings: Settings) -> ssl.SSLContext | None:

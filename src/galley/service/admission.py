@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from galley.errors import QueueFull
-from galley.model_info import EngineStats
 from galley.service.pace import Pace
 from galley.types import EngineRequest
+from galley.types.model_info import EngineStats
 
 PREDICTED_SHARE: Final = 0.75
 """Of the time until a deadline, what a prediction may take: those that just fit would often be late."""

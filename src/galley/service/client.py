@@ -15,7 +15,6 @@ from typing import Final, Literal
 
 import msgspec
 
-from galley.engine_settings import EngineSettings
 from galley.errors import (
     EngineFailed,
     EngineNotReady,
@@ -23,7 +22,6 @@ from galley.errors import (
     QueueFull,
     SettingsError,
 )
-from galley.model_info import EngineStats, ModelInfo, OnLedger
 from galley.service.admission import Admission
 from galley.service.frames import (
     Abort,
@@ -43,7 +41,9 @@ from galley.service.request_book import RequestBook
 from galley.service.spawn import Spawned, spawn
 from galley.service.streams import OutputStream
 from galley.service.watchdog import Watchdog
+from galley.settings.engine import EngineSettings
 from galley.types import Adapter, EngineRequest, OnPhase
+from galley.types.model_info import EngineStats, ModelInfo, OnLedger
 
 log = logging.getLogger("galley.service")
 

@@ -9,9 +9,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from galley.engine_settings import EngineSettings
-from galley.model_info import EngineStats, Ledger, ModelInfo
+from galley.settings.engine import EngineSettings
 from galley.types import Adapter, EngineRequest, Output
+from galley.types.model_info import EngineStats, Ledger, ModelInfo
 
 MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
 HEADER: Final = struct.Struct("<I")

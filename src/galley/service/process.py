@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Final
 
-from galley.engine_settings import EngineSettings
 from galley.errors import EngineFailed, ModelError, NotEnoughMemory, SettingsError
 from galley.service.frames import (
     HEADER,
@@ -18,6 +17,7 @@ from galley.service.frames import (
     encode,
 )
 from galley.service.spawn import Spawned
+from galley.settings.engine import EngineSettings
 
 _READ_BYTES: Final = 1 << 18
 

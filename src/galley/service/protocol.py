@@ -1,4 +1,4 @@
-"""What a worker, a supervisor and :mod:`galley.local` need of an engine, whatever runs inside it.
+"""What a worker, a supervisor and :mod:`galley.llm.local` need of an engine, whatever runs inside it.
 
 An engine is found by the name that the setting ``engine`` has: Galley's own is ``native``. An installed
 package adds one with an entry point in the group ``galley.engines``: its name there, and the
@@ -12,10 +12,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
-from galley.engine_settings import NATIVE_ENGINE, EngineSettings
 from galley.errors import SettingsError
-from galley.model_info import EngineStats, ModelInfo, OnLedger
+from galley.settings.engine import NATIVE_ENGINE, EngineSettings
 from galley.types import Adapter, EngineRequest, OnPhase, Output
+from galley.types.model_info import EngineStats, ModelInfo, OnLedger
 
 ENTRY_POINTS: Final = "galley.engines"
 """The entry-point group in which installed packages name their loaders."""

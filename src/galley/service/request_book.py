@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from galley.errors import DeadlineExceeded
-from galley.model_info import EngineStats
 from galley.service.admission import Admission
 from galley.service.frames import Abort, Submit
 from galley.service.quarantine import Quarantine
 from galley.service.streams import OutputStream, Unfinished
 from galley.service.unread import Unread, UnreadBudget
 from galley.types import EngineRequest, Output
+from galley.types.model_info import EngineStats
 
 log = logging.getLogger("galley.service")
 

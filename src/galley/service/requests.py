@@ -6,10 +6,10 @@ from typing import Final
 
 import msgspec
 
-from galley.audio import EncoderInput
 from galley.errors import ContextExceeded, RequestError
-from galley.model_info import ModelInfo
 from galley.types import EngineRequest, SamplingDefaults, SamplingParams, Task
+from galley.types.audio import EncoderInput
+from galley.types.model_info import ModelInfo
 
 _NOT_WITH_BEAMS: Final = (
     "temperature",

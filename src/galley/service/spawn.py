@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from galley.config import Settings
-from galley.engine_settings import NATIVE_ENGINE
 from galley.observe.logs import FORMAT_VARIABLE
 from galley.service.core_scheduler import core_scheduler_file
+from galley.settings.config import Settings
+from galley.settings.engine import NATIVE_ENGINE
 
 _PLACES: Final = 4
 """Engines of one model that may share the cores: those of a reloaded model that still have requests."""

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import msgspec
 
-from galley.config import Settings
 from galley.errors import EngineError, EngineNotReady, QueueFull, RequestError
 from galley.service.frames import HEADER
 from galley.service.spawn import Spawned, spawn_text
@@ -35,6 +34,7 @@ from galley.service.text_frames import (
     decode_from_text,
     encode,
 )
+from galley.settings.config import Settings
 from galley.text.tokenizer import Tokenizer
 from galley.types import Grammar, SamplingParams
 

@@ -1,8 +1,8 @@
 """From token ids of texts and pairs to engine requests for vectors and scores."""
 
 from galley.errors import ContextExceeded, RequestError
-from galley.model_info import ModelInfo
 from galley.types import EngineRequest, SamplingParams
+from galley.types.model_info import ModelInfo
 
 _NONE_WRITTEN = SamplingParams(max_tokens=0)
 

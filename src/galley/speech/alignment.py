@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from galley.audio import Alignment
+from galley.types.audio import Alignment
 
 _FILTER: Final = 7
 """Width of the median filter in rows; ``median_filter_width`` of Whisper's checkpoints."""
@@ -44,9 +44,9 @@ def affinity(weights: NDArray[np.float32]) -> NDArray[np.float32]:
     """How strongly each token is tied to each row, averaged over the heads.
 
     Args:
-        weights: ``[tokens, heads, rows]``, as in :class:`galley.audio.Alignment`, of the rows that hold
-            audio. Weights are normalised over all these tokens, those of the prompt before the text
-            included.
+        weights: ``[tokens, heads, rows]``, as in :class:`galley.types.audio.Alignment`, of the rows
+            that hold audio. Weights are normalised over all these tokens, including those of the prompt
+            before the text.
 
     Returns:
         ``[tokens, rows]``: how many standard deviations a weight is above the mean of its row.

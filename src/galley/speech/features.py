@@ -11,9 +11,9 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from galley.audio import EncoderInput, SpeechInfo
 from galley.errors import CheckpointError, UnsupportedModel
 from galley.formats.json_file import read_json
+from galley.types.audio import EncoderInput, SpeechInfo
 
 CONFIG_FILE: Final = "preprocessor_config.json"
 SAMPLE_RATE: Final = 16_000

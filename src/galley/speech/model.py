@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from galley.model_info import ModelInfo
 from galley.speech.audio import Recording
 from galley.speech.chunk_source import ChunkSource
 from galley.speech.features import LogMel
@@ -11,6 +10,7 @@ from galley.speech.options import LiveOptions, TranscribeOptions
 from galley.speech.tokens import SpeechTokens
 from galley.speech.vad import SpeechDetector
 from galley.text.tokenizer import Tokenizer
+from galley.types.model_info import ModelInfo
 
 
 class SpeechModel:

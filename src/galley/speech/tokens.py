@@ -5,14 +5,14 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from galley.audio import SpeechInfo, TimestampRules
 from galley.errors import ModelError, RequestError
-from galley.model_info import ModelInfo
 from galley.speech.features import HOP, SAMPLE_RATE
 from galley.speech.languages import NAMES
 from galley.speech.options import Task
 from galley.text.tokenizer import Tokenizer
 from galley.types import SamplingParams
+from galley.types.audio import SpeechInfo, TimestampRules
+from galley.types.model_info import ModelInfo
 
 _FRAME_SECONDS: Final = HOP / SAMPLE_RATE
 _SEED: Final = 0

@@ -8,11 +8,10 @@ from typing import Any, Final, Self, cast
 
 from numpy.typing import NDArray
 
-from galley.engine_settings import EngineSettings
 from galley.errors import RequestError, shown
 from galley.formats.source import BUNDLED_SPEECH
-from galley.local import Closable, LocalEngine
-from galley.model_info import ModelInfo
+from galley.llm.local import Closable, LocalEngine
+from galley.settings.engine import EngineSettings
 from galley.speech.arrays import pcm_of
 from galley.speech.audio import SAMPLE_RATE, RawPcm, Recording, Samples, Source
 from galley.speech.captions import text_of
@@ -25,6 +24,7 @@ from galley.speech.results import Info, Segment
 from galley.speech.session import Session
 from galley.text.tokenizer import Tokenizer
 from galley.types import Output
+from galley.types.model_info import ModelInfo
 
 CHUNKS_IN_FLIGHT: Final = 8
 """Chunks of one recording in transcription at a time. More fill the batch better and take more memory."""
@@ -41,7 +41,7 @@ class Transcriber(Closable):
 
         Args:
             model: a folder or a hub id; the bundled speech model if none is given.
-            settings: any other field of :class:`galley.engine_settings.EngineSettings`.
+            settings: any other field of :class:`galley.settings.engine.EngineSettings`.
 
         Raises:
             ModelError: the model cannot be found or used, or is no speech model.

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from galley.engine_settings import ReasoningParser, ToolParser
+from galley.settings.engine import ReasoningParser, ToolParser
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from galley.tools import deepseek, granite, harmony, hermes, llama, mistral, phi, pythonic, qwen_xml

@@ -18,11 +18,11 @@ from galley.calibration.measures import Divergence, following
 from galley.calibration.measures import Loss as Divergences
 from galley.calibration.quantize import check_dense, linear_names, linear_weights
 from galley.engine.read_model import Model
-from galley.engine_settings import EngineSettings
 from galley.errors import RequestError, SettingsError, UnsupportedModel
 from galley.formats.json_file import read_json
 from galley.formats.quantization import QUANTIZED_KEY
 from galley.quant.grid import Scheme
+from galley.settings.engine import EngineSettings
 from galley.train.fake_quantize import Rounding, at_load, on_grid
 from galley.train.student import Student, begin, read_parameters
 from galley.train.teacher import TeacherCache

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from galley.config import Settings
 from galley.errors import SettingsError
 from galley.server import tls
+from galley.settings.config import Settings
 from tests.server.conftest import CONTEXT
 from tests.server.neighbour import Neighbour
 from tests.server.raw import Raw

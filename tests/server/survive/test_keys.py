@@ -9,8 +9,8 @@ import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from galley.config import Settings
 from galley.gateway.tenants import Tenants
+from galley.settings.config import Settings
 from tests.server.conftest import CONTEXT
 from tests.server.key_files import KeyFile, bearer, complete, hashed, key_of
 from tests.server.live_client import LiveClient

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from galley.audio import Alignment
 from galley.engine.tasks.base import Task
 from galley.ops.sampling import SamplingBatch, StepResult
 from galley.types import Output
+from galley.types.audio import Alignment
 
 if TYPE_CHECKING:
     from galley.engine.scheduler import Work

@@ -10,8 +10,8 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from galley.audio import Alignment, EncoderInput, TimestampRules
 from galley.errors import RequestError
+from galley.types.audio import Alignment, EncoderInput, TimestampRules
 
 BLOCK_TOKENS: Final = 16
 """Tokens in one KV block. Also the row tile of the reference executor (see ``ops/tiles.py``)."""

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from galley.coerce import coerce
-from galley.engine_settings import EngineSettings, setting_types
 from galley.errors import SettingsError
+from galley.settings.coerce import coerce
+from galley.settings.engine import EngineSettings, setting_types
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 

@@ -1,4 +1,4 @@
-"""The settings of an engine; see :mod:`galley.config` for where they come from."""
+"""The settings of an engine; see :mod:`galley.settings.config` for where they come from."""
 
 # ruff: noqa: RUF009  (setting is dataclasses.field, called the same way)
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from galley.errors import SettingsError
-from galley.quality_gate import QualityGate
+from galley.settings.quality_gate import QualityGate
 from galley.types import BLOCK_TOKENS
 
 T = TypeVar("T")

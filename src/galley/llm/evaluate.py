@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from galley.errors import RequestError
-from galley.llm import LLM
+from galley.llm.llm import LLM
 from galley.types import SamplingParams
 
 Match: TypeAlias = Literal["exact", "contains"]

@@ -1,6 +1,6 @@
 """What an engine tells of itself and of the model that it runs.
 
-These structs cross the process boundary as msgpack, as those of ``types.py`` do.
+These structs cross the process boundary as msgpack, as those of :mod:`galley.types` do.
 """
 
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from galley.audio import SpeechInfo
 from galley.types import BLOCK_TOKENS, SamplingDefaults, Task, blocks_for
+from galley.types.audio import SpeechInfo
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """One set of settings: defaults < galley.yaml < GALLEY_* variables < flags.
 
-Every setting is declared once, here or in ``engine_settings.py``; the CLI makes its flags and help groups
+Every setting is declared once, here or in ``engine.py``; the CLI makes its flags and help groups
 from the same fields.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from galley.engine_settings import DEFAULT_ADAPTERS, EngineSettings, not_negative, positive, setting
 from galley.errors import SettingsError
-from galley.named_models import NamedModel, convert
+from galley.settings.engine import DEFAULT_ADAPTERS, EngineSettings, not_negative, positive, setting
+from galley.settings.named_models import NamedModel, convert
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 """Log format of the server and of its engine processes, which write to the same stream."""
@@ -390,7 +390,7 @@ def _from_file(cls: type[Settings], file: Path | None) -> dict[str, Any]:
         if file is not None:
             raise SettingsError(f"settings file {path} does not exist")
         return {}
-    from galley.settings_file import read_settings_file
+    from galley.settings.file import read_settings_file
 
     content = read_settings_file(path)
     if not isinstance(content, dict):

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from galley.engine_settings import DType, EngineSettings, ExecutorName, KVType, Quantize
 from galley.errors import EngineError, ModelError, RequestError, SettingsError, shown
-from galley.llm_chat import as_options, chat_prompt
-from galley.llm_inputs import (
+from galley.llm.chat import as_options, chat_prompt
+from galley.llm.inputs import (
     Conversation,
     Message,
     Prompt,
@@ -22,11 +21,11 @@ from galley.llm_inputs import (
     as_prompt,
     as_prompts,
 )
-from galley.llm_outputs import ChatDelta, Choice, Result, chat_deltas
-from galley.local import Closable, LocalEngine
-from galley.model_info import ModelInfo
+from galley.llm.local import Closable, LocalEngine
+from galley.llm.outputs import ChatDelta, Choice, Result, chat_deltas
 from galley.service.protocol import Engine
 from galley.service.requests import check_task, expand
+from galley.settings.engine import DType, EngineSettings, ExecutorName, KVType, Quantize
 from galley.text.stream import Delta, TextStream
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
@@ -34,9 +33,10 @@ from galley.tools.events import whole
 from galley.tools.formats import chat_format
 from galley.tools.parser import Parser
 from galley.types import EngineRequest, FinishReason, Grammar, SamplingParams, Timing, TokenLogprob
+from galley.types.model_info import ModelInfo
 
 if TYPE_CHECKING:
-    from galley.llm_embed import Vectors
+    from galley.llm.embed import Vectors
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -127,7 +127,7 @@ class LLM(Closable):
             kv_cache_tokens: size of the KV cache; default: from the memory available.
             max_batch_tokens: token budget of one engine step.
             prefix_cache: share the KV blocks of equal prefixes.
-            settings: any other field of :class:`galley.engine_settings.EngineSettings`.
+            settings: any other field of :class:`galley.settings.engine.EngineSettings`.
 
         Raises:
             ModelError: the model cannot be found or used.
@@ -234,7 +234,7 @@ class LLM(Closable):
             messages: a user's text, ``[{"role": ..., "content": ...}, ...]``, or a list of these.
             params: for all conversations, or one for each.
             progress: show a progress bar of finished answers on stderr or in the notebook.
-            options: tools and thinking, see :class:`galley.llm_chat.ChatOptions`; for all conversations.
+            options: tools and thinking, see :class:`galley.llm.chat.ChatOptions`; for all conversations.
 
         Raises:
             RequestError: the template refuses the messages, or a parameter is wrong.
@@ -314,7 +314,7 @@ class LLM(Closable):
         """
         from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-        from galley.llm_embed import embed
+        from galley.llm.embed import embed
 
         given = as_prompts(texts)
         with tqdm(total=len(given), disable=not progress, unit="text") as bar:
@@ -341,7 +341,7 @@ class LLM(Closable):
         Raises:
             RequestError: a text is too long, or the model does not rerank; then nothing was run.
         """
-        from galley.llm_embed import rerank
+        from galley.llm.embed import rerank
 
         return rerank(self._local, self.tokenizer, query, documents, truncate=truncate)
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from galley.errors import EngineError, RequestError
-from galley.local import LocalEngine
+from galley.llm.local import LocalEngine
 from galley.service.requests import check_task
 from galley.service.vector_requests import check_dimensions, prompt_of, vector_request
 from galley.text.tokenizer import Tokenizer

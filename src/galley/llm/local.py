@@ -8,12 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from galley.engine_settings import EngineSettings
 from galley.errors import EngineError
 from galley.formats.source import resolve_model
-from galley.model_info import ModelInfo
 from galley.service.protocol import Engine, find_loader
+from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Output
+from galley.types.model_info import ModelInfo
 
 
 class Closable(ABC):

@@ -1,0 +1,1 @@
+"""Settings: declared once, read from defaults, ``galley.yaml``, ``GALLEY_*`` variables and flags."""
