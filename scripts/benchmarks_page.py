@@ -1,8 +1,8 @@
-"""Makes docs/benchmarks.md, and the table of peers in README.md, of benchmarks/results/*.json.
+"""Makes benchmarks/RESULTS.md, and a page for each machine, of benchmarks/results/*.json.
 
     python scripts/benchmarks_page.py
 
-A file of results is one machine; its fields are those of `Machine` and `Figure` below, in pages' order
+A file of results is one machine; its fields are those of `Machine` and `Figure` below, in the pages' order
 from the newest machine to the oldest. A test holds that the pages are what this script makes.
 """
 
@@ -13,39 +13,35 @@ import msgspec
 
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "benchmarks/results"
-PAGE: Final = ROOT / "docs/benchmarks.md"
-README: Final = ROOT / "README.md"
-BEGIN: Final = "<!-- made by scripts/benchmarks_page.py -->\n"
-END: Final = "<!-- end -->\n"
+SUMMARY: Final = ROOT / "benchmarks/RESULTS.md"
+MACHINES: Final = ROOT / "benchmarks/machines"
 
-METHOD: Final = """# Benchmarks
+INTRODUCTION: Final = """# Results
 
-Made by `python scripts/benchmarks_page.py` of the files in
-[benchmarks/results](../benchmarks/results): the newest figure of each kind, machine by machine. How
-each came about, what was predicted and what was tried without gain is in the
-[notes](notes/README.md).
+Made by `python scripts/benchmarks_page.py` from [results](results). Rates are divided by those of
+the fastest peer on the same machine, model and bits, so above 1 Galley is faster. Each machine has
+a page with all figures, the targets that were missed, and the commands. What was predicted, what
+was measured and what was tried without gain is in the [notes](notes/README.md).
+"""
 
-## Method
+METHOD: Final = """## Method
 
-- **Beside peers** (`python -m benchmarks.peers`, `benchmarks.moe --peers`, `benchmarks.embeddings --peers`,
-  `benchmarks.speculation --peer`, `benchmarks.speech`): all contenders load the same
-  checkpoint (random weights of a real model's shape), run in turns on an idle machine with as many
-  threads as it has cores, greedy, without a prefix cache; medians of the rounds. Prefill is one
-  prompt of 512 tokens; decode goes on from contexts of 64 tokens. A ratio is Galley's rate divided
-  by that of the fastest peer named, so above 1 Galley is faster.
-- **Beside the machine** (`galley bench machine`, `galley bench engine`): the rate at which all
-  cores read memory is measured beside each repeat, since on shared machines it changes from minute
-  to minute.
+- **Compared with peers** (`python -m benchmarks.peers`, `benchmarks.moe --peers`,
+  `benchmarks.embeddings --peers`, `benchmarks.speculation --peer`, `benchmarks.speech`): all
+  contenders load the same checkpoint (random weights of a real model's shape), run in turns on an
+  idle machine with as many threads as it has cores, greedy, without a prefix cache; medians of the
+  rounds. Prefill is one prompt of 512 tokens; decode continues contexts of 64 tokens.
+- **Compared with the machine** (`galley bench machine`, `galley bench engine`): the rate at which
+  all cores read memory is measured next to each repeat, because on shared machines it changes from
+  minute to minute.
 - **Service** (`make bench`, `benchmarks.together`, `benchmarks.live`): HTTP clients against `galley
   serve`.
-- **Survival** (`benchmarks.faults`, `.overload`, `.fairness`, `.recovery`): the same, while engines are
-  killed and stopped, clients misbehave and more is asked than can be done. What is sent when, and what goes
-  wrong when, comes from a seed; every text is held against the one that its prompt always gets.
-- What `python -m benchmarks...` needs beside the package: `pip install --constraint constraints.txt
-  --editable '.[dev]'`.
+- **Survival** (`benchmarks.faults`, `.overload`, `.fairness`, `.recovery`): the same, while engines
+  are killed and stopped, clients misbehave and more is asked than can be done. A seed decides what
+  is sent and what goes wrong when; every text is compared with the one that its prompt always gets.
+- `python -m benchmarks...` needs `pip install --constraint constraints.txt --editable '.[dev]'`.
+  Peers are the versions in `benchmarks/peers/requirements`; a figure of another version says so.
 - Absolute figures move with the machine; compare within one table. A bold figure misses its target.
-- Peers are the versions in `benchmarks/peers/requirements`; a figure that another version gave says
-  so.
 """
 
 
@@ -60,8 +56,8 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         command: what gives the figure again.
         peer: whom a ratio is to, with version.
         remark: what a reader must know to not misread it.
-        note: file in docs/notes.
-        readme: whether README's table has it.
+        note: file in benchmarks/notes.
+        headline: whether the summary's table has it.
     """
 
     what: str
@@ -76,7 +72,7 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peer: str = ""
     remark: str = ""
     note: str = ""
-    readme: bool = False
+    headline: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError for figures that do not fit each other."""
@@ -117,59 +113,59 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     figures: tuple[Figure, ...]
 
 
-def read_results(folder: Path = RESULTS) -> list[Machine]:
-    """Every machine, in the order of file names.
+def read_results(folder: Path = RESULTS) -> dict[str, Machine]:
+    """Return every machine by the name of its file, in the order of these names.
 
     Raises:
         msgspec.ValidationError: a file has unknown, missing or contradictory fields.
     """
-    return [
-        msgspec.json.decode(file.read_bytes(), type=Machine)
+    return {
+        file.stem: msgspec.json.decode(file.read_bytes(), type=Machine)
         for file in sorted(folder.glob("*.json"))
-    ]
+    }
 
 
-def page(machines: list[Machine]) -> str:
-    """docs/benchmarks.md."""
-    parts = [METHOD]
-    parts += [
-        f"\n## {machine.name}\n\n{machine.description}\n\n{_table(machine)}" for machine in machines
-    ]
-    parts.append(f"\n## Targets missed\n\n{_missed(machines)}")
-    parts.append(f"\n## Commands\n\n{_commands(machines)}")
-    return "".join(parts)
+def pages(machines: dict[str, Machine]) -> dict[Path, str]:
+    """Return each page's path with its text."""
+    made = {MACHINES / f"{stem}.md": _page(machine) for stem, machine in machines.items()}
+    return {SUMMARY: _summary(machines), **made}
 
 
-def readme_table(machines: list[Machine]) -> str:
-    """The ratios to peers that README shows."""
+def _summary(machines: dict[str, Machine]) -> str:
     rows = ["| machine | what | at | times as fast | as the best of |", "|---|---|---|---|---|"]
     rows += [
-        f"| {machine.name} | {figure.what} | {', '.join(figure.at)} | "
+        f"| [{machine.name}](machines/{stem}.md) | {figure.what} | {', '.join(figure.at)} | "
         f"{_values(figure, figure.measured)} | {figure.peer} |"
-        for machine in machines
+        for stem, machine in machines.items()
         for figure in machine.figures
-        if figure.readme
+        if figure.headline
     ]
-    return "\n".join(rows) + "\n"
+    listed = "\n".join(
+        f"- [{machine.name}](machines/{stem}.md): {machine.description}"
+        for stem, machine in machines.items()
+    )
+    table = "\n".join(rows)
+    return f"{INTRODUCTION}\n{table}\n\n## Machines\n\n{listed}\n\n{METHOD}"
 
 
-def in_readme(text: str, table: str) -> str:
-    """README's text with the table between its marks."""
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+def _page(machine: Machine) -> str:
+    return (
+        f"# {machine.name}\n\n{machine.description}\n\n{_table(machine)}\n## Targets missed\n\n"
+        f"{_missed(machine)}\n## Commands\n\n{_commands(machine)}"
+    )
 
 
 def _table(machine: Machine) -> str:
     before = any(figure.before for figure in machine.figures)
     head = ["what", "unit", "at", *(["before"] if before else []), "measured", "target"]
-    head += ["beside, remarks", "from"]
+    head += ["peer, remarks", "from"]
     rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for figure in machine.figures:
         told = "; ".join(filter(None, (figure.peer, figure.remark)))
         cells = [figure.what, figure.unit, ", ".join(figure.at)]
         cells += [_values(figure, figure.before)] if before else []
         cells += [_values(figure, figure.measured, bold=True), _target(figure), told]
-        cells.append(f"[{figure.date}](notes/{figure.note})" if figure.note else figure.date)
+        cells.append(f"[{figure.date}](../notes/{figure.note})" if figure.note else figure.date)
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows) + "\n"
 
@@ -189,11 +185,10 @@ def _target(figure: Figure) -> str:
     return f"{sign} " + "; ".join(f"{value:g}" for value in figure.target)
 
 
-def _missed(machines: list[Machine]) -> str:
+def _missed(machine: Machine) -> str:
     rows = [
-        f"- {machine.name}, {figure.what}{f', {label}' if label else ''}: {figure.measured[place]:g} "
+        f"- {figure.what}{f', {label}' if label else ''}: {figure.measured[place]:g} "
         f"{figure.unit} (target {figure.target_at(place):g})"
-        for machine in machines
         for figure in machine.figures
         for place, label in enumerate(figure.at)
         if figure.missed(place)
@@ -201,9 +196,9 @@ def _missed(machines: list[Machine]) -> str:
     return "\n".join(rows or ["None."]) + "\n"
 
 
-def _commands(machines: list[Machine]) -> str:
+def _commands(machine: Machine) -> str:
     told: dict[str, list[str]] = {}
-    for figure in (figure for machine in machines for figure in machine.figures):
+    for figure in machine.figures:
         whats = told.setdefault(figure.command, [])
         if figure.what not in whats:
             whats.append(figure.what)
@@ -211,11 +206,10 @@ def _commands(machines: list[Machine]) -> str:
 
 
 def main() -> None:
-    """Write both pages."""
-    machines = read_results()
-    PAGE.write_text(page(machines), encoding="utf-8")
-    text = in_readme(README.read_text(encoding="utf-8"), readme_table(machines))
-    README.write_text(text, encoding="utf-8")
+    """Write all pages."""
+    MACHINES.mkdir(exist_ok=True)
+    for path, text in pages(read_results()).items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
