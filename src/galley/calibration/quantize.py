@@ -28,6 +28,7 @@ from galley.errors import SettingsError, UnsupportedModel
 from galley.formats.quantization import QUANTIZED_KEY
 from galley.formats.weights import DenseWeight, IntWeight
 from galley.graph.program import Program
+from galley.models.heads import is_head, untied
 from galley.ops.executor import ExecutorFactory
 from galley.quant.grid import Scheme
 
@@ -302,6 +303,8 @@ class Quantizer:
         write_tensors(self._out / last, rest)
         write_index(self._out, map(self._shard, range(len(self.layers) + 1)))
         config = dict(self._model.checkpoint.config)
+        if any(map(is_head, self._model.program.shapes)):
+            config = untied(config)
         linears = [op for op in self._model.program.ops if op.name == "linear"]
         everything = [name for op in linears for name in op.weights["weight"]]
         schemes = self._plan.schemes
