@@ -1,7 +1,7 @@
 """What ``make fixtures`` does: the tests' files of other tools, made again by these tools.
 
 ``tests/formats/peer_files/versions.json`` says which script of that folder makes which files, and with
-which versions. To follow a tool's release, raise its version there, make its files again, and run the tests.
+versions. To follow a release, raise its version there, make the files again, and run the tests.
 
     python scripts/fixtures.py          # all of them
     python scripts/fixtures.py peft     # those of one entry

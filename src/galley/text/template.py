@@ -12,10 +12,11 @@ from jinja2 import nodes
 from galley.errors import CheckpointError, RequestError
 from galley.formats.gguf_file import is_gguf
 from galley.formats.json_file import read_file, read_json
+from galley.text.declared_tokens import CONFIG_FILE
 from galley.text.gguf_tokenizer import read_metadata
 from galley.text.sandbox import CountSteps, Sandbox
 from galley.text.template_calls import CallForm, adapted, found_form
-from galley.text.tokenizer import CONFIG_FILE, AddedToken, Tokenizer, certainly_longer
+from galley.text.tokenizer import AddedToken, Tokenizer, certainly_longer
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 GGUF_TEMPLATE: Final = "tokenizer.chat_template"
