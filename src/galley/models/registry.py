@@ -28,6 +28,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "llama": "galley.models.llama",
     "llama4": "galley.models.llama4",
     "llama4_text": "galley.models.llama4",
+    "ministral": "galley.models.mistral",
     "mistral": "galley.models.mistral",
     "mixtral": "galley.models.mixtral",
     "olmo2": "galley.models.olmo2",
