@@ -14,6 +14,7 @@ from galley.formats.quantization import Section, quantization_of
 from galley.formats.quantized import typed_weights
 from galley.formats.safetensors import StoredTensor, read_header, read_safetensors
 from galley.formats.stacked import UnstackedExperts
+from galley.formats.vocabulary import end_of_text
 from galley.formats.weights import Weights
 from galley.types import SamplingDefaults, SamplingParams
 
@@ -31,7 +32,7 @@ class Checkpoint:
     Attributes:
         config: ``config.json`` as it is.
         generation: ``generation_config.json`` as it is; empty if there is none.
-        eos_token_ids: from ``generation_config.json``, else from ``config.json``.
+        eos_token_ids: from ``generation_config.json``, else from ``config.json``, else of the tokenizer.
         defaults: sampling defaults from ``generation_config.json``.
         exact: see :func:`galley.formats.quantized.typed_weights`.
     """
@@ -60,10 +61,11 @@ class Checkpoint:
             )
         generation_file = folder / "generation_config.json"
         generation = read_json(generation_file) if generation_file.exists() else {}
-        eos_file = folder / "config.json"
-        if generation.get("eos_token_id") is not None:
-            eos_file = generation_file
-        eos = (generation if eos_file is generation_file else config).get("eos_token_id")
+        eos, eos_file = generation.get("eos_token_id"), generation_file
+        if eos is None:
+            eos, eos_file = config.get("eos_token_id"), folder / "config.json"
+        if eos is None:
+            eos = end_of_text(folder)
         return cls(
             folder=folder,
             config=config,
