@@ -153,7 +153,7 @@ def _splitting(content: Mapping[str, Any]) -> Splitting | None:
     if not ended or normalizers not in ([], ["NFC"]):
         return None
     whole = bool(content["model"].get("ignore_merges"))
-    return Splitting(pattern, digits, bool(normalizers), whole)
+    return Splitting(() if pattern is None else (pattern,), digits, bool(normalizers), whole)
 
 
 def _nearest(content: Mapping[str, Any], names: Sequence[str]) -> str:
