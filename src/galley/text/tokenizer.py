@@ -5,15 +5,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 import tokenizers
-from tokenizers import decoders
+from tokenizers import decoders, normalizers
 
 from galley.errors import CheckpointError, ContextExceeded, RequestError, UnsupportedModel
 from galley.formats.gguf_file import is_gguf
 from galley.formats.json_file import read_file
+from galley.formats.sentence_config import read_sentence_config
 from galley.text.declared_tokens import Declared, read_declared
 from galley.text.gguf_tokenizer import HUGGINGFACE_KEY, named_tokens, read_metadata, read_text
 
@@ -112,9 +113,21 @@ class Tokenizer:
             )
         declared = read_declared(folder)
         made = cls._of_json(read_file(path), declared, path)
+        if read_sentence_config(folder).lower:
+            made._lower()
         inputs = declared.config.get("model_input_names")
         made._types_pairs = not isinstance(inputs, list) or "token_type_ids" in inputs
         return made
+
+    def _lower(self) -> None:
+        """Put texts into small letters, unless the normaliser does, before all else."""
+        given: Any = self._inner.normalizer
+        steps = list(given) if isinstance(given, normalizers.Sequence) else [given]
+        if not any(isinstance(step, normalizers.Lowercase) for step in steps):
+            first = normalizers.Lowercase()
+            both = [first] if given is None else [first, given]
+            self._inner.normalizer = normalizers.Sequence(both)
+            self._normalizer = self._inner.normalizer
 
     @classmethod
     def _of_json(cls, data: bytes, declared: Declared, path: Path) -> Self:
