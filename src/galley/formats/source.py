@@ -28,10 +28,21 @@ HUB_GGUF: Final = re.compile(
 
 CONFIG_FILE: Final = "config.json"
 
+TEMPLATES_FOLDER: Final = "additional_chat_templates"
+"""In a checkpoint's folder: chat templates that have names."""
+
 _WANTED: Final = ("*.safetensors", "*.json", "*.jinja")
 # Subfolders hold the same weights for other programs, but for those of sentence-transformers' modules, such
-# as 1_Pooling. Mistral's consolidated file holds them, too.
-_UNWANTED: Final = ("[!0-9]*/*", "[0-9][!_]*/*", "consolidated*.safetensors")
+# as 1_Pooling, and of templates. Mistral's consolidated file holds them, too.
+_UNWANTED: Final = (
+    *(
+        f"{TEMPLATES_FOLDER[:i]}[!{'0-9' if i == 0 else ''}{c}]*/*"
+        for i, c in enumerate(TEMPLATES_FOLDER)
+    ),
+    *(f"{TEMPLATES_FOLDER[:i]}/*" for i in range(len(TEMPLATES_FOLDER))),
+    "[0-9][!_]*/*",
+    "consolidated*.safetensors",
+)
 
 
 def resolve_model(
