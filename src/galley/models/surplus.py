@@ -40,7 +40,7 @@ def check_surplus(
 
     Layers of multi-token prediction that ``num_nextn_predict_layers`` counts are left out, what
     :data:`HARMLESS` and ``unread`` match, output layers that copy the embedding, and biases of zeros, which
-    some GPTQ tools add.
+    some GPTQ tools add, and tensors without values.
 
     Raises:
         CheckpointError: names the first tensors, and the field of config.json if it is one of layers.
@@ -57,6 +57,7 @@ def check_surplus(
         and not (unread and unread.fullmatch(name))
         and not _drafts(name, stacks, drafting)
         and not _zero_bias(name, weights)
+        and 0 not in weights.info(name).shape
     ]
     if not surplus:
         return

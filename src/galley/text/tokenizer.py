@@ -121,8 +121,9 @@ class Tokenizer:
 
     def _lower(self) -> None:
         """Put texts into small letters, unless the normaliser does, before all else."""
-        given: Any = self._inner.normalizer
-        steps = list(given) if isinstance(given, normalizers.Sequence) else [given]
+        given = self._inner.normalizer
+        several: Any = given if isinstance(given, normalizers.Sequence) else (given,)
+        steps = [*several]
         if not any(isinstance(step, normalizers.Lowercase) for step in steps):
             first = normalizers.Lowercase()
             both = [first] if given is None else [first, given]
