@@ -9,7 +9,7 @@ LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check --constrain
 PIP := $(LOUD_PIP) --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint test-clients audit schema soak fuzz sanitize thorough bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
+.PHONY: help run test lint test-clients audit schema soak fuzz fixtures sanitize thorough bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
 
 help:
 	@echo "make run         serve the bundled models, show what they answer, keep serving (PORT=8000)"
@@ -22,6 +22,7 @@ help:
 	@echo "make schema      SCHEMA_EXAMPLES=1000 random requests for each operation of the OpenAPI document"
 	@echo "make soak        a minute of load while engines die, stall, and clients misbehave (SEED=1)"
 	@echo "make fuzz        every fuzz target for FUZZ_SECONDS=1800 each (atheris, Linux)"
+	@echo "make fixtures    make the tests' files of other tools again, at the versions in versions.json (FIXTURES=peft)"
 	@echo "make bench       measure latency and throughput of the server"
 	@echo "make demo-model  train the bundled model again (up to two hours on two cores)"
 	@echo "make demo-draft-model  distil the bundled draft model again (some 20 minutes on a core)"
@@ -72,6 +73,9 @@ FUZZ_TARGETS := $(filter-out __init__ __main__ targets,$(basename $(notdir $(wil
 
 fuzz: $(VENV)/.installed-fuzz
 	for name in $(FUZZ_TARGETS); do $(BIN)/python -m fuzz $$name --seconds $(FUZZ_SECONDS) || exit 1; done
+
+fixtures: | $(BIN)/python
+	$(BIN)/python scripts/fixtures.py $(FIXTURES)
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/serving.py

@@ -83,6 +83,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
     },
     "mistral-window": {"model_type": "mistral", "sliding_window": 24, "head_dim": 16},
+    "ministral": {
+        "model_type": "ministral",
+        "head_dim": 14,
+        "sliding_window": 24,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
     "mistral-full": {"model_type": "mistral", "sliding_window": None},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen2-window": {

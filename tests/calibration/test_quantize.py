@@ -28,6 +28,7 @@ from galley.calibration.quantize import (
     Method,
     Plan,
     Quantizer,
+    copy_others,
     linear_weights,
 )
 from galley.engine.read_model import Model, read_model
@@ -281,3 +282,15 @@ def test_a_single_text_is_enough_for_what_does_not_calibrate(folder: Path, tmp_p
     done = galley("quantize", folder, tmp_path / "gptq", *windows)
     assert done.returncode == 0, done.stderr
     assert f"that were held out: {text}" in done.stdout
+
+
+def test_templates_with_names_are_copied(tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    (source / "additional_chat_templates").mkdir(parents=True)
+    (source / "onnx").mkdir()
+    for name in ("tokenizer.json", "additional_chat_templates/tool_use.jinja", "onnx/x.json"):
+        (source / name).write_text(name)
+    out.mkdir()
+    copy_others(source, out)
+    copied = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert copied == {"tokenizer.json", "additional_chat_templates/tool_use.jinja"}

@@ -164,8 +164,9 @@ def test_nomic_in_the_words_of_its_first_checkpoints(tmp_path: Path) -> None:
 
 
 def test_files_that_are_wrong_are_refused(tmp_path: Path) -> None:
-    folder = make_model(tmp_path, "bert", pooling="weightedmean_tokens")
-    with pytest.raises(UnsupportedModel, match="weightedmean"):
+    folder = make_model(tmp_path, "bert", pooling="mean_tokens")
+    (folder / "1_Pooling/config.json").write_text('{"pooling_mode": "average"}')
+    with pytest.raises(UnsupportedModel, match="average"):
         loaded(folder)
     (folder / "modules.json").write_text('[{"type": "models.Pooling", "path": "../x"}]')
     with pytest.raises(CheckpointError, match="modules"):

@@ -40,8 +40,6 @@ def rename_tensor(folder: Path, old: str, new: str) -> None:
 
 def add_token(folder: Path, number: int) -> None:
     with changed(folder / "tokenizer.json") as content:
-        added = {**content["added_tokens"][-1], "id": number, "content": "<|evil|>"}
-        content["added_tokens"].append(added)
         content["model"]["vocab"]["<|evil|>"] = number
 
 

@@ -23,12 +23,21 @@ FILES = {
     "8bit/model.safetensors": b"elsewhere",
     "modules.json": b"[]",
     "1_Pooling/config.json": b"{}",
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
+    "additional/config.json": b"elsewhere",
+    "additional_chat_templates_old/rag.jinja": b"elsewhere",
+    "a/config.json": b"elsewhere",
+    "assistant/model.safetensors": b"elsewhere",
 }
 FIRST = 1024 * 1024
 CUT_AFTER = 11 * 1024 * 1024
 WANTED = {name for name in FILES if name.endswith((".json", ".jinja", ".safetensors"))} - {
     "consolidated.safetensors",
     "onnx/config.json",
+    "additional/config.json",
+    "additional_chat_templates_old/rag.jinja",
+    "a/config.json",
+    "assistant/model.safetensors",
     "original/model.safetensors",
     "8bit/model.safetensors",
 }

@@ -143,8 +143,8 @@ def test_config_and_tensors_that_disagree(
         ({"rms_norm_eps": 0}, "rms_norm_eps"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
-        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_parameters.rope_type 'dynamic'"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_scaling.type 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "ntk"}}, "rope_parameters.rope_type 'ntk'"),
+        ({"rope_scaling": {"type": "ntk", "factor": 2}}, "rope_scaling.type 'ntk'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor"),
         ({"rope_parameters": [1]}, "rope_parameters"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -215,6 +215,7 @@ def test_shard_names_stay_in_the_folder(
     shard: str, checkpoint: CheckpointMaker, tmp_path: Path
 ) -> None:
     folder = copy(checkpoint("llama"), tmp_path / "m")
+    (folder / "model.safetensors").rename(tmp_path / "model.safetensors")
     index = {"weight_map": {"model.norm.weight": shard}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError):

@@ -187,6 +187,15 @@ PATTERNS: Final[dict[str, tuple[str, ...]]] = {
     ),
     **dict.fromkeys(("gpt-2", "olmo"), (_GPT2,)),
     "command-r": (r"\p{N}", _GPT2),
+    **dict.fromkeys(
+        ("default", ""),
+        (
+            r"[\p{P}\$\+<=>\^~\|]+",
+            r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+            r"\p{N}+",
+            r"[0-9][0-9][0-9]",
+        ),
+    ),
     "gpt-4o": (
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -195,7 +204,7 @@ PATTERNS: Final[dict[str, tuple[str, ...]]] = {
         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
 }
-"""What llama.cpp's ``llama-vocab.cpp`` splits texts by, one after another."""
+"""What llama.cpp's ``llama-vocab.cpp`` splits texts by, one after another; "" is a file without a name."""
 NFC: Final = ("qwen2", "command-r", "olmo")
 """Whose tokenizers in Hugging Face's checkpoints normalise texts first."""
 
@@ -219,7 +228,7 @@ def test_byte_pairs(pre: str, tmp_path: Path) -> None:
         tmp_path / "model.gguf",
         "gpt2",
         tokens,
-        tokenizer_pre=pre,
+        **({"tokenizer_pre": pre} if pre else {}),
         token_merges=[" ".join(merge) for merge in state["merges"]],
         token_types=[1] * (len(tokens) - 2) + [3, 4],
         eos_token_id=len(tokens) - 2,
@@ -235,6 +244,34 @@ def test_byte_pairs(pre: str, tmp_path: Path) -> None:
     assert tokenizer.encode("<tool>") == [*begin, len(tokens) - 1]
     assert tokenizer.special_ids == {len(tokens) - 2}
     check_grammars(path, tokenizer)
+
+
+def test_the_default_splits_as_llama_cpp_does() -> None:
+    """By its rules, by hand: punctuation apart, then words, then digits, which go three by three."""
+    split = SPLITTINGS["default"].pre_tokenizer().pre_tokenize_str
+    words = {
+        "a == b+12345": ["a", "\u0120", "==", "\u0120b", "+", "123", "45"],
+        "Hello, world!": ["Hello", ",", "\u0120world", "!"],
+        "it's  2024-05": ["it", "'", "s", "\u0120", "\u0120", "202", "4", "-", "05"],
+        "\n\tx": ["\u010a", "\u0109", "x"],
+    }
+    for text, expected in words.items():
+        assert [word for word, _ in split(text)] == expected, text
+
+
+def test_tokens_without_a_text(tmp_path: Path) -> None:
+    tokens = ["", "a", "b", "", "ab", "", "c"]
+    path = written(
+        tmp_path / "model.gguf",
+        "gpt2",
+        tokens,
+        token_types=[3, 1, 1, 1, 1, 4, 1],
+        token_merges=["a b"],
+    )
+    tokenizer = Tokenizer.load(path)
+    assert tokenizer.encode("abca") == [4, 6, 1]
+    assert tokenizer.decode([4, 6, 1]) == "abca"
+    assert tokenizer.last_token == ("c", 6)
 
 
 def test_names_of_one_splitting() -> None:

@@ -124,6 +124,7 @@ def test_row_32_a_tensor_named_twice(model: Path) -> None:
 
 
 def test_row_34_a_missing_shard(model: Path) -> None:
+    (model / WEIGHTS).unlink()
     (model / INDEX).write_text(json.dumps({"weight_map": {NORM: "gone.safetensors"}}))
     assert "gone.safetensors: cannot be read: No such file" in refusal(model)
 
@@ -166,6 +167,7 @@ def test_row_34_hostile_18_a_tokenizer_larger_than_the_embedding(model: Path) ->
     ],
 )
 def test_row_35_hostile_17_names_that_become_paths(model: Path, shard: str) -> None:
+    (model / WEIGHTS).rename(model.parent / WEIGHTS)
     (model / INDEX).write_text(json.dumps({"weight_map": {NORM: shard}}))
     refusal(model)
 
@@ -315,6 +317,8 @@ def test_hostile_17_rope_that_makes_no_positions(
     [WEIGHTS, INDEX, CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json"],
 )
 def test_hostile_17_a_fifo_as_a_file(model: Path, name: str) -> None:
+    if name == INDEX:
+        (model / WEIGHTS).unlink()
     (model / name).unlink(missing_ok=True)
     os.mkfifo(model / name)
     assert f"{name}: is not a regular file" in refusal(model)

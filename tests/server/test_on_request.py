@@ -127,9 +127,13 @@ def test_a_request_does_not_wait_longer_than_it_may(server: Server) -> None:
     assert ask(server, "b").status_code == 200
 
 
-def test_a_model_that_cannot_be_loaded_hurts_no_other(server: Server) -> None:
+def test_a_model_that_cannot_be_loaded_hurts_no_other(server: Server, folder: Path) -> None:
     refused = ask(server, "broken")
-    assert "broken cannot be loaded: " in error_of(refused, 500)["message"]
+    message = error_of(refused, 500)["message"]
+    assert "broken cannot be loaded: " in message
+    assert "model.safetensors" in message
+    assert str(folder) not in message
+    assert f"{folder}/broken/model.safetensors" in server.log
     assert ask(server, "a").status_code == 200
     assert httpx.get(f"{server.url}/health").status_code == 200
     assert httpx.get(f"{server.url}/ready").status_code == 200

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -87,6 +87,8 @@ def test_ids_equal_those_of_transformers(
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text(case: Case, text: str) -> None:
     tokenizer, template, truth = case
+    # A special token's text is plain text here, and a special token there.
+    assume(not any(token.text in text for token in tokenizer.added_tokens))
     messages = [{"role": "user", "content": text}]
     assert template.encode(tokenizer, messages, add_generation_prompt=False) == expected(
         truth, messages
@@ -283,10 +285,57 @@ def as_file(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("this one", encoding="utf-8")
 
 
+def with_tools(write: Callable[[Path], None]) -> Callable[[Path], None]:
+    """As transformers saves a template for conversations with tools."""
+
+    def write_both(folder: Path) -> None:
+        write(folder)
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates/rag.jinja").write_text("not this one")
+        template = "{{ tools[0].function.name }} in a file"
+        (folder / "additional_chat_templates/tool_use.jinja").write_text(template)
+
+    return write_both
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        as_file,
+        as_config("this one"),
+        as_config({"default": "this one", "tool_use": "not this one"}),
+        as_config([{"name": "default", "template": "this one"}]),
+    ],
+    ids=["file", "config", "object", "list"],
+)
+def test_tools_have_a_template_of_their_own_in_a_file(
+    byte_level: Tokenizer, tmp_path: Path, write: Callable[[Path], None]
+) -> None:
+    with_tools(write)(tmp_path)
+    template = ChatTemplate.load(tmp_path)
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    assert byte_level.decode(template.encode(byte_level, HISTORY)) == "this one"
+    assert byte_level.decode(template.encode(byte_level, HISTORY, tools=tools)) == "look in a file"
+
+
+def test_what_transformers_saves_is_read(byte_level_folder: Path, tmp_path: Path) -> None:
+    truth = AutoTokenizer.from_pretrained(byte_level_folder)
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    truth.chat_template = {"default": source, "tool_use": "{{ tools | tojson }}" + source}
+    truth.save_pretrained(tmp_path)
+    assert (tmp_path / "additional_chat_templates/tool_use.jinja").exists()
+    tokenizer, template = Tokenizer.load(tmp_path), ChatTemplate.load(tmp_path)
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    for offered in ([], tools):
+        expected = truth.apply_chat_template(HISTORY, tools=offered or None, return_dict=False)
+        assert template.encode(tokenizer, HISTORY, tools=offered) == expected
+
+
 @pytest.mark.parametrize(
     "write",
     [
         as_config("this one"),
+        as_config({"rag": "x", "default": "this one"}),
         as_config([{"name": "rag", "template": "x"}, {"name": "default", "template": "this one"}]),
         as_file,
     ],

@@ -9,6 +9,7 @@ from galley.errors import UnsupportedModel
 from galley.formats.weights import Floats
 from galley.graph.program import Op, Program
 from galley.models.fields import Fields
+from galley.models.rope import SECTIONS
 
 Metadata: TypeAlias = dict[str, Any]
 
@@ -66,7 +67,7 @@ def sizes_of(model: Model, architecture: str) -> Sizes:
 
 def _rope(model: Model) -> tuple[Metadata, Floats | None]:
     config = Fields(model.checkpoint.config)
-    rope = config.section("rope_parameters", "rope_scaling")
+    rope = config.section(*SECTIONS)
     kind = rope.choice(("rope_type", "type"), _KINDS, default="default")
     theta = rope.number("rope_theta", config.number("rope_theta", 1e4))
     keys: Metadata = {"rope.freq_base": float(theta)}

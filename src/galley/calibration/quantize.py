@@ -26,8 +26,10 @@ from galley.calibration.rounding import Rounding, rounding_of
 from galley.engine.read_model import Model
 from galley.errors import SettingsError, UnsupportedModel
 from galley.formats.quantization import QUANTIZED_KEY
+from galley.formats.source import TEMPLATES_FOLDER
 from galley.formats.weights import DenseWeight, IntWeight
 from galley.graph.program import Program
+from galley.models.heads import is_head, untied
 from galley.ops.executor import ExecutorFactory
 from galley.quant.grid import Scheme
 
@@ -302,6 +304,8 @@ class Quantizer:
         write_tensors(self._out / last, rest)
         write_index(self._out, map(self._shard, range(len(self.layers) + 1)))
         config = dict(self._model.checkpoint.config)
+        if any(map(is_head, self._model.program.shapes)):
+            config = untied(config)
         linears = [op for op in self._model.program.ops if op.name == "linear"]
         everything = [name for op in linears for name in op.weights["weight"]]
         schemes = self._plan.schemes
@@ -353,6 +357,10 @@ def copy_others(source: Path, out: Path) -> None:
     for path in source.iterdir():
         if path.is_file() and not path.name.endswith(_WEIGHTS) and path.name != "config.json":
             shutil.copyfile(path, out / path.name)
+    if (source / TEMPLATES_FOLDER).is_dir():
+        (out / TEMPLATES_FOLDER).mkdir(exist_ok=True)
+        for path in (source / TEMPLATES_FOLDER).glob("*.jinja"):
+            shutil.copyfile(path, out / TEMPLATES_FOLDER / path.name)
 
 
 def check_dense(model: Model) -> None:

@@ -152,6 +152,8 @@ def quantize(flags: Flags, model: str, out: Path, **wanted: Any) -> None:
     gguf = wanted.pop("file_format") == _GGUF
     nearest = wanted.pop("nearest_tokenizer")
     read = _read(settings)
+    if wanted["method"] != "none":
+        _check_model(read)  # texts to calibrate with take minutes
     made = _gguf(settings, read, nearest) if gguf else None
     if wanted["method"] == "none":
         assert made is not None
@@ -194,6 +196,13 @@ def _read(settings: Settings) -> "Model":
     folder = resolve_model(settings.model, revision=settings.revision)
     # Keys and values are not what is measured here.
     return read_model(replace(settings, kv_dtype="float32"), folder, executor)
+
+
+def _check_model(read: "Model") -> None:
+    """Raises UnsupportedModel for a model that is not quantised."""
+    from galley.calibration.quantize import check_dense
+
+    check_dense(read)
 
 
 def _gguf(settings: Settings, read: "Model", nearest: bool) -> "ToGGUF":

@@ -28,12 +28,15 @@ _IGNORED: Final = frozenset(
     {
         "auto_mapping",
         "base_model_name_or_path",
+        "corda_config",
+        "ensure_weight_tying",
         "eva_config",
         "exclude_modules",
         "inference_mode",
         "layers_pattern",
         "layers_to_transform",
         "lora_dropout",
+        "lora_ga_config",
         "loftq_config",
         "low_cpu_mem_usage",
         "peft_version",
@@ -41,6 +44,7 @@ _IGNORED: Final = frozenset(
         "runtime_config",
         "target_modules",
         "task_type",
+        "velora_config",
     }
 )
 """Fields that say how it was trained, or which layers have factors: the tensors say that, too."""
@@ -49,7 +53,7 @@ _HONOURED: Final = frozenset(
     {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
 )
 _NOTHING: Final[tuple[object, ...]] = (None, False, "", "none", [], {})
-_PLAIN_STARTS: Final = (None, True, False, "gaussian", "eva", "orthogonal")
+_PLAIN_STARTS: Final = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 """Values of ``init_lora_weights`` that leave the model's own weights as they are."""
 
 
@@ -158,7 +162,7 @@ def read_config(folder: Path) -> AdapterConfig:
         )
     for name, value in fields.items():
         known = name in _IGNORED or name in _HONOURED or name == "init_lora_weights"
-        if not known and value not in _NOTHING:
+        if not known and not _asks_for_nothing(name, value, fields):
             raise UnsupportedModel(
                 f"{path}: {shown(name)} is {shown(value)}, which is not supported"
             )
@@ -169,6 +173,19 @@ def read_config(folder: Path) -> AdapterConfig:
         ranks=_patterns(path, "rank_pattern", fields, _rank),
         alphas=_patterns(path, "alpha_pattern", fields, _alpha),
     )
+
+
+def _asks_for_nothing(name: str, value: Any, fields: Mapping[str, Any]) -> bool:
+    """Whether a field is empty, or a detail of a feature that is off.
+
+    PEFT saves every field of its configuration, those at their defaults, too: ``qalora_group_size`` is 16
+    where ``use_qalora`` is false, ``megatron_core`` a module's name where ``megatron_config`` is null.
+    """
+    if value in _NOTHING:
+        return True
+    feature = name.partition("_")[0]
+    switches = [s for s in (f"use_{feature}", f"{feature}_config") if s in fields and s != name]
+    return bool(switches) and all(fields[switch] in (None, False) for switch in switches)
 
 
 def _pair(

@@ -12,8 +12,10 @@ from galley.formats.latent import FAMILIES as LATENT_FAMILIES
 from galley.formats.latent import HeadMatrices
 from galley.formats.quantization import Section, quantization_of
 from galley.formats.quantized import typed_weights
+from galley.formats.renamed import Renamed
 from galley.formats.safetensors import StoredTensor, read_header, read_safetensors
 from galley.formats.stacked import UnstackedExperts
+from galley.formats.vocabulary import end_of_text
 from galley.formats.weights import Weights
 from galley.types import SamplingDefaults, SamplingParams
 
@@ -31,7 +33,7 @@ class Checkpoint:
     Attributes:
         config: ``config.json`` as it is.
         generation: ``generation_config.json`` as it is; empty if there is none.
-        eos_token_ids: from ``generation_config.json``, else from ``config.json``.
+        eos_token_ids: from ``generation_config.json``, else from ``config.json``, else of the tokenizer.
         defaults: sampling defaults from ``generation_config.json``.
         exact: see :func:`galley.formats.quantized.typed_weights`.
     """
@@ -60,10 +62,11 @@ class Checkpoint:
             )
         generation_file = folder / "generation_config.json"
         generation = read_json(generation_file) if generation_file.exists() else {}
-        eos_file = folder / "config.json"
-        if generation.get("eos_token_id") is not None:
-            eos_file = generation_file
-        eos = (generation if eos_file is generation_file else config).get("eos_token_id")
+        eos, eos_file = generation.get("eos_token_id"), generation_file
+        if eos is None:
+            eos, eos_file = config.get("eos_token_id"), folder / "config.json"
+        if eos is None:
+            eos = end_of_text(folder)
         return cls(
             folder=folder,
             config=config,
@@ -87,6 +90,8 @@ class Checkpoint:
         """
         quantization = self._quantization()
         weights = typed_weights(quantization, self._stored(), exact=self.exact)
+        if Renamed.needed(weights):
+            weights = Renamed(weights, parts="text_config" in self.config)
         if self.config.get("model_type") == "gpt_oss":
             return UnstackedExperts(weights, outputs_last=quantization is None)
         if self.config.get("model_type") in ("llama4", "llama4_text"):
@@ -140,16 +145,23 @@ class Checkpoint:
         return [_shard_path(self.folder, self.folder / INDEX_FILE, name) for name in names]
 
     def _index(self) -> dict[str, str] | None:
-        """Tensor -> shard; None if there is one file."""
+        """Tensor -> shard; None if there is one file.
+
+        As in transformers, a whole file counts, and not an index of others beside it, which is left over
+        from another save.
+        """
         path = self.folder / INDEX_FILE
+        whole = (self.folder / SINGLE_FILE).exists()
         if not path.exists():
-            if not (self.folder / SINGLE_FILE).exists():
+            if not whole:
                 raise CheckpointError(
                     f"has neither {SINGLE_FILE} nor {INDEX_FILE}; Galley reads safetensors only",
                     file=str(self.folder),
                 )
             return None
         shard_of = read_json(path).get("weight_map")
+        if whole and (not isinstance(shard_of, dict) or SINGLE_FILE not in shard_of.values()):
+            return None
         if not isinstance(shard_of, dict):
             raise CheckpointError("is missing", file=str(path), field="weight_map")
         return {tensor: str(shard) for tensor, shard in shard_of.items()}

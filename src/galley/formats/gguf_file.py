@@ -105,9 +105,26 @@ class GGUFFile:
     mapped: mmap.mmap
 
 
+_BESIDE: Final = re.compile(r"(^|[-_.])(mmproj|imatrix)([-_.]|$)")
+
+
 def is_gguf(path: Path) -> bool:
     """Whether ``path`` is named as a GGUF file and is there."""
     return path.suffix.lower() == ".gguf" and path.is_file()
+
+
+def ggufs_in(folder: Path) -> list[Path]:
+    """The GGUF files of a folder that are language models, sorted; of split ones the first.
+
+    Projectors of images (``mmproj``) and statistics of quantisation (``imatrix``) are none.
+    """
+    files = (path for path in sorted(folder.iterdir()) if is_gguf(path))
+    return sorted({split_files(path)[0] for path in files if not is_beside(path.name)})
+
+
+def is_beside(name: str) -> bool:
+    """Whether a GGUF file's name says that it goes with a model and is none."""
+    return _BESIDE.search(name.lower()) is not None
 
 
 def split_files(path: Path) -> list[Path]:

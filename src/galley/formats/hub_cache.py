@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from galley.errors import ModelNotFound
 from galley.formats.aliases import hub_id_of
-from galley.formats.gguf_file import split_files
+from galley.formats.gguf_file import is_beside, split_files
 from galley.formats.source import HUB_GGUF
 
 if TYPE_CHECKING:
@@ -98,9 +98,13 @@ def _models(repo: "CachedRepoInfo") -> list[StoredModel]:
     files = _files(repo)
     models = []
     if any(path.suffix == _SAFETENSORS and len(path.parts) == 1 for path in files):
-        size = sum(size for path, (size, _) in files.items() if path.suffix != _GGUF)
+        size = sum(size for path, (size, _) in files.items() if path.suffix.lower() != _GGUF)
         models.append(StoredModel(repo.repo_id, size, repo.last_modified))
-    for first in {split_files(path)[0] for path in files if path.suffix == _GGUF}:
+    for first in {
+        split_files(path)[0]
+        for path in files
+        if path.suffix.lower() == _GGUF and not is_beside(path.name)
+    }:
         parts = [files[path] for path in split_files(first) if path in files]
         name = f"{repo.repo_id}/{first.as_posix()}"
         size, came = sum(size for size, _ in parts), max(came for _, came in parts)

@@ -23,14 +23,16 @@ def read_json(path: Path) -> dict[str, Any]:
 def parse_json(text: bytes, path: Path, part: str = "") -> dict[str, Any]:
     """A JSON object from the bytes of a file, or of the ``part`` of it that has a name.
 
+    Of a name that stands twice in an object the last value counts, as in Python and so in transformers. In
+    a part, such as the header that says where tensors are, it is an error.
+
     Raises:
-        CheckpointError: it is anything else, or an object has a name twice.
+        CheckpointError: it is anything else.
     """
     what = f"{part} " if part else ""
     try:
-        content = json.loads(
-            text.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_int=_whole_number
-        )
+        pairs = _without_duplicates if part else dict
+        content = json.loads(text.decode("utf-8"), object_pairs_hook=pairs, parse_int=_whole_number)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{what}is not JSON: {error}", file=str(path)) from error
     if not isinstance(content, dict):
@@ -83,7 +85,7 @@ def open_file(path: Path) -> io.BufferedReader:
             symbolic link to somewhere outside the checkpoint.
     """
     try:
-        _check_link(path)
+        check_link(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError, RuntimeError) as error:  # too long, NUL, a circle of links
         reason = getattr(error, "strerror", None) or error
@@ -94,12 +96,16 @@ def open_file(path: Path) -> io.BufferedReader:
     return io.BufferedReader(io.FileIO(descriptor, "rb"))
 
 
-def _check_link(path: Path) -> None:
-    """The hub library keeps links in ``snapshots/REVISION``, to ``blobs`` beside ``snapshots``."""
+def check_link(path: Path) -> None:
+    """Raises CheckpointError if a file is a link that leaves its folder.
+
+    The hub library keeps links in ``snapshots/REVISION``, to ``blobs`` beside ``snapshots``.
+    """
     if not path.is_symlink():
         return
     folder, target = path.parent.resolve(), path.resolve()
-    homes = [folder, *(up.parent / "blobs" for up in folder.parents if up.name == "snapshots")]
+    caches = [up.parent / "blobs" for up in folder.parents if up.name == "snapshots"]
+    homes = [folder, *(cache.resolve() for cache in caches)]
     if not any(target.is_relative_to(home) for home in homes):
         raise CheckpointError(
             f"is a symbolic link to {target}, outside of the model's folder; put the file itself there",

@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from galley.errors import SettingsError
-from galley.formats.gguf_file import is_gguf, split_files
+from galley.errors import CheckpointError, SettingsError
+from galley.formats.gguf_file import ggufs_in, is_beside, is_gguf, split_files
+from galley.formats.json_file import check_link
 from galley.formats.source import CONFIG_FILE
 
+_READ: Final = (".json", ".jinja", ".safetensors", ".gguf")
 _UNFIT: Final = re.compile(r"[^\w.-]", re.ASCII)
 
 
@@ -31,16 +33,28 @@ def models_in(folder: str) -> Mapping[str, Path]:
     for entry in entries:
         if not _is_model(entry):
             continue
+        _check_links(entry)
         name = _UNFIT.sub("-", entry.name if entry.is_dir() else entry.stem).lstrip("-_.")
         if name in models:
             raise SettingsError(f"models_dir: {models[name]} and {entry} both have the name {name}")
-        models[name] = entry
+        # A link right in the folder is the operator's own.
+        models[name] = entry.resolve() if entry.is_symlink() else entry
     return models
+
+
+def _check_links(entry: Path) -> None:
+    """Raises SettingsError if a model has a file that is a link to elsewhere, which would not be read."""
+    try:
+        for path in entry.iterdir() if entry.is_dir() else ():
+            if path.suffix.lower() in _READ:
+                check_link(path)
+    except (OSError, RuntimeError, CheckpointError) as error:
+        raise SettingsError(f"models_dir: {error}") from error
 
 
 def _is_model(entry: Path) -> bool:
     if entry.name.startswith("."):
         return False
     if entry.is_dir():
-        return (entry / CONFIG_FILE).is_file() or any(entry.glob("*.gguf"))
-    return is_gguf(entry) and split_files(entry)[0] == entry
+        return (entry / CONFIG_FILE).is_file() or bool(ggufs_in(entry))
+    return is_gguf(entry) and not is_beside(entry.name) and split_files(entry)[0] == entry

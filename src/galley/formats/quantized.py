@@ -55,7 +55,9 @@ def typed_weights(
     matrices: Mapping[str, Matrix] = {}
     if quantization is not None:
         matrices = _method(quantization)(quantization, stored)
-        notes += [*_input_scales(stored, matrices), *changes(matrices)]
+        notes += _input_scales(stored, matrices)
+    matrices = {**matrices, **stored.doubles()}
+    notes += changes(matrices)
     return UnpackedWeights(stored.dense(), matrices, tuple(notes))
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from galley.errors import ModelNotFound, shown
 from galley.formats.aliases import hub_id_of
-from galley.formats.gguf_file import is_gguf, split_files
+from galley.formats.gguf_file import ggufs_in, is_beside, is_gguf, split_files
 
 BUNDLED: Final = "galley-demo"
 BUNDLED_DRAFT: Final = "galley-demo-draft"
@@ -22,16 +22,28 @@ OnBytes = Callable[[int, int], None]
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 HUB_GGUF: Final = re.compile(
-    rf"({HUB_ID.pattern})/((?:[A-Za-z0-9][\w.-]*/)*[A-Za-z0-9][\w.-]*\.gguf)", re.ASCII
+    rf"({HUB_ID.pattern})/((?:[A-Za-z0-9][\w.-]*/)*[A-Za-z0-9][\w.-]*\.(?i:gguf))", re.ASCII
 )
 """A GGUF file of a hub id: the id, and the file's path in it."""
 
 CONFIG_FILE: Final = "config.json"
 
+TEMPLATES_FOLDER: Final = "additional_chat_templates"
+"""In a checkpoint's folder: chat templates that have names."""
+
 _WANTED: Final = ("*.safetensors", "*.json", "*.jinja")
 # Subfolders hold the same weights for other programs, but for those of sentence-transformers' modules, such
-# as 1_Pooling. Mistral's consolidated file holds them, too.
-_UNWANTED: Final = ("[!0-9]*/*", "[0-9][!_]*/*", "consolidated*.safetensors")
+# as 1_Pooling, and of templates. Mistral's consolidated file holds them, too.
+_UNWANTED: Final = (
+    *(
+        f"{TEMPLATES_FOLDER[:i]}[!{'0-9' if i == 0 else ''}{c}]*/*"
+        for i, c in enumerate(TEMPLATES_FOLDER)
+    ),
+    *(f"{TEMPLATES_FOLDER[:i]}/*" for i in range(len(TEMPLATES_FOLDER))),
+    f"{TEMPLATES_FOLDER}?*/*",
+    "[0-9][!_]*/*",
+    "consolidated*.safetensors",
+)
 
 
 def resolve_model(
@@ -107,8 +119,9 @@ def _gguf_files(repo: str, revision: str, folder: Path) -> list[str]:
     try:
         names = HfApi().list_repo_files(repo, revision=revision)
     except Exception:  # the transport library differs by version
-        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
-    found = (Path(name) for name in names if name.endswith(".gguf"))
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*")]
+    found = (Path(name) for name in names if name.lower().endswith(".gguf"))
+    found = (path for path in found if not is_beside(path.name))
     firsts = {split_files(path)[0].as_posix() for path in found}
     return sorted(name for name in firsts if HUB_GGUF.fullmatch(f"{repo}/{name}"))
 
@@ -168,7 +181,7 @@ def _only_gguf(folder: Path) -> Path | None:
     """
     if (folder / CONFIG_FILE).exists():
         return None
-    firsts = sorted({split_files(path)[0] for path in folder.glob("*.gguf") if is_gguf(path)})
+    firsts = ggufs_in(folder)
     if len(firsts) > 1:
         names = ", ".join(path.name for path in firsts[:8])
         raise ModelNotFound(f"{folder} holds several GGUF files: give one of them ({names})")

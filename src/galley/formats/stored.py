@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from galley.errors import CheckpointError
 from galley.formats.safetensors import StoredTensor
-from galley.formats.values import bf16_bits
+from galley.formats.values import as_dense, bf16_bits
 from galley.formats.weights import (
+    DENSE_KINDS,
     WEIGHT_TYPES,
     DenseWeight,
     Floats,
@@ -117,9 +118,23 @@ class Stored:
         """All tensors with such names."""
         return [self.take(name) for name in list(self._left) if pattern.fullmatch(name)]
 
+    def doubles(self) -> dict[str, Matrix]:
+        """Tensors of float64 that were not taken, which are read as float32."""
+        names = [name for name, tensor in self._left.items() if tensor.dtype == "F64"]
+        return {name: _single(self.take(name)) for name in names}
+
     def dense(self) -> dict[str, DenseWeight]:
         """What was not taken, without causal masks; CheckpointError if it is not dense."""
         return {name: tensor.dense() for name, tensor in self._left.items() if not _is_mask(tensor)}
+
+
+def _single(tensor: StoredTensor) -> Matrix:
+    def unpack() -> Weight:
+        values = tensor.data.view(np.float64).astype(np.float32).reshape(tensor.shape)
+        return as_dense(tensor.name, "F32", values)
+
+    info = TensorInfo(tensor.shape, DENSE_KINDS["F32"])
+    return Matrix(info, unpack, "float64", tensor.data.nbytes, "rounded to the nearest")
 
 
 def _is_mask(tensor: StoredTensor) -> bool:
@@ -167,7 +182,7 @@ def changes(matrices: Mapping[str, Matrix]) -> list[str]:
             kept = str(matrix.info.kind)
             found.setdefault((matrix.stored, kept, matrix.change), []).append(matrix)
     return [
-        f"{len(group)} matrices are {stored} in the checkpoint, which no kernel multiplies as they are: "
+        f"{len(group)} tensors are {stored} in the checkpoint, which no kernel multiplies as they are: "
         f"they are read as {kept} ({change}), {bytes_text(sum(map(_values_bytes, group)))} instead of "
         f"{bytes_text(sum(matrix.stored_bytes for matrix in group))}"
         for (stored, kept, change), group in found.items()

@@ -1,4 +1,4 @@
-"""Which token id stands for which text, to tell whether two checkpoints speak of the same tokens."""
+"""Which token id stands for which text, for who needs no tokenizer."""
 
 import json
 from collections.abc import Mapping
@@ -10,6 +10,8 @@ from galley.formats.gguf_metadata import Metadata
 from galley.formats.json_file import read_json
 
 _TOKENIZER_FILE: Final = "tokenizer.json"
+_ROLE_FILES: Final = ("tokenizer_config.json", "special_tokens_map.json")
+_ADDED_TOKENS_FILE: Final = "added_tokens.json"
 
 
 def first_difference(one: Path, other: Path) -> str | None:
@@ -25,6 +27,39 @@ def first_difference(one: Path, other: Path) -> str | None:
         if known.get(text, token) != token:
             return f"{json.dumps(text)} is token {token} there and {known[text]} here"
     return None
+
+
+def end_of_text(folder: Path) -> int | None:
+    """The id of the ``eos_token`` that a folder's tokenizer has; None if it has none.
+
+    Raises:
+        CheckpointError: a file of the tokenizer is damaged.
+    """
+    said = [read_json(folder / name) for name in _ROLE_FILES if (folder / name).exists()]
+    named = [text for file in said if (text := _content(file.get("eos_token")))]
+    return _added(folder, said).get(named[0], _ids(folder).get(named[0])) if named else None
+
+
+def _added(folder: Path, said: list[dict[str, Any]]) -> dict[str, int]:
+    """Text -> id of tokens that stand beside the vocabulary; those of ``tokenizer.json`` count first."""
+    found: dict[Any, Any] = {}
+    if (folder / _ADDED_TOKENS_FILE).exists():
+        found |= read_json(folder / _ADDED_TOKENS_FILE)
+    for file in said:
+        decoder = file.get("added_tokens_decoder")
+        listed = decoder.items() if isinstance(decoder, dict) else ()
+        found |= {_content(token): int(key) for key, token in listed if key.isdecimal()}
+    path = folder / _TOKENIZER_FILE
+    tokens = read_json(path).get("added_tokens") if path.exists() else None
+    for token in tokens if isinstance(tokens, list) else ():
+        if isinstance(token, dict):
+            found[_content(token)] = token.get("id")
+    return {t: i for t, i in found.items() if isinstance(t, str) and type(i) is int and i >= 0}
+
+
+def _content(token: Any) -> str | None:
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
 def _ids(path: Path) -> Mapping[str, int]:

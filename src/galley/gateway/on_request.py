@@ -7,6 +7,7 @@ least recently used one makes room; a model with requests never does.
 import asyncio
 import logging
 import math
+import re
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -23,6 +24,9 @@ from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.gateway.served import ServedModel
 
 log = logging.getLogger("galley.server")
+
+_FOLDERS: Final = re.compile(r"(?<![\w./-])/(?:[^/:;,'\"()\n]+/)+")
+"""Of a path in an error, up to the file's name."""
 
 _LOOK_SECONDS: Final = 0.25
 _PROMISED_SECONDS: Final = 1.0
@@ -78,7 +82,7 @@ class OnRequest:
             if isinstance(error := load.result(), MemoryPressure):
                 raise MemoryPressure(str(error), retry_after=error.retry_after)
             if error is not None:
-                raise EngineFailed(f"{model.name} cannot be loaded: {error}")
+                raise EngineFailed(f"{model.name} cannot be loaded: {_without_folders(str(error))}")
             model.used = time.monotonic()
 
     async def close(self) -> None:
@@ -170,3 +174,8 @@ def _is_over(model: ServedModel) -> bool:
 
 def _unused_for(model: ServedModel) -> float:
     return time.monotonic() - model.used
+
+
+def _without_folders(message: str) -> str:
+    """An error for a client: files by their names, which the server's log has with their folders."""
+    return _FOLDERS.sub("", message)

@@ -2,12 +2,14 @@
 
 import itertools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from galley.errors import CheckpointError, UnsupportedModel, shown
 from galley.formats.weights import Weights
 from galley.models.embedding import Head, Layer, Pooling, floats_of
 from galley.models.fields import FILE, Fields
+from galley.models.sentence_files import longest_text, score_activation
 
 ARCHITECTURE: Final = "ForSequenceClassification"
 
@@ -37,8 +39,10 @@ def is_classifier(config: Mapping[str, Any]) -> bool:
     )
 
 
-def read_classifier(config: Mapping[str, Any], weights: Weights, *, encoder: bool) -> Head:
-    """Its classifier as a head.
+def read_classifier(
+    folder: Path, config: Mapping[str, Any], weights: Weights, *, encoder: bool
+) -> Head:
+    """The classifier of a checkpoint as a head.
 
     Raises:
         CheckpointError: a tensor is missing or of a wrong shape.
@@ -72,7 +76,8 @@ def read_classifier(config: Mapping[str, Any], weights: Weights, *, encoder: boo
         task="rerank",
         pooling=(pooling,),
         layers=layers,
-        sigmoid=_sigmoid(config),
+        sigmoid=_sigmoid(folder, config),
+        max_tokens=longest_text(folder),
         tensors=tensors,
     )
 
@@ -92,14 +97,12 @@ def _layer(linear: _Linear, weights: Weights, fields: Fields) -> Layer:
     return Layer(weight, vectors[0], linear.activation, vectors[1], eps)
 
 
-def _sigmoid(config: Mapping[str, Any]) -> bool:
-    """As sentence-transformers' CrossEncoder: unless config.json says that scores stay as they are."""
-    own = config.get("sentence_transformers")
-    said = own.get("activation_fn") if isinstance(own, Mapping) else None
-    said = said or config.get("sbert_ce_default_activation_function")
+def _sigmoid(folder: Path, config: Mapping[str, Any]) -> bool:
+    """As sentence-transformers' CrossEncoder: unless its files say that scores stay as they are."""
+    said, file = score_activation(folder, config)
     if said is None:
         return True
-    kind = str(said).rpartition(".")[2]
+    kind = said.rpartition(".")[2]
     if kind not in ("Identity", "Sigmoid"):
-        raise UnsupportedModel(f"{FILE}: activation_fn {shown(said)} of scores")
+        raise UnsupportedModel(f"{file}: activation_fn {shown(said)} of scores")
     return kind == "Sigmoid"

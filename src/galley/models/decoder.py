@@ -245,9 +245,11 @@ def turned_by_window(
     say.
     """
     ropes = config.section("rope_parameters")
-    given = ropes.section("full_attention") if ropes.has("full_attention") else None
+    given = config.section("rope_scaling").over(ropes.section("full_attention"))
     size = {"head_dim": c.head_dim, "max_positions": c.max_positions}
-    whole = read_rope(config, **size, rope=given, theta=theta)
+    whole = read_rope(
+        config, **size, rope=given if ropes.has("full_attention") else None, theta=theta
+    )
     local = read_rope(config, **size, rope=ropes.section("sliding_attention"), theta=local_theta)
     chosen = tuple(local if window else whole for window in c.windows)
     return replace(c, ropes=chosen, max_positions=whole.max_positions)

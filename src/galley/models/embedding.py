@@ -15,8 +15,9 @@ from galley.errors import UnsupportedModel
 from galley.formats.values import dequantize, to_float32
 from galley.formats.weights import DenseWeight, Floats, IntWeight, Weight
 
-Pooling = Literal["cls", "mean", "last", "max"]
-"""Of a text's rows: the first, the mean, the last, or the greatest of each column."""
+Pooling = Literal["cls", "mean", "mean_sqrt_len", "weightedmean", "last", "max"]
+"""Of a text's rows: the first, the mean, their sum by the root of their number, the mean in which the n-th
+weighs n, the last, or the greatest of each column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Head:
         sigmoid: a reranker's score becomes 1 / (1 + exp(-score)).
         max_tokens: of a text, if less than the model has positions.
         dimensions: that a vector may be cut to (Matryoshka, arXiv:2205.13147); empty: any.
+        truncate: columns that are kept where a request does not say; 0: all.
         prompts: name -> what is put before a text.
         default_prompt: name of the one that is put before texts without a name.
         tensors: that the layers are made of, in the checkpoint's own files.
@@ -73,6 +75,7 @@ class Head:
     sigmoid: bool = False
     max_tokens: int | None = None
     dimensions: tuple[int, ...] = ()
+    truncate: int = 0
     prompts: Mapping[str, str] | None = None
     default_prompt: str | None = None
     tensors: frozenset[str] = frozenset()
@@ -90,15 +93,15 @@ class Head:
         """Of the [rows, hidden] of one text, or of the only one that is needed.
 
         Each text is computed by itself, so bits do not depend on others. ``dimensions``: the first columns
-        that are wanted; 0: all.
+        that are wanted; 0: as many as the checkpoint says.
         """
         x = np.concatenate([_pooled(rows, how) for how in self.pooling])
         for layer in self.layers:
             x = layer.run(x)
         if self.sigmoid:
             x = (1.0 / (1.0 + np.exp(-x.astype(np.float64)))).astype(np.float32)
-        if dimensions:
-            x = x[:dimensions]
+        if dimensions or self.truncate:
+            x = x[: dimensions or self.truncate]
         if self.normalize:
             x = x / max(np.float32(np.sqrt(np.dot(x, x))), np.float32(1e-12))
         return np.ascontiguousarray(x, dtype=np.float32)
@@ -115,6 +118,11 @@ def _pooled(rows: Floats, how: Pooling) -> Floats:
             found = rows.max(axis=0)
         case "mean":  # in float64: the sum is taken row by row, and the rounding does not show
             found = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+        case "mean_sqrt_len":
+            found = (rows.sum(axis=0, dtype=np.float64) / math.sqrt(len(rows))).astype(np.float32)
+        case "weightedmean":
+            weights = np.arange(1, len(rows) + 1, dtype=np.float64)
+            found = (weights @ rows / weights.sum()).astype(np.float32)
     return found
 
 

@@ -119,11 +119,15 @@ class Fields:
             raise self._wrong(name, value, f"a whole number up to {MAX_COUNT}")
         return value
 
-    def number(self, name: str, default: float | None = None) -> float:
-        """A positive finite number."""
+    def number(
+        self, name: str, default: float | None = None, *, least: float | None = None
+    ) -> float:
+        """A positive finite number, or one from ``least`` on."""
         value = self._raw.get(name)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(name, value, "a positive number")
+        if not 0 < value < 1e30 and value != least:
             raise self._wrong(name, value, "a positive number")
         return float(value)
 
@@ -181,12 +185,12 @@ class Fields:
         return dict(ids)
 
     def section(self, *names: str) -> "Fields":
-        """The first nested object present under one of ``names``; empty if none is."""
+        """The first nested object under one of ``names`` that is not empty; empty if none is."""
         for name in names:
             value = self._raw.get(name)
-            if value is not None:
-                if not isinstance(value, Mapping):
-                    raise self._wrong(name, value, "an object")
+            if value is not None and not isinstance(value, Mapping):
+                raise self._wrong(name, value, "an object")
+            if value:
                 prefix = f"{self._prefix}{name}."
                 return self._like(value, prefix)
         return Fields({}, prefix=self._prefix, file=self._file)
@@ -195,6 +199,10 @@ class Fields:
         """The same fields, and these where they are absent."""
         raw = {**values, **self._raw}
         return self._like(raw, self._prefix)
+
+    def over(self, others: "Fields") -> "Fields":
+        """The same fields, and those of ``others`` where these have none."""
+        return self._like({**others._raw, **self._raw}, self._prefix)
 
     def with_value(self, name: str, of: str) -> "Fields":
         """The same fields, and in ``name`` what is in ``of``."""

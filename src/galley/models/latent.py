@@ -11,7 +11,7 @@ from typing import Final
 
 from galley.graph.trace import Buffer, Tracer
 from galley.models.fields import Fields
-from galley.models.rope import KINDS, Rope, yarn_scale
+from galley.models.rope import KINDS, SECTIONS, Rope, multiplies, yarn_scale
 
 _EPS: Final = 1e-6
 """Of the norms of latents, whatever config.json says of the others."""
@@ -64,9 +64,9 @@ def read_latent(config: Fields) -> Latent:
 def attention_scale(config: Fields, latent: Latent) -> float:
     """Of q k^T: YaRN's ``mscale_all_dim`` makes it greater."""
     scale: float = latent.query_columns**-0.5
-    rope = config.section("rope_parameters", "rope_scaling")
+    rope = config.section(*SECTIONS)
     kind = rope.choice(("rope_type", "type"), KINDS, default="default")
-    if kind != "default" and rope.has("mscale_all_dim"):
+    if kind != "default" and multiplies(rope, "mscale_all_dim"):
         scale *= yarn_scale(rope.number("factor"), rope.number("mscale_all_dim")) ** 2
     return scale
 

@@ -28,14 +28,14 @@ def _kinds(c: Fields) -> list[str]:
 
 
 def _ropes(c: Fields, head_dim: int, positions: int) -> dict[str, Rope]:
-    given = c.section("rope_parameters")
+    given, scaling = c.section("rope_parameters"), c.section("rope_scaling")
     thetas = {_WHOLE: ("global_rope_theta", 160000.0), _LOCAL: ("local_rope_theta", 10000.0)}
     return {
         kind: read_rope(
             c,
             head_dim=head_dim,
             max_positions=positions,
-            rope=given.section(kind),
+            rope=scaling.over(given.section(kind)),
             theta=c.number(name, theta),
         )
         for kind, (name, theta) in thetas.items()

@@ -5,11 +5,12 @@ from dataclasses import replace
 from galley.graph.program import Program
 from galley.models.decoder import build_decoder, read_decoder
 from galley.models.fields import Fields
+from galley.models.rope import SECTIONS
 
 
 def build(config: Fields) -> Program:
     """LongRoPE models have the context that their short factors are for; see ``models/rope.py``."""
-    rope = config.section("rope_parameters", "rope_scaling")
+    rope = config.section(*SECTIONS)
     rope.choice(("rope_type", "type"), ("default", "longrope", "su"), default="default")
     window = config.count("sliding_window") if config.has("sliding_window") else 0
     c = read_decoder(config, max_positions=4096, eps=1e-5, partial=1.0)

@@ -8,6 +8,7 @@ from galley.errors import UnsupportedModel, shown
 from galley.formats.weights import Weights
 from galley.graph.program import Program
 from galley.models.fields import FILE, UNBOUNDED, Bounds, Fields
+from galley.models.heads import own_head, untied
 
 FAMILIES: Final[Mapping[str, str]] = {
     "cohere": "galley.models.cohere",
@@ -27,6 +28,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "llama": "galley.models.llama",
     "llama4": "galley.models.llama4",
     "llama4_text": "galley.models.llama4",
+    "ministral": "galley.models.mistral",
     "mistral": "galley.models.mistral",
     "mixtral": "galley.models.mixtral",
     "olmo2": "galley.models.olmo2",
@@ -82,4 +84,6 @@ def build_program(
     module = importlib.import_module(known[family])
     bounds = UNBOUNDED if weights is None else Bounds.of(weights)
     program: Program = module.build(Fields(config, bounds=bounds, context=context))
+    if weights is not None and own_head(program, weights) is not None:
+        program = module.build(Fields(untied(config), bounds=bounds, context=context))
     return program

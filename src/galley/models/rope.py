@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,9 @@ from galley.errors import CheckpointError, UnsupportedModel
 from galley.models.fields import FILE, Fields
 from galley.types import MAX_COUNT
 
-KINDS = ("default", "linear", "llama3", "yarn", "longrope", "su", "factors")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "factors")
+SECTIONS: Final = ("rope_scaling", "rope_parameters")
+"""Where config.json says it: the first counts, as in transformers, unless it is empty."""
 Angles = npt.NDArray[np.float32]
 
 
@@ -41,7 +44,10 @@ def read_rope(
     theta: float | None = None,
     partial: float | None = None,
 ) -> Rope:
-    """Reads ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before).
+    """Reads ``rope_theta`` and ``rope_scaling``, or ``rope_parameters`` (transformers 5).
+
+    "dynamic" frequencies are those of the base up to ``max_positions``, which is the context: a longer text
+    would change those of all tokens.
 
     Args:
         config: of the model.
@@ -56,7 +62,7 @@ def read_rope(
         UnsupportedModel: an unknown ``rope_type``, or a part of a head is to turn where none can.
         CheckpointError: a field is missing or wrong.
     """
-    rope = config.section("rope_parameters", "rope_scaling") if rope is None else rope
+    rope = config.section(*SECTIONS) if rope is None else rope
     kind = rope.choice(("rope_type", "type"), KINDS, default="default")
     theta = config.number("rope_theta", 10000.0) if theta is None else theta
     theta = rope.number("rope_theta", theta)
@@ -76,9 +82,7 @@ def read_rope(
         raise CheckpointError(
             f"its values make no frequencies (rope_type {kind}, rope_theta {theta:g})",
             file=FILE,
-            field=next(
-                (n for n in ("rope_parameters", "rope_scaling") if config.has(n)), "rope_theta"
-            ),
+            field=next((name for name in SECTIONS if config.has(name)), "rope_theta"),
         )
     return made
 
@@ -100,7 +104,10 @@ def _scaled(
     elif kind in ("longrope", "su"):
         return _longrope(config, rope, inv_freq, max_positions)
     elif kind == "llama3":
-        inv_freq = _llama3(inv_freq, rope, config.count("max_position_embeddings", max_positions))
+        trained = _trained_positions(
+            config, rope, config.count("max_position_embeddings", max_positions)
+        )
+        inv_freq = _llama3(inv_freq, rope, trained)
     elif kind == "yarn":
         trained = _trained_positions(config, rope, max_positions)
         factor = rope.number("factor", max_positions / trained)
@@ -113,11 +120,13 @@ def _scaled(
     return Rope(tuple(inv_freq.tolist()), scale, max_positions)
 
 
-def _llama3(inv_freq: Angles, rope: Fields, max_positions: int) -> Angles:
-    """Llama 3.1: stretches long wavelengths by ``factor``, keeps short ones, interpolates between."""
+def _llama3(inv_freq: Angles, rope: Fields, original: int) -> Angles:
+    """Llama 3.1: stretches long wavelengths by ``factor``, keeps short ones, interpolates between.
+
+    ``original`` positions were trained.
+    """
     factor = rope.number("factor")
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    original = rope.count("original_max_position_embeddings", max_positions)
     wavelength = 2 * math.pi / inv_freq
     smooth = (original / wavelength - low) / (high - low)
     between = (1 - smooth) * inv_freq / factor + smooth * inv_freq
@@ -176,10 +185,15 @@ def _yarn(inv_freq: Angles, rope: Fields, trained: int, factor: float, theta: fl
 def _yarn_scale(rope: Fields, factor: float) -> float:
     if rope.has("attention_factor"):
         return rope.number("attention_factor")
-    if rope.has("mscale") and rope.has("mscale_all_dim"):
+    if multiplies(rope, "mscale") and multiplies(rope, "mscale_all_dim"):
         both = (yarn_scale(factor, rope.number(n)) for n in ("mscale", "mscale_all_dim"))
         return next(both) / next(both)
     return yarn_scale(factor, 1.0)
+
+
+def multiplies(rope: Fields, name: str) -> bool:
+    """Whether a multiplier of YaRN's is there; 0 is none."""
+    return rope.has(name) and rope.number(name, least=0.0) > 0
 
 
 def yarn_scale(factor: float, multiplier: float) -> float:

@@ -8,28 +8,34 @@ from galley.errors import CheckpointError, UnsupportedModel, shown
 from galley.formats.json_file import read_file, read_json
 from galley.formats.quantized import typed_weights
 from galley.formats.safetensors import read_safetensors
+from galley.formats.sentence_config import read_sentence_config
 from galley.models.embedding import ACTIVATIONS, Head, Layer, Pooling, floats_of
-from galley.models.fields import Fields
+from galley.models.fields import FILE, Fields
+from galley.types import MAX_COUNT
 
 MODULES_FILE: Final = "modules.json"
-PROMPTS_FILE: Final = "config_sentence_transformers.json"
-LENGTH_FILE: Final = "sentence_bert_config.json"
+CONFIG_FILE: Final = "config_sentence_transformers.json"
+TOKENIZER_FILE: Final = "tokenizer_config.json"
 
 _POOLINGS: Final[Mapping[str, Pooling]] = {
     "cls": "cls",
-    "mean": "mean",
     "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weightedmean",
     "lasttoken": "last",
 }
-_FLAGS: Final[Mapping[str, Pooling | None]] = {
+"""``pooling_mode`` of ``1_Pooling/config.json`` -> what it is."""
+
+_FLAGS: Final[Mapping[str, Pooling]] = {
     "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "last",
-    "pooling_mode_mean_sqrt_len_tokens": None,
-    "pooling_mode_weightedmean_tokens": None,
 }
-"""As ``1_Pooling/config.json`` has them; None: not supported."""
+"""As releases before 6 have them, in the order in which vectors of several are put side by side."""
 
 
 def read_sentence_files(folder: Path, config: Mapping[str, Any], default: Pooling) -> Head:
@@ -44,7 +50,13 @@ def read_sentence_files(folder: Path, config: Mapping[str, Any], default: Poolin
     dimensions = Fields(config).tokens("matryoshka_dimensions")
     path = folder / MODULES_FILE
     if not path.exists():
-        return Head(task="embed", pooling=(default,), normalize=True, dimensions=dimensions)
+        return Head(
+            task="embed",
+            pooling=(default,),
+            normalize=True,
+            max_tokens=longest_text(folder),
+            dimensions=dimensions,
+        )
     pooling: tuple[Pooling, ...] = ()
     layers: list[Layer] = []
     normalize = False
@@ -60,19 +72,57 @@ def read_sentence_files(folder: Path, config: Mapping[str, Any], default: Poolin
                 normalize = True
             case _:
                 raise UnsupportedModel(f"{path}: module {shown(kind)} in {shown(name)}")
-    prompts, chosen = _prompts(folder / PROMPTS_FILE)
-    length = folder / LENGTH_FILE
-    limits = Fields(read_json(length) if length.exists() else {}, file=str(length))
+    prompts, chosen = _prompts(folder / CONFIG_FILE)
+    own = Fields(_read(folder / CONFIG_FILE), file=str(folder / CONFIG_FILE))
     return Head(
         task="embed",
         pooling=pooling or (default,),
         layers=tuple(layers),
         normalize=normalize,
-        max_tokens=limits.count("max_seq_length") if limits.has("max_seq_length") else None,
+        max_tokens=longest_text(folder),
         dimensions=dimensions,
+        truncate=own.count("truncate_dim") if own.has("truncate_dim") else 0,
         prompts=prompts,
         default_prompt=chosen,
     )
+
+
+def longest_text(folder: Path) -> int | None:
+    """Tokens of a text: ``max_seq_length``, or else the tokenizer's ``model_max_length``; None: any number.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    said = read_sentence_config(folder).max_tokens
+    if said is not None:
+        return said
+    length = _read(folder / TOKENIZER_FILE).get("model_max_length")
+    # transformers writes 10^30 where it knows of none.
+    return int(length) if isinstance(length, int | float) and 1 <= length <= MAX_COUNT else None
+
+
+def score_activation(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, Path]:
+    """What sentence-transformers' CrossEncoder puts scores through, and the file that says it.
+
+    Args:
+        folder: of the checkpoint.
+        config: its ``config.json``, where releases before 6 kept it.
+    """
+    path = folder / CONFIG_FILE
+    own = config.get("sentence_transformers")
+    older = own.get("activation_fn") if isinstance(own, Mapping) else None
+    for said, file in (
+        (_read(path).get("activation_fn"), path),
+        (older or config.get("sbert_ce_default_activation_function"), folder / FILE),
+    ):
+        if said is not None:
+            return str(said), file
+    return None, path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON file; empty if there is none."""
+    return read_json(path) if path.exists() else {}
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
@@ -97,15 +147,15 @@ def _pooling(path: Path) -> tuple[Pooling, ...]:
     config = Fields(read_json(path), file=str(path))
     if not config.flag("include_prompt", True):
         raise UnsupportedModel(f"{path}: include_prompt false is not supported")
-    if config.has("pooling_mode"):
-        mode = config.choice(("pooling_mode",), tuple(_POOLINGS), default="mean")
-        return (_POOLINGS[mode],)
-    asked = [name for name in _FLAGS if config.flag(name, False)]
-    poolings = [pooling for name in asked if (pooling := _FLAGS[name]) is not None]
-    if not asked or len(poolings) < len(asked):
-        wrong = [name for name in asked if _FLAGS[name] is None]
-        raise UnsupportedModel(f"{path}: pooling by {', '.join(wrong) or 'nothing'}")
-    return tuple(poolings)
+    if not config.has("pooling_mode"):
+        return tuple(_FLAGS[name] for name in _FLAGS if config.flag(name, False)) or ("mean",)
+    said = read_json(path)["pooling_mode"]
+    modes = said if isinstance(said, list) and said else [said]
+    if unknown := [mode for mode in modes if not isinstance(mode, str) or mode not in _POOLINGS]:
+        raise UnsupportedModel(
+            f"{path}: pooling_mode {shown(unknown[0])} is not supported; known: {', '.join(_POOLINGS)}"
+        )
+    return tuple(_POOLINGS[mode] for mode in modes)
 
 
 def _dense(folder: Path) -> Layer:

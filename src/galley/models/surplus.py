@@ -8,6 +8,7 @@ from galley.errors import CheckpointError
 from galley.formats.weights import DenseWeight, Weights
 from galley.graph.program import Program
 from galley.models.fields import FILE, Fields
+from galley.models.heads import is_head
 
 HARMLESS: Final = re.compile(
     r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)"  # buffers that early transformers saved
@@ -16,9 +17,6 @@ HARMLESS: Final = re.compile(
     r"|(vision_tower|vision_model|multi_modal_projector)\..*"  # what reads images for a model of text
 )
 """Tensors that may be there unread: they follow from the config, or draft tokens or read images."""
-
-OUTPUTS: Final = ("lm_head.weight", "proj_out.weight", "embed_out.weight")
-"""A copy of the embedding, or a relic of training, where ``tie_word_embeddings`` says so."""
 
 _LAYER: Final = re.compile(r"(.+?\.layers)\.(\d{1,9})\.")
 _LAYER_FIELDS: Final = {
@@ -41,7 +39,8 @@ def check_surplus(
     """Refuse a checkpoint with tensors that the program does not read: its config describes another model.
 
     Layers of multi-token prediction that ``num_nextn_predict_layers`` counts are left out, what
-    :data:`HARMLESS`, :data:`OUTPUTS` and ``unread`` match, and biases of zeros, which some GPTQ tools add.
+    :data:`HARMLESS` and ``unread`` match, output layers that copy the embedding, and biases of zeros, which
+    some GPTQ tools add, and tensors without values.
 
     Raises:
         CheckpointError: names the first tensors, and the field of config.json if it is one of layers.
@@ -53,11 +52,12 @@ def check_surplus(
         name
         for name in weights
         if name not in used
-        and name not in OUTPUTS
+        and not is_head(name)
         and not HARMLESS.fullmatch(name)
         and not (unread and unread.fullmatch(name))
         and not _drafts(name, stacks, drafting)
         and not _zero_bias(name, weights)
+        and 0 not in weights.info(name).shape
     ]
     if not surplus:
         return

@@ -60,7 +60,7 @@ def read_vector_model(checkpoint: CheckpointReader, weights: Weights) -> VectorM
         return None
     encoder = config.get("model_type") in ENCODERS
     if is_classifier(config):
-        head = read_classifier(config, weights, encoder=encoder)
+        head = read_classifier(folder, config, weights, encoder=encoder)
     else:
         head = read_sentence_files(folder, config, "mean" if encoder else "last")
     program = build_program(config, weights)

@@ -26,7 +26,7 @@ def vector_request(
         info: of a model that embeds or reranks.
         request_id: unique.
         second: the first token of the second text, if its tokens are of another type; 0: none are.
-        dimensions: of the vector; 0: all. See :func:`check_dimensions`.
+        dimensions: of the vector; 0: as many as the checkpoint says. See :func:`check_dimensions`.
         priority: lower is sooner.
         param: the field to name if the text is at fault.
         context: tokens that a text may have, if less than the model's.
@@ -61,14 +61,18 @@ def vector_request(
 
 
 def check_dimensions(dimensions: int | None, info: ModelInfo) -> int:
-    """The number of ``dimensions`` for the engine; 0: all. Raises RequestError for what there is not."""
+    """The number of ``dimensions`` for the engine; 0: as many as the checkpoint says, often all.
+
+    Raises:
+        RequestError: a vector cannot be cut so.
+    """
     embedding = info.embedding
     assert embedding is not None
-    if dimensions is None or dimensions == embedding.width:
+    if dimensions is None:
         return 0
-    known = embedding.dimensions
+    known = (*embedding.dimensions, embedding.width) if embedding.dimensions else ()
     if not 1 <= dimensions <= embedding.width or (known and dimensions not in known):
-        which = ", ".join(map(str, known)) or f"1 to {embedding.width}"
+        which = ", ".join(map(str, embedding.dimensions)) or f"1 to {embedding.width}"
         raise RequestError(
             f"dimensions is {dimensions}; {info.name} has {which}", param="dimensions"
         )

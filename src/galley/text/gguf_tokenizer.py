@@ -35,19 +35,26 @@ _LETTERS_OF_GPT4O: Final = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+_DEFAULT: Final = (
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    r"[0-9][0-9][0-9]",
+)
+
 
 class Splitting(NamedTuple):
     """How texts are split before pairs are merged.
 
     Attributes:
-        pattern: what a word is; None: GPT-2's pattern.
-        digits: whether digits stand alone, before the pattern.
+        patterns: what a word is, each within the pieces that the one before left; none: GPT-2's pattern.
+        digits: whether digits stand alone, before the patterns.
         nfc: whether texts are normalised first.
         whole_words: whether a word that is in the vocabulary is taken without merging.
         begins: whether a text begins with BOS, if the file does not say.
     """
 
-    pattern: str | None = None
+    patterns: tuple[str, ...] = ()
     digits: bool = False
     nfc: bool = False
     whole_words: bool = False
@@ -58,36 +65,33 @@ class Splitting(NamedTuple):
         steps: list[pre_tokenizers.PreTokenizer] = []
         if self.digits:
             steps.append(pre_tokenizers.Digits(individual_digits=True))
-        if self.pattern is not None:
-            steps.append(pre_tokenizers.Split(Regex(self.pattern), behavior="isolated"))
-        steps.append(
-            pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=self.pattern is None)
-        )
+        steps += [pre_tokenizers.Split(Regex(p), behavior="isolated") for p in self.patterns]
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=not self.patterns))
         return pre_tokenizers.Sequence(steps)
 
 
-_LLAMA: Final = Splitting(_LETTERS_OF_LLAMA, whole_words=True, begins=True)
-_QWEN: Final = Splitting(_LETTERS_OF_QWEN, nfc=True)
+_LLAMA: Final = Splitting((_LETTERS_OF_LLAMA,), whole_words=True, begins=True)
+_QWEN: Final = Splitting((_LETTERS_OF_QWEN,), nfc=True)
 
 SPLITTINGS: Final[Mapping[str, Splitting]] = {
-    "default": Splitting(),
+    "default": Splitting(_DEFAULT),
     "gpt-2": Splitting(),
     "qwen2": _QWEN,
     "deepseek-r1-qwen": _QWEN,
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LLAMA),
-    "smaug-bpe": Splitting(_LETTERS_OF_LLAMA),
-    "tekken": Splitting(_LETTERS_OF_TEKKEN, whole_words=True, begins=True),
+    "smaug-bpe": Splitting((_LETTERS_OF_LLAMA,)),
+    "tekken": Splitting((_LETTERS_OF_TEKKEN,), whole_words=True, begins=True),
     "smollm": Splitting(digits=True),
     "starcoder": Splitting(digits=True),
     "refact": Splitting(digits=True),
-    "dbrx": Splitting(_LETTERS_OF_LLAMA),
-    "chatglm-bpe": Splitting(_LETTERS_OF_LLAMA),
-    "glm4": Splitting(_LETTERS_OF_LLAMA, whole_words=True),
-    "gpt-4o": Splitting(_LETTERS_OF_GPT4O),
+    "dbrx": Splitting((_LETTERS_OF_LLAMA,)),
+    "chatglm-bpe": Splitting((_LETTERS_OF_LLAMA,)),
+    "glm4": Splitting((_LETTERS_OF_LLAMA,), whole_words=True),
+    "gpt-4o": Splitting((_LETTERS_OF_GPT4O,)),
     "command-r": Splitting(digits=True, nfc=True),
     "olmo": Splitting(nfc=True),
 }
-"""``tokenizer.ggml.pre`` -> how texts are split."""
+"""``tokenizer.ggml.pre`` -> how texts are split; files without it, older ones, are "default"."""
 
 
 _LEAVES_SPACES: Final = frozenset({"<unk>", "<s>", "<|endoftext|>"})
@@ -124,7 +128,9 @@ def read_text(path: Path) -> GGUFText:
         UnsupportedModel: a tokenizer of another kind.
     """
     metadata = read_metadata(path)
-    tokens = metadata.strings("tokenizer.ggml.tokens")
+    # As llama.cpp has it: a token without a text cannot come of one, and there may be several.
+    listed = metadata.strings("tokenizer.ggml.tokens")
+    tokens = [text or f"[EMPTY_{token}]" for token, text in enumerate(listed)]
     kind = metadata.raw.get("tokenizer.ggml.model")
     if not tokens:
         raise CheckpointError("is missing", file=metadata.file, field="tokenizer.ggml.tokens")
@@ -147,7 +153,7 @@ def read_text(path: Path) -> GGUFText:
                 special=role == CONTROL,
                 rstrip=strips and text not in _LEAVES_SPACES,
             )
-            for text, role in zip(tokens, types, strict=True)
+            for text, role in zip(listed, types, strict=True)
             if role in (CONTROL, USER_DEFINED) and text
         ]
     )

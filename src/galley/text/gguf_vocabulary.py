@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import tokenizers
 
 from galley.errors import UnsupportedModel
-from galley.formats.json_file import read_json
 from galley.text.gguf_tokenizer import (
     BYTE,
     CONTROL,
@@ -59,8 +58,8 @@ def vocabulary_of(folder: Path, rows: int) -> Vocabulary:
     """
     tokenizer = Tokenizer.load(folder)
     tokenizer.check_vocabulary(rows, folder)
-    content = read_json(folder / TOKENIZER_FILE)
-    inner = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+    text = tokenizer.as_json()
+    content, inner = json.loads(text), tokenizers.Tokenizer.from_str(text)
     model = content.get("model", {})
     if model.get("type", "BPE") != "BPE" or not (tokenizer.byte_level or tokenizer.byte_fallback):
         raise UnsupportedModel(
@@ -154,7 +153,7 @@ def _splitting(content: Mapping[str, Any]) -> Splitting | None:
     if not ended or normalizers not in ([], ["NFC"]):
         return None
     whole = bool(content["model"].get("ignore_merges"))
-    return Splitting(pattern, digits, bool(normalizers), whole)
+    return Splitting(() if pattern is None else (pattern,), digits, bool(normalizers), whole)
 
 
 def _nearest(content: Mapping[str, Any], names: Sequence[str]) -> str:

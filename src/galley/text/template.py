@@ -12,10 +12,12 @@ from jinja2 import nodes
 from galley.errors import CheckpointError, RequestError
 from galley.formats.gguf_file import is_gguf
 from galley.formats.json_file import read_file, read_json
+from galley.formats.source import TEMPLATES_FOLDER
+from galley.text.declared_tokens import CONFIG_FILE
 from galley.text.gguf_tokenizer import read_metadata
 from galley.text.sandbox import CountSteps, Sandbox
 from galley.text.template_calls import CallForm, adapted, found_form
-from galley.text.tokenizer import CONFIG_FILE, AddedToken, Tokenizer, certainly_longer
+from galley.text.tokenizer import AddedToken, Tokenizer, certainly_longer
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 GGUF_TEMPLATE: Final = "tokenizer.chat_template"
@@ -52,8 +54,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Reads ``chat_template.jinja``, or else the template in ``tokenizer_config.json``, if there is
-        one; of a GGUF file ``tokenizer.chat_template`` and ``tokenizer.chat_template.tool_use``.
+        """Those of :func:`read_templates`; of a GGUF file those in its metadata.
 
         Raises:
             CheckpointError: the template cannot be read or does not compile.
@@ -219,28 +220,35 @@ def _bounded(template: jinja2.Template, variables: dict[str, Any]) -> str:
 def read_templates(folder: Path) -> tuple[dict[str, str], Path]:
     """The sources of the templates "default" and :data:`TOOL_USE` that a folder has, and where they are.
 
+    They are in files of their own, which count, or in ``tokenizer_config.json``.
+
     Raises:
         CheckpointError: they cannot be read.
     """
-    path = folder / TEMPLATE_FILE
-    if path.exists():
-        try:
-            return {"default": read_file(path).decode("utf-8")}, path
-        except UnicodeDecodeError as error:
-            raise CheckpointError(f"cannot be read: {error}", file=str(path)) from error
+    default, tools = folder / TEMPLATE_FILE, folder / TEMPLATES_FOLDER / f"{TOOL_USE}.jinja"
+    named = {TOOL_USE: _template_in(tools)} if tools.exists() else {}
+    if default.exists():
+        return {**named, "default": _template_in(default)}, default
     path = folder / CONFIG_FILE
     config = read_json(path) if path.exists() else {}
-    return _named_templates(config, str(path)), path
+    return {**_named_templates(config, str(path)), **named}, path
+
+
+def _template_in(path: Path) -> str:
+    try:
+        return read_file(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"cannot be read: {error}", file=str(path)) from error
 
 
 def _named_templates(config: Mapping[str, Any], file: str) -> dict[str, str]:
-    """The templates in ``tokenizer_config.json``, which are text, a list of named ones, or missing."""
+    """The templates in ``tokenizer_config.json``: text, a list or an object of named ones, or missing."""
     templates = config.get("chat_template")
     if templates is None:
         return {}
     named: dict[Any, Any] = {"default": templates}
-    if isinstance(templates, list):
-        named = {t.get("name"): t.get("template") for t in templates if isinstance(t, dict)}
+    if isinstance(templates, list | dict):
+        named = dict(templates) if isinstance(templates, dict) else _listed(templates)
         if "default" not in named:
             raise CheckpointError(
                 f"none of the templates is named default: {', '.join(map(str, named))}",
@@ -251,6 +259,10 @@ def _named_templates(config: Mapping[str, Any], file: str) -> dict[str, str]:
     if not all(isinstance(template, str) for template in found.values()):
         raise CheckpointError("expected text", file=file, field="chat_template")
     return found
+
+
+def _listed(templates: list[Any]) -> dict[Any, Any]:
+    return {t.get("name"): t.get("template") for t in templates if isinstance(t, dict)}
 
 
 @lru_cache(maxsize=16)

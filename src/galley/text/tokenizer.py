@@ -1,5 +1,6 @@
 """A checkpoint's tokenizer: text to ids, ids to text, and the bytes of single tokens."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -8,26 +9,16 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 import tokenizers
-from tokenizers import decoders
+from tokenizers import decoders, normalizers
 
 from galley.errors import CheckpointError, ContextExceeded, RequestError, UnsupportedModel
 from galley.formats.gguf_file import is_gguf
-from galley.formats.json_file import read_file, read_json
+from galley.formats.json_file import read_file
+from galley.formats.sentence_config import read_sentence_config
+from galley.text.declared_tokens import Declared, read_declared
 from galley.text.gguf_tokenizer import HUGGINGFACE_KEY, named_tokens, read_metadata, read_text
 
 TOKENIZER_FILE: Final = "tokenizer.json"
-CONFIG_FILE: Final = "tokenizer_config.json"
-SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
-
-_NAMED_TOKENS: Final = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 CERTAINLY_LONG: Final = 16
 """Characters per token of the context; almost no text has longer tokens on average."""
@@ -120,17 +111,27 @@ class Tokenizer:
             raise CheckpointError(
                 "does not exist; Galley needs the fast tokenizer's file", file=str(path)
             )
-        config: dict[str, Any] = {}
-        for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):
-            if (folder / name).exists():
-                config |= read_json(folder / name)
-        made = cls._of_json(read_file(path), _named_tokens(config), path)
-        inputs = config.get("model_input_names")
+        declared = read_declared(folder)
+        made = cls._of_json(read_file(path), declared, path)
+        if read_sentence_config(folder).lower:
+            made._lower()
+        inputs = declared.config.get("model_input_names")
         made._types_pairs = not isinstance(inputs, list) or "token_type_ids" in inputs
         return made
 
+    def _lower(self) -> None:
+        """Put texts into small letters, unless the normaliser does, before all else."""
+        given = self._inner.normalizer
+        several: Any = given if isinstance(given, normalizers.Sequence) else (given,)
+        steps = [*several]
+        if not any(isinstance(step, normalizers.Lowercase) for step in steps):
+            first = normalizers.Lowercase()
+            both = [first] if given is None else [first, given]
+            self._inner.normalizer = normalizers.Sequence(both)
+            self._normalizer = self._inner.normalizer
+
     @classmethod
-    def _of_json(cls, data: bytes, special_tokens: Mapping[str, str], path: Path) -> Self:
+    def _of_json(cls, data: bytes, declared: Declared, path: Path) -> Self:
         try:
             steps = _decoder_steps(msgspec.json.decode(data, type=_TokenizerFile))
             inner = tokenizers.Tokenizer.from_buffer(data)
@@ -142,9 +143,10 @@ class Tokenizer:
             raise CheckpointError(f"not a tokenizer: {error}", file=str(path)) from error
         inner.no_truncation()
         inner.no_padding()
-        _declare_special(inner, special_tokens.values())
+        declared.declare(inner)
+        _declare_special(inner, declared.roles.values())
         names = [step.type for step in steps]
-        made = cls(inner, decoder_steps=names, special_tokens=special_tokens)
+        made = cls(inner, decoder_steps=names, special_tokens=declared.roles)
         if not _is_streamable(steps):
             made.not_streamable = (
                 f"{path}: the decoder {' + '.join(names) or 'null'} is not supported; Galley streams "
@@ -157,7 +159,7 @@ class Tokenizer:
         metadata = read_metadata(path)
         whole = metadata.raw.get(HUGGINGFACE_KEY)
         if isinstance(whole, str):
-            return cls._of_json(whole.encode(), named_tokens(metadata), path)
+            return cls._of_json(whole.encode(), Declared({}, named_tokens(metadata)), path)
         try:
             read = read_text(path)
         except (CheckpointError, UnsupportedModel):
@@ -178,21 +180,49 @@ class Tokenizer:
             raise UnsupportedModel(self.not_streamable)
 
     def check_vocabulary(self, vocab_size: int, folder: Path) -> None:
-        """Raises CheckpointError if a token is beyond the embedding, which has ``vocab_size`` rows."""
+        """Raises CheckpointError if the vocabulary goes beyond the embedding, of ``vocab_size`` rows.
+
+        Added tokens may: Gemma 3's models of text have the tokenizer of those that read images. A request
+        that has such a token is refused.
+        """
         text, last = self.last_token
         if last >= vocab_size:
             raise CheckpointError(
                 f"has id {last}, but vocab_size in config.json is {vocab_size}: take the tokenizer of this "
-                "very model, or remove tokens that were added and never trained",
+                "very model",
                 file=str(folder if is_gguf(folder) else folder / TOKENIZER_FILE),
                 field=f"token {text!r}",
             )
 
     @cached_property
     def last_token(self) -> tuple[str, int]:
-        """Text and id of the token with the largest id. Takes 50 ms for 150,000 tokens."""
-        vocabulary = self._inner.get_vocab()
-        return max(vocabulary.items(), key=lambda item: item[1], default=("", -1))
+        """Text and id of the token with the largest id, added ones left out.
+
+        Takes 50 ms for 150,000 tokens.
+        """
+        added = {token.id for token in self.added_tokens}
+        vocabulary = self._inner.get_vocab(with_added_tokens=False)
+        return max(
+            (item for item in vocabulary.items() if item[1] not in added),
+            key=lambda item: item[1],
+            default=("", -1),
+        )
+
+    def as_json(self, rows: int | None = None) -> str:
+        """``tokenizer.json``, with what the other files declare.
+
+        Args:
+            rows: of the embedding; tokens beyond it are left out. None: all tokens.
+        """
+        text: str = self._inner.to_str()
+        if rows is None or all(token.id < rows for token in self.added_tokens):
+            return text
+        content = json.loads(text)
+        content["added_tokens"] = [t for t in content["added_tokens"] if t["id"] < rows]
+        vocabulary = content["model"].get("vocab")
+        if isinstance(vocabulary, dict):
+            content["model"]["vocab"] = {t: i for t, i in vocabulary.items() if i < rows}
+        return json.dumps(content)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of ``text``, in which the text of a special token becomes that token.
@@ -397,18 +427,8 @@ def _is_streamable(steps: Sequence[_DecoderStep]) -> bool:
     return bool(steps) and all(step.type in _STREAMABLE and step.stop == 0 for step in steps)
 
 
-def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    named = {}
-    for name in _NAMED_TOKENS:
-        value = config.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            named[name] = text
-    return named
-
-
 def _declare_special(inner: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
-    """Makes tokens of ``special_tokens`` special that ``tokenizer.json`` lists as ordinary ones."""
+    """Makes tokens that have roles special where a file lists them as ordinary ones."""
     special = {t.content for t in inner.get_added_tokens_decoder().values() if t.special}
     for text in texts:
         if text not in special and inner.token_to_id(text) is not None:

@@ -324,7 +324,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         weight: of the tenant, positive.
         tenant_priority: of the tenant among tenants, lower is sooner; ``priority`` orders a tenant's own.
         second: of a pair of texts in ``prompt``, the first token of type 1; 0: all are of type 0.
-        dimensions: of the vector that is wanted; 0: all that there are.
+        dimensions: of the vector that is wanted; 0: as many as the checkpoint says.
     """
 
     id: str

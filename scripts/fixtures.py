@@ -1,0 +1,64 @@
+"""What ``make fixtures`` does: the tests' files of other tools, made again by these tools.
+
+``tests/formats/peer_files/versions.json`` says which script of that folder makes which files, and with
+versions. To follow a release, raise its version there, make the files again, and run the tests.
+
+    python scripts/fixtures.py          # all of them
+    python scripts/fixtures.py peft     # those of one entry
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[1]
+FOLDER: Final = ROOT / "tests/formats/peer_files"
+ENVIRONMENTS: Final = ROOT / "build/fixtures"
+
+
+def entries() -> Mapping[str, Any]:
+    """Name -> script, packages and what it writes."""
+    found: Mapping[str, Any] = json.loads((FOLDER / "versions.json").read_text())
+    return found
+
+
+def interpreter(name: str, packages: list[str]) -> Path:
+    """Of an environment with the packages, made if there is none."""
+    folder = ENVIRONMENTS / name
+    python = folder / "bin/python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *packages], check=True)
+    return python
+
+
+def make(name: str, entry: Mapping[str, Any]) -> None:
+    """Write an entry's files anew."""
+    python = interpreter(name, entry["packages"])
+    with tempfile.TemporaryDirectory() as temporary:
+        module = f"tests.formats.peer_files.{entry['script']}"
+        subprocess.run([str(python), "-m", module, temporary], check=True, cwd=ROOT)
+        for written in entry["writes"]:
+            shutil.rmtree(FOLDER / written, ignore_errors=True)
+            shutil.copytree(Path(temporary) / written, FOLDER / written)
+    print(f"{name}: {', '.join(entry['writes'])}")
+
+
+def main() -> None:
+    """Make the named entries' files, or all."""
+    known = entries()
+    names = sys.argv[1:] or list(known)
+    if unknown := set(names) - known.keys():
+        sys.exit(f"no such entry: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    for name in names:
+        make(name, known[name])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""What sentence-transformers says of a checkpoint's texts: how long, and whether in small letters."""
+
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from galley.errors import CheckpointError, shown
+from galley.formats.json_file import read_json
+
+_KINDS: Final = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+_FILES: Final = tuple(f"sentence_{kind}_config.json" for kind in _KINDS)
+"""One of them is there, whatever the model is; early releases called it by the model's kind."""
+
+
+class SentenceConfig(NamedTuple):
+    """Of the texts of a model of embeddings, or of a reranker.
+
+    Attributes:
+        max_tokens: of a text; None: not said here.
+        lower: texts are put into small letters first.
+    """
+
+    max_tokens: int | None = None
+    lower: bool = False
+
+
+def read_sentence_config(folder: Path) -> SentenceConfig:
+    """What the first of the files says; nothing if there is none.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    path = next((folder / name for name in _FILES if (folder / name).exists()), None)
+    if path is None:
+        return SentenceConfig()
+    config = read_json(path)
+    longest, lower = config.get("max_seq_length"), config.get("do_lower_case")
+    if longest is not None and (type(longest) is not int or longest < 1):
+        raise _wrong(path, "max_seq_length", longest, "a positive whole number")
+    if not isinstance(lower, bool | None):
+        raise _wrong(path, "do_lower_case", lower, "true or false")
+    return SentenceConfig(longest, bool(lower))
+
+
+def _wrong(path: Path, field: str, value: Any, expected: str) -> CheckpointError:
+    return CheckpointError(f"is {shown(value)}, expected {expected}", file=str(path), field=field)
