@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from galley.engine.load import load_engine
-from galley.engine_settings import EngineSettings
+from galley.engine.loaders import load_engine
 from galley.errors import UnsupportedModel
 from galley.formats.adapter import read_adapter, read_config
 from galley.ops.executor import forward
+from galley.settings.engine import EngineSettings
 from tests.formats.peer_files.peft_adapters import ADAPTERS, IDS, REFUSED
 from tests.formats.values import relative
 from tests.native.harness import program_of, ragged

@@ -45,7 +45,8 @@ SAID: dict[str, dict[str, Any]] = {
     "dynamic": {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_theta": 5000.0},
     "trained-outside": {"rope_scaling": LLAMA3, "original_max_position_embeddings": 100},
 }
-LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+KINDS = ["sliding_attention", "full_attention"]
+LAYERS = {"layer_types": KINDS, "sliding_window": 8}
 
 
 def turned(config: dict[str, Any]) -> list[tuple[Any, float]]:
@@ -86,7 +87,7 @@ def test_layers_with_a_window_are_not_scaled(
 ) -> None:
     config = {**SHAPE, **LAYERS, "model_type": family, "head_dim": 12, **said}
     expected = truth(config, tmp_path)
-    for kind, (inv_freq, _) in zip(LAYERS["layer_types"], turned(config), strict=True):
+    for kind, (inv_freq, _) in zip(KINDS, turned(config), strict=True):
         wanted = getattr(expected, f"{kind}_inv_freq").numpy()
         assert np.allclose(inv_freq, wanted, rtol=1e-6), kind
 
