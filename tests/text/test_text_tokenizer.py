@@ -269,4 +269,4 @@ def test_a_decoder_that_cannot_be_streamed_is_refused(tmp_path: Path, decoder: A
     trained.write(tmp_path, inner, {})
     tokenizer = Tokenizer.load(tmp_path)  # who writes no text needs none
     with pytest.raises(UnsupportedModel, match="decoder"):
-        tokenizer.check_streamable()
+        tokenizer.check_streamable(tmp_path)

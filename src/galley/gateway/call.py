@@ -17,6 +17,7 @@ from galley.model_info import ModelInfo
 from galley.observe.tenants import TokenKind
 from galley.service.client import LONGEST_WAIT
 from galley.service.streams import OutputStream
+from galley.service.text_pool import TextWork
 from galley.types import LIVE_PRIORITY, EngineRequest, Output, SamplingParams, Timing
 
 
@@ -67,6 +68,11 @@ class Call:
     def info(self) -> ModelInfo:
         """What the model says of itself."""
         return self.backend.engine.info
+
+    @property
+    def text(self) -> TextWork:
+        """Text work for the caller."""
+        return self.backend.text_of(self.caller.tenant)
 
     @property
     def model(self) -> str:

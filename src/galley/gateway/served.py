@@ -17,6 +17,7 @@ from galley.formats.source import BUNDLED, resolve_model
 from galley.gateway.adapters import ServedAdapters
 from galley.gateway.caller import Caller
 from galley.gateway.daemon_thread import in_daemon_thread
+from galley.gateway.key_file import Tenant
 from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.gateway.memory_plans import MemoryPlans
 from galley.gateway.memory_watch import MemoryWatch
@@ -25,7 +26,7 @@ from galley.model_info import EngineStats, Ledger, ModelInfo, OnLedger
 from galley.observe.metrics import Metrics
 from galley.service.client import EngineClient, EngineState
 from galley.service.spawn import Spawner
-from galley.service.text_pool import TextPool
+from galley.service.text_pool import TextPool, TextWork
 from galley.service.watchdog import Watchdog
 from galley.speech import require_installed
 from galley.text.template import ChatTemplate
@@ -59,6 +60,10 @@ class Backend:
     created: int
     files: str
     calls: "WeakSet[Any]" = field(default_factory=WeakSet)
+
+    def text_of(self, tenant: Tenant) -> TextWork:
+        """Text work for a tenant's requests."""
+        return self.text.of(tenant.name, tenant.weight)
 
     async def close(self) -> None:
         """End its processes. Idempotent."""
@@ -254,38 +259,37 @@ class ServedModel:
             on_step=self._step_ended,
             promised=lambda: self._plans.others_take(self.name),
         )
+        text = TextPool(
+            self.settings, self.name, folder, unchanged=lambda: has_fingerprint(folder, files)
+        )
         try:
+            template = await asyncio.to_thread(ChatTemplate.load, folder)
+            await text.begin(chats=template.exists)
             async with self._plans.turn:
                 engine.launch()
                 await engine.planned()
             began = time.monotonic()
+            await text.loaded(chats=template.exists)
             tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
-            template = await asyncio.to_thread(ChatTemplate.load, folder)
             await asyncio.to_thread(lambda: tokenizer.last_token)
             phase_ended("text", time.monotonic() - began)
             info = await engine.ready()
             if info.speech is not None:
                 require_installed()
+                # What is said, and the text before it, is encoded in this process.
+                tokenizer.check_plain(folder)
             tokenizer.check_vocabulary(info.vocab_size, folder)
             if info.embedding is None:
-                tokenizer.check_streamable()
-            text = TextPool(
-                self.settings,
-                self.name,
-                folder,
-                tokenizer,
-                unchanged=lambda: has_fingerprint(folder, files),
-            )
+                tokenizer.check_streamable(folder)
             form = await asyncio.to_thread(
                 chat_format,
                 template,
                 tool_parser=self.settings.tool_parser,
                 reasoning_parser=self.settings.reasoning_parser,
             )
-            if template.exists:
-                await text.warm()
             self.adapters.serve(await self.adapters.begin(engine))
         except BaseException:
+            await text.close()
             await engine.close()
             raise
         return Backend(engine, tokenizer, text, form, created=int(time.time()), files=files)
