@@ -72,7 +72,7 @@ class Call:
     @property
     def text(self) -> TextWork:
         """Text work for the caller."""
-        return self.backend.text_of(self.caller.tenant)
+        return self.backend.text.of(self.caller.share)
 
     @property
     def model(self) -> str:
@@ -92,6 +92,11 @@ class Call:
         probe = EngineRequest(id="", prompt=[], sampling=sampling, priority=priority)
         [probe] = self._marked([probe])
         self.backend.engine.check_early(self.caller.deadline, probe)
+
+    @property
+    def room(self) -> int:
+        """How many sequences more the caller's tenant may have now."""
+        return self.backend.engine.room(self.caller.share)
 
     def submit_all(
         self, requests: Sequence[EngineRequest], *, reserve: int = 0

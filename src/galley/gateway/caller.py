@@ -13,6 +13,7 @@ from galley.gateway.key_file import Tenant
 from galley.gateway.tenants import ANYBODY, Account
 from galley.observe.tenants import TenantMetrics
 from galley.observe.tracing import Trace
+from galley.service.turns import Share
 from galley.types import Adapter
 
 
@@ -42,6 +43,11 @@ class Caller:
     def tenant(self) -> Tenant:
         """Who asks; tenants never share cached prefixes."""
         return self.account.tenant
+
+    @property
+    def share(self) -> Share:
+        """Of what tenants share by their weights."""
+        return Share(self.tenant.name, self.tenant.weight)
 
     @contextmanager
     def limited(self, metrics: TenantMetrics) -> Iterator[None]:

@@ -17,7 +17,6 @@ from galley.formats.source import BUNDLED, resolve_model
 from galley.gateway.adapters import ServedAdapters
 from galley.gateway.caller import Caller
 from galley.gateway.daemon_thread import in_daemon_thread
-from galley.gateway.key_file import Tenant
 from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.gateway.memory_plans import MemoryPlans
 from galley.gateway.memory_watch import MemoryWatch
@@ -26,7 +25,7 @@ from galley.model_info import EngineStats, Ledger, ModelInfo, OnLedger
 from galley.observe.metrics import Metrics
 from galley.service.client import EngineClient, EngineState
 from galley.service.spawn import Spawner
-from galley.service.text_pool import TextPool, TextWork
+from galley.service.text_pool import TextPool
 from galley.service.watchdog import Watchdog
 from galley.speech import require_installed
 from galley.text.template import ChatTemplate
@@ -60,10 +59,6 @@ class Backend:
     created: int
     files: str
     calls: "WeakSet[Any]" = field(default_factory=WeakSet)
-
-    def text_of(self, tenant: Tenant) -> TextWork:
-        """Text work for a tenant's requests."""
-        return self.text.of(tenant.name, tenant.weight)
 
     async def close(self) -> None:
         """End its processes. Idempotent."""
@@ -336,7 +331,7 @@ class ServedModel:
         backend = self.backend()
         if caller is not None:
             self.memory.check()
-            backend.engine.check_early(caller.deadline)
+            backend.engine.check_place(caller.deadline, caller.share)
 
     def speech_model(self, backend: Backend) -> "SpeechModel":
         """What a speech model needs beside its engine; made with the first request, which takes a while.

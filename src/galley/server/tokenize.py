@@ -33,7 +33,7 @@ def routes(models: Registry) -> list[Operation]:
         asked = await body.read(request, TokenizeRequest, max_bytes=max_bytes)
         find = models.find(asked.model)
         backend = (await while_connected(request.receive, find)).backend()
-        tokens = await _tokens(backend, backend.text_of(caller_of(request).tenant), asked)
+        tokens = await _tokens(backend, backend.text.of(caller_of(request).share), asked)
         answer: Tokens = {
             "tokens": tokens,
             "count": len(tokens),
@@ -48,7 +48,7 @@ def routes(models: Registry) -> list[Operation]:
         find = models.find(asked.model)
         backend = (await while_connected(request.receive, find)).backend()
         _check_ids(asked.tokens, backend)
-        text = await backend.text_of(caller_of(request).tenant).decode(asked.tokens)
+        text = await backend.text.of(caller_of(request).share).decode(asked.tokens)
         answer: Text = {"prompt": text}
         return Json(answer)
 

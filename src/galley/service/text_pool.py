@@ -28,7 +28,7 @@ from galley.service.text_frames import (
     encode,
 )
 from galley.service.text_lane import Lane
-from galley.service.turns import Share
+from galley.service.turns import NOBODY, Share
 from galley.types import Grammar, SamplingParams
 
 _SMALL_BYTES: Final = 64 * 1024
@@ -104,9 +104,9 @@ class TextPool:
         """
         await (self._chats if chats else self._texts).loaded()
 
-    def of(self, tenant: str = "", weight: float = 1.0) -> "TextWork":
+    def of(self, share: Share = NOBODY) -> "TextWork":
         """The work of one tenant, which takes turns with that of others by its weight."""
-        return TextWork(self, Share(tenant, weight))
+        return TextWork(self, share)
 
     async def work(self, job: Job, param: str, share: Share) -> FromText:
         """What comes of a job.

@@ -258,3 +258,34 @@ def test_without_an_admin_key_the_admin_routes_are_off(model: Path, tmp_path: Pa
         error = error_of(httpx.get(f"{open_.url}/admin/tenants"), 403)
     assert error["code"] == "admin_disabled"
     assert "--admin-key" in error["message"]
+
+
+def test_a_tenant_that_fills_all_places_leaves_another_its_own(server: Server) -> None:
+    """There are 260."""
+
+    def ask_little() -> str:
+        answer = complete(server, "light", [5, 6], max_tokens=4)
+        assert answer.status_code == 200, answer.text
+        text: str = answer.json()["choices"][0]["text"]
+        return text
+
+    expected = ask_little()
+    with server.client(headers=bearer(key_of("heavy"))) as client:
+
+        def fill(choices: int) -> httpx.Response:
+            body = {"prompt": [5], "n": choices, "max_tokens": 4000, "ignore_eos": True}
+            body |= {"model": "tiny", "stream": True}
+            request = client.build_request("POST", "/v1/completions", json=body)
+            return client.send(request, stream=True)
+
+        filling = [fill(choices) for choices in (128, 128)]
+        while filling[-1].status_code == 200:
+            assert len(filling) < 10
+            filling.append(fill(1))
+        filling[-1].read()
+        error = error_of(filling[-1], 429)
+        assert error["code"] == "queue_full"
+        assert "260 sequences are running or waiting, at most 260 may" in error["message"]
+        assert [ask_little() for _ in range(4)] == [expected] * 4
+        for answer in filling:
+            answer.close()
