@@ -56,6 +56,7 @@ def server(
         kv_cache_tokens=4 * CONTEXT,
         threads=1,
         max_running=4,
+        stored_responses=8,
         api_key_file=key_file.path,
         admin_key="sk-operator",
     ) as running:
@@ -289,3 +290,19 @@ def test_a_tenant_that_fills_all_places_leaves_another_its_own(server: Server) -
         assert [ask_little() for _ in range(4)] == [expected] * 4
         for answer in filling:
             answer.close()
+
+
+def test_who_stores_many_responses_evicts_its_own(server: Server) -> None:
+    def store(name: str) -> str:
+        client = server.openai(key_of(name))
+        made = client.responses.create(model="tiny", input="hello", max_output_tokens=1)
+        assert made.store is True
+        return made.id
+
+    kept = store("light")
+    many = [store("heavy") for _ in range(12)]
+    light, heavy = server.openai(key_of("light")), server.openai(key_of("heavy"))
+    assert light.responses.retrieve(kept).id == kept
+    assert heavy.responses.retrieve(many[-1]).id == many[-1]
+    with pytest.raises(openai.NotFoundError):
+        heavy.responses.retrieve(many[0])
