@@ -11,7 +11,7 @@ from jinja2 import nodes
 
 from galley.errors import CheckpointError, RequestError
 from galley.formats.gguf_file import is_gguf
-from galley.formats.json_file import read_file, read_json
+from galley.formats.json_file import is_there, read_file, read_json
 from galley.text.gguf_tokenizer import read_metadata
 from galley.text.sandbox import CountSteps, Sandbox
 from galley.text.template_calls import CallForm, adapted, found_form
@@ -223,13 +223,13 @@ def read_templates(folder: Path) -> tuple[dict[str, str], Path]:
         CheckpointError: they cannot be read.
     """
     path = folder / TEMPLATE_FILE
-    if path.exists():
+    if is_there(path):
         try:
             return {"default": read_file(path).decode("utf-8")}, path
         except UnicodeDecodeError as error:
             raise CheckpointError(f"cannot be read: {error}", file=str(path)) from error
     path = folder / CONFIG_FILE
-    config = read_json(path) if path.exists() else {}
+    config = read_json(path) if is_there(path) else {}
     return _named_templates(config, str(path)), path
 
 

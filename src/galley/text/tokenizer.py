@@ -14,7 +14,7 @@ from tokenizers import decoders
 
 from galley.errors import CheckpointError, ContextExceeded, RequestError, UnsupportedModel
 from galley.formats.gguf_file import is_gguf
-from galley.formats.json_file import read_file, read_json
+from galley.formats.json_file import is_there, read_file, read_json
 from galley.text.gguf_tokenizer import HUGGINGFACE_KEY, named_tokens, read_metadata, read_text
 
 TOKENIZER_FILE: Final = "tokenizer.json"
@@ -169,13 +169,13 @@ class Tokenizer:
         if is_gguf(folder):
             return cls._of_gguf(folder)
         path = folder / TOKENIZER_FILE
-        if not path.exists():
+        if not is_there(path):
             raise CheckpointError(
                 "does not exist; Galley needs the fast tokenizer's file", file=str(path)
             )
         config: dict[str, Any] = {}
         for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):
-            if (folder / name).exists():
+            if is_there(folder / name):
                 config |= read_json(folder / name)
         made = cls._of_json(read_file(path), _named_tokens(config), path)
         inputs = config.get("model_input_names")
