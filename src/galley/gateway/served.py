@@ -314,16 +314,18 @@ class ServedModel:
             raise EngineFailed(f"The engine of {self.name} has failed; the server's log says why")
         return self._backend
 
-    def check(self, task: Task | None, caller: Caller | None = None) -> None:
+    def check(
+        self, task: Task | None, caller: Caller | None = None, *, called: str | None = None
+    ) -> None:
         """Raise RequestError for a task that the model does not do, else as :meth:`backend`.
 
         Every model does the task ``None``. A model that is to be loaded on request passes. With a
         ``caller`` whose request is for the engine's queue also raise QueueFull, DeadlineExceeded or
-        MemoryPressure, if that is certain before any work is done.
+        MemoryPressure, if that is certain before any work is done. ``called`` is what the request calls it.
         """
         if task is not None and self.tasks is not None and task not in self.tasks:
             raise RequestError(
-                f"The model {self.name!r} cannot {task}; it can {', '.join(self.tasks)}",
+                f"The model {called or self.name!r} cannot {task}; it can {', '.join(self.tasks)}",
                 param="model",
             )
         if self.on_request and not self.is_loaded:

@@ -295,9 +295,9 @@ def test_a_tenant_that_fills_all_places_leaves_another_its_own(server: Server) -
 def test_who_stores_many_responses_evicts_its_own(server: Server) -> None:
     def store(name: str) -> str:
         client = server.openai(key_of(name))
-        made = client.responses.create(model="tiny", input="hello", max_output_tokens=1)
+        made: Any = client.responses.create(model="tiny", input="hello", max_output_tokens=1)
         assert made.store is True
-        return made.id
+        return str(made.id)
 
     kept = store("light")
     many = [store("heavy") for _ in range(12)]
