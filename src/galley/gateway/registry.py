@@ -3,9 +3,9 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 from galley.config import Settings
 from galley.errors import (
@@ -143,10 +143,18 @@ class Registry:
         await self._on_request.close()
         await asyncio.gather(*(model.close() for model in self))
 
-    async def find(
-        self, name: str | None, task: Task | None = None, caller: Caller | None = None
-    ) -> ServedModel:
+    def find(
+        self,
+        name: str | None,
+        task: Task | None = None,
+        caller: Caller | None = None,
+        *,
+        priority: int = 0,
+    ) -> Coroutine[Any, Any, ServedModel]:
         """The model that a request means, which does what the request needs; loaded, if it was not.
+
+        What is refused is refused at once, before anything is awaited: on a server whose event loop has
+        many streams to write, each turn of the loop is a wait.
 
         Make the request's Call before anything else is waited for: a model without calls may be unloaded
         again after a second.
@@ -156,6 +164,7 @@ class Registry:
                 model, or the only one that does the task.
             task: what the request needs; None: nothing but a model.
             caller: whose request is for the engine's queue, and told the adapter.
+            priority: of that request; lower is sooner.
 
         Raises:
             UnknownModel: no model has the name.
@@ -167,15 +176,22 @@ class Registry:
         model, adapter = (self._only(task), None) if name is None else self._meant(name)
         if caller is not None:
             caller.record["model"] = model.name if adapter is None else f"{model.name}:{adapter}"
-        model.check(task, caller, called=name)
-        if model.on_request:
-            deadline = math.inf if caller is None else caller.deadline
-            limit = time.monotonic() + self.settings.request_timeout
-            await self._on_request.ensure(model, min(deadline, limit))
-            model.check(task, caller, called=name)
-        if adapter is not None and caller is not None:
-            caller.adapter = model.adapters.named(adapter)
-        return model
+        model.check(task, caller, called=name, priority=priority)
+
+        async def found() -> ServedModel:
+            if model.on_request:
+                await self._load(model, caller)
+                model.check(task, caller, called=name, priority=priority)
+            if adapter is not None and caller is not None:
+                caller.adapter = model.adapters.named(adapter)
+            return model
+
+        return found()
+
+    async def _load(self, model: ServedModel, caller: Caller | None) -> None:
+        deadline = math.inf if caller is None else caller.deadline
+        limit = time.monotonic() + self.settings.request_timeout
+        await self._on_request.ensure(model, min(deadline, limit))
 
     def named(self, name: str) -> ServedModel:
         """The model of that name, loaded or not. Raises UnknownModel."""

@@ -315,13 +315,19 @@ class ServedModel:
         return self._backend
 
     def check(
-        self, task: Task | None, caller: Caller | None = None, *, called: str | None = None
+        self,
+        task: Task | None,
+        caller: Caller | None = None,
+        *,
+        called: str | None = None,
+        priority: int | None = None,
     ) -> None:
         """Raise RequestError for a task that the model does not do, else as :meth:`backend`.
 
         Every model does the task ``None``. A model that is to be loaded on request passes. With a
         ``caller`` whose request is for the engine's queue also raise QueueFull, DeadlineExceeded or
-        MemoryPressure, if that is certain before any work is done. ``called`` is what the request calls it.
+        MemoryPressure, if that is certain before any work is done: of the queue's places, and with the
+        request's ``priority`` of its pace, too. ``called`` is what the request calls the model.
         """
         if task is not None and self.tasks is not None and task not in self.tasks:
             raise RequestError(
@@ -333,7 +339,10 @@ class ServedModel:
         backend = self.backend()
         if caller is not None:
             self.memory.check()
-            backend.engine.check_place(caller.deadline, caller.share)
+            if priority is None:
+                backend.engine.check_place(caller.deadline, caller.share)
+            else:
+                backend.engine.check_early(caller.deadline, caller.probe(priority))
 
     def speech_model(self, backend: Backend) -> "SpeechModel":
         """What a speech model needs beside its engine; made with the first request, which takes a while.

@@ -1,6 +1,5 @@
 """A checkpoint's tokenizer: text to ids, ids to text, and the bytes of single tokens."""
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-import msgspec
 import tokenizers
 from tokenizers import decoders
 
@@ -16,6 +14,7 @@ from galley.errors import CheckpointError, ContextExceeded, RequestError, Unsupp
 from galley.formats.gguf_file import is_gguf
 from galley.formats.json_file import is_there, read_file, read_json
 from galley.text.gguf_tokenizer import HUGGINGFACE_KEY, named_tokens, read_metadata, read_text
+from galley.text.tokenizer_steps import Steps
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 CONFIG_FILE: Final = "tokenizer_config.json"
@@ -37,40 +36,9 @@ CERTAINLY_LONG: Final = 16
 MOST_TOKEN_CHARS: Final = 4096
 """Of a token whose text is streamed; known vocabularies have runs of some hundred spaces."""
 
-_MOST_GROWTH: Final = 4.0
-"""Characters that a decoder may make of one."""
-
 _LONGEST_REASON: Final = 200
 
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-# Decoder steps whose result for a token does not depend on later tokens, so that text can be streamed.
-_STREAMABLE: Final = frozenset({"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"})
-
-# Steps of encoding that are programs of the library's alone: linear, and a text hardly grows.
-_PLAIN_STEPS: Final = frozenset(
-    {
-        *(
-            "NFC",
-            "NFD",
-            "NFKC",
-            "NFKD",
-            "Lowercase",
-            "StripAccents",
-            "Strip",
-            "Nmt",
-            "BertNormalizer",
-        ),
-        *(
-            "ByteLevel",
-            "Whitespace",
-            "WhitespaceSplit",
-            "BertPreTokenizer",
-            "Digits",
-            "Punctuation",
-        ),
-    }
-)
 
 
 class AddedToken(NamedTuple):
@@ -79,36 +47,6 @@ class AddedToken(NamedTuple):
     id: int
     text: str
     special: bool
-
-
-class _Step(msgspec.Struct):
-    type: str
-    decoders: list["_Step"] = []
-    normalizers: list["_Step"] = []
-    pretokenizers: list["_Step"] = []
-    stop: int = 0  # Strip: characters taken off the end
-    pattern: dict[str, str] | str | None = None  # Replace, Split
-    content: str = ""  # Replace
-
-    def flat(self) -> list["_Step"]:
-        if self.type != "Sequence":
-            return [self]
-        inner = (*self.decoders, *self.normalizers, *self.pretokenizers)
-        return [step for one in inner for step in one.flat()]
-
-    @property
-    def growth(self) -> float:
-        """Characters that a decoder's step makes of one, at most; infinite where that is not known."""
-        if self.type != "Replace":
-            return 1.0
-        literal = self.pattern.get("String") if isinstance(self.pattern, dict) else None
-        return max(1.0, len(self.content) / len(literal)) if literal else math.inf
-
-
-class _TokenizerFile(msgspec.Struct):
-    decoder: _Step | None = None
-    normalizer: _Step | None = None
-    pre_tokenizer: _Step | None = None
 
 
 class Tokenizer:
@@ -124,8 +62,7 @@ class Tokenizer:
         byte_fallback: tokens ``<0x00>`` to ``<0xFF>`` spell characters that the vocabulary lacks
             (SentencePiece).
         not_streamable: why text that is being written cannot be streamed; empty if it can.
-        own_steps: of its normaliser and pre-tokeniser those that the checkpoint has programmed, by
-            replacements and regular expressions: they may take any time and memory for a short text.
+        own_steps: see :class:`galley.text.tokenizer_steps.Steps`.
     """
 
     def __init__(
@@ -185,7 +122,7 @@ class Tokenizer:
     @classmethod
     def _of_json(cls, data: bytes, special_tokens: Mapping[str, str], path: Path) -> Self:
         try:
-            file = msgspec.json.decode(data, type=_TokenizerFile)
+            steps = Steps.read(data)
             inner = tokenizers.Tokenizer.from_buffer(data)
         except BaseException as error:
             if not _is_the_librarys(error):
@@ -194,21 +131,10 @@ class Tokenizer:
         inner.no_truncation()
         inner.no_padding()
         _declare_special(inner, special_tokens.values())
-        steps = _flat(file.decoder)
-        names = [step.type for step in steps]
-        made = cls(inner, decoder_steps=names, special_tokens=special_tokens)
-        encoding = _flat(file.normalizer) + _flat(file.pre_tokenizer)
-        made.own_steps = tuple(step.type for step in encoding if step.type not in _PLAIN_STEPS)
-        if not _is_streamable(steps):
-            made.not_streamable = (
-                f"{path}: the decoder {' + '.join(names) or 'null'} is not supported; Galley streams "
-                f"ByteLevel, or a sequence of {', '.join(sorted(_STREAMABLE))}"
-            )
-        elif math.prod(step.growth for step in steps) > _MOST_GROWTH:
-            made.not_streamable = (
-                f"{path}: the decoder may make more than {_MOST_GROWTH:g} characters of one; Galley "
-                "streams those that replace a text by one of about its length"
-            )
+        made = cls(inner, decoder_steps=steps.decoder, special_tokens=special_tokens)
+        made.own_steps = steps.own
+        if steps.not_streamable:
+            made.not_streamable = f"{path}: {steps.not_streamable}"
         return made
 
     @classmethod
@@ -491,16 +417,6 @@ def _own_errors() -> Iterator[None]:
         raise RequestError(
             f"the model's tokenizer fails on this text: {str(error)[:_LONGEST_REASON]}"
         ) from error
-
-
-def _flat(step: _Step | None) -> list[_Step]:
-    return [] if step is None else step.flat()
-
-
-def _is_streamable(steps: Sequence[_Step]) -> bool:
-    if [step.type for step in steps] == ["ByteLevel"]:
-        return True
-    return bool(steps) and all(step.type in _STREAMABLE and step.stop == 0 for step in steps)
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
