@@ -63,8 +63,11 @@ class Lane:
         """Whether it has a job."""
         return self._turns.taken
 
-    async def begin(self) -> "_Process":
+    async def begin(self, *, with_server: bool = False) -> "_Process":
         """Begin a worker, if there is none, without waiting until it has loaded.
+
+        Args:
+            with_server: the server is about to load the same files, whatever they are now.
 
         Raises:
             EngineNotReady: none can be started.
@@ -72,7 +75,7 @@ class Lane:
         if self._process is not None and not self._process.alive:
             await self._end_process()  # while it was idle: no job is to blame
         if self._process is None:
-            if not self._unchanged():
+            if not (with_server or self._unchanged()):
                 raise EngineNotReady(
                     f"The files of {self._name} have changed; it must be reloaded", retry_after=5
                 )

@@ -91,7 +91,7 @@ class TextPool:
         Raises:
             EngineNotReady: none can be started.
         """
-        await (self._chats if chats else self._texts).begin()
+        await (self._chats if chats else self._texts).begin(with_server=True)
 
     async def loaded(self, *, chats: bool) -> None:
         """Wait until that worker has loaded the checkpoint's tokenizer and chat template.
