@@ -2,17 +2,24 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 
 from galley.config import Settings
-from galley.errors import ModelError
+from galley.errors import ModelError, RequestError
 from galley.service.text_frames import TextStart
 from galley.service.text_lane import Lane
-from galley.service.text_pool import TextPool
+from galley.service.text_pool import TextPool, TextWork
 from galley.text.tokenizer import Tokenizer
 from tests.checkpoints import make_tokenizer
+
+Ask: TypeAlias = Callable[[TextWork, str], Awaitable[Any]]
+
+TOKEN_A = 67
+"""Of "a" in the tiny tokenizer."""
 
 
 def test_a_caller_who_leaves_does_not_confuse_the_next(tmp_path: Path) -> None:
@@ -57,3 +64,44 @@ async def _loaded(lane: Lane) -> None:
         await lane.loaded()
     finally:
         await lane.close()
+
+
+@pytest.fixture(scope="module")
+def exploding(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer that makes megabytes of "§", and of its token."""
+    folder = tmp_path_factory.mktemp("exploding")
+    make_tokenizer(folder)
+    path = folder / "tokenizer.json"
+    file = json.loads(path.read_text(encoding="utf-8"))
+    grow = {"type": "Replace", "pattern": {"String": "§"}, "content": "§" * 10}
+    file["normalizer"] = {"type": "Sequence", "normalizers": [grow] * 8}
+    begin = {"type": "Replace", "pattern": {"String": "a"}, "content": "§"}
+    file["decoder"] = {"type": "Sequence", "decoders": [begin, *[grow] * 8]}
+    path.write_text(json.dumps(file), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("ask", "param"),
+    [
+        (lambda work, text: work.encode([text]), "prompt"),
+        (lambda work, text: work.encode_cut(["x", text], 8), "input"),
+        (lambda work, text: work.encode_pairs("x", [text], None, None), "documents"),
+        (lambda work, text: work.encode_pairs(text, ["x"], 8, 4), "documents"),
+        (lambda work, text: work.decode([TOKEN_A] if text == "§" else [TOKEN_A + 1]), "tokens"),
+    ],
+    ids=["encode", "cut", "pairs", "pairs cut", "decode"],
+)
+def test_every_kind_of_text_work_has_a_budget(exploding: Path, ask: Ask, param: str) -> None:
+    async def work() -> None:
+        settings = Settings(text_bytes=2**27)
+        pool = TextPool(settings, "tiny", exploding, unchanged=lambda: True)
+        try:
+            with pytest.raises(RequestError, match="more memory") as refused:
+                await ask(pool.of(), "§")
+            assert refused.value.param == param
+            await ask(pool.of(), "b")
+        finally:
+            await pool.close()
+
+    asyncio.run(work())

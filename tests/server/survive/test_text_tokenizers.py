@@ -3,6 +3,8 @@
 import json
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,3 +148,25 @@ def test_a_text_worker_that_died_while_it_was_idle_is_no_requests_fault(
         worker.send_signal(getattr(signal, number))
     until(lambda: all(map(ended, workers)))
     assert [ask(http, route) for route in ("chat", "completion")] == before
+
+
+def test_a_speech_model_whose_tokenizer_has_steps_of_its_own_is_not_served(
+    hearing: Path, tmp_path: Path
+) -> None:
+    """Its texts are encoded in the server's process, between two pieces of audio."""
+    folder = shutil.copytree(hearing, tmp_path / "hearing")
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["normalizer"] = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    path.unlink()
+    path.write_text(json.dumps(content), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "galley", "serve", str(folder), "--port", "0", "--threads", "1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "its tokenizer has steps of its own (Replace)" in done.stderr
+    assert "Traceback" not in done.stderr
