@@ -117,9 +117,9 @@ class TextPool:
         """
         frame = encode(job)
         lane = self._chats if isinstance(job, EncodeChat) else self._texts
-        if len(frame) > _SMALL_BYTES and (self._large.started or self._unchanged()):
+        if len(frame) > _SMALL_BYTES:
             lane = self._large
-        return _taken(await lane.run(frame, param, share), param)
+        return _taken(await self._that_runs(lane).run(frame, param, share), param)
 
     async def check_grammar(self, grammar: Grammar, field: str, share: Share) -> Grammar:
         """The grammar, checked and compiled; refusals are remembered, too.
@@ -132,13 +132,18 @@ class TextPool:
         answer = self._grammars.find(job)
         if answer is None:
             # Among the large jobs: nobody's conversation waits for a grammar.
-            answer = await self._large.run(
-                encode(job), field, share, lambda: self._grammars.find(job)
-            )
+            lane = self._that_runs(self._large)
+            answer = await lane.run(encode(job), field, share, lambda: self._grammars.find(job))
             self._grammars.keep(job, answer)
         answer = _taken(answer, field)
         assert isinstance(answer, Compiled)
         return answer.grammar
+
+    def _that_runs(self, lane: Lane) -> Lane:
+        """The lane, or another that has a worker if none can be started in this one."""
+        if lane.started or self._unchanged():
+            return lane
+        return next((other for other in self._lanes if other.started), lane)
 
     async def close(self) -> None:
         """End the workers; jobs still under way fail. Idempotent."""
