@@ -171,10 +171,41 @@ def test_unknown_models_and_models_for_other_tasks_are_refused(
         openai.BadRequestError, match="'chat' cannot transcribe; it can score, generate"
     ):
         client.audio.transcriptions.create(model="chat", file=("a.wav", recording))
+    with pytest.raises(openai.BadRequestError, match="'chat' cannot translate; it can score"):
+        client.audio.translations.create(model="chat", file=("a.wav", recording))
+    with pytest.raises(openai.NotFoundError, match="whisper-1"):
+        client.audio.translations.create(model="whisper-1", file=("a.wav", recording))
     with pytest.raises(openai.NotFoundError, match="whisper-1"):
         client.audio.transcriptions.create(model="whisper-1", file=("a.wav", recording))
     missing = httpx.get(f"{server.url}/v1/models/whisper-1")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("named", ["chat", "speech", "nobody", None])
+@pytest.mark.parametrize(
+    ("path", "body", "task"),
+    [
+        ("/v1/embeddings", {"input": "a"}, "embed"),
+        ("/api/embed", {"input": "a"}, "embed"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}, "rerank"),
+    ],
+)
+def test_an_error_of_routing_names_the_model_that_was_asked_for(
+    server: Server, path: str, body: dict[str, Any], task: str, named: str | None
+) -> None:
+    """No model of the server does the task, so any of them could be blamed."""
+    answer = httpx.post(f"{server.url}{path}", json=body | ({"model": named} if named else {}))
+    error = answer.json()["error"]
+    message = error if isinstance(error, str) else error["message"]
+    if named == "nobody":
+        assert answer.status_code == 404
+        assert "'nobody' does not exist" in message or "model 'nobody'" in message
+    else:
+        assert answer.status_code == 400
+        if named is not None:
+            assert f"The model {named!r} cannot {task}; it can" in message
+        elif path != "/api/embed":  # whose document asks for a name
+            assert f"No model of this server can {task}: it has 'chat', 'speech'" in message
 
 
 def test_live_audio_beside_a_chat(server: Server, client: OpenAI) -> None:

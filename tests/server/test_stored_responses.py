@@ -161,6 +161,24 @@ def test_the_store_stays_within_its_bounds_and_the_oldest_makes_room(
             assert not any(store.find(other, name) for other in "abc" if other != owner)
 
 
+@pytest.mark.parametrize("tenants", [2, 4])
+@pytest.mark.parametrize(
+    ("number", "size", "small"),
+    [(1100, 1, 50_000), (1100, 1, 1), (100, 1_000_000, 1), (100, 1_000_000, 200_000)],
+)
+def test_a_tenant_within_its_share_loses_nothing_to_another(
+    tenants: int, number: int, size: int, small: int
+) -> None:
+    store = ResponseStore(Settings())
+    kept = [(f"light {index}", str(n)) for index in range(tenants - 1) for n in range(20)]
+    for tenant, name in kept:
+        assert store.keep(tenant, name, of_size(small))
+    for index in range(number):
+        assert store.keep("heavy", str(index), of_size(size))
+    assert all(store.find(*key) for key in kept)
+    assert store.find("heavy", str(number - 1))
+
+
 def test_nothing_is_stored_where_nothing_may_be() -> None:
     store = ResponseStore(Settings(stored_responses=0))
     assert not store.is_on

@@ -6,6 +6,7 @@ import pytest
 
 from galley.errors import QueueFull
 from galley.service.admission import Admission, Claim
+from galley.service.turns import NOBODY
 from galley.types import EngineRequest, SamplingParams
 from galley.types.model_info import EngineStats
 
@@ -116,8 +117,8 @@ def test_a_deadline_that_would_be_missed_is_refused_with_the_seconds() -> None:
         model.submit(asked("hasty"), deadline=model.now + 10)
     assert refused.value.retry_after >= 10
     with pytest.raises(QueueFull):
-        model.admission.check_early(asked("early", 0), model.now + 10, now=model.now)
-    model.admission.check_early(None, model.now + 10, now=model.now)
+        model.admission.check([asked("early", 0)], model.now + 10, now=model.now)
+    model.admission.check_place(NOBODY, now=model.now)
 
 
 def test_all_of_a_request_must_fit_in_time() -> None:

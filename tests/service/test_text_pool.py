@@ -1,54 +1,28 @@
-"""Who gets a text worker next."""
+"""Jobs of text workers, whoever leaves, stops or kills."""
 
 import asyncio
+import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 
 from galley.errors import QueueFull
 from galley.service.text_pool import TextPool, _Turns
 from galley.settings.config import Settings
+from galley.config import Settings
+from galley.errors import ModelError, RequestError
+from galley.service.text_frames import TextStart
+from galley.service.text_lane import Lane
+from galley.service.text_pool import TextPool, TextWork
 from galley.text.tokenizer import Tokenizer
 from tests.checkpoints import make_tokenizer
 
+Ask: TypeAlias = Callable[[TextWork, str], Awaitable[Any]]
 
-async def take(turns: _Turns, size: int, done: list[int]) -> None:
-    await turns.wait(size)
-    done.append(size)
-    turns.pass_on()
-
-
-def test_the_smallest_that_waits_is_next() -> None:
-    asyncio.run(_the_smallest_that_waits_is_next())
-
-
-async def _the_smallest_that_waits_is_next() -> None:
-    turns, done = _Turns(10), list[int]()
-    await turns.wait(0)
-    waiting = [asyncio.create_task(take(turns, size, done)) for size in (30, 10, 20, 5)]
-    await asyncio.sleep(0)
-    waiting[3].cancel()
-    await asyncio.sleep(0)
-    turns.pass_on()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    assert done == [10, 20, 30]
-    assert not turns.taken
-
-
-def test_nobody_waits_for_long_or_with_much() -> None:
-    asyncio.run(_nobody_waits_for_long_or_with_much())
-
-
-async def _nobody_waits_for_long_or_with_much() -> None:
-    turns = _Turns(0.05)
-    await turns.wait(0)
-    with pytest.raises(QueueFull, match=r"within 0\.05 s") as full:
-        await turns.wait(1)
-    assert full.value.retry_after == 0.05
-    with pytest.raises(QueueFull, match="too much waits"):
-        await turns.wait(100 * 2**20)
-    turns.pass_on()
-    await turns.wait(100 * 2**20)  # alone it is taken
+TOKEN_A = 67
+"""Of "a" in the tiny tokenizer."""
 
 
 def test_a_caller_who_leaves_does_not_confuse_the_next(tmp_path: Path) -> None:
@@ -58,13 +32,79 @@ def test_a_caller_who_leaves_does_not_confuse_the_next(tmp_path: Path) -> None:
 
 async def _a_caller_who_leaves_does_not_confuse_the_next(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(tmp_path)
-    pool = TextPool(Settings(), "tiny", tmp_path, tokenizer, unchanged=lambda: True)
+    pool = TextPool(Settings(), "tiny", tmp_path, unchanged=lambda: True)
+    work = pool.of()
     texts = [f"{word} " * 20_000 for word in ("cat", "dog", "mat")]
-    leaving = asyncio.create_task(pool.encode([texts[0]]))
+    leaving = asyncio.create_task(work.encode([texts[0]]))
     while not pool.busy:
         await asyncio.sleep(0.01)
     leaving.cancel()
-    encoded = await asyncio.gather(*(pool.encode([text]) for text in texts[1:]))
+    encoded = await asyncio.gather(*(work.encode([text]) for text in texts[1:]))
     assert [ids for [ids] in encoded] == [tokenizer.encode(text) for text in texts[1:]]
     assert leaving.cancelled()
     await pool.close()
+
+
+@pytest.mark.parametrize("content", ["§" * 10, "§" * 1000])
+def test_a_tokenizer_that_explodes_while_it_loads_is_refused(tmp_path: Path, content: str) -> None:
+    """A normaliser runs over the added tokens then."""
+    make_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    file = json.loads(path.read_text(encoding="utf-8"))
+    grow = {"type": "Replace", "pattern": {"String": "§"}, "content": content}
+    file["normalizer"] = {"type": "Sequence", "normalizers": [grow] * 9}
+    file["added_tokens"].append(
+        file["added_tokens"][-1] | {"id": 319, "content": "§", "special": False, "normalized": True}
+    )
+    path.write_text(json.dumps(file), encoding="utf-8")
+    start = TextStart(str(tmp_path), 10.0, 2**20, load_seconds=10.0, load_bytes=2**28)
+    with pytest.raises(ModelError, match="cannot be loaded within 10 s and 268435456 bytes"):
+        asyncio.run(_loaded(Lane("tiny", start, lambda: True)))
+
+
+async def _loaded(lane: Lane) -> None:
+    try:
+        await lane.loaded()
+    finally:
+        await lane.close()
+
+
+@pytest.fixture(scope="module")
+def exploding(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer that makes megabytes of "§", and of its token."""
+    folder = tmp_path_factory.mktemp("exploding")
+    make_tokenizer(folder)
+    path = folder / "tokenizer.json"
+    file = json.loads(path.read_text(encoding="utf-8"))
+    grow = {"type": "Replace", "pattern": {"String": "§"}, "content": "§" * 10}
+    file["normalizer"] = {"type": "Sequence", "normalizers": [grow] * 8}
+    begin = {"type": "Replace", "pattern": {"String": "a"}, "content": "§"}
+    file["decoder"] = {"type": "Sequence", "decoders": [begin, *[grow] * 8]}
+    path.write_text(json.dumps(file), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("ask", "param"),
+    [
+        (lambda work, text: work.encode([text]), "prompt"),
+        (lambda work, text: work.encode_cut(["x", text], 8), "input"),
+        (lambda work, text: work.encode_pairs("x", [text], None, None), "documents"),
+        (lambda work, text: work.encode_pairs(text, ["x"], 8, 4), "documents"),
+        (lambda work, text: work.decode([TOKEN_A] if text == "§" else [TOKEN_A + 1]), "tokens"),
+    ],
+    ids=["encode", "cut", "pairs", "pairs cut", "decode"],
+)
+def test_every_kind_of_text_work_has_a_budget(exploding: Path, ask: Ask, param: str) -> None:
+    async def work() -> None:
+        settings = Settings(text_bytes=2**27)
+        pool = TextPool(settings, "tiny", exploding, unchanged=lambda: True)
+        try:
+            with pytest.raises(RequestError, match="more memory") as refused:
+                await ask(pool.of(), "§")
+            assert refused.value.param == param
+            await ask(pool.of(), "b")
+        finally:
+            await pool.close()
+
+    asyncio.run(work())

@@ -7,10 +7,10 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
-from galley.errors import CheckpointError, ContextExceeded, UnsupportedModel
+from galley.errors import CheckpointError, ContextExceeded, RequestError, UnsupportedModel
 from galley.text.tokenizer import Tokenizer
 from tests.text import trained
 
@@ -269,4 +269,96 @@ def test_a_decoder_that_cannot_be_streamed_is_refused(tmp_path: Path, decoder: A
     trained.write(tmp_path, inner, {})
     tokenizer = Tokenizer.load(tmp_path)  # who writes no text needs none
     with pytest.raises(UnsupportedModel, match="decoder"):
-        tokenizer.check_streamable()
+        tokenizer.check_streamable(tmp_path)
+
+
+def replacing(*pairs: tuple[Any, str]) -> Any:
+    return decoders.Sequence([decoders.Replace(*pair) for pair in pairs])
+
+
+@pytest.mark.parametrize(
+    ("decoder", "bounded"),
+    [
+        (replacing(("▁", " ")), True),
+        (replacing(("▁▁", ""), ("▁", "    ")), True),
+        (replacing(("a", "aaaaa")), False),
+        (replacing(("a", "bb"), ("b", "cc"), ("c", "dd")), False),
+        (replacing(*[("a", "a" * 10)] * 8), False),
+        (replacing(("", " ")), False),
+        (replacing((tokenizers.Regex("(a+)+$"), "")), False),
+    ],
+    ids=str,
+)
+def test_a_decoder_that_may_make_long_texts_of_short_ones_is_refused(
+    tmp_path: Path, decoder: Any, bounded: bool
+) -> None:
+    inner = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
+    inner.decoder = decoder
+    trained.write(tmp_path, inner, {})
+    tokenizer = Tokenizer.load(tmp_path)
+    if bounded:
+        tokenizer.check_streamable(tmp_path)
+    else:
+        with pytest.raises(UnsupportedModel, match=r"decoder may make more than 4 characters"):
+            tokenizer.check_streamable(tmp_path)
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize(("length", "fine"), [(4096, True), (4097, False), (10**6, False)])
+def test_a_token_of_no_sane_length_is_refused(
+    tmp_path: Path, length: int, fine: bool, added: bool
+) -> None:
+    token = "x" * length
+    inner = tokenizers.Tokenizer(models.BPE({"a": 0} if added else {"a": 0, token: 1}, []))
+    inner.decoder = decoders.ByteLevel()
+    if added:
+        inner.add_tokens([token])
+    trained.write(tmp_path, inner, {})
+    tokenizer = Tokenizer.load(tmp_path)
+    if fine:
+        tokenizer.check_streamable(tmp_path)
+    else:
+        with pytest.raises(UnsupportedModel, match=f"has {length} characters"):
+            tokenizer.check_streamable(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "step", "plain"),
+    [
+        ("normalizer", normalizers.NFKC(), True),
+        ("normalizer", normalizers.Replace("a", "aa"), False),
+        ("normalizer", normalizers.Sequence([normalizers.NFC(), normalizers.Prepend("a")]), False),
+        ("pre_tokenizer", pre_tokenizers.ByteLevel(), True),
+        ("pre_tokenizer", pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "isolated"), False),
+    ],
+    ids=str,
+)
+def test_steps_that_the_checkpoint_has_programmed_are_known(
+    tmp_path: Path, part: str, step: Any, plain: bool
+) -> None:
+    inner = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
+    setattr(inner, part, step)
+    trained.write(tmp_path, inner, {})
+    tokenizer = Tokenizer.load(tmp_path)
+    if plain:
+        tokenizer.check_plain(tmp_path)
+    else:
+        with pytest.raises(UnsupportedModel, match="steps of its own"):
+            tokenizer.check_plain(tmp_path)
+
+
+def test_a_step_that_panics_is_the_texts_error(tmp_path: Path) -> None:
+    inner = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "isolated")
+    trained.write(tmp_path, inner, {})
+    tokenizer = Tokenizer.load(tmp_path)
+    text = "a" * 40 + "b"
+    for encode in (
+        tokenizer.encode,
+        tokenizer.encode_plain,
+        lambda t: tokenizer.encode_cut([t], 9),
+        lambda t: tokenizer.encode_pairs("a", [t], 9),
+    ):
+        with pytest.raises(RequestError, match="tokenizer fails on this text: Onig"):
+            encode(text)
+    assert tokenizer.encode("ab") == [0, 1]

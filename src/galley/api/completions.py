@@ -20,7 +20,7 @@ from galley.api.schemas import CompletionRequest
 from galley.gateway.call import Call, opened
 from galley.gateway.caller import Caller
 from galley.gateway.generation import Finish, Generation, Piece, check_count
-from galley.gateway.served import Backend, ServedModel
+from galley.gateway.served import ServedModel
 from galley.text.stream import TextStream, TokenText, describe
 from galley.text.tokenizer import Tokenizer
 from galley.types import Output, TokenLogprob
@@ -28,9 +28,9 @@ from galley.types import Output, TokenLogprob
 ENDPOINT: Final = "/v1/completions"
 
 
-async def _token_ids(given: Sequence[str | list[int]], backend: Backend) -> list[list[int]]:
+async def _token_ids(given: Sequence[str | list[int]], call: Call) -> list[list[int]]:
     texts = [prompt for prompt in given if isinstance(prompt, str)]
-    encoded = await backend.text.encode(texts, context=backend.engine.info.max_request_tokens)
+    encoded = await call.text.encode(texts, context=call.info.max_request_tokens)
     ids = iter(encoded)
     return [next(ids) if isinstance(prompt, str) else prompt for prompt in given]
 
@@ -102,8 +102,8 @@ class CompletionAnswer:
         check_count(served, len(given), params.n, "prompt")
         with opened(Call(served, ENDPOINT, caller)) as call:
             call.check_early(asked.priority or 0)
-            params = await call.backend.text.check_grammar(params, asked.constrained_by)
-            prompts = await _token_ids(given, call.backend)
+            params = await call.text.check_grammar(params, asked.constrained_by)
+            prompts = await _token_ids(given, call)
             generation = Generation.submit(
                 call,
                 params,

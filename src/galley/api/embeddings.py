@@ -175,8 +175,8 @@ async def vectors_of(
         prompt = prompt_of(asked.input_type, call.info, param="input_type")
         texts = [prompt + text for text in asked.texts if isinstance(text, str)]
         most = cut_to(call, asked.truncate)
-        pool = call.backend.text
-        encoded = await (pool.encode(texts) if most is None else pool.encode_cut(texts, most))
+        work = call.text
+        encoded = await (work.encode(texts) if most is None else work.encode_cut(texts, most))
         ids = iter(encoded)
         prepared = [
             Prepared(next(ids) if isinstance(text, str) else text[:most], param)
@@ -301,7 +301,7 @@ async def _encoded(
             if pair[0] != first:
                 break
             seconds.append(pair[1])
-        encoded += await call.backend.text.encode_pairs(first, seconds, most, most_second)
+        encoded += await call.text.encode_pairs(first, seconds, most, most_second)
     return encoded
 
 

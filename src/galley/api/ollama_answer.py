@@ -127,8 +127,8 @@ class OllamaGeneration:
             params = asked.sampling(call.info)
             call.check_early(0)
             if isinstance(asked, OllamaGenerateRequest) and asked.raw:
-                params = await call.backend.text.check_grammar(params, asked.constrained_by)
-                prompts = await call.backend.text.encode([asked.prompt or ""])
+                params = await call.text.check_grammar(params, asked.constrained_by)
+                prompts = await call.text.encode([asked.prompt or ""])
                 generation = Generation.submit(
                     call, params, prompts, priority=0, cache_salt=None, prompt_param="prompt"
                 )

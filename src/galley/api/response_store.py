@@ -94,7 +94,8 @@ class StoredResponse(NamedTuple):
 class ResponseStore:
     """The responses of all tenants, within bounds of their number, bytes and age.
 
-    When it is full, the oldest response goes of the tenant that holds the most bytes.
+    When it is full, the oldest response goes of the tenant that holds the most of what is short: responses
+    or bytes. So who holds less than its share, of all that the store takes, loses none to others.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -124,7 +125,8 @@ class ResponseStore:
             others = [
                 t for t, has in self._tenants.items() if t != tenant or len(has.responses) > 1
             ]
-            largest = max(others, key=lambda other: self._tenants[other].bytes)
+            by_number = self._count > self._most
+            largest = max(others, key=lambda other: self._tenants[other].held(by_number))
             self.remove(largest, next(iter(self._tenants[largest].responses)))
         return True
 
@@ -181,6 +183,10 @@ class _Shelf:
     def __init__(self) -> None:
         self.responses: OrderedDict[str, tuple[float, StoredResponse]] = OrderedDict()
         self.bytes = 0
+
+    def held(self, by_number: bool) -> int:
+        """How many responses, or their bytes."""
+        return len(self.responses) if by_number else self.bytes
 
 
 def _listed(items: Sequence[InputItem], response_id: str) -> list[dict[str, Any]]:

@@ -15,6 +15,11 @@ MAX_JSON_BYTES: Final = 100 * 1024 * 1024
 _MAX_DIGITS: Final = 100
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is a file, or a link that leads nowhere: to read that one is an error."""
+    return path.exists() or path.is_symlink()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; CheckpointError if it is anything else."""
     return parse_json(read_file(path), path)

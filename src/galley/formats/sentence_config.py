@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from galley.errors import CheckpointError, shown
-from galley.formats.json_file import read_json
+from galley.formats.json_file import is_there, read_json
 
 _KINDS: Final = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _FILES: Final = tuple(f"sentence_{kind}_config.json" for kind in _KINDS)
@@ -29,7 +29,7 @@ def read_sentence_config(folder: Path) -> SentenceConfig:
     Raises:
         CheckpointError: it is damaged.
     """
-    path = next((folder / name for name in _FILES if (folder / name).exists()), None)
+    path = next((folder / name for name in _FILES if is_there(folder / name)), None)
     if path is None:
         return SentenceConfig()
     config = read_json(path)

@@ -6,11 +6,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
-
 from galley.errors import RateLimited
 from galley.gateway.caller import Caller
-from galley.gateway.key_file import LOWEST_PRIORITY, Tenant
 from galley.gateway.receipt import Receipt
 from galley.gateway.served import ServedModel
 from galley.observe.tenants import TokenKind
@@ -18,6 +15,8 @@ from galley.service.client import LONGEST_WAIT
 from galley.service.streams import OutputStream
 from galley.types import LIVE_PRIORITY, EngineRequest, Output, SamplingParams, Timing
 from galley.types.model_info import ModelInfo
+from galley.service.text_pool import TextWork
+from galley.types import EngineRequest, Output, Timing
 
 
 class Call:
@@ -69,6 +68,11 @@ class Call:
         return self.backend.engine.info
 
     @property
+    def text(self) -> TextWork:
+        """Text work for the caller."""
+        return self.backend.text.of(self.caller.share)
+
+    @property
     def model(self) -> str:
         """The name of what answers: the model's, or the adapter's behind it."""
         return self.served.name_with(self.caller.adapter)
@@ -82,10 +86,12 @@ class Call:
         Raises:
             QueueFull, DeadlineExceeded: see :meth:`galley.service.client.EngineClient.submit_all`.
         """
-        sampling = SamplingParams(max_tokens=0)
-        probe = EngineRequest(id="", prompt=[], sampling=sampling, priority=priority)
-        [probe] = self._marked([probe])
-        self.backend.engine.check_early(self.caller.deadline, probe)
+        self.backend.engine.check_early(self.caller.deadline, self.caller.probe(priority))
+
+    @property
+    def room(self) -> int:
+        """How many sequences more the caller's tenant may have now."""
+        return self.backend.engine.room(self.caller.share)
 
     def submit_all(
         self, requests: Sequence[EngineRequest], *, reserve: int = 0
@@ -104,7 +110,7 @@ class Call:
             self.caller.account.reserve(reserve)
         self._reserved += reserve
         return self._counted(
-            self.backend.engine.submit_all(self._marked(requests), self.caller.deadline)
+            self.backend.engine.submit_all(self.caller.marked(requests), self.caller.deadline)
         )
 
     async def submit_patiently(self, requests: Sequence[EngineRequest]) -> "list[CallStream]":
@@ -116,7 +122,7 @@ class Call:
             except RateLimited as limited:
                 await asyncio.sleep(min(LONGEST_WAIT, limited.retry_after))
         engine, deadline = self.backend.engine, self.caller.deadline
-        return self._counted(await engine.submit_patiently(self._marked(requests), deadline))
+        return self._counted(await engine.submit_patiently(self.caller.marked(requests), deadline))
 
     def close(self) -> None:
         """Cancel what still runs, and settle the tenant's account. Idempotent."""
@@ -222,21 +228,6 @@ class Call:
         self.caller.account.spend(max(0, beyond))
         self.caller.account.recent_tokens.add(tokens)
 
-    def _marked(self, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
-        """The requests with what the engine must know of the tenant."""
-        tenant = self.caller.tenant
-        return [
-            msgspec.structs.replace(
-                request,
-                tenant=tenant.name,
-                weight=tenant.weight,
-                tenant_priority=tenant.priority,
-                priority=_priority(request, tenant),
-                adapter=self.caller.adapter,
-            )
-            for request in requests
-        ]
-
 
 class CallStream:
     """One engine request's Outputs, counted as they come; ends after the one with a ``finish_reason``.
@@ -290,13 +281,6 @@ class CallStream:
         if self.timing is not None and not self._billed:
             self._billed = True
             self._call.receipt.add(self._submitted, self.timing)
-
-
-def _priority(request: EngineRequest, tenant: Tenant) -> int:
-    """Live audio keeps its own; a text's stays within what requests may ask for."""
-    if request.priority == LIVE_PRIORITY:
-        return LIVE_PRIORITY
-    return max(-LOWEST_PRIORITY, min(LOWEST_PRIORITY, request.priority + tenant.priority))
 
 
 @contextmanager

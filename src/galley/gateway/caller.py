@@ -3,17 +3,20 @@
 import hashlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from galley.errors import RateLimited
-from galley.gateway.key_file import Tenant
+from galley.gateway.key_file import LOWEST_PRIORITY, Tenant
 from galley.gateway.tenants import ANYBODY, Account
 from galley.observe.tenants import TenantMetrics
 from galley.observe.tracing import Trace
-from galley.types import Adapter
+from galley.service.turns import Share
+from galley.types import LIVE_PRIORITY, Adapter, EngineRequest, SamplingParams
 
 
 @dataclass(eq=False)
@@ -43,6 +46,32 @@ class Caller:
         """Who asks; tenants never share cached prefixes."""
         return self.account.tenant
 
+    @property
+    def share(self) -> Share:
+        """Of what tenants share by their weights."""
+        return Share(self.tenant.name, self.tenant.weight)
+
+    def marked(self, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
+        """The requests with what the engine must know of the tenant."""
+        tenant = self.tenant
+        return [
+            msgspec.structs.replace(
+                request,
+                tenant=tenant.name,
+                weight=tenant.weight,
+                tenant_priority=tenant.priority,
+                priority=_priority(request, tenant),
+                adapter=self.adapter,
+            )
+            for request in requests
+        ]
+
+    def probe(self, priority: int) -> EngineRequest:
+        """An empty request of the tenant: what is refused of it is refused of any with that priority."""
+        sampling = SamplingParams(max_tokens=0)
+        request = EngineRequest(id="", prompt=[], sampling=sampling, priority=priority)
+        return self.marked([request])[0]
+
     @contextmanager
     def limited(self, metrics: TenantMetrics) -> Iterator[None]:
         """Counts what the tenant's limits refuse within."""
@@ -61,3 +90,10 @@ class Caller:
             data = part.encode()
             digest.update(len(data).to_bytes(8, "little") + data)
         return digest.hexdigest()
+
+
+def _priority(request: EngineRequest, tenant: Tenant) -> int:
+    """Live audio keeps its own; a text's stays within what requests may ask for."""
+    if request.priority == LIVE_PRIORITY:
+        return LIVE_PRIORITY
+    return max(-LOWEST_PRIORITY, min(LOWEST_PRIORITY, request.priority + tenant.priority))

@@ -8,8 +8,9 @@ as they come. :func:`galley.tools.events.whole` makes one answer of all events o
 from galley.gateway.call import Call
 from galley.gateway.generation import Generation
 from galley.gateway.served import Backend
+from galley.service.turns import Share
 from galley.tools.conversation import Conversation
-from galley.tools.prepare import check_tools, prepared, variables_of
+from galley.tools.prepare import check_tools, markers_of, prepared, variables_of
 from galley.types import SamplingParams
 
 
@@ -36,11 +37,19 @@ async def converse(
         EngineFailed: the engine will not come back.
     """
     backend = call.backend
-    prompt = await prompt_of(backend, conversation)
-    params, new_parser = prepared(conversation, backend.format, backend.tokenizer, prompt, params)
+    prompt = await prompt_of(backend, conversation, call.caller.share)
+    markers = markers_of(conversation, backend.format)
+    params, new_parser = prepared(
+        conversation,
+        backend.format,
+        backend.tokenizer,
+        prompt,
+        params,
+        await call.text.encode(markers, add_special_tokens=False),
+    )
     return Generation.submit(
         call,
-        await backend.text.check_grammar(params, constrained_by or "tool_choice"),
+        await call.text.check_grammar(params, constrained_by or "tool_choice"),
         [prompt],
         priority=priority,
         cache_salt=cache_salt,
@@ -49,14 +58,14 @@ async def converse(
     )
 
 
-async def prompt_of(backend: Backend, conversation: Conversation) -> list[int]:
-    """Token ids of the conversation, as the model's chat template writes it.
+async def prompt_of(backend: Backend, conversation: Conversation, share: Share) -> list[int]:
+    """Token ids of a tenant's conversation, as the model's chat template writes it.
 
     Raises:
         RequestError: the request cannot be honoured by this model.
     """
     check_tools(conversation, backend.format)
-    return await backend.text.chat(
+    return await backend.text.of(share).chat(
         conversation.messages,
         tools=[tool.as_templates_expect() for tool in conversation.offered],
         variables=variables_of(conversation, backend.format),

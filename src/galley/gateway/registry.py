@@ -4,11 +4,13 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from galley.errors import (
     Conflict,
+    EngineFailed,
     EngineNotReady,
     GalleyError,
     ModelError,
@@ -151,10 +153,18 @@ class Registry:
         await self._on_request.close()
         await asyncio.gather(*(model.close() for model in self))
 
-    async def find(
-        self, name: str | None, task: Task | None = None, caller: Caller | None = None
-    ) -> ServedModel:
+    def find(
+        self,
+        name: str | None,
+        task: Task | None = None,
+        caller: Caller | None = None,
+        *,
+        priority: int = 0,
+    ) -> Coroutine[Any, Any, ServedModel]:
         """The model that a request means, which does what the request needs; loaded, if it was not.
+
+        What is refused is refused at once, before anything is awaited: on a server whose event loop has
+        many streams to write, each turn of the loop is a wait.
 
         Make the request's Call before anything else is waited for: a model without calls may be unloaded
         again after a second.
@@ -164,6 +174,7 @@ class Registry:
                 model, or the only one that does the task.
             task: what the request needs; None: nothing but a model.
             caller: whose request is for the engine's queue, and told the adapter.
+            priority: of that request; lower is sooner.
 
         Raises:
             UnknownModel: no model has the name.
@@ -175,15 +186,22 @@ class Registry:
         model, adapter = (self._only(task), None) if name is None else self._meant(name)
         if caller is not None:
             caller.record["model"] = model.name if adapter is None else f"{model.name}:{adapter}"
-        model.check(task, caller)
-        if model.on_request:
-            deadline = math.inf if caller is None else caller.deadline
-            limit = time.monotonic() + self.settings.request_timeout
-            await self._on_request.ensure(model, min(deadline, limit))
-            model.check(task, caller)
-        if adapter is not None and caller is not None:
-            caller.adapter = model.adapters.named(adapter)
-        return model
+        model.check(task, caller, called=name, priority=priority)
+
+        async def found() -> ServedModel:
+            if model.on_request:
+                await self._load(model, caller)
+                model.check(task, caller, called=name, priority=priority)
+            if adapter is not None and caller is not None:
+                caller.adapter = model.adapters.named(adapter)
+            return model
+
+        return found()
+
+    async def _load(self, model: ServedModel, caller: Caller | None) -> None:
+        deadline = math.inf if caller is None else caller.deadline
+        limit = time.monotonic() + self.settings.request_timeout
+        await self._on_request.ensure(model, min(deadline, limit))
 
     def named(self, name: str) -> ServedModel:
         """The model of that name, loaded or not. Raises UnknownModel."""
@@ -248,8 +266,12 @@ class Registry:
     def expect(self, task: Task | None = None, caller: Caller | None = None) -> None:
         """Before a request's body is read: raise if no model can answer it, whichever its body names.
 
+        What depends on the name that is asked for is left to :meth:`find`: that a model does not exist or
+        does not do the task and, of several models, that one is not ready.
+
         Raises:
-            RequestError, Unavailable, EngineFailed: as :meth:`find` for every one of the models.
+            Unavailable, DeadlineExceeded: as :meth:`find` for every one of the models that do the task.
+            EngineNotReady, EngineFailed: the only model cannot answer.
             RateLimited: the caller's tenant has as many requests as it may.
         """
         if caller is not None:
@@ -258,12 +280,16 @@ class Registry:
         # No exception is kept in a local: its traceback holds this frame, and the frame its callers with
         # all they have, until the collector comes.
         fitting = [m for m in self if task is None or m.tasks is None or task in m.tasks]
-        *others, best = sorted(fitting or self, key=lambda model: _WORST_FIRST.index(model.state))
+        if not fitting:
+            return
+        *others, best = sorted(fitting, key=lambda model: _WORST_FIRST.index(model.state))
         for model in others:
             with suppress(GalleyError):
                 model.check(task, caller)
                 return
-        best.check(task, caller)
+        named = (EngineNotReady, EngineFailed) if len(self._models) > 1 else ()
+        with suppress(*named):
+            best.check(task, caller)
 
     def task_of_pairs(self, name: str | None) -> Task | None:
         """By which a model is found that scores pairs, if none is named: rerankers come first."""
@@ -278,6 +304,10 @@ class Registry:
             if any(model.tasks is None for model in self._at_start):
                 raise EngineNotReady("The models are loading", retry_after=RETRY_SECONDS)
             fitting = [m for m in self if task is None or m.tasks is None or task in m.tasks]
+            if not fitting:
+                raise RequestError(
+                    f"No model of this server can {task}: it has {self._listed()}", param="model"
+                )
         if len(fitting) != 1:
             raise RequestError(
                 f"This server has {self._listed()}: say in the field model which is meant",

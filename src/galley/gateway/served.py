@@ -266,38 +266,37 @@ class ServedModel:
             on_step=self._step_ended,
             promised=lambda: self._plans.others_take(self.name),
         )
+        text = TextPool(
+            self.settings, self.name, folder, unchanged=lambda: has_fingerprint(folder, files)
+        )
         try:
+            template = await asyncio.to_thread(ChatTemplate.load, folder)
+            await text.begin(chats=template.exists)
             async with self._plans.turn:
                 engine.launch()
                 await engine.planned()
             began = time.monotonic()
+            await text.loaded(chats=template.exists)
             tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
-            template = await asyncio.to_thread(ChatTemplate.load, folder)
             await asyncio.to_thread(lambda: tokenizer.last_token)
             phase_ended("text", time.monotonic() - began)
             info = await engine.ready()
             if info.speech is not None:
                 require_installed()
+                # What is said, and the text before it, is encoded in this process.
+                tokenizer.check_plain(folder)
             tokenizer.check_vocabulary(info.vocab_size, folder)
             if info.embedding is None:
-                tokenizer.check_streamable()
-            text = TextPool(
-                self.settings,
-                self.name,
-                folder,
-                tokenizer,
-                unchanged=lambda: has_fingerprint(folder, files),
-            )
+                tokenizer.check_streamable(folder)
             form = await asyncio.to_thread(
                 chat_format,
                 template,
                 tool_parser=self.settings.tool_parser,
                 reasoning_parser=self.settings.reasoning_parser,
             )
-            if template.exists:
-                await text.warm()
             self.adapters.serve(await self.adapters.begin(engine))
         except BaseException:
+            await text.close()
             await engine.close()
             raise
         return Backend(engine, tokenizer, text, form, created=int(time.time()), files=files)
@@ -327,16 +326,24 @@ class ServedModel:
             raise EngineFailed(f"The engine of {self.name} has failed; the server's log says why")
         return self._backend
 
-    def check(self, task: Task | None, caller: Caller | None = None) -> None:
+    def check(
+        self,
+        task: Task | None,
+        caller: Caller | None = None,
+        *,
+        called: str | None = None,
+        priority: int | None = None,
+    ) -> None:
         """Raise RequestError for a task that the model does not do, else as :meth:`backend`.
 
         Every model does the task ``None``. A model that is to be loaded on request passes. With a
         ``caller`` whose request is for the engine's queue also raise QueueFull, DeadlineExceeded or
-        MemoryPressure, if that is certain before any work is done.
+        MemoryPressure, if that is certain before any work is done: of the queue's places, and with the
+        request's ``priority`` of its pace, too. ``called`` is what the request calls the model.
         """
         if task is not None and self.tasks is not None and task not in self.tasks:
             raise RequestError(
-                f"The model {self.name!r} cannot {task}; it can {', '.join(self.tasks)}",
+                f"The model {called or self.name!r} cannot {task}; it can {', '.join(self.tasks)}",
                 param="model",
             )
         if self.on_request and not self.is_loaded:
@@ -344,7 +351,10 @@ class ServedModel:
         backend = self.backend()
         if caller is not None:
             self.memory.check()
-            backend.engine.check_early(caller.deadline)
+            if priority is None:
+                backend.engine.check_place(caller.deadline, caller.share)
+            else:
+                backend.engine.check_early(caller.deadline, caller.probe(priority))
 
     def speech_model(self, backend: Backend) -> "SpeechModel":
         """What a speech model needs beside its engine; made with the first request, which takes a while.

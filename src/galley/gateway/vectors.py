@@ -103,8 +103,7 @@ class Vectors:
             Unavailable: the queue is full, the tenant has no tokens left, or the server stops.
             DeadlineExceeded: the request's time is over.
         """
-        settings = self._call.served.settings
-        ahead = max(1, min(_AHEAD, settings.running_limit + settings.max_queue))
+        ahead = max(1, min(_AHEAD, self._call.room))
         first, rest = self._requests[:ahead], self._requests[ahead:]
         under_way = deque(self._call.submit_all(first, reserve=self.tokens))
         self._call.prompts_taken(self.tokens)
@@ -113,7 +112,8 @@ class Vectors:
             vectors.append(await self._vector(under_way.popleft()))
             self._done += 1
             if rest and len(under_way) <= ahead // 2:
-                more, rest = rest[: ahead - len(under_way)], rest[ahead - len(under_way) :]
+                take = max(1, min(ahead - len(under_way), self._call.room))
+                more, rest = rest[:take], rest[take:]
                 under_way.extend(await self._call.submit_patiently(more))
         return vectors
 

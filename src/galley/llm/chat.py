@@ -11,7 +11,7 @@ from galley.text.tokenizer import Tokenizer
 from galley.tools.conversation import Conversation, Tool
 from galley.tools.formats import ChatFormat
 from galley.tools.parser import Parser
-from galley.tools.prepare import check_tools, prepared, variables_of
+from galley.tools.prepare import check_tools, markers_of, prepared, variables_of
 from galley.types import SamplingParams
 
 
@@ -94,7 +94,8 @@ def chat_prompt(
         tools=[tool.as_templates_expect() for tool in conversation.offered],
         variables=variables_of(conversation, format),
     )
-    params, new_parser = prepared(conversation, format, tokenizer, ids, params)
+    markers = tokenizer.encode_all(markers_of(conversation, format), add_special_tokens=False)
+    params, new_parser = prepared(conversation, format, tokenizer, ids, params, markers)
     return ChatPrompt(ids, params, new_parser)
 
 

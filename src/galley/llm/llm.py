@@ -164,7 +164,7 @@ class LLM(Closable):
         if self._tokenizer is not None:
             self._tokenizer.check_vocabulary(self.info.vocab_size, folder)
             if self.info.embedding is None:
-                self._tokenizer.check_streamable()
+                self._tokenizer.check_streamable(folder)
         self._template = ChatTemplate.load(folder)
         self._format = chat_format(
             self._template,

@@ -55,7 +55,8 @@ def routes(models: Registry) -> list[Operation]:
         find = models.find(asked.model, "generate")
         backend = (await while_connected(request.receive, find)).backend()
         with named_as_given():
-            prompt = await prompt_of(backend, asked.conversation())
+            share = caller_of(request).share
+            prompt = await prompt_of(backend, asked.conversation(), share)
         answer: InputTokens = {"input_tokens": len(prompt)}
         return Json(answer)
 

@@ -30,7 +30,7 @@ def routes(models: Registry) -> list[Operation]:
         models.expect("embed", caller)
         asked = await body.read(request, EmbeddingsRequest, max_bytes=max_bytes)
         note_prompt(caller, asked.input, models.settings)
-        find = models.find(asked.model, "embed", caller)
+        find = models.find(asked.model, "embed", caller, priority=asked.priority or 0)
         served = await while_connected(request.receive, find)
         work = embeddings.embeddings(served, asked, caller)
         return LargeJson(await while_connected(request.receive, work))
@@ -41,7 +41,7 @@ def routes(models: Registry) -> list[Operation]:
         models.expect("rerank", caller)
         asked = await body.read(request, RerankRequest, max_bytes=max_bytes)
         note_prompt(caller, asked.query, models.settings)
-        find = models.find(asked.model, "rerank", caller)
+        find = models.find(asked.model, "rerank", caller, priority=asked.priority or 0)
         served = await while_connected(request.receive, find)
         version: Literal["1", "2"] = "2" if request.url.path.endswith(RERANK_2) else "1"
         work = embeddings.rerank(served, asked, caller, version)
@@ -53,7 +53,8 @@ def routes(models: Registry) -> list[Operation]:
         models.expect(None, caller)
         asked = await body.read(request, ScoreRequest, max_bytes=max_bytes)
         note_prompt(caller, asked.text_1, models.settings)
-        find = models.find(asked.model, models.task_of_pairs(asked.model), caller)
+        task, priority = models.task_of_pairs(asked.model), asked.priority or 0
+        find = models.find(asked.model, task, caller, priority=priority)
         served = await while_connected(request.receive, find)
         check_task_of_score(served)
         work = embeddings.score(served, asked, caller)

@@ -1,6 +1,5 @@
 """``POST /tokenize`` and ``/detokenize``, shaped as in vLLM's API."""
 
-import asyncio
 from typing import Final
 
 from starlette.requests import Request
@@ -13,9 +12,11 @@ from galley.errors import RequestError
 from galley.gateway.registry import Registry
 from galley.gateway.served import Backend
 from galley.server import body
+from galley.server.access import caller_of
 from galley.server.answers import Json
 from galley.server.openapi import Operation
 from galley.server.sse import while_connected
+from galley.service.text_pool import TextWork
 from galley.text.tokenizer import CERTAINLY_LONG
 
 LEAST_TOKENS: Final = 64 * 1024
@@ -32,7 +33,7 @@ def routes(models: Registry) -> list[Operation]:
         asked = await body.read(request, TokenizeRequest, max_bytes=max_bytes)
         find = models.find(asked.model)
         backend = (await while_connected(request.receive, find)).backend()
-        tokens = await _tokens(backend, asked)
+        tokens = await _tokens(backend, backend.text.of(caller_of(request).share), asked)
         answer: Tokens = {
             "tokens": tokens,
             "count": len(tokens),
@@ -47,9 +48,7 @@ def routes(models: Registry) -> list[Operation]:
         find = models.find(asked.model)
         backend = (await while_connected(request.receive, find)).backend()
         _check_ids(asked.tokens, backend)
-        text = await asyncio.to_thread(
-            backend.tokenizer.decode, asked.tokens, skip_special_tokens=False
-        )
+        text = await backend.text.of(caller_of(request).share).decode(asked.tokens)
         answer: Text = {"prompt": text}
         return Json(answer)
 
@@ -73,7 +72,7 @@ def routes(models: Registry) -> list[Operation]:
     ]
 
 
-async def _tokens(backend: Backend, asked: TokenizeRequest) -> list[int]:
+async def _tokens(backend: Backend, text: TextWork, asked: TokenizeRequest) -> list[int]:
     """Raises RequestError if there is not exactly one thing to tokenise, or it is too large."""
     if (asked.prompt is None) == (asked.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
@@ -83,7 +82,7 @@ async def _tokens(backend: Backend, asked: TokenizeRequest) -> list[int]:
                 "add_generation_prompt goes with messages", param="add_generation_prompt"
             )
         _check_chars([asked.prompt], backend, "prompt")
-        [ids] = await backend.text.encode(
+        [ids] = await text.encode(
             [asked.prompt], add_special_tokens=asked.add_special_tokens is not False
         )
         return ids
@@ -94,9 +93,7 @@ async def _tokens(backend: Backend, asked: TokenizeRequest) -> list[int]:
         )
     messages = plain_messages(asked.messages or [])
     _check_chars([message.text or "" for message in asked.messages or []], backend, "messages")
-    return await backend.text.chat(
-        messages, add_generation_prompt=asked.add_generation_prompt is not False
-    )
+    return await text.chat(messages, add_generation_prompt=asked.add_generation_prompt is not False)
 
 
 def _most_tokens(backend: Backend) -> int:

@@ -1,4 +1,4 @@
-"""Who is let into an engine's queue: by its length, and by when the engine would get to it.
+"""Who is let into an engine's queue: by its places, and by when the engine would get to it.
 
 Each unfinished sequence owes tokens: its prompt until its first output, and as many output tokens as
 sequences have lately had, or ``max_tokens`` if that is less. What is owed, over the measured pace, is how
@@ -14,6 +14,8 @@ from typing import Final
 
 from galley.errors import QueueFull
 from galley.service.pace import Pace
+from galley.service.places import Places
+from galley.service.turns import Share
 from galley.types import EngineRequest
 from galley.types.model_info import EngineStats
 
@@ -73,7 +75,7 @@ class Admission:
     def __init__(self, seats: int, max_queue: int) -> None:
         self.pace = Pace()
         self._seats = seats
-        self._most = seats + max_queue
+        self._places = Places(seats + max_queue)
         self._max_queue = max_queue
         self._claims: dict[Claim, None] = {}
         self._owed: dict[tuple[str, int], float] = {}
@@ -85,9 +87,14 @@ class Admission:
     def check(
         self, requests: Sequence[EngineRequest], deadline: float = math.inf, *, now: float
     ) -> None:
-        """Raise QueueFull if they do not all fit, or could not all be answered before the deadline."""
-        self._check_length(len(requests), now)
-        if not requests or deadline == math.inf:
+        """Raise QueueFull if they do not all fit, or could not all be answered before the deadline.
+
+        ``requests`` are of one tenant.
+        """
+        if not requests:
+            return
+        self._check_places(_share_of(requests[0]), len(requests), now)
+        if deadline == math.inf:
             return
         last = self._claim(requests[-1])
         before = sum(self._claim(request).owed for request in requests[:-1])
@@ -95,19 +102,19 @@ class Admission:
         if wait is not None:
             self._check_deadline(wait + self._own_seconds(last.owed), deadline, now)
 
-    def check_early(
-        self, request: EngineRequest | None, deadline: float = math.inf, *, now: float
-    ) -> None:
-        """Raise QueueFull whatever the prompt turns out to be: before work is done for it."""
-        if request is None:
-            self._check_length(1, now)
-        else:
-            self.check([request], deadline, now=now)
+    def check_place(self, share: Share, *, now: float) -> None:
+        """Raise QueueFull if the tenant gets no place: before anything is known of its request."""
+        self._check_places(share, 1, now)
+
+    def room(self, share: Share, *, now: float) -> int:
+        """How many sequences the tenant may add at once."""
+        return self._places.room(share, now=now)
 
     def add(self, request: EngineRequest, *, now: float) -> Claim:
         """A sequence is let in."""
         claim = self._claim(request)
         self._claims[claim] = None
+        self._places.take(_share_of(request))
         self._weights[claim.tenant] = claim.weight
         self._owe(claim, claim.owed)
         self._note_busy(now)
@@ -128,6 +135,7 @@ class Admission:
         if finished:
             self.pace.finished(claim.prompt, claim.done)
         del self._claims[claim]
+        self._places.leave(claim.tenant)
         self._owe(claim, -claim.owed)
         self._note_busy(now)
 
@@ -194,13 +202,17 @@ class Admission:
         pace = self.pace.tokens_per_second
         return tokens * self._seats_now / pace if pace else 0.0
 
-    def _check_length(self, more: int, now: float) -> None:
-        count = len(self._claims)
-        if count + more > self._most:
-            raise QueueFull(
-                f"{count} sequences are running or waiting, at most {self._most} may",
-                retry_after=self._retry_after(now),
-            )
+    def _check_places(self, share: Share, more: int, now: float) -> None:
+        places = self._places
+        if more <= places.room(share, now=now):
+            return
+        places.want(share, now=now)
+        held, fair = places.holds(share), places.fair(share)
+        reason = f"{places.held} sequences are running or waiting, at most {places.most} may"
+        if fair < places.most:
+            reason += f"; this tenant has {held}, and its share beside others is {fair}"
+        below = held + more <= fair  # the next place that becomes free is its own
+        raise QueueFull(reason, retry_after=SHORTEST_RETRY if below else self._retry_after(now))
 
     def _check_deadline(self, predicted: float, deadline: float, now: float) -> None:
         left = deadline - now
@@ -220,6 +232,10 @@ class Admission:
         self._estimate(now)
         share = min(1.0, max(1.0, self._max_queue / 2) / len(self._claims))
         return _bounded(sum(self._owed.values()) * share / pace)
+
+
+def _share_of(request: EngineRequest) -> Share:
+    return Share(request.tenant, request.weight)
 
 
 def _bounded(seconds: float) -> float:

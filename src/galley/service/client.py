@@ -40,6 +40,7 @@ from galley.service.process import EngineProcess
 from galley.service.request_book import RequestBook
 from galley.service.spawn import Spawned, spawn
 from galley.service.streams import OutputStream
+from galley.service.turns import Share
 from galley.service.watchdog import Watchdog
 from galley.settings.engine import EngineSettings
 from galley.types import Adapter, EngineRequest, OnPhase
@@ -199,15 +200,24 @@ class EngineClient:
         """Start one sequence; see :meth:`submit_all`."""
         return self.submit_all([request])[0]
 
-    def check_early(self, deadline: float, request: EngineRequest | None = None) -> None:
+    def check_place(self, deadline: float, share: Share) -> None:
+        """Raise as :meth:`submit_all` where that is certain before a tenant's request is read."""
+        self._check_state()
+        self._book.check_place(share, deadline)
+
+    def check_early(self, deadline: float, request: EngineRequest) -> None:
         """Raise as :meth:`submit_all` where that is certain before work is done for a request.
 
         Args:
             deadline: as for :meth:`submit_all`.
-            request: an empty one of the same tenant and priority, once these are known.
+            request: an empty one of the same tenant and priority.
         """
         self._check_state()
-        self._book.check_early(request, deadline)
+        self._book.check([request], deadline)
+
+    def room(self, share: Share) -> int:
+        """How many sequences the tenant may submit at once."""
+        return self._book.room(share)
 
     def submit_all(
         self, requests: Sequence[EngineRequest], deadline: float = math.inf

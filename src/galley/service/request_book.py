@@ -17,6 +17,7 @@ from galley.service.admission import Admission
 from galley.service.frames import Abort, Submit
 from galley.service.quarantine import Quarantine
 from galley.service.streams import OutputStream, Unfinished
+from galley.service.turns import Share
 from galley.service.unread import Unread, UnreadBudget
 from galley.types import EngineRequest, Output
 from galley.types.model_info import EngineStats
@@ -45,11 +46,21 @@ class RequestBook:
         """Unfinished sequences."""
         return len(self._unfinished)
 
-    def check_early(self, request: EngineRequest | None, deadline: float) -> None:
-        """Raise as :meth:`take` where that is certain before a request is known."""
+    def check_place(self, share: Share, deadline: float) -> None:
+        """Raise as :meth:`take` where that is certain before a tenant's request is known."""
         now = time.monotonic()
         _check_deadline(deadline, now)
-        self._admission.check_early(request, deadline, now=now)
+        self._admission.check_place(share, now=now)
+
+    def check(self, requests: Sequence[EngineRequest], deadline: float) -> None:
+        """Raise as :meth:`take`, and begin none."""
+        now = time.monotonic()
+        _check_deadline(deadline, now)
+        self._admission.check(requests, deadline, now=now)
+
+    def room(self, share: Share) -> int:
+        """How many sequences the tenant may add at once."""
+        return self._admission.room(share, now=time.monotonic())
 
     def take(self, requests: Sequence[EngineRequest], deadline: float) -> list[OutputStream]:
         """Begin all of them or none.
@@ -63,9 +74,8 @@ class RequestBook:
             QueueFull: too many are waiting, or the answers are expected after the deadline.
             DeadlineExceeded: the deadline has passed.
         """
+        self.check(requests, deadline)
         now = time.monotonic()
-        _check_deadline(deadline, now)
-        self._admission.check(requests, deadline, now=now)
         streams = []
         for request in requests:
             unfinished = self._unfinished[request.id] = self._begin(request, deadline, now)

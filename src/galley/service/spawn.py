@@ -94,7 +94,9 @@ def spawn(
 def spawn_text(model: str) -> Spawned:
     """As :func:`spawn`: a text worker, see :mod:`galley.service.text_worker`."""
     # One job at a time, one thread: no pool of threads, whose stacks would count as memory.
-    return _begin(_TEXT, model, environ={"TOKENIZERS_PARALLELISM": "false"})
+    # A checkpoint's expression can make the Rust library panic: one line of that in the log is enough.
+    environ = {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
+    return _begin(_TEXT, model, environ=environ)
 
 
 def _begin(

@@ -1,19 +1,25 @@
 """What travels between the server's process and a text worker, framed as in ``frames.py``."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from galley.service.frames import HEADER
 from galley.types import Grammar
 
+LOAD_SECONDS: Final = 60.0
+LOAD_BYTES: Final = 2 * 1024**3
+"""What a worker may take to load a tokenizer and a chat template: these are programs of the checkpoint."""
+
 
 class TextStart(msgspec.Struct, tag="start", frozen=True):
-    """The first frame: the checkpoint's folder, and the budget of each job."""
+    """The first frame: the checkpoint's folder, and the budgets of each job and of loading."""
 
     folder: str
     seconds: float
     max_bytes: int
+    load_seconds: float = LOAD_SECONDS
+    load_bytes: int = LOAD_BYTES
 
 
 class EncodeChat(msgspec.Struct, tag="chat", frozen=True):
@@ -50,11 +56,27 @@ class EncodePairs(msgspec.Struct, tag="pairs", frozen=True):
     most_second: int | None
 
 
+class DecodeIds(msgspec.Struct, tag="decode", frozen=True):
+    """Text of token ids, special ones included."""
+
+    ids: list[int]
+
+
 class CheckGrammar(msgspec.Struct, tag="grammar", frozen=True):
     """A grammar as :func:`galley.grammar.check.check` compiles it; ``field`` is what errors name."""
 
     grammar: Grammar
     field: str
+
+
+class Loaded(msgspec.Struct, tag="loaded", frozen=True):
+    """Jobs may come. The worker's first frame."""
+
+
+class Unusable(msgspec.Struct, tag="unusable", frozen=True):
+    """The tokenizer or chat template cannot be used, says the worker's first and only frame."""
+
+    message: str
 
 
 class Compiled(msgspec.Struct, tag="compiled", frozen=True):
@@ -69,6 +91,12 @@ class Ids(msgspec.Struct, tag="ids", frozen=True):
     ids: list[list[int]]
 
 
+class Decoded(msgspec.Struct, tag="decoded", frozen=True):
+    """The text of the job's ids."""
+
+    text: str
+
+
 class Pairs(msgspec.Struct, tag="paired", frozen=True):
     """Token ids of each pair, and where tokens of type 1 begin."""
 
@@ -76,20 +104,21 @@ class Pairs(msgspec.Struct, tag="paired", frozen=True):
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):
-    """A RequestError."""
+    """A RequestError; ``budget``: the job took more time or memory than it may."""
 
     message: str
     param: str | None
     code: str | None
+    budget: bool = False
 
 
 class OutOfMemory(msgspec.Struct, tag="out_of_memory", frozen=True):
     """The job wants more memory than its budget. Where native code does, the process dies instead."""
 
 
-Job = EncodeChat | EncodeTexts | CutTexts | EncodePairs | CheckGrammar
+Job = EncodeChat | EncodeTexts | CutTexts | EncodePairs | DecodeIds | CheckGrammar
 ToText = TextStart | Job
-FromText = Ids | Pairs | Compiled | Refused | OutOfMemory
+FromText = Loaded | Unusable | Ids | Decoded | Pairs | Compiled | Refused | OutOfMemory
 
 _encoder = msgspec.msgpack.Encoder()
 _to_text: msgspec.msgpack.Decoder[ToText] = msgspec.msgpack.Decoder(ToText)

@@ -1,14 +1,8 @@
-"""Text work of one model, bounded: chat templates and long texts go to worker processes."""
+"""Text work of one model, bounded: chat templates and tokenising go to worker processes."""
 
-import asyncio
-import heapq
-import itertools
-import logging
-import signal
-import subprocess
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,89 +11,161 @@ import msgspec
 from galley.errors import EngineError, EngineNotReady, QueueFull, RequestError
 from galley.service.frames import HEADER
 from galley.service.spawn import Spawned, spawn_text
+from galley.config import Settings
+from galley.errors import RequestError
 from galley.service.text_frames import (
     CheckGrammar,
     Compiled,
     CutTexts,
+    Decoded,
+    DecodeIds,
     EncodeChat,
     EncodePairs,
     EncodeTexts,
     FromText,
     Ids,
     Job,
-    OutOfMemory,
     Pairs,
     Refused,
     TextStart,
-    decode_from_text,
     encode,
 )
 from galley.settings.config import Settings
 from galley.text.tokenizer import Tokenizer
+from galley.service.text_lane import Lane
+from galley.service.turns import NOBODY, Share
 from galley.types import Grammar, SamplingParams
-
-log = logging.getLogger("galley.text")
-
-SHORT_CHARS: Final = 16 * 1024
-"""Texts of at most so many characters are encoded in the server's process, in some milliseconds."""
 
 _SMALL_BYTES: Final = 64 * 1024
 """Larger jobs have a worker of their own: nobody's short conversation waits for them."""
 
 _GRAMMARS_KEPT: Final = 256
-"""Checked grammars that are remembered, each of at most ``SHORT_CHARS`` characters."""
+_MOST_KEPT: Final = 16 * 1024
+"""Answers to grammars that are remembered, and the characters of such a grammar at most."""
 
-_MOST_WAITING_BYTES: Final = 64 * 1024 * 1024
-"""Of jobs that wait for one worker; the server's process keeps them meanwhile."""
+_BUDGET_SECONDS: Final = 60.0
+"""How long it is remembered that a grammar takes more than its budget: the machine may have been busy."""
 
 
 class TextPool:
-    """Encodes the texts and conversations of one model's requests.
+    """The workers that encode the texts and conversations of one model's requests.
 
-    There are at most two worker processes, one for small and one for large jobs, each started when it is
-    first needed. Each does one job at a time, the smallest that waits first. A job that takes more time or
-    memory than the settings grant (``text_seconds``, ``text_bytes``) costs its worker's life and is the
-    request's error; the next job gets a new worker.
-
-    Attributes:
-        tokenizer: in the server's process, for short texts and whatever else there needs one.
+    There are at most three, each started when it is first needed: one for conversations, so that a chat
+    template that loops delays no other text; one for other texts; and one for grammars and all that is
+    large. Each does one job at a time. A job that takes more time or memory than the settings grant
+    (``text_seconds``, ``text_bytes``) costs its worker's life and is the request's error; the next job gets
+    a new worker.
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        name: str,
-        folder: Path,
-        tokenizer: Tokenizer,
-        *,
-        unchanged: Callable[[], bool],
+        self, settings: Settings, name: str, folder: Path, *, unchanged: Callable[[], bool]
     ) -> None:
         """Args:
-        name, folder, tokenizer: the model's.
-        unchanged: whether the folder's files are still those that ``tokenizer`` was loaded from. When they
-            are not, no worker is started, since it would load others.
+        settings: have the budgets.
+        name, folder: the model's.
+        unchanged: whether the folder's files are still those that are served. When they are not, no worker
+            is started, since it would load others.
         """
-        self.tokenizer = tokenizer
         self._unchanged = unchanged
         start = TextStart(str(folder), settings.text_seconds, settings.text_bytes)
-        self._grammars: OrderedDict[Grammar, Grammar] = OrderedDict()
-        self._small = _Lane(name, start, unchanged)
-        self._large = _Lane(name, start, unchanged)
+        self._grammars = _Grammars()
+        self._chats = Lane(name, start, unchanged)
+        self._texts = Lane(name, start, unchanged)
+        self._large = Lane(name, start, unchanged)
+
+    @property
+    def _lanes(self) -> tuple[Lane, Lane, Lane]:
+        return self._chats, self._texts, self._large
 
     @property
     def busy(self) -> bool:
         """Whether a worker has a job."""
-        return self._small.busy or self._large.busy
+        return any(lane.busy for lane in self._lanes)
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers that run."""
-        return [pid for lane in (self._small, self._large) if (pid := lane.pid) is not None]
+        return [pid for lane in self._lanes if (pid := lane.pid) is not None]
 
-    async def warm(self) -> None:
-        """Start the worker for conversations now, so that the first one need not wait for it."""
-        with suppress(EngineNotReady):  # whoever needs it will see
-            await self._small.start()
+    async def begin(self, *, chats: bool) -> None:
+        """Begin the worker that most requests will need; :meth:`loaded` waits for it.
+
+        Args:
+            chats: the model has a chat template.
+
+        Raises:
+            EngineNotReady: none can be started.
+        """
+        await (self._chats if chats else self._texts).begin(with_server=True)
+
+    async def loaded(self, *, chats: bool) -> None:
+        """Wait until that worker has loaded the checkpoint's tokenizer and chat template.
+
+        Whoever loads these in another process, without a budget, waits for this first.
+
+        Raises:
+            ModelError: they cannot be used, or take too long or too much memory to load.
+            EngineNotReady: no worker can be started.
+        """
+        await (self._chats if chats else self._texts).loaded()
+
+    def of(self, share: Share = NOBODY) -> "TextWork":
+        """The work of one tenant, which takes turns with that of others by its weight."""
+        return TextWork(self, share)
+
+    async def work(self, job: Job, param: str, share: Share) -> FromText:
+        """What comes of a job.
+
+        Raises:
+            RequestError: it is refused; names ``param``, or a field that the job knows.
+            QueueFull: too much text work waits already.
+        """
+        frame = encode(job)
+        lane = self._chats if isinstance(job, EncodeChat) else self._texts
+        if len(frame) > _SMALL_BYTES:
+            lane = self._large
+        return _taken(await self._that_runs(lane).run(frame, param, share), param)
+
+    async def check_grammar(self, grammar: Grammar, field: str, share: Share) -> Grammar:
+        """The grammar, checked and compiled; refusals are remembered, too.
+
+        Raises:
+            RequestError: it cannot be followed; names ``field``.
+            QueueFull: too much text work waits already.
+        """
+        job = CheckGrammar(grammar, field)
+        answer = self._grammars.find(job)
+        if answer is None:
+            # Among the large jobs: nobody's conversation waits for a grammar.
+            lane = self._that_runs(self._large)
+            answer = await lane.run(encode(job), field, share, lambda: self._grammars.find(job))
+            self._grammars.keep(job, answer)
+        answer = _taken(answer, field)
+        assert isinstance(answer, Compiled)
+        return answer.grammar
+
+    def _that_runs(self, lane: Lane) -> Lane:
+        """The lane, or another that has a worker if none can be started in this one."""
+        if lane.started or self._unchanged():
+            return lane
+        return next((other for other in self._lanes if other.started), lane)
+
+    async def close(self) -> None:
+        """End the workers; jobs still under way fail. Idempotent."""
+        for lane in self._lanes:
+            await lane.close()
+
+
+class TextWork:
+    """Encodes the texts and conversations of one tenant. Made by :meth:`TextPool.of`.
+
+    Every method raises RequestError for work that takes too long or too much memory, and for a text that
+    the tokenizer fails on; and QueueFull when too much text work waits already.
+    """
+
+    def __init__(self, pool: TextPool, share: Share) -> None:
+        self._pool = pool
+        self._share = share
 
     async def chat(
         self,
@@ -113,13 +179,12 @@ class TextPool:
         """Token ids of a conversation; see :meth:`galley.text.template.ChatTemplate.encode`.
 
         Raises:
-            RequestError: the template refuses the messages, or takes too long or too much memory.
-            QueueFull: too much text work waits already.
+            RequestError: the template refuses the messages.
         """
         job = EncodeChat(
             messages, list(tools), dict(variables or {}), add_generation_prompt, context
         )
-        answer = await self._work(job, "messages")
+        answer = await self._pool.work(job, "messages", self._share)
         assert isinstance(answer, Ids)
         return answer.ids[0]
 
@@ -133,18 +198,12 @@ class TextPool:
         """Token ids of each text; see :meth:`galley.text.tokenizer.Tokenizer.encode_all`.
 
         Raises:
-            RequestError: a text is certainly longer than ``context``, or takes too long or too much memory.
-            QueueFull: too much text work waits already.
+            RequestError: a text is certainly longer than ``context``.
         """
-        if sum(map(len, texts)) <= SHORT_CHARS:
-            return await asyncio.to_thread(
-                self.tokenizer.encode_all,
-                texts,
-                add_special_tokens=add_special_tokens,
-                context=context,
-            )
+        if not texts:
+            return []
         job = EncodeTexts(list(texts), add_special_tokens, context)
-        answer = await self._work(job, "prompt")
+        answer = await self._pool.work(job, "prompt", self._share)
         assert isinstance(answer, Ids)
         return answer.ids
 
@@ -152,12 +211,9 @@ class TextPool:
         """Token ids of each text, at most so many; see :meth:`galley.text.tokenizer.Tokenizer.encode_cut`.
 
         Raises:
-            RequestError: ``most`` is too few, or the work takes too long or too much memory.
-            QueueFull: too much text work waits already.
+            RequestError: ``most`` is too few.
         """
-        if sum(map(len, texts)) <= SHORT_CHARS:
-            return await asyncio.to_thread(self.tokenizer.encode_cut, texts, most)
-        answer = await self._work(CutTexts(list(texts), most), "input")
+        answer = await self._pool.work(CutTexts(list(texts), most), "input", self._share)
         assert isinstance(answer, Ids)
         return answer.ids
 
@@ -168,15 +224,17 @@ class TextPool:
 
         Raises:
             RequestError: as :meth:`encode_cut`.
-            QueueFull: too much text work waits already.
         """
-        if sum(map(len, seconds)) + len(first) * len(seconds) <= SHORT_CHARS:
-            encode = self.tokenizer.encode_pairs
-            return await asyncio.to_thread(encode, first, seconds, most, most_second)
         job = EncodePairs(first, list(seconds), most, most_second)
-        answer = await self._work(job, "documents")
+        answer = await self._pool.work(job, "documents", self._share)
         assert isinstance(answer, Pairs)
         return answer.pairs
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special ones included."""
+        answer = await self._pool.work(DecodeIds(list(ids)), "tokens", self._share)
+        assert isinstance(answer, Decoded)
+        return answer.text
 
     async def check_grammar(self, params: SamplingParams, field: str) -> SamplingParams:
         """The same parameters with their grammar, if they have one, checked and compiled.
@@ -187,235 +245,39 @@ class TextPool:
 
         Raises:
             RequestError: the grammar cannot be followed; see :func:`galley.grammar.check.check`.
-            QueueFull: too much text work waits already.
         """
-        grammar = params.grammar
-        if grammar is None:
+        if params.grammar is None:
             return params
-        compiled = self._grammars.pop(grammar, None)
-        if compiled is None:
-            # Among the large jobs: nobody's conversation waits for a grammar.
-            answer = await self._work(CheckGrammar(grammar, field), field, large=True)
-            assert isinstance(answer, Compiled)
-            compiled = answer.grammar
-        if len(grammar.source) <= SHORT_CHARS:
-            self._grammars[grammar] = compiled
-            if len(self._grammars) > _GRAMMARS_KEPT:
-                self._grammars.popitem(last=False)
+        compiled = await self._pool.check_grammar(params.grammar, field, self._share)
         return msgspec.structs.replace(params, grammar=compiled)
 
-    async def close(self) -> None:
-        """End the workers; jobs still under way fail. Idempotent."""
-        await asyncio.gather(self._small.close(), self._large.close())
 
-    async def _work(self, job: Job, param: str, *, large: bool = False) -> FromText:
-        frame = encode(job)
-        large = (large or len(frame) > _SMALL_BYTES) and (self._large.started or self._unchanged())
-        lane = self._large if large else self._small
-        answer = await lane.run(frame, param)
-        if isinstance(answer, Refused):
-            raise RequestError(answer.message, param=answer.param, code=answer.code)
-        return answer
+class _Grammars:
+    """What became of the latest grammars: those that are asked for again need no work."""
 
+    def __init__(self) -> None:
+        self._answers: OrderedDict[CheckGrammar, tuple[float, FromText]] = OrderedDict()
 
-class _Lane:
-    """One worker process at a time, and the jobs that wait for it."""
+    def find(self, job: CheckGrammar) -> FromText | None:
+        kept = self._answers.get(job)
+        if kept is None or kept[0] < time.monotonic():
+            return None
+        self._answers.move_to_end(job)
+        return kept[1]
 
-    def __init__(self, name: str, start: TextStart, unchanged: Callable[[], bool]) -> None:
-        self._name = name
-        self._start = start
-        self._unchanged = unchanged
-        self._process: _Process | None = None
-        self._turns = _Turns(start.seconds)
-        self._closed = False
-
-    @property
-    def started(self) -> bool:
-        return self._process is not None and self._process.alive
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None and self._process.alive else None
-
-    @property
-    def busy(self) -> bool:
-        return self._turns.taken
-
-    async def start(self) -> None:
-        """Begin the process, if there is none. Raises EngineNotReady."""
-        if self._process is None:
-            if not self._unchanged():
-                raise EngineNotReady(
-                    f"The files of {self._name} have changed; it must be reloaded", retry_after=5
-                )
-            try:
-                self._process = await _Process.start(spawn_text(self._name), self._start)
-            except OSError as error:
-                raise EngineNotReady(
-                    f"No text worker can be started: {error.strerror}", retry_after=1
-                ) from error
-
-    async def run(self, frame: bytes, param: str) -> FromText:
-        await self._turns.wait(len(frame))
-        work = asyncio.create_task(self._work(frame, param))
-        work.add_done_callback(_retrieve)
-        # A caller that is cancelled leaves the job to its end: its answer must not be the next one's.
-        return await asyncio.shield(work)
-
-    async def _work(self, frame: bytes, param: str) -> FromText:
-        try:
-            answer = await self._answer(frame, param)
-        finally:
-            self._turns.pass_on()
-        if isinstance(answer, OutOfMemory):
-            raise self._over_memory(param)
-        return answer
-
-    async def _answer(self, frame: bytes, param: str) -> FromText:
-        # One that somebody has killed, perhaps while it was idle, says nothing against the job.
-        for may_repeat in (True, False):
-            if self._closed:
-                break
-            await self.start()
-            assert self._process is not None
-            answer = await self._process.ask(frame)
-            if answer is not None:
-                return answer
-            code = await self.end_process()
-            if self._closed:
-                break
-            log.warning(
-                "a text worker of %s ended with status %d; its job was %s", self._name, code, param
-            )
-            if code == -signal.SIGALRM:
-                seconds = self._start.seconds
-                raise RequestError(
-                    f"{param}: the text work takes longer than {seconds:g} s (text_seconds)",
-                    param=param,
-                )
-            if code != -signal.SIGKILL and code < 0:
-                raise self._over_memory(param)
-            if code > 0:
-                raise EngineError("The text worker failed; the server's log says why")
-            if not may_repeat:
-                raise self._over_memory(param)
-        raise EngineNotReady("The server is shutting down", retry_after=1)
-
-    def _over_memory(self, param: str) -> RequestError:
-        limit = self._start.max_bytes
-        return RequestError(
-            f"{param}: the text work nests too deeply, or takes more memory than there is, or than {limit} "
-            "bytes (text_bytes)",
-            param=param,
-        )
-
-    async def end_process(self) -> int:
-        """End the worker, if there is one; its exit status."""
-        process, self._process = self._process, None
-        return 0 if process is None else await process.close()
-
-    async def close(self) -> None:
-        self._closed = True
-        if self._process is not None:
-            self._process.kill()
-        await self.end_process()
-
-
-def _retrieve(task: "asyncio.Task[FromText]") -> None:
-    """Nobody may be left to ask for the error."""
-    if not task.cancelled():
-        task.exception()
-
-
-class _Turns:
-    """A lock for which the smallest job waits the least, and none for longer than ``seconds``."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.taken = False
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._order = itertools.count()
-        self._bytes = 0
-
-    async def wait(self, size: int) -> None:
-        """Take the turn. Raises QueueFull."""
-        if not self.taken:
-            self.taken = True
+    def keep(self, job: CheckGrammar, answer: FromText) -> None:
+        if len(job.grammar.source) > _MOST_KEPT or not isinstance(answer, Compiled | Refused):
             return
-        if self._bytes + size > _MOST_WAITING_BYTES:
-            raise self._full("too much waits already")
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (size, next(self._order), turn))
-        self._bytes += size
-        try:
-            await asyncio.wait_for(turn, self._seconds)
-        except (TimeoutError, asyncio.CancelledError) as error:
-            if turn.done() and not turn.cancelled():  # it came in the same moment
-                self.pass_on()
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            raise self._full(f"its turn did not come within {self._seconds:g} s") from None
-        finally:
-            self._bytes -= size
-
-    def pass_on(self) -> None:
-        """Give the turn to the next, if one waits."""
-        self.taken = False
-        while self._waiting and not self.taken:
-            _, _, turn = heapq.heappop(self._waiting)
-            if not turn.done():
-                turn.set_result(None)
-                self.taken = True
-
-    def _full(self, why: str) -> QueueFull:
-        return QueueFull(
-            f"The server has too much text to tokenise: {why}", retry_after=self._seconds
-        )
+        over = isinstance(answer, Refused) and answer.budget
+        until = time.monotonic() + _BUDGET_SECONDS if over else float("inf")
+        self._answers.pop(job, None)
+        self._answers[job] = (until, answer)
+        if len(self._answers) > _GRAMMARS_KEPT:
+            self._answers.popitem(last=False)
 
 
-class _Process:
-    """One worker process and the socket to it."""
-
-    def __init__(
-        self,
-        child: "subprocess.Popen[bytes]",
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        self._child = child
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def start(cls, spawned: Spawned, start: TextStart) -> "_Process":
-        reader, writer = await asyncio.open_connection(sock=spawned.connection)
-        writer.write(encode(start))
-        return cls(spawned.child, reader, writer)
-
-    async def ask(self, frame: bytes) -> FromText | None:
-        """The answer to one job; None when the process has died."""
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            self._writer.write(frame)
-            (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
-            return decode_from_text(await self._reader.readexactly(length))
-        return None
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._child.poll() is None
-
-    def kill(self) -> None:
-        self._child.kill()
-
-    async def close(self) -> int:
-        """Hang up and wait; the exit status. A worker has nothing to save: one that lingers is killed."""
-        self._writer.close()
-        try:
-            return await asyncio.to_thread(self._child.wait, 1.0)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            return await asyncio.to_thread(self._child.wait)
+def _taken(answer: FromText, param: str) -> FromText:
+    """The answer, if it is none of refusal. Raises RequestError."""
+    if isinstance(answer, Refused):
+        raise RequestError(answer.message, param=answer.param or param, code=answer.code)
+    return answer

@@ -7,6 +7,8 @@ a budget, which the kernel enforces:
 - of time: an interval timer whose signal (SIGALRM) ends the process, whatever the process is doing;
 - of memory: the address space may grow by ``max_bytes`` over what the loaded tokenizer takes.
 
+Loading has a budget, too: a normaliser runs over the added tokens then, and expressions are compiled.
+
 Where the container's memory is short, the kernel kills this process before the engine and the server.
 The process ends when its socket closes; one that is busy then ends with its job.
 """
@@ -30,15 +32,19 @@ from galley.service.text_frames import (
     CheckGrammar,
     Compiled,
     CutTexts,
+    Decoded,
+    DecodeIds,
     EncodeChat,
     EncodePairs,
     FromText,
     Ids,
     Job,
+    Loaded,
     OutOfMemory,
     Pairs,
     Refused,
     TextStart,
+    Unusable,
     decode_to_text,
     encode,
 )
@@ -47,9 +53,6 @@ from galley.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
-
-LOAD_SECONDS: Final = 60.0
-"""For tokenizer and template to be read, which the server has already done."""
 
 _STACK_BYTES: Final = 4 * 2**20
 """For a grammar: less than it has in an engine, whatever the limits of this process and of that one are."""
@@ -94,6 +97,8 @@ class TextSide:
         if isinstance(job, EncodePairs):
             pairs = self._tokenizer.encode_pairs(job.first, job.seconds, job.most, job.most_second)
             return Pairs(pairs)
+        if isinstance(job, DecodeIds):
+            return Decoded(self._tokenizer.decode(job.ids, skip_special_tokens=False))
         if isinstance(job, CutTexts):
             return Ids(self._tokenizer.encode_cut(job.texts, job.most))
         texts = self._tokenizer.encode_all(
@@ -148,14 +153,19 @@ def main() -> None:
         return
     start = decode_to_text(first)
     assert isinstance(start, TextStart)
-    signal.setitimer(signal.ITIMER_REAL, LOAD_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, start.load_seconds)
+    _limit_memory(start.load_bytes)
     try:
         side = TextSide(start)
     except GalleyError as error:
-        raise SystemExit(f"galley: text worker: {error}") from None
+        with suppress(OSError):
+            connection.sendall(encode(Unusable(str(error))))
+        return
     signal.setitimer(signal.ITIMER_REAL, 0)
     gc.freeze()
     _limit_memory(start.max_bytes)
+    with suppress(OSError):
+        connection.sendall(encode(Loaded()))
     while (body := _receive(frames)) is not None:
         signal.setitimer(signal.ITIMER_REAL, start.seconds)
         answer = encode(side.answer(body))
@@ -188,7 +198,7 @@ def _limit_memory(more: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         if hard != resource.RLIM_INFINITY:
             limit = min(limit, hard)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 def _trim() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from tokenizers import AddedToken, Tokenizer
 
 from galley.errors import CheckpointError, shown
-from galley.formats.json_file import read_json
+from galley.formats.json_file import is_there, read_json
 
 CONFIG_FILE: Final = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
@@ -56,8 +56,8 @@ def read_declared(folder: Path) -> Declared:
         CheckpointError: a file is damaged, or a token is none.
     """
     config_file, map_file = folder / CONFIG_FILE, folder / SPECIAL_TOKENS_FILE
-    config = read_json(config_file) if config_file.exists() else {}
-    special = read_json(map_file) if map_file.exists() else {}
+    config = read_json(config_file) if is_there(config_file) else {}
+    special = read_json(map_file) if is_there(map_file) else {}
     given = config.get(_DECODER)
     config = {**config, **special} if given is None else {**special, **config}
     roles = dict(_roles(config))
@@ -111,7 +111,7 @@ def _decoder(given: Any, file: str) -> Iterator[AddedToken]:
 
 def _listed(path: Path, special: set[str]) -> Iterator[AddedToken]:
     """``added_tokens.json``: text -> id."""
-    if not path.exists():
+    if not is_there(path):
         return
     ids = read_json(path)
     if not all(type(token) is int and token >= 0 for token in ids.values()):

@@ -3,9 +3,12 @@
 import codecs
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from typing import Protocol
+from typing import Final, Protocol
 
 from galley.text.tokenizer import Tokenizer
+
+_LONGEST_HEAD: Final = 1024
+"""Tokens without a text at the start of a sequence, after which it counts as begun."""
 
 
 class Detokenizer(Protocol):
@@ -94,5 +97,5 @@ class _Pieces:
             return self._tokenizer.join(pieces, at_start=False)
         self._head += pieces
         text = self._tokenizer.join(self._head, at_start=True)
-        self._started = bool(text)
+        self._started = bool(text) or len(self._head) > _LONGEST_HEAD
         return text

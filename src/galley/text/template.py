@@ -14,6 +14,7 @@ from galley.formats.gguf_file import is_gguf
 from galley.formats.json_file import read_file, read_json
 from galley.formats.source import TEMPLATES_FOLDER
 from galley.text.declared_tokens import CONFIG_FILE
+from galley.formats.json_file import is_there, read_file, read_json
 from galley.text.gguf_tokenizer import read_metadata
 from galley.text.sandbox import CountSteps, Sandbox
 from galley.text.template_calls import CallForm, adapted, found_form
@@ -226,11 +227,11 @@ def read_templates(folder: Path) -> tuple[dict[str, str], Path]:
         CheckpointError: they cannot be read.
     """
     default, tools = folder / TEMPLATE_FILE, folder / TEMPLATES_FOLDER / f"{TOOL_USE}.jinja"
-    named = {TOOL_USE: _template_in(tools)} if tools.exists() else {}
-    if default.exists():
+    named = {TOOL_USE: _template_in(tools)} if is_there(tools) else {}
+    if is_there(default):
         return {**named, "default": _template_in(default)}, default
     path = folder / CONFIG_FILE
-    config = read_json(path) if path.exists() else {}
+    config = read_json(path) if is_there(path) else {}
     return {**_named_templates(config, str(path)), **named}, path
 
 

@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-import msgspec
 import tokenizers
 from tokenizers import decoders, normalizers
 
@@ -16,17 +16,21 @@ from galley.formats.gguf_file import is_gguf
 from galley.formats.json_file import read_file
 from galley.formats.sentence_config import read_sentence_config
 from galley.text.declared_tokens import Declared, read_declared
+from galley.formats.json_file import is_there, read_file, read_json
 from galley.text.gguf_tokenizer import HUGGINGFACE_KEY, named_tokens, read_metadata, read_text
+from galley.text.tokenizer_steps import Steps
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 CERTAINLY_LONG: Final = 16
 """Characters per token of the context; almost no text has longer tokens on average."""
 
-_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+MOST_TOKEN_CHARS: Final = 4096
+"""Of a token whose text is streamed; known vocabularies have runs of some hundred spaces."""
 
-# Decoder steps whose result for a token does not depend on later tokens, so that text can be streamed.
-_STREAMABLE: Final = frozenset({"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"})
+_LONGEST_REASON: Final = 200
+
+_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class AddedToken(NamedTuple):
@@ -35,21 +39,6 @@ class AddedToken(NamedTuple):
     id: int
     text: str
     special: bool
-
-
-class _DecoderStep(msgspec.Struct):
-    type: str
-    decoders: list["_DecoderStep"] = []
-    stop: int = 0  # Strip: characters taken off the end
-
-    def flat(self) -> list["_DecoderStep"]:
-        if self.type != "Sequence":
-            return [self]
-        return [step for decoder in self.decoders for step in decoder.flat()]
-
-
-class _TokenizerFile(msgspec.Struct):
-    decoder: _DecoderStep | None = None
 
 
 class Tokenizer:
@@ -65,6 +54,7 @@ class Tokenizer:
         byte_fallback: tokens ``<0x00>`` to ``<0xFF>`` spell characters that the vocabulary lacks
             (SentencePiece).
         not_streamable: why text that is being written cannot be streamed; empty if it can.
+        own_steps: see :class:`galley.text.tokenizer_steps.Steps`.
     """
 
     def __init__(
@@ -81,6 +71,7 @@ class Tokenizer:
         self._decoder: decoders.Decoder = inner.decoder
         self._token_bytes: dict[int, bytes] = {}
         self.not_streamable = ""
+        self.own_steps: tuple[str, ...] = ()
         self._types_pairs = True
         self.byte_level = "ByteLevel" in decoder_steps
         self.byte_fallback = "ByteFallback" in decoder_steps
@@ -107,7 +98,7 @@ class Tokenizer:
         if is_gguf(folder):
             return cls._of_gguf(folder)
         path = folder / TOKENIZER_FILE
-        if not path.exists():
+        if not is_there(path):
             raise CheckpointError(
                 "does not exist; Galley needs the fast tokenizer's file", file=str(path)
             )
@@ -133,25 +124,20 @@ class Tokenizer:
     @classmethod
     def _of_json(cls, data: bytes, declared: Declared, path: Path) -> Self:
         try:
-            steps = _decoder_steps(msgspec.json.decode(data, type=_TokenizerFile))
+            steps = Steps.read(data)
             inner = tokenizers.Tokenizer.from_buffer(data)
-        except (
-            BaseException
-        ) as error:  # the Rust library raises bare Exception, or panics, which is none
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        except BaseException as error:
+            if not _is_the_librarys(error):
                 raise
             raise CheckpointError(f"not a tokenizer: {error}", file=str(path)) from error
         inner.no_truncation()
         inner.no_padding()
         declared.declare(inner)
         _declare_special(inner, declared.roles.values())
-        names = [step.type for step in steps]
-        made = cls(inner, decoder_steps=names, special_tokens=declared.roles)
-        if not _is_streamable(steps):
-            made.not_streamable = (
-                f"{path}: the decoder {' + '.join(names) or 'null'} is not supported; Galley streams "
-                f"ByteLevel, or a sequence of {', '.join(sorted(_STREAMABLE))}"
-            )
+        made = cls(inner, decoder_steps=steps.decoder, special_tokens=declared.roles)
+        made.own_steps = steps.own
+        if steps.not_streamable:
+            made.not_streamable = f"{path}: {steps.not_streamable}"
         return made
 
     @classmethod
@@ -174,10 +160,23 @@ class Tokenizer:
         """Whether there is a tokenizer to load."""
         return is_gguf(model) or (model / TOKENIZER_FILE).exists()
 
-    def check_streamable(self) -> None:
-        """Raises UnsupportedModel if its decoder is of a kind whose text cannot be streamed."""
+    def check_streamable(self, folder: Path) -> None:
+        """Raises UnsupportedModel if its text cannot be streamed, or a token of it is of no sane length."""
         if self.not_streamable:
             raise UnsupportedModel(self.not_streamable)
+        if self._longest_token > MOST_TOKEN_CHARS:
+            raise UnsupportedModel(
+                f"{folder}: a token of its tokenizer has {self._longest_token} characters; at most "
+                f"{MOST_TOKEN_CHARS} are streamed"
+            )
+
+    def check_plain(self, folder: Path) -> None:
+        """Raises UnsupportedModel if encoding a short text may take any time or memory."""
+        if self.own_steps:
+            raise UnsupportedModel(
+                f"{folder}: its tokenizer has steps of its own ({', '.join(self.own_steps)}); Galley "
+                "serves speech models with the normaliser and pre-tokeniser that Whisper has"
+            )
 
     def check_vocabulary(self, vocab_size: int, folder: Path) -> None:
         """Raises CheckpointError if the vocabulary goes beyond the embedding, of ``vocab_size`` rows.
@@ -194,19 +193,25 @@ class Tokenizer:
                 field=f"token {text!r}",
             )
 
-    @cached_property
+    @property
     def last_token(self) -> tuple[str, int]:
         """Text and id of the token with the largest id, added ones left out.
 
-        Takes 50 ms for 150,000 tokens.
+        Takes 50 ms for 150,000 tokens, once.
         """
+        return self._extremes[0]
+
+    @property
+    def _longest_token(self) -> int:
+        return self._extremes[1]
+
+    @cached_property
+    def _extremes(self) -> tuple[tuple[str, int], int]:
         added = {token.id for token in self.added_tokens}
-        vocabulary = self._inner.get_vocab(with_added_tokens=False)
-        return max(
-            (item for item in vocabulary.items() if item[1] not in added),
-            key=lambda item: item[1],
-            default=("", -1),
-        )
+        vocabulary = self._inner.get_vocab()
+        own = (item for item in vocabulary.items() if item[1] not in added)
+        last = max(own, key=lambda item: item[1], default=("", -1))
+        return last, max(map(len, vocabulary), default=0)
 
     def as_json(self, rows: int | None = None) -> str:
         """``tokenizer.json``, with what the other files declare.
@@ -231,10 +236,11 @@ class Tokenizer:
             text: any string; lone surrogates are read as U+FFFD.
             add_special_tokens: add the special tokens that ``tokenizer.json`` prescribes, such as a BOS
                 token (``add_bos_token`` in ``tokenizer_config.json`` is ignored, as in transformers).
+
+        Raises:
+            RequestError: a step of the tokenizer fails on the text, as on every method that encodes.
         """
-        # Unlike encode and decode, the batched calls let other Python threads run meanwhile.
-        texts = [replace_surrogates(text)]
-        return self._inner.encode_batch_fast(texts, add_special_tokens=add_special_tokens)[0].ids
+        return self._encoded(text, add_special_tokens).ids
 
     def check_length(self, text: str, context: int, *, param: str) -> None:
         """Refuse a text that is far too long by encoding its beginning only.
@@ -271,10 +277,11 @@ class Tokenizer:
         room = self._room(most, pair=False)
         cut = []
         for text in texts:
-            encoding = self._without_special(text)
+            encoding = self._encoded(text, False)
             if len(encoding) > room:
                 encoding.truncate(room)
-            cut.append(self._inner.post_process(encoding, None, True).ids)
+            with _own_errors():
+                cut.append(self._inner.post_process(encoding, None, True).ids)
         return cut
 
     def encode_pairs(
@@ -299,25 +306,28 @@ class Tokenizer:
             RequestError: special tokens alone are as many.
         """
         room = None if most is None else self._room(most, pair=True)
-        whole = self._without_special(first)
+        whole = self._encoded(first, False)
         pairs = []
         for text in seconds:
-            left, right = whole, self._without_special(text)
+            left, right = whole, self._encoded(text, False)
             if most_second is not None and len(right) > most_second:
                 right.truncate(most_second)
             if room is not None and len(left) + len(right) > room:
                 lengths = _longest_first(len(left), len(right), room)
-                left = self._without_special(first)  # truncating changes it
+                left = self._encoded(first, False)  # truncating changes it
                 left.truncate(lengths[0])
                 right.truncate(lengths[1])
-            both = self._inner.post_process(left, right, True)
+            with _own_errors():
+                both = self._inner.post_process(left, right, True)
             typed = self._types_pairs and 1 in both.type_ids
             pairs.append((both.ids, both.type_ids.index(1) if typed else 0))
         return pairs
 
-    def _without_special(self, text: str) -> tokenizers.Encoding:
+    def _encoded(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         texts = [replace_surrogates(text)]
-        return self._inner.encode_batch_fast(texts, add_special_tokens=False)[0]
+        with _own_errors():
+            # Unlike encode and decode, the batched calls let other Python threads run meanwhile.
+            return self._inner.encode_batch_fast(texts, add_special_tokens=add_special_tokens)[0]
 
     def _room(self, most: int, *, pair: bool) -> int:
         special = self._inner.num_special_tokens_to_add(pair)
@@ -332,12 +342,13 @@ class Tokenizer:
     def encode_plain(self, text: str) -> list[int]:
         """Ids of ``text`` with no token added or recognised: ``<s>`` is three characters here."""
         text = replace_surrogates(text)
-        if self._normalizer is not None:
-            text = self._normalizer.normalize_str(text)
-        words = [text]
-        if self._pre_tokenizer is not None:
-            words = [word for word, _ in self._pre_tokenizer.pre_tokenize_str(text)]
-        return [token for word in words for token in self._spell(word)]
+        with _own_errors():
+            if self._normalizer is not None:
+                text = self._normalizer.normalize_str(text)
+            words = [text]
+            if self._pre_tokenizer is not None:
+                words = [word for word, _ in self._pre_tokenizer.pre_tokenize_str(text)]
+            return [token for word in words for token in self._spell(word)]
 
     def _spell(self, word: str) -> list[int]:
         """Ids of one pre-tokenized word; special tokens that are in the vocabulary, too, are broken up."""
@@ -351,7 +362,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``ids``; unknown ids have no text, bytes that are not UTF-8 become U+FFFD."""
-        return self._inner.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
+        with _own_errors():
+            return self._inner.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def piece(self, token: int) -> str | None:
         """The token as the vocabulary spells it; ``None`` for an unknown id."""
@@ -417,14 +429,22 @@ def _longest_first(a: int, b: int, room: int) -> tuple[int, int]:
     return (long, short) if a > b else (short, long)
 
 
-def _decoder_steps(file: _TokenizerFile) -> list[_DecoderStep]:
-    return file.decoder.flat() if file.decoder is not None else []
+def _is_the_librarys(error: BaseException) -> bool:
+    """The Rust library raises bare exceptions, or panics, whose exception is no Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
-def _is_streamable(steps: Sequence[_DecoderStep]) -> bool:
-    if [step.type for step in steps] == ["ByteLevel"]:
-        return True
-    return bool(steps) and all(step.type in _STREAMABLE and step.stop == 0 for step in steps)
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """What the library raises within becomes a RequestError: its steps are the checkpoint's."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, MemoryError) or not _is_the_librarys(error):
+            raise
+        raise RequestError(
+            f"the model's tokenizer fails on this text: {str(error)[:_LONGEST_REASON]}"
+        ) from error
 
 
 def _declare_special(inner: tokenizers.Tokenizer, texts: Iterable[str]) -> None:

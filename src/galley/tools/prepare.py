@@ -1,6 +1,6 @@
 """What a conversation asks of a model, checked and made into what its chat template and its engine take."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ def prepared(
     tokenizer: Tokenizer,
     prompt: list[int],
     params: SamplingParams,
+    markers: Sequence[list[int]] = (),
 ) -> tuple[SamplingParams, Callable[[], Parser | None]]:
     """How to answer a conversation, and what makes a parser for each answer.
 
@@ -38,6 +39,7 @@ def prepared(
         prompt: the conversation's token ids.
         params: as the request has them; what is returned has a grammar, not checked, and a budget of
             thinking where these are needed.
+        markers: token ids of each text of :func:`markers_of`.
 
     Raises:
         RequestError: the model cannot do what is asked.
@@ -46,7 +48,7 @@ def prepared(
     params = msgspec.structs.replace(
         params,
         grammar=grammar_of(conversation, format, tokenizer, thinking, params.grammar),
-        thinking=thinking_budget(conversation, format, tokenizer, thinking),
+        thinking=_thinking_budget(conversation, format, markers, thinking),
     )
     return params, partial(
         format.parser,
@@ -115,31 +117,39 @@ def thinking_of(prompt: list[int], tokenizer: Tokenizer, format: ChatFormat) -> 
     return "over" if tail.rstrip().endswith(end) else "possible"
 
 
-def thinking_budget(
-    conversation: Conversation, format: ChatFormat, tokenizer: Tokenizer, thinking: Thinking
-) -> ThinkingBudget | None:
-    """The limit of thinking as the engine takes it.
+def markers_of(conversation: Conversation, format: ChatFormat) -> ThinkingMarkers | tuple[()]:
+    """Texts around the model's thinking whose tokens a limit of thinking needs; none without a limit.
 
     Raises:
-        RequestError: there is one, but the model marks no thinking, or does not end it with one token.
+        RequestError: there is a limit, but the model marks no thinking.
     """
-    most = conversation.max_thinking_tokens
-    if most is None:
-        return None
+    if conversation.max_thinking_tokens is None:
+        return ()
     if format.calls == HARMONY:
-        markers = ThinkingMarkers(harmony.ANALYSIS, harmony.END)
-    elif format.thinking is not None:
-        markers = THINKING[format.thinking]
-    else:
-        raise RequestError(
-            "max_thinking_tokens: it is not known that this model thinks; the server's setting "
-            "reasoning_parser says how it marks that",
-            param="max_thinking_tokens",
-        )
-    begin, end = (tokenizer.encode(text, add_special_tokens=False) for text in markers)
+        return ThinkingMarkers(harmony.ANALYSIS, harmony.END)
+    if format.thinking is not None:
+        return THINKING[format.thinking]
+    raise RequestError(
+        "max_thinking_tokens: it is not known that this model thinks; the server's setting "
+        "reasoning_parser says how it marks that",
+        param="max_thinking_tokens",
+    )
+
+
+def _thinking_budget(
+    conversation: Conversation,
+    format: ChatFormat,
+    markers: Sequence[list[int]],
+    thinking: Thinking,
+) -> ThinkingBudget | None:
+    """The limit of thinking as the engine takes it. Raises RequestError if no single token ends it."""
+    most, texts = conversation.max_thinking_tokens, markers_of(conversation, format)
+    if most is None or not texts:
+        return None
+    begin, end = markers
     if len(end) != 1:
         raise RequestError(
-            f"max_thinking_tokens: this model ends its thinking with {markers.end!r}, which is not one "
+            f"max_thinking_tokens: this model ends its thinking with {texts.end!r}, which is not one "
             "token",
             param="max_thinking_tokens",
         )

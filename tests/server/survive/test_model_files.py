@@ -100,6 +100,19 @@ def link(folder: Path) -> None:
     (folder / WEIGHTS).symlink_to(outside)
 
 
+def circle(name: str) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(name)
+
+    return spoil
+
+
+def dangling(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").symlink_to("gone.json")
+
+
 def fifo(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
     os.mkfifo(folder / WEIGHTS)
@@ -127,6 +140,12 @@ DAMAGE = [
     pytest.param(config(head_dim=10**9), "head_dim", id="hostile 8 head_dim"),
     pytest.param(template("{% for %}"), "chat_template.jinja", id="hostile 8 template"),
     pytest.param(config(num_hidden_layers=1), "num_hidden_layers", id="hostile 9 surplus"),
+    pytest.param(circle("tokenizer.json"), "tokenizer.json: cannot be read", id="circle"),
+    pytest.param(circle("tokenizer_config.json"), "tokenizer_config.json", id="circle config"),
+    pytest.param(circle("chat_template.jinja"), "chat_template.jinja", id="circle template"),
+    pytest.param(circle(CONFIG), CONFIG, id="circle model config"),
+    pytest.param(circle(WEIGHTS), "safetensors", id="circle weights"),
+    pytest.param(dangling, "tokenizer.json: cannot be read", id="dangling"),
     pytest.param(shard("x\0.safetensors"), INDEX, id="hostile 17 name"),
     pytest.param(config(num_hidden_layers=10**18), "num_hidden_layers", id="hostile 17 layers"),
     pytest.param(fifo, "regular file", id="hostile 17 fifo"),

@@ -56,6 +56,7 @@ def server(
         kv_cache_tokens=4 * CONTEXT,
         threads=1,
         max_running=4,
+        stored_responses=8,
         api_key_file=key_file.path,
         admin_key="sk-operator",
     ) as running:
@@ -258,3 +259,50 @@ def test_without_an_admin_key_the_admin_routes_are_off(model: Path, tmp_path: Pa
         error = error_of(httpx.get(f"{open_.url}/admin/tenants"), 403)
     assert error["code"] == "admin_disabled"
     assert "--admin-key" in error["message"]
+
+
+def test_a_tenant_that_fills_all_places_leaves_another_its_own(server: Server) -> None:
+    """There are 260."""
+
+    def ask_little() -> str:
+        answer = complete(server, "light", [5, 6], max_tokens=4)
+        assert answer.status_code == 200, answer.text
+        text: str = answer.json()["choices"][0]["text"]
+        return text
+
+    expected = ask_little()
+    with server.client(headers=bearer(key_of("heavy"))) as client:
+
+        def fill(choices: int) -> httpx.Response:
+            body = {"prompt": [5], "n": choices, "max_tokens": 4000, "ignore_eos": True}
+            body |= {"model": "tiny", "stream": True}
+            request = client.build_request("POST", "/v1/completions", json=body)
+            return client.send(request, stream=True)
+
+        filling = [fill(choices) for choices in (128, 128)]
+        while filling[-1].status_code == 200:
+            assert len(filling) < 10
+            filling.append(fill(1))
+        filling[-1].read()
+        error = error_of(filling[-1], 429)
+        assert error["code"] == "queue_full"
+        assert "260 sequences are running or waiting, at most 260 may" in error["message"]
+        assert [ask_little() for _ in range(4)] == [expected] * 4
+        for answer in filling:
+            answer.close()
+
+
+def test_who_stores_many_responses_evicts_its_own(server: Server) -> None:
+    def store(name: str) -> str:
+        client = server.openai(key_of(name))
+        made: Any = client.responses.create(model="tiny", input="hello", max_output_tokens=1)
+        assert made.store is True
+        return str(made.id)
+
+    kept = store("light")
+    many = [store("heavy") for _ in range(12)]
+    light, heavy = server.openai(key_of("light")), server.openai(key_of("heavy"))
+    assert light.responses.retrieve(kept).id == kept
+    assert heavy.responses.retrieve(many[-1]).id == many[-1]
+    with pytest.raises(openai.NotFoundError):
+        heavy.responses.retrieve(many[0])

@@ -99,7 +99,7 @@ def test_hostile_01_a_killed_text_worker_harms_nobody(server: Server, http: http
     answers: list[httpx.Response] = []
     asking = threading.Thread(target=lambda: answers.append(http.post("/tokenize", json=body)))
     workers = server.text_workers()
-    assert len(workers) == 2
+    assert len(workers) >= 2
     used = {worker: worker.cpu_times().user for worker in workers}
     asking.start()
     # One of them is in the midst of it.
