@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from galley.config import Settings
 from galley.errors import QueueFull, RequestError, UnknownModel
 from galley.gateway.call import Call
 from galley.gateway.caller import Caller
 from galley.gateway.generation import Generation
 from galley.gateway.registry import Registry, open_models
 from galley.gateway.served import ServedModel
+from galley.settings.config import Settings
 from galley.types import SamplingParams, Task
 from tests.checkpoints import make_checkpoint
 

@@ -8,14 +8,11 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from galley.errors import QueueFull
-from galley.service.text_pool import TextPool, _Turns
-from galley.settings.config import Settings
-from galley.config import Settings
 from galley.errors import ModelError, RequestError
 from galley.service.text_frames import TextStart
 from galley.service.text_lane import Lane
 from galley.service.text_pool import TextPool, TextWork
+from galley.settings.config import Settings
 from galley.text.tokenizer import Tokenizer
 from tests.checkpoints import make_tokenizer
 

@@ -13,10 +13,9 @@ from galley.gateway.served import ServedModel
 from galley.observe.tenants import TokenKind
 from galley.service.client import LONGEST_WAIT
 from galley.service.streams import OutputStream
-from galley.types import LIVE_PRIORITY, EngineRequest, Output, SamplingParams, Timing
-from galley.types.model_info import ModelInfo
 from galley.service.text_pool import TextWork
 from galley.types import EngineRequest, Output, Timing
+from galley.types.model_info import ModelInfo
 
 
 class Call:

@@ -8,10 +8,6 @@ from typing import Any, Final
 
 import msgspec
 
-from galley.errors import EngineError, EngineNotReady, QueueFull, RequestError
-from galley.service.frames import HEADER
-from galley.service.spawn import Spawned, spawn_text
-from galley.config import Settings
 from galley.errors import RequestError
 from galley.service.text_frames import (
     CheckGrammar,
@@ -30,10 +26,9 @@ from galley.service.text_frames import (
     TextStart,
     encode,
 )
-from galley.settings.config import Settings
-from galley.text.tokenizer import Tokenizer
 from galley.service.text_lane import Lane
 from galley.service.turns import NOBODY, Share
+from galley.settings.config import Settings
 from galley.types import Grammar, SamplingParams
 
 _SMALL_BYTES: Final = 64 * 1024

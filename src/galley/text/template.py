@@ -11,10 +11,9 @@ from jinja2 import nodes
 
 from galley.errors import CheckpointError, RequestError
 from galley.formats.gguf_file import is_gguf
-from galley.formats.json_file import read_file, read_json
+from galley.formats.json_file import is_there, read_file, read_json
 from galley.formats.source import TEMPLATES_FOLDER
 from galley.text.declared_tokens import CONFIG_FILE
-from galley.formats.json_file import is_there, read_file, read_json
 from galley.text.gguf_tokenizer import read_metadata
 from galley.text.sandbox import CountSteps, Sandbox
 from galley.text.template_calls import CallForm, adapted, found_form

@@ -13,10 +13,9 @@ from tokenizers import decoders, normalizers
 
 from galley.errors import CheckpointError, ContextExceeded, RequestError, UnsupportedModel
 from galley.formats.gguf_file import is_gguf
-from galley.formats.json_file import read_file
+from galley.formats.json_file import is_there, read_file
 from galley.formats.sentence_config import read_sentence_config
 from galley.text.declared_tokens import Declared, read_declared
-from galley.formats.json_file import is_there, read_file, read_json
 from galley.text.gguf_tokenizer import HUGGINGFACE_KEY, named_tokens, read_metadata, read_text
 from galley.text.tokenizer_steps import Steps
 
