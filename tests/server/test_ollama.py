@@ -8,6 +8,7 @@ import httpx
 import ollama
 import pytest
 
+from tests.server.recorded import RECORDINGS
 from tests.server.serving import Server
 from tests.tools.checkpoint import make_calling
 
@@ -20,6 +21,11 @@ SCHEMA = {
     "additionalProperties": False,
 }
 ASKED: Any = [{"role": "user", "content": "Who sat on the mat?"}]
+RECORDED = [
+    request
+    for request in json.loads((RECORDINGS / "langchain-ollama.json").read_text())["requests"]
+    if request["path"] != "/api/embed"  # test_embeddings.py has it
+]
 GREEDY = {"temperature": 0.0, "num_predict": 40}
 
 
@@ -134,15 +140,66 @@ def test_what_clients_ask_of_models(client: ollama.Client) -> None:
     assert client.chat("calling", []).done_reason == "load"
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        (dict.fromkeys(("temperature", "num_ctx", "mirostat_eta", "wings")), []),
+        ({"wings": 2, "mirostat_tau": 5.0}, ["'options.wings'", "'options.mirostat_tau'"]),
+        ({"\U0001f9d9" * 100: 1, **{f"x{i}": 1 for i in range(20)}}, ["and 13 more"]),
+        ({"num_ctx": 10**6}, ["options.num_ctx is 1000000; the context holds 4096"]),
+        ({"num_ctx": 4096, "repeat_last_n": 64, "repeat_penalty": 1.1}, []),
+    ],
+    ids=["nulls", "unknown", "many", "longer", "known"],
+)
+def test_options_that_ask_nothing_of_this_server_are_warned_of_at_most(
+    server: Server, path: str, stream: bool, options: dict[str, Any], warned: list[str]
+) -> None:
+    asked = {"messages": ASKED} if path == "/api/chat" else {"prompt": "x"}
+    options = {**options, "num_predict": 1}
+    for given in (asked, {}):  # an answer, and a word that the model is loaded
+        body = {"model": "calling", "stream": stream, "options": options, **given}
+        answer = httpx.post(server.url + path, json=body)
+        assert answer.status_code == 200, answer.text
+        *_, last = map(json.loads, answer.text.splitlines())
+        text = " ".join(last.get("warnings", []))
+        assert all(warning in text for warning in warned), text
+        assert len(text) < 1000
+        assert warned or "warnings" not in last
+
+
+@pytest.mark.parametrize("request_", RECORDED, ids=lambda request_: request_["path"])
+def test_what_langchain_sends_is_answered(server: Server, request_: dict[str, Any]) -> None:
+    answer = httpx.post(
+        server.url + request_["path"],
+        json={**request_["body"], "model": "calling", "options": {"num_predict": 2}},
+    )
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_short_memory_of_penalties_and_a_drawn_seed(client: ollama.Client) -> None:
+    def text(**options: Any) -> str:
+        sampled = {"num_predict": 60, "temperature": 1.0, "seed": 3, **options}
+        return str(client.generate("calling", "the cat", raw=True, options=sampled).response)
+
+    plain, penalised = text(), text(repeat_penalty=1.5)
+    assert text(repeat_penalty=1.5, repeat_last_n=0) == plain != penalised
+    assert text(repeat_penalty=1.5, repeat_last_n=-1) == penalised
+    assert text(repeat_penalty=1.5, repeat_last_n=4) not in (plain, penalised)
+    assert len({text(seed=-1) for _ in range(3)}) == 3
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "named"),
     [
         ("/api/chat", {"options": {"temperature": -1}}, "options.temperature"),
         ("/api/chat", {"options": {"mirostat": 2}}, "options.mirostat"),
-        ("/api/chat", {"options": {"num_ctx": 10**6}}, "options.num_ctx"),
         ("/api/chat", {"options": {"num_predict": -3}}, "options.num_predict"),
-        ("/api/chat", {"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
-        ("/api/chat", {"options": {"wings": 2}}, "options.wings"),
+        ("/api/chat", {"options": {"repeat_last_n": -2}}, "options.repeat_last_n"),
+        ("/api/chat", {"options": {"stop": 5}}, "options.stop"),
+        ("/api/chat", {"options": 5}, "options"),
+        ("/api/generate", {"options": {"top_k": "x"}}, "options.top_k"),
         ("/api/chat", {"format": "yaml"}, "format"),
         ("/api/chat", {"format": {"type": "wrong"}}, "format"),
         (

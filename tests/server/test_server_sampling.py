@@ -233,3 +233,8 @@ def test_generation_config_gives_the_defaults(
         assert default != text(other, temperature=1.0)
         assert default != text(other, top_k=0)
         assert text(other, temperature=1.0, top_k=0) == text(http)
+
+
+def test_a_seed_of_minus_one_is_drawn_anew_for_each_request(http: httpx.Client) -> None:
+    assert len({tuple(texts(http, **SAMPLED | {"seed": -1})) for _ in range(3)}) == 3
+    assert len({tuple(texts(http, **SAMPLED)) for _ in range(2)}) == 1

@@ -125,9 +125,10 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
         Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS)] | None,
         Meta(description="Token id, as text, to a bias in [-100, 100]."),
     ] = None
-    seed: Annotated[int | None, Meta(description="64 bits; the same seed gives the same text.")] = (
-        None
-    )
+    seed: Annotated[
+        int | None,
+        Meta(description="64 bits; the same seed gives the same text. -1: drawn at random."),
+    ] = None
     n: Annotated[int | None, Meta(description="Choices for each prompt.")] = None
     best_of: Annotated[
         Literal[1] | None, Meta(description="Taken and not used: `n` choices are made.")

@@ -138,6 +138,7 @@ class ServedModel:
         if (backend := self._backend) is None:
             return
         self._backend = None
+        self.keep_for(None)  # what a request said held for this time
         self._earlier_restarts += backend.engine.restarts
         await backend.close()
         self._plans.forget(self.name)
