@@ -6,6 +6,7 @@ each other 5,000 deep overflows the stack and ends the process.
 
 import json
 import re
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -47,8 +48,10 @@ def check(grammar: Grammar, vocabulary: LLTokenizer, field: str) -> Grammar:
         raise RequestError(
             f"{field} has {len(grammar.source)} characters, at most {MAX_SOURCE}", param=field
         )
-    schema = parse_schema(grammar.source, field) if grammar.kind == "json_schema" else None
-    if schema and narrow_formats(schema):
+    schema = None
+    if grammar.kind == "json_schema":
+        schema = parse_schema(grammar.source, field, written=partial(_written, vocabulary))
+        narrow_formats(schema)
         grammar = Grammar("json_schema", json.dumps(schema))
     compiled = _notation(grammar, field)
     reason = _why_not(compiled, vocabulary)
@@ -60,6 +63,11 @@ def check(grammar: Grammar, vocabulary: LLTokenizer, field: str) -> Grammar:
             reason = f"the regular expression of {keyword!r} at {place or '/'}: {alone}"
             break
     raise RequestError(f"{field}: cannot be compiled: {reason}", param=field)
+
+
+def is_json(compiled: str) -> bool:
+    """Whether a compiled grammar has a JSON schema, or a part of it."""
+    return '"json_schema"' in compiled or "%json" in compiled
 
 
 def _notation(grammar: Grammar, field: str) -> str:
@@ -153,6 +161,13 @@ def _lark(source: str, field: str) -> str:
             f"{field}: not a GBNF grammar: {_line(str(error))}", param=field
         ) from None
     return converted
+
+
+def _written(vocabulary: LLTokenizer, number: float) -> str:
+    """The text of a constant number."""
+    source = LLMatcher.grammar_from_json_schema(json.dumps({"const": number}))
+    matcher = LLMatcher(vocabulary, source, log_level=0, limits=LIMITS)
+    return matcher.compute_ff_bytes().decode()
 
 
 def _why_not(compiled: str, vocabulary: LLTokenizer) -> str | None:
