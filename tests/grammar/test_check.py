@@ -59,6 +59,8 @@ DEEP = 64 * '{"type":"array","items":' + "{}" + 64 * "}"
         ({"anyOf": {}}, "'anyOf'"),
         ({"items": [{}]}, "'prefixItems'"),
         ({"minLength": -1}, "minLength"),
+        ({"pattern": "a", "maxLength": 8193}, "'maxLength' 8193 is not supported beside 'pattern'"),
+        ({"pattern": "a", "minLength": 10**30}, "'minLength' 1000"),
         ({"type": "number", "multipleOf": 0}, "multiple"),
         ({"oneOf": [{"type": "string"}, {"maxLength": 3}]}, "oneOf"),
         ({"anyOf": [{}] * (MAX_SCHEMAS + 1)}, "subschemas"),
@@ -84,7 +86,7 @@ def test_a_schema_that_cannot_be_honoured_names_the_keyword(
         (Grammar("regex", "(" * 60_000 + "a" + ")" * 60_000), "250"),
         (Grammar("regex", r"\bword\b"), "lookaround"),
         (Grammar("regex", "[a&&b]"), "no text satisfies it"),
-        (Grammar("regex", ".*" * 1000), "lexer"),
+        (Grammar("regex", ".*" * 5000), "lexer"),
         (Grammar("grammar", "garbage"), "Expected token"),
         (Grammar("grammar", "start: a\na: a"), "no text satisfies it"),
         (Grammar("grammar", 'start: "a" | missing'), "missing"),
@@ -125,6 +127,26 @@ def test_what_says_nothing_about_values_is_taken_and_changes_nothing(
     assert accepts(schema, vocabulary, *texts) == [True, True, False, False, True]
     plain = record(n={"type": "string", "maxLength": 2, **fields}) | fields
     assert accepts(plain, vocabulary, '{"n": "ab"}', '{"n": "abc"}', "7") == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "repeated", "end"),
+    [
+        ("[a-z]", "B", "b"),
+        ("^(.|\\n)*x", "é", "x"),
+        ("[a-z][0-9][A-Z]+!", "b", "a1B!"),
+        ("^[^a]*a[^b]*b", "c", "ab"),
+        ("(foo|bar)+$", "f", "foo"),
+    ],
+)
+@pytest.mark.parametrize("most", [4, 100, 8192])
+def test_a_pattern_allows_a_text_up_to_its_greatest_length(
+    pattern: str, repeated: str, end: str, most: int, vocabulary: LLTokenizer
+) -> None:
+    schema = {"type": "string", "pattern": pattern, "maxLength": most}
+    longest = (repeated * most)[: most - len(end)] + end if most > len(end) else end
+    texts = [json.dumps(text, ensure_ascii=False) for text in (longest, repeated + longest)]
+    assert accepts(schema, vocabulary, *texts) == [len(longest) <= most, False]
 
 
 @pytest.mark.parametrize(

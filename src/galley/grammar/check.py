@@ -20,14 +20,18 @@ MAX_SOURCE: Final = 256 * 1024
 """Characters of a grammar."""
 
 LIMITS: Final = LLParserLimits(
-    initial_lexer_fuel=1_000_000,
+    initial_lexer_fuel=4_000_000,
     step_lexer_fuel=200_000,
     step_max_items=50_000,
     max_lexer_states=50_000,
     max_grammar_size=500_000,
     verbose_errors=False,
 )
-"""Some 20 ms to begin with, 15 ms for a token, and 100 MB of states at the very most."""
+"""Some 80 ms to begin with, 15 ms for a token, and 100 MB of states at the very most.
+
+The first is for a whole text: a pattern beside a bounded length takes some 400 of it for each character,
+and where nothing is left of it the text may not go on (see ``json_schema.MAX_PATTERN_LENGTH``).
+"""
 
 _JSON: Final[Any] = {"whitespace_flexible": True, "whitespace_pattern": r"(\x20|\n[\x20\t]{0,20})?"}
 """Between two tokens of JSON: nothing, a space, or a line's end and its indentation, as in llama.cpp's

@@ -21,6 +21,9 @@ from galley.grammar.string_formats import PATTERNS, REPLACED
 MAX_SCHEMAS: Final = 10_000
 """Subschemas of one schema."""
 
+MAX_PATTERN_LENGTH: Final = 8192
+"""Characters of a text's least or greatest length beside a pattern."""
+
 _IN_MAPS: Final = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 _IN_LISTS: Final = frozenset(("anyOf", "allOf", "oneOf", "prefixItems"))
 _DIRECT: Final = frozenset(("items", "additionalProperties"))
@@ -188,6 +191,11 @@ def _fault(part: Any, place: str, root: dict[str, Any]) -> str | None:
             return f"{keyword!r} is an object, got {shown(value)}"
         if keyword in _IN_LISTS and not isinstance(value, list):
             return f"{keyword!r} is an array, got {shown(value)}"
+        if keyword in ("maxLength", "minLength") and "pattern" in part and _is_longer(value):
+            return (
+                f"{keyword!r} {shown(value)} is not supported beside 'pattern': at most "
+                f"{MAX_PATTERN_LENGTH}"
+            )
         if keyword == "enum" and value == []:
             return "'enum' is empty, so no value satisfies it"
         if keyword == "items" and isinstance(value, list):
@@ -199,6 +207,10 @@ def _fault(part: Any, place: str, root: dict[str, Any]) -> str | None:
                 f"'$ref' must point into the schema itself, got {shown(value)}; nothing is fetched"
             )
     return None
+
+
+def _is_longer(length: Any) -> bool:
+    return isinstance(length, int | float) and length > MAX_PATTERN_LENGTH
 
 
 def _not_an_annotation(keyword: str, value: Any) -> str | None:
