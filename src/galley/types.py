@@ -103,7 +103,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         seed: 64-bit; the same seed gives the same text at any load. ``None`` draws one, and so does -1,
             which is made ``None``.
         n: independent choices for each prompt.
-        max_tokens: ``None`` means the rest of the context.
+        max_tokens: ``None`` means the model's default, or the rest of the context.
         min_tokens: end-of-sequence, stop tokens and stop strings are held off until then.
         stop: strings that end the text; they are not part of it.
         stop_token_ids: token ids that end the text like an end-of-sequence token.
@@ -286,7 +286,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """The same parameters with every ``None`` that stands for a model default replaced."""
         changes: dict[str, float | int] = {}
         for name in defaults.__struct_fields__:
-            if getattr(self, name) is None:
+            # How many tokens there is room for is not known here.
+            if name != "max_tokens" and getattr(self, name) is None:
                 changes[name] = getattr(defaults, name)
         return msgspec.structs.replace(self, **changes) if changes else self
 
@@ -298,13 +299,18 @@ _PlainParams = msgspec.defstruct(
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's default sampling, from ``generation_config.json``."""
+    """A model's default sampling, from ``generation_config.json`` or the settings.
+
+    Attributes:
+        max_tokens: of an output, as far as the context has room; None: all the room.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    max_tokens: int | None = None
 
 
 class Adapter(msgspec.Struct, frozen=True):

@@ -34,7 +34,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("models") / "calling"
     make_calling(folder, max_position_embeddings=4096)
     log = tmp_path_factory.mktemp("server") / "log"
-    with Server(folder, log, kv_cache_tokens=16384, threads=1) as running:
+    models = [f"calling={folder}", f"brief={folder}", "brief.system_prompt=Be brief."]
+    models.append("brief.sampling_defaults=temperature=0,max_tokens=7,repetition_penalty=1.3")
+    with Server(models, log, kv_cache_tokens=16384, threads=1) as running:
         yield running
 
 
@@ -70,7 +72,7 @@ def test_a_conversation_whole_and_in_pieces(client: ollama.Client, server: Serve
     assert "".join(line["message"]["content"] for line in lines) == answer.message.content
     plain = httpx.post(
         server.url + "/v1/chat/completions",
-        json={"messages": ASKED, "temperature": 0, "max_tokens": 40},
+        json={"model": "calling", "messages": ASKED, "temperature": 0, "max_tokens": 40},
     ).json()
     assert plain["choices"][0]["message"]["content"] == answer.message.content
 
@@ -86,7 +88,7 @@ def test_a_prompt_with_and_without_the_template(client: ollama.Client, server: S
     raw = client.generate("calling", "Who?", raw=True, options=GREEDY)
     plain = httpx.post(
         server.url + "/v1/completions",
-        json={"prompt": "Who?", "temperature": 0, "max_tokens": 40},
+        json={"model": "calling", "prompt": "Who?", "temperature": 0, "max_tokens": 40},
     ).json()
     assert raw.response == plain["choices"][0]["text"]
     pieces = client.generate("calling", "Who?", raw=True, options=GREEDY, stream=True)
@@ -125,12 +127,12 @@ def test_thinking_and_tools_reach_the_template(client: ollama.Client) -> None:
 
 
 def test_what_clients_ask_of_models(client: ollama.Client) -> None:
-    [listed] = client.list().models
+    listed, _ = client.list().models
     assert listed.model == "calling"
     assert listed.size
     assert listed.details
     assert listed.details.family == "llama"
-    [running] = client.ps().models
+    running, _ = client.ps().models
     assert (running.model, running.context_length) == ("calling", 4096)
     shown = client.show("calling:latest")
     assert shown.modelinfo
@@ -229,3 +231,36 @@ def test_an_unknown_model_is_the_clients_error(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match="does not exist") as refused:
         client.chat("llama3.2", ASKED)
     assert refused.value.status_code == 404
+
+
+def test_what_a_request_leaves_open_is_as_the_models_settings_say(
+    client: ollama.Client, server: Server
+) -> None:
+    brief: Any = [{"role": "system", "content": "Be brief."}]
+    own: Any = [{"role": "system", "content": "Be kind."}]
+    said = {"temperature": 0, "num_predict": 7, "repeat_penalty": 1.3}
+    for headed, asked in ((brief, ASKED), (own, own + ASKED)):
+        messages = headed + ASKED
+        expected = client.chat("calling", messages, options=said)
+        answer = client.chat("brief", asked)
+        assert answer.message.content == expected.message.content
+        assert answer.prompt_eval_count == expected.prompt_eval_count
+        assert (answer.eval_count, answer.done_reason) == (7, "length")
+    assert client.chat("brief", ASKED, options={"num_predict": 9}).eval_count == 9
+    limits: list[Any] = [{}, {"max_tokens": 7}]
+    with server.openai() as openai:
+        counts = [
+            openai.chat.completions.create(model=model, messages=messages, **limit).usage
+            for model, messages, limit in zip(
+                ("brief", "calling"), (ASKED, brief + ASKED), limits, strict=True
+            )
+        ]
+        assert counts[0] is not None
+        assert counts[1] is not None
+        assert counts[0].prompt_tokens == counts[1].prompt_tokens
+        assert counts[0].completion_tokens == 7
+    tokens = [
+        httpx.post(f"{server.url}/tokenize", json={"model": model, "messages": messages}).json()
+        for model, messages in (("brief", ASKED), ("calling", brief + ASKED))
+    ]
+    assert tokens[0]["tokens"] == tokens[1]["tokens"]

@@ -9,6 +9,7 @@ import pytest
 from openai import OpenAI
 from openai.types import Completion
 
+from tests.server.conftest import CONTEXT
 from tests.server.serving import Server, events
 
 pytestmark = pytest.mark.xdist_group("server_completions")
@@ -201,3 +202,23 @@ def test_token_routes_refuse_what_they_cannot_do(
     answer = httpx.post(f"{server.url}{path}", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+def test_a_completion_has_sixteen_tokens_unless_the_request_says(
+    server: Server, client: OpenAI
+) -> None:
+    def ended(prompt: Any, **parameters: Any) -> tuple[int, str]:
+        answer = client.completions.create(
+            model="tiny",
+            prompt=prompt,
+            temperature=0,
+            extra_body={"ignore_eos": True, **parameters},
+        )
+        assert answer.usage is not None
+        return answer.usage.completion_tokens, answer.choices[0].finish_reason
+
+    assert ended(PROMPT) == (16, "length")
+    assert ended(PROMPT, max_tokens=20) == (20, "length")
+    long = [5] * (CONTEXT - 3)
+    assert ended(long) == (3, "length")  # there is room for no more
+    assert ended(PROMPT, min_tokens=18, ignore_eos=False)[0] >= 18

@@ -27,6 +27,9 @@ from galley.types import Output, TokenLogprob
 
 ENDPOINT: Final = "/v1/completions"
 
+DEFAULT_TOKENS: Final = 16
+"""Of a completion, as OpenAI has it."""
+
 
 async def _token_ids(given: Sequence[str | list[int]], backend: Backend) -> list[list[int]]:
     texts = [prompt for prompt in given if isinstance(prompt, str)]
@@ -111,6 +114,7 @@ class CompletionAnswer:
                 priority=asked.priority or 0,
                 cache_salt=asked.cache_salt,
                 prompt_param="prompt",
+                default_tokens=DEFAULT_TOKENS,
             )
             tokenizer = call.backend.tokenizer
             try:

@@ -177,7 +177,7 @@ def _load(
         max_model_len=kv.max_model_len,
         kv_cache_tokens=kv.tokens,
         eos_token_ids=checkpoint.eos_token_ids,
-        defaults=checkpoint.defaults,
+        defaults=settings.with_own(checkpoint.defaults),
         costs=executor.step_costs(),
         phases=phases,
         speech=speech,

@@ -56,6 +56,7 @@ async def prompt_of(backend: Backend, conversation: Conversation) -> list[int]:
         RequestError: the request cannot be honoured by this model.
     """
     check_tools(conversation, backend.format)
+    conversation = conversation.headed_by(backend.system_prompt)
     return await backend.text.chat(
         conversation.messages,
         tools=[tool.as_templates_expect() for tool in conversation.offered],
