@@ -14,7 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from galley.config import Settings
 from galley.engine_settings import setting_types
+from galley.gateway.registry import Registry
+from galley.gateway.tenants import Tenants
 from galley.observe.resources import GPU_METRICS
+from galley.server.app import create_app
+from galley.server.openapi import document
 from galley.speech.audio import Recording
 from tests.observe.prometheus import DEPLOY, RULES, Prometheus, needed, promtool
 from tests.server.serving import Server, until
@@ -95,6 +99,23 @@ def test_settings_and_routes_named_in_deploy_exist(server: Server) -> None:
     for volume in (v for s in compose["services"].values() for v in s["volumes"]):
         source = volume.split(":")[0]
         assert (DEPLOY / source).exists() or source in compose["volumes"], source
+
+
+def test_alerts_and_panels_count_the_routes_of_every_protocol() -> None:
+    page = document(create_app(Registry(Settings()), tenants=Tenants({})).routes)
+    asked = {
+        path
+        for path, operations in page["paths"].items()
+        for operation in operations.values()
+        if not {"operation", "models", "tokens"} & set(operation["tags"])
+    }
+    assert {"/v1/chat/completions", "/v1/messages", "/v2/rerank", "/api/chat"} <= asked
+    for text in (RULES.read_text(), "\n".join(sum(PANELS.values(), []))):
+        selectors = re.findall(r'galley_request_outcomes_total\{endpoint=~"([^"]+)"', text)
+        assert selectors
+        for selector in selectors:
+            assert all(re.fullmatch(selector, path) for path in asked)
+            assert not any(re.fullmatch(selector, path) for path in ("/health", "/metrics", "/"))
 
 
 def test_promtool_accepts_rules_and_configuration() -> None:
