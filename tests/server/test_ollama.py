@@ -56,6 +56,10 @@ def test_a_conversation_whole_and_in_pieces(client: ollama.Client, server: Serve
     )
     assert answer.prompt_eval_count
     assert answer.eval_duration
+    one = client.generate("calling", "x", options={"num_predict": 1})
+    assert one.eval_count == 1
+    assert one.eval_duration
+    assert one.prompt_eval_duration
     assert answer.total_duration
     assert answer.total_duration >= answer.eval_duration
     pieces = list(client.chat("calling:latest", ASKED, options=GREEDY, stream=True))

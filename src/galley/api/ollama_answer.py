@@ -219,9 +219,14 @@ class OllamaGeneration:
         answer["total_duration"] = int(_BILLION * total)
         answer["load_duration"] = 0
         answer["prompt_eval_count"] = counts.prompt
-        answer["prompt_eval_duration"] = int(_BILLION * receipt.prefill_seconds)
+        prefill, decode = receipt.prefill_seconds, receipt.decode_seconds
+        if not decode and counts.generated:
+            # A first token comes with the prompt's last: it gets a token's share of that time.
+            decode = prefill / (counts.prompt + 1)
+            prefill -= decode
+        answer["prompt_eval_duration"] = int(_BILLION * prefill)
         answer["eval_count"] = counts.generated
-        answer["eval_duration"] = int(_BILLION * receipt.decode_seconds)
+        answer["eval_duration"] = int(_BILLION * decode)
         if self._warnings:
             answer["warnings"] = self._warnings
         return answer
