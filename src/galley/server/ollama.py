@@ -314,7 +314,7 @@ def _details(served: ServedModel) -> OllamaDetails:
         "family": info.family,
         "families": [info.family],
         "parameter_size": _size(parameters),
-        "quantization_level": info.quantize,
+        "quantization_level": info.quantize if info.weights is None else info.weights.kind,
     }
 
 
