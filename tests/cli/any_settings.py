@@ -27,6 +27,10 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "quality_gate_against": st.sampled_from(["", "org/name"]),
     "threads": st.none() | st.integers(1, 256),
     "disable_pass": st.lists(TEXT, max_size=3).map(tuple),
+    "sampling_defaults": st.lists(
+        st.sampled_from(["temperature=0.5", "top_k=4", "max_tokens=100"]), max_size=2, unique=True
+    ).map(tuple),
+    "system_prompt": TEXT,
     "max_model_len": st.none() | st.integers(1, 10**6),
     "kv_cache_tokens": st.none() | st.integers(1, 10**9),
     "kv_memory_fraction": st.floats(0.01, 0.95),

@@ -12,6 +12,7 @@ from hypothesis import given
 from galley.errors import SettingsError
 from galley.settings.config import Settings
 from galley.settings.engine import EngineSettings, setting_types
+from galley.types import SamplingDefaults
 from tests.cli.any_settings import SOME_SETTINGS, VALUES
 
 
@@ -213,3 +214,30 @@ def test_environment_round_trip(values: dict[str, Any]) -> None:
     values = {name: value for name, value in values.items() if value != ()}
     environ = {f"GALLEY_{name.upper()}": as_variable(value) for name, value in values.items()}
     assert Settings.load({}, environ=environ) == Settings(**values)
+
+
+def test_a_model_has_sampling_and_a_system_prompt_of_its_own(tmp_path: Path) -> None:
+    file = (
+        "sampling_defaults: {temperature: 0.7}\n"
+        "models:\n"
+        "  terse: {model: a, system_prompt: Be brief., sampling_defaults: {top_k: 4, max_tokens: 9}}\n"
+        "  plain: b\n"
+    )
+    terse, plain = load(tmp_path, file=file).each_model()
+    assert (terse.system_prompt, plain.system_prompt) == ("Be brief.", "")
+    found = SamplingDefaults(temperature=0.3, top_p=0.9)
+    assert terse.with_own(found) == SamplingDefaults(
+        temperature=0.3, top_p=0.9, top_k=4, max_tokens=9
+    )
+    assert plain.with_own(found) == SamplingDefaults(temperature=0.7, top_p=0.9)
+    one = load(tmp_path, environ={"GALLEY_SAMPLING_DEFAULTS": "top_k=5, temperature=1"})
+    assert one.with_own(found).top_k == 5
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["temperature", "heat=1", "temperature=hot", "temperature=-1", "top_k=1.5", "max_tokens=0"],
+)
+def test_default_sampling_that_cannot_be_is_named(entry: str) -> None:
+    with pytest.raises(SettingsError, match=f"sampling_defaults.*{entry.partition('=')[0]}"):
+        Settings(sampling_defaults=(entry,))

@@ -62,6 +62,7 @@ def right(known: dict[str, list[int]], count: int) -> Callable[[Sequence], Token
         {"temperature": 0.0},
         {"logprobs": 2, "scores": True},
         {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.5, "penalty_window": 5},
         {"min_tokens": 9, "stop_token_ids": tuple(range(100, 160))},
         {"prompt_logprobs": 1},
     ],

@@ -68,6 +68,14 @@ def test_choices_of_one_request_differ_and_repeat(checkpoint: CheckpointMaker) -
     assert texts[0] == single.token_ids
 
 
+def test_a_seed_of_minus_one_is_drawn(checkpoint: CheckpointMaker) -> None:
+    with LLM(checkpoint("llama"), threads=1) as llm:
+        texts = [llm.generate([[5, 6, 7]], seeded(-1))[0].token_ids for _ in range(4)]
+        fixed = [llm.generate([[5, 6, 7]], seeded(-2))[0].token_ids for _ in range(2)]
+    assert len(set(map(tuple, texts))) == 4
+    assert fixed[0] == fixed[1]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -196,6 +204,35 @@ def test_presence_and_frequency_penalties_count_the_output_only() -> None:
     assert row.tolist() == [0.0, 0.0, -1.0, -0.75, 0.0]
 
 
+@pytest.mark.parametrize("window", [-1, 0, 1, 3, 4, 64])
+@pytest.mark.parametrize("prior", [0, 2])
+def test_penalties_see_the_last_tokens_of_their_window(window: int, prior: int) -> None:
+    """As a computation from scratch over what is within it, before and after the window is full."""
+    prompt, output = [1, 4, 4], [2, 3, 3, 5, 2]
+    params = SamplingParams(
+        repetition_penalty=2.0,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        penalty_window=window,
+        seed=0,
+    ).resolved(DEFAULTS)
+    adjuster = LogitsAdjuster(params, prompt, output[:prior], ())
+    for known in range(prior, len(output) + 1):
+        tokens = [*prompt, *output[:known]]
+        seen = tokens if window < 0 else tokens[max(0, len(tokens) - window) :]
+        counts = Counter(seen[len(seen) - min(known, len(seen)) :])
+        expected = np.ones(7, dtype=np.float32)
+        expected[list(set(seen))] /= 2.0
+        for token, count in counts.items():
+            expected[token] -= 0.5 + 0.25 * count
+        row = np.ones(7, dtype=np.float32)
+        adjuster.copy().adjustment().apply(row)
+        assert row.tolist() == expected.tolist()
+        if known < len(output):
+            adjuster.copy().accept(6)  # another continuation
+            adjuster.accept(output[known])
+
+
 def test_bias_min_tokens_and_stop_ids(checkpoint: CheckpointMaker) -> None:
     with LLM(checkpoint("llama"), threads=1) as llm:
         prompt = [5, 6, 7]
@@ -285,6 +322,8 @@ def test_noise_is_uniform_and_a_function_of_seed_and_position() -> None:
         ("min_tokens", -1),
         ("logprobs", 10**6),
         ("seed", 2**64),
+        ("penalty_window", -2),
+        ("penalty_window", 2**31),
         ("logit_bias", dict.fromkeys(range(10**5), 1.0)),
         ("logit_bias", {3: math.nan}),
         ("stop", ("",)),

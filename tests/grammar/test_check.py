@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from llguidance import LLTokenizer
 
@@ -13,16 +14,10 @@ from galley.grammar.json_schema import MAX_SCHEMAS
 from galley.grammar.vocabulary import load_vocabulary
 from galley.types import Grammar, SamplingParams
 from tests.checkpoints import make_tokenizer
-from tests.grammar.schemas import SCHEMAS
+from tests.grammar.accepting import accepts
+from tests.grammar.schemas import SCHEMAS, record
 
 DEEP = 64 * '{"type":"array","items":' + "{}" + 64 * "}"
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> LLTokenizer:
-    folder = tmp_path_factory.mktemp("vocabulary")
-    make_tokenizer(folder)
-    return load_vocabulary(folder, eos_token_ids=[0])
 
 
 @pytest.mark.parametrize(
@@ -40,7 +35,12 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> LLTokenizer:
             {"properties": {"a": {"anyOf": [{"nullable": True}]}}},
             "'nullable' .*/properties/a/anyOf/0",
         ),
-        ({"$defs": {"unused": {"frob": 1}}}, "'frob' .*defs/unused"),
+        ({"$defs": {"unused": {"type": "string", "max_length": 1}}}, "'maxLength'.*defs/unused"),
+        ({"Enum": ["a"]}, "did you mean 'enum'"),
+        ({"type": "array", "item": {}}, "did you mean 'items'"),
+        ({"properties": {"a": {"requires": "b"}}}, "'requires'"),
+        ({"unique": True}, "'unique'"),
+        ({"$ref": "#/frob/x", "frob": {"x": {"not": {}}}}, "cannot be compiled"),
         ({"type": "string", "format": "klingon"}, "format: klingon"),
         ({"type": "string", "pattern": "(?=a)b"}, "'pattern'.*look-ahead"),
         ({"type": "string", "pattern": "(a"}, "'pattern'.*unclosed group"),
@@ -59,6 +59,8 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> LLTokenizer:
         ({"anyOf": {}}, "'anyOf'"),
         ({"items": [{}]}, "'prefixItems'"),
         ({"minLength": -1}, "minLength"),
+        ({"pattern": "a", "maxLength": 8193}, "'maxLength' 8193 is not supported beside 'pattern'"),
+        ({"pattern": "a", "minLength": 10**30}, "'minLength' 1000"),
         ({"type": "number", "multipleOf": 0}, "multiple"),
         ({"oneOf": [{"type": "string"}, {"maxLength": 3}]}, "oneOf"),
         ({"anyOf": [{}] * (MAX_SCHEMAS + 1)}, "subschemas"),
@@ -84,7 +86,7 @@ def test_a_schema_that_cannot_be_honoured_names_the_keyword(
         (Grammar("regex", "(" * 60_000 + "a" + ")" * 60_000), "250"),
         (Grammar("regex", r"\bword\b"), "lookaround"),
         (Grammar("regex", "[a&&b]"), "no text satisfies it"),
-        (Grammar("regex", ".*" * 1000), "lexer"),
+        (Grammar("regex", ".*" * 5000), "lexer"),
         (Grammar("grammar", "garbage"), "Expected token"),
         (Grammar("grammar", "start: a\na: a"), "no text satisfies it"),
         (Grammar("grammar", 'start: "a" | missing'), "missing"),
@@ -102,6 +104,90 @@ def test_a_grammar_that_cannot_be_compiled_says_why(
     assert caught.value.param == "the.field"
     assert len(str(caught.value)) < 500
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"self": {"vendor": "com.example", "version": "1-0-0"}},
+        {"name": "ticket", "readonly": True, "links": [{"rel": "self"}], "notes": "x"},
+        {"$anchor": "a", "contentMediaType": "text/plain", "contentSchema": {"not": {}}},
+        {"enumNames": ["A"], "propertyOrder": 3, "options": {"hidden": True}, "x-ms-y": 1},
+        {"markdownDescription": "x", "tsType": "string", "errorMessage": {"type": "no"}},
+        {"uniqueItems": False, "nullable": False},
+        {"//": "a comment", "_comment": "another", "": "", "\U0001f9d9" * 100: 1},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_what_says_nothing_about_values_is_taken_and_changes_nothing(
+    fields: dict[str, Any], vocabulary: LLTokenizer
+) -> None:
+    schema: dict[str, Any] = {"properties": {"n": {"enum": ["a", 1], **fields}}, **fields}
+    texts = ['{"n": "a"}', '{"n": 1}', '{"n": 2}', '{"n": null}', "7"]
+    assert accepts(schema, vocabulary, *texts) == [True, True, False, False, True]
+    plain = record(n={"type": "string", "maxLength": 2, **fields}) | fields
+    assert accepts(plain, vocabulary, '{"n": "ab"}', '{"n": "abc"}', "7") == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "repeated", "end"),
+    [
+        ("[a-z]", "B", "b"),
+        ("^(.|\\n)*x", "é", "x"),
+        ("[a-z][0-9][A-Z]+!", "b", "a1B!"),
+        ("^[^a]*a[^b]*b", "c", "ab"),
+        ("(foo|bar)+$", "f", "foo"),
+    ],
+)
+@pytest.mark.parametrize("most", [4, 100, 8192])
+def test_a_pattern_allows_a_text_up_to_its_greatest_length(
+    pattern: str, repeated: str, end: str, most: int, vocabulary: LLTokenizer
+) -> None:
+    schema = {"type": "string", "pattern": pattern, "maxLength": most}
+    longest = (repeated * most)[: most - len(end)] + end if most > len(end) else end
+    texts = [json.dumps(text, ensure_ascii=False) for text in (longest, repeated + longest)]
+    assert accepts(schema, vocabulary, *texts) == [len(longest) <= most, False]
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        *(
+            ("date", f"{year}-02-{day}")
+            for year in (1900, 2000, 2023, 2024, 2100)
+            for day in (28, 29)
+        ),
+        *(("date", f"2023-{month:02}-{day}") for month in range(1, 14) for day in (30, 31)),
+        *(("date-time", f"{day}T12:30:00Z") for day in ("2023-02-29", "2024-02-29", "2023-04-31")),
+        *(
+            ("date-time", f"1998-{day}:60Z")
+            for day in ("12-31T23:59", "12-31T22:59", "12-31T23:60")
+        ),
+        ("date-time", "1998-12-31T15:59:60.123-08:00"),
+        *(
+            ("time", f"{at}:60{zone}")
+            for at in ("23:59", "22:59", "15:59")
+            for zone in ("Z", "-08:00")
+        ),
+        *(
+            ("time", text)
+            for text in ("05:29:60+05:30", "23:59:60+05:30", "24:00:00Z", "00:00:00z")
+        ),
+        *(("email", text) for text in ('"a b"@c.de', '"a@b"@c.de', '"a\\"b"@c.de', '"a"b"@c.de')),
+        *(("email", "a" * count + "@b.de") for count in (1, 64, 65)),
+        *(("email", text) for text in (".a@b.de", "a..b@c.de", "a@[1.2.3.4]", "a@[1.2.3.256]")),
+        *(("hostname", ".".join(["a" * 61] * 4) + end) for end in (".bcde", ".bcdefg")),
+        *(("ipv6", text) for text in ("::", "::1", "1::", "1:2:3:4:5:6:7:8", "1:2:3:4:5:6:7::")),
+        *(("ipv6", text) for text in ("::ffff:192.168.0.1", "1:2:3:4:5:6:1.2.3.4", "::1.2.3.256")),
+        *(("ipv6", text) for text in ("1:2:3:4:5:6:7:1.2.3.4", "1::2::3", "12345::", "1:2:3")),
+    ],
+)
+def test_texts_of_a_format_are_those_that_a_validator_takes(
+    form: str, text: str, vocabulary: LLTokenizer
+) -> None:
+    schema = {"type": "string", "format": form}
+    validator = jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
+    assert accepts(schema, vocabulary, json.dumps(text)) == [validator.is_valid(text)]
 
 
 def test_every_schema_of_the_list_compiles(vocabulary: LLTokenizer) -> None:

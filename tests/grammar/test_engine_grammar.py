@@ -121,6 +121,52 @@ def test_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
         assert re.fullmatch(" é[a-c] ", loaded.generate([[5, 6]], spaced)[0].text)
 
 
+@pytest.mark.parametrize("guesses", ["off", "auto"])
+@pytest.mark.parametrize(
+    ("schema", "shape"),
+    [
+        ({"type": "integer"}, r"-?\d{1,19}"),
+        ({"type": "number"}, r"-?\d{1,19}(\.\d{1,17})?([eE][+-]?\d{1,3})?"),
+        ({"type": "number", "minimum": 0, "maximum": 1}, r"[01](\.\d{1,17})?"),
+        ({}, r"-?\d{1,19}(\.\d{1,17})?([eE][+-]?\d{1,3})?"),
+    ],
+    ids=["integer", "number", "fraction", "any"],
+)
+def test_a_number_ends_though_the_model_wants_nothing_but_digits(
+    schema: dict[str, Any], shape: str, guesses: Any, llm: LLM
+) -> None:
+    """In arrays, and where more digits than that are asked for or belong to a text."""
+    assert llm.tokenizer is not None
+    digits = dict.fromkeys(llm.tokenizer.encode_plain("0123456789"), 60.0)
+    values = {"type": "array", "items": schema, "minItems": 2, "maxItems": 2}
+    params = [
+        constrained(
+            "json_schema",
+            json.dumps(values),
+            seed=seed,
+            temperature=1.0,
+            logit_bias=digits,
+            speculation=guesses,
+        )
+        for seed in range(8)
+    ]
+    for answer in llm.generate([[5, 6, 7 + i] for i in range(8)], params):
+        assert answer.finish_reason == "stop", answer.text
+        assert re.fullmatch(rf"\[\s*{shape}\s*,\s*{shape}\s*\]", answer.text), answer.text
+
+
+def test_digits_that_are_asked_for_are_no_run_away_number(llm: LLM) -> None:
+    for schema, digits in (
+        ({"const": 10**30}, 31),
+        ({"type": "string", "pattern": "^[0-9]{40}$"}, 40),
+        ({"type": "string", "minLength": 30, "maxLength": 30, "pattern": "^[0-9]*$"}, 30),
+    ):
+        [answer] = llm.generate([[5, 6]], constrained("json_schema", json.dumps(schema), seed=1))
+        assert len(re.findall("[0-9]", answer.text)) == digits
+    [answer] = llm.generate([[5, 6]], constrained("regex", "[0-9]{50}", seed=1))
+    assert len(answer.text) == 50
+
+
 def test_a_text_cut_at_max_tokens_says_so(llm: LLM) -> None:
     params = constrained("json_schema", json.dumps(record(a=COUNT, b=NAME)), max_tokens=4)
     [answer] = llm.generate([[5, 6]], params)

@@ -115,6 +115,26 @@ def attributes(span: Span) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "x", "max_output_tokens": 2}),
+        ("/v1/messages", {"messages": BODY["messages"], "max_tokens": 2}),
+        ("/api/chat", {"messages": BODY["messages"], "options": {"num_predict": 2}}),
+    ],
+)
+def test_requests_of_every_protocol_have_a_span(
+    server: Server, collector: Collector, path: str, body: dict[str, Any]
+) -> None:
+    trace = f"{len(path):032x}"
+    headers = {"traceparent": f"00-{trace}-{PARENT}-01"}
+    answer = httpx.post(server.url + path, json={"model": "tiny", **body}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    told = attributes(collector.span("chat tiny", trace))
+    assert told["http.route"] == path
+    assert told["gen_ai.usage.output_tokens"] == 2
+
+
 def test_a_span_continues_the_clients_trace(server: Server, collector: Collector) -> None:
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "X-Request-Id": "traced-1"}
     usage = httpx.post(server.url + CHAT, json=BODY, headers=headers).json()["usage"]

@@ -1,6 +1,7 @@
 """Embeddings, rerank and score over HTTP, as clients ask for them."""
 
 import base64
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.checkpoints import make_checkpoint
 from tests.embedding.checkpoints import make_model, pooled, scored
 from tests.embedding.running import cosine
 from tests.server.openapi import OF_VECTORS
+from tests.server.recorded import RECORDINGS
 from tests.server.refusals import error_of
 from tests.server.serving import Server
 
@@ -227,6 +229,23 @@ def test_ollamas_client(server: Server, client: OpenAI) -> None:
     with pytest.raises(ollama.ResponseError, match="truncate"):
         asked.embed(model="vectors", input=LONG, truncate=False)
     assert asked.show("vectors").capabilities == ["embedding"]
+
+
+def test_langchains_embeddings_by_ollamas_route(http: httpx.Client, client: OpenAI) -> None:
+    sent = json.loads((RECORDINGS / "langchain-ollama.json").read_text())["requests"]
+    [body] = [request["body"] for request in sent if request["path"] == "/api/embed"]
+    vectors = client.embeddings.create(model="vectors", input=body["input"]).data
+    answer = http.post("/api/embed", json={**body, "model": "vectors"})
+    assert answer.json()["embeddings"] == [one.embedding for one in vectors], answer.text
+    assert "warnings" not in answer.json()
+    options = {**body["options"], "temperature": 0.5, "num_ctx": 10**6, "wings": 2}
+    answer = http.post("/api/embed", json={**body, "model": "vectors", "options": options})
+    assert answer.json()["warnings"] == ["not known, and not used: 'options.wings'"]
+    refused = http.post("/api/embed", json={"model": "vectors", "options": {"top_k": "x"}})
+    assert refused.status_code == 400
+    assert "options.top_k" in refused.json()["error"]
+    unloaded = http.post("/api/embed", json={"model": "vectors", "keep_alive": 0})
+    assert unloaded.json()["embeddings"] == []
 
 
 @pytest.mark.parametrize(

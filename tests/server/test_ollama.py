@@ -8,6 +8,7 @@ import httpx
 import ollama
 import pytest
 
+from tests.server.recorded import RECORDINGS
 from tests.server.serving import Server
 from tests.tools.checkpoint import make_calling
 
@@ -20,6 +21,11 @@ SCHEMA = {
     "additionalProperties": False,
 }
 ASKED: Any = [{"role": "user", "content": "Who sat on the mat?"}]
+RECORDED = [
+    request
+    for request in json.loads((RECORDINGS / "langchain-ollama.json").read_text())["requests"]
+    if request["path"] != "/api/embed"  # test_embeddings.py has it
+]
 GREEDY = {"temperature": 0.0, "num_predict": 40}
 
 
@@ -28,7 +34,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("models") / "calling"
     make_calling(folder, max_position_embeddings=4096)
     log = tmp_path_factory.mktemp("server") / "log"
-    with Server(folder, log, kv_cache_tokens=16384, threads=1) as running:
+    models = [f"calling={folder}", f"brief={folder}", "brief.system_prompt=Be brief."]
+    models.append("brief.sampling_defaults=temperature=0,max_tokens=7,repetition_penalty=1.3")
+    with Server(models, log, kv_cache_tokens=16384, threads=1) as running:
         yield running
 
 
@@ -48,6 +56,10 @@ def test_a_conversation_whole_and_in_pieces(client: ollama.Client, server: Serve
     )
     assert answer.prompt_eval_count
     assert answer.eval_duration
+    one = client.generate("calling", "x", options={"num_predict": 1})
+    assert one.eval_count == 1
+    assert one.eval_duration
+    assert one.prompt_eval_duration
     assert answer.total_duration
     assert answer.total_duration >= answer.eval_duration
     pieces = list(client.chat("calling:latest", ASKED, options=GREEDY, stream=True))
@@ -64,7 +76,7 @@ def test_a_conversation_whole_and_in_pieces(client: ollama.Client, server: Serve
     assert "".join(line["message"]["content"] for line in lines) == answer.message.content
     plain = httpx.post(
         server.url + "/v1/chat/completions",
-        json={"messages": ASKED, "temperature": 0, "max_tokens": 40},
+        json={"model": "calling", "messages": ASKED, "temperature": 0, "max_tokens": 40},
     ).json()
     assert plain["choices"][0]["message"]["content"] == answer.message.content
 
@@ -80,7 +92,7 @@ def test_a_prompt_with_and_without_the_template(client: ollama.Client, server: S
     raw = client.generate("calling", "Who?", raw=True, options=GREEDY)
     plain = httpx.post(
         server.url + "/v1/completions",
-        json={"prompt": "Who?", "temperature": 0, "max_tokens": 40},
+        json={"model": "calling", "prompt": "Who?", "temperature": 0, "max_tokens": 40},
     ).json()
     assert raw.response == plain["choices"][0]["text"]
     pieces = client.generate("calling", "Who?", raw=True, options=GREEDY, stream=True)
@@ -119,12 +131,12 @@ def test_thinking_and_tools_reach_the_template(client: ollama.Client) -> None:
 
 
 def test_what_clients_ask_of_models(client: ollama.Client) -> None:
-    [listed] = client.list().models
+    listed, _ = client.list().models
     assert listed.model == "calling"
     assert listed.size
     assert listed.details
     assert listed.details.family == "llama"
-    [running] = client.ps().models
+    running, _ = client.ps().models
     assert (running.model, running.context_length) == ("calling", 4096)
     shown = client.show("calling:latest")
     assert shown.modelinfo
@@ -134,15 +146,66 @@ def test_what_clients_ask_of_models(client: ollama.Client) -> None:
     assert client.chat("calling", []).done_reason == "load"
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        (dict.fromkeys(("temperature", "num_ctx", "mirostat_eta", "wings")), []),
+        ({"wings": 2, "mirostat_tau": 5.0}, ["'options.wings'", "'options.mirostat_tau'"]),
+        ({"\U0001f9d9" * 100: 1, **{f"x{i}": 1 for i in range(20)}}, ["and 13 more"]),
+        ({"num_ctx": 10**6}, ["options.num_ctx is 1000000; the context holds 4096"]),
+        ({"num_ctx": 4096, "repeat_last_n": 64, "repeat_penalty": 1.1}, []),
+    ],
+    ids=["nulls", "unknown", "many", "longer", "known"],
+)
+def test_options_that_ask_nothing_of_this_server_are_warned_of_at_most(
+    server: Server, path: str, stream: bool, options: dict[str, Any], warned: list[str]
+) -> None:
+    asked = {"messages": ASKED} if path == "/api/chat" else {"prompt": "x"}
+    options = {**options, "num_predict": 1}
+    for given in (asked, {}):  # an answer, and a word that the model is loaded
+        body = {"model": "calling", "stream": stream, "options": options, **given}
+        answer = httpx.post(server.url + path, json=body)
+        assert answer.status_code == 200, answer.text
+        *_, last = map(json.loads, answer.text.splitlines())
+        text = " ".join(last.get("warnings", []))
+        assert all(warning in text for warning in warned), text
+        assert len(text) < 1000
+        assert warned or "warnings" not in last
+
+
+@pytest.mark.parametrize("request_", RECORDED, ids=lambda request_: request_["path"])
+def test_what_langchain_sends_is_answered(server: Server, request_: dict[str, Any]) -> None:
+    answer = httpx.post(
+        server.url + request_["path"],
+        json={**request_["body"], "model": "calling", "options": {"num_predict": 2}},
+    )
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_short_memory_of_penalties_and_a_drawn_seed(client: ollama.Client) -> None:
+    def text(**options: Any) -> str:
+        sampled = {"num_predict": 60, "temperature": 1.0, "seed": 3, **options}
+        return str(client.generate("calling", "the cat", raw=True, options=sampled).response)
+
+    plain, penalised = text(), text(repeat_penalty=1.5)
+    assert text(repeat_penalty=1.5, repeat_last_n=0) == plain != penalised
+    assert text(repeat_penalty=1.5, repeat_last_n=-1) == penalised
+    assert text(repeat_penalty=1.5, repeat_last_n=4) not in (plain, penalised)
+    assert len({text(seed=-1) for _ in range(3)}) == 3
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "named"),
     [
         ("/api/chat", {"options": {"temperature": -1}}, "options.temperature"),
         ("/api/chat", {"options": {"mirostat": 2}}, "options.mirostat"),
-        ("/api/chat", {"options": {"num_ctx": 10**6}}, "options.num_ctx"),
         ("/api/chat", {"options": {"num_predict": -3}}, "options.num_predict"),
-        ("/api/chat", {"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
-        ("/api/chat", {"options": {"wings": 2}}, "options.wings"),
+        ("/api/chat", {"options": {"repeat_last_n": -2}}, "options.repeat_last_n"),
+        ("/api/chat", {"options": {"stop": 5}}, "options.stop"),
+        ("/api/chat", {"options": 5}, "options"),
+        ("/api/generate", {"options": {"top_k": "x"}}, "options.top_k"),
         ("/api/chat", {"format": "yaml"}, "format"),
         ("/api/chat", {"format": {"type": "wrong"}}, "format"),
         (
@@ -172,3 +235,36 @@ def test_an_unknown_model_is_the_clients_error(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match="does not exist") as refused:
         client.chat("llama3.2", ASKED)
     assert refused.value.status_code == 404
+
+
+def test_what_a_request_leaves_open_is_as_the_models_settings_say(
+    client: ollama.Client, server: Server
+) -> None:
+    brief: Any = [{"role": "system", "content": "Be brief."}]
+    own: Any = [{"role": "system", "content": "Be kind."}]
+    said = {"temperature": 0, "num_predict": 7, "repeat_penalty": 1.3}
+    for headed, asked in ((brief, ASKED), (own, own + ASKED)):
+        messages = headed + ASKED
+        expected = client.chat("calling", messages, options=said)
+        answer = client.chat("brief", asked)
+        assert answer.message.content == expected.message.content
+        assert answer.prompt_eval_count == expected.prompt_eval_count
+        assert (answer.eval_count, answer.done_reason) == (7, "length")
+    assert client.chat("brief", ASKED, options={"num_predict": 9}).eval_count == 9
+    limits: list[Any] = [{}, {"max_tokens": 7}]
+    with server.openai() as openai:
+        counts = [
+            openai.chat.completions.create(model=model, messages=messages, **limit).usage
+            for model, messages, limit in zip(
+                ("brief", "calling"), (ASKED, brief + ASKED), limits, strict=True
+            )
+        ]
+        assert counts[0] is not None
+        assert counts[1] is not None
+        assert counts[0].prompt_tokens == counts[1].prompt_tokens
+        assert counts[0].completion_tokens == 7
+    tokens = [
+        httpx.post(f"{server.url}/tokenize", json={"model": model, "messages": messages}).json()
+        for model, messages in (("brief", ASKED), ("calling", brief + ASKED))
+    ]
+    assert tokens[0]["tokens"] == tokens[1]["tokens"]

@@ -178,3 +178,27 @@ def test_ollamas_client_says_how_long_a_model_stays(server: Server) -> None:
     until(lambda: states(server)["b"] == "unloaded", 15)
     with pytest.raises(ollama.ResponseError, match="keep_alive must be seconds, or a duration"):
         client.generate("b", "x", keep_alive="soon")
+
+
+@pytest.mark.parametrize("path", ["chat", "generate"])
+def test_to_unload_a_model_that_is_not_loaded_loads_nothing(server: Server, path: str) -> None:
+    assert ask(server, "a").status_code == 200
+    until(lambda: states(server)["c"] == "unloaded", 2 * KEEP_ALIVE + 10)
+    loads = server.log.count("was loaded on request")
+    body = {"model": "c", "keep_alive": "0s" if path == "chat" else 0, "stream": False}
+    answer = httpx.post(f"{server.url}/api/{path}", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["done_reason"] == "unload"
+    assert states(server)["c"] == "unloaded"
+    assert server.log.count("was loaded on request") == loads
+    unknown = httpx.post(f"{server.url}/api/{path}", json={**body, "model": "zebra"})
+    assert unknown.status_code == 404
+
+
+def test_an_unloaded_model_is_kept_as_the_settings_say_once_it_is_loaded_again(
+    server: Server,
+) -> None:
+    ollama.Client(host=server.url).generate("c", "x", options={"num_predict": 1}, keep_alive=0)
+    until(lambda: states(server)["c"] == "unloaded", 15)
+    assert ask(server, "c").status_code == 200
+    assert cards(server)["c"]["expires_at"] > time.time() + 1

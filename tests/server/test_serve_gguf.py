@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.checkpoints import make_checkpoint
 from tests.formats.gguf_files import write_gguf
 from tests.server.conftest import ADMIN_KEY, CONTEXT
 from tests.server.refusals import error_of
@@ -43,6 +44,27 @@ def test_answers_have_the_form_that_a_schema_asks_for(server: Server) -> None:
             max_tokens=100,
         )
     assert json.loads(said.choices[0].message.content or "")["city"] in ("Paris", "Rome")
+
+
+@pytest.mark.parametrize(
+    ("type", "kind"),
+    [
+        ("Q4_1", "int4 (group 32, F16 scales, float minima)"),
+        ("Q8_0", "int8 (group 32, F16 scales)"),
+        ("F16", "f16"),
+    ],
+)
+def test_the_kind_of_a_files_weights_is_told(type: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "wide").mkdir()
+    folder = make_checkpoint(tmp_path / "wide", hidden_size=64, intermediate_size=128)
+    path = write_gguf(tmp_path / "q.gguf", folder, type)
+    with Server(path, tmp_path / "log", kv_cache_tokens=1024, threads=1) as server:
+        [listed] = httpx.get(f"{server.url}/api/tags").json()["models"]
+        shown = httpx.post(f"{server.url}/api/show", json={"model": "q"}).json()
+        [line] = [line for line in server.log.splitlines() if "multiplied with" in line]
+    assert listed["details"]["quantization_level"].startswith(kind)
+    assert shown["details"] == listed["details"]
+    assert f" {kind}" in line
 
 
 def test_a_file_is_served_by_its_name_and_survives_a_damaged_one(

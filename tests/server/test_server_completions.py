@@ -9,6 +9,7 @@ import pytest
 from openai import OpenAI
 from openai.types import Completion
 
+from tests.server.conftest import CONTEXT
 from tests.server.serving import Server, events
 
 pytestmark = pytest.mark.xdist_group("server_completions")
@@ -107,6 +108,28 @@ def test_echo_with_logprobs_scores_the_prompt(server: Server, client: OpenAI) ->
     assert both.token_logprobs[-1] == pytest.approx(next(iter(alternatives.values())))
 
 
+@pytest.mark.parametrize(
+    "prompt", ["<|end|>the cat<|end|> sat", "the cat<|end|>", "é<|end|><|end|>x", PROMPT]
+)
+def test_offsets_of_an_echo_are_into_the_text_that_is_sent(client: OpenAI, prompt: str) -> None:
+    more = {"min_tokens": 3, "ignore_eos": True}
+    choice = complete(client, prompt, echo=True, logprobs=0, max_tokens=3, extra_body=more).choices[
+        0
+    ]
+    assert choice.text.startswith(prompt)
+    scored = choice.logprobs
+    assert scored is not None
+    assert scored.tokens is not None
+    assert scored.text_offset is not None
+    ends = [*scored.text_offset[1:], len(choice.text)]
+    pieces = [choice.text[a:b] for a, b in zip(scored.text_offset, ends, strict=True)]
+    assert "".join(pieces) == choice.text
+    of_prompt = zip(scored.tokens[:-3], pieces[:-3], strict=True)
+    whole = [(token, piece) for token, piece in of_prompt if "bytes:" not in token]
+    assert whole
+    assert all(token == piece for token, piece in whole), whole
+
+
 @pytest.mark.parametrize("echo", [False, True])
 def test_a_stream_is_the_answer_in_pieces(client: OpenAI, echo: bool) -> None:
     asked: dict[str, Any] = {"prompt": [PROMPT, "the dog"], "n": 2, "echo": echo, "logprobs": 1}
@@ -201,3 +224,23 @@ def test_token_routes_refuse_what_they_cannot_do(
     answer = httpx.post(f"{server.url}{path}", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+def test_a_completion_has_sixteen_tokens_unless_the_request_says(
+    server: Server, client: OpenAI
+) -> None:
+    def ended(prompt: Any, **parameters: Any) -> tuple[int, str]:
+        answer = client.completions.create(
+            model="tiny",
+            prompt=prompt,
+            temperature=0,
+            extra_body={"ignore_eos": True, **parameters},
+        )
+        assert answer.usage is not None
+        return answer.usage.completion_tokens, answer.choices[0].finish_reason
+
+    assert ended(PROMPT) == (16, "length")
+    assert ended(PROMPT, max_tokens=20) == (20, "length")
+    long = [5] * (CONTEXT - 3)
+    assert ended(long) == (3, "length")  # there is room for no more
+    assert ended(PROMPT, min_tokens=18, ignore_eos=False)[0] >= 18

@@ -16,6 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from galley.observe.resources import GPU_METRICS
 from galley.settings.config import Settings
 from galley.settings.engine import setting_types
+from galley.config import Settings
+from galley.engine_settings import setting_types
+from galley.gateway.registry import Registry
+from galley.gateway.tenants import Tenants
+from galley.server.app import create_app
+from galley.server.openapi import document
 from galley.speech.audio import Recording
 from tests.observe.prometheus import DEPLOY, RULES, Prometheus, needed, promtool
 from tests.server.serving import Server, until
@@ -148,6 +154,23 @@ def test_the_image_must_be_set_and_a_claim_of_one_node_is_not_rolled() -> None:
     assert deployment["strategy"]["type"] == "Recreate"
     # What the component replaces by its place in the list is the claim.
     assert deployment["template"]["spec"]["volumes"][1]["persistentVolumeClaim"]
+
+
+def test_alerts_and_panels_count_the_routes_of_every_protocol() -> None:
+    page = document(create_app(Registry(Settings()), tenants=Tenants({})).routes)
+    asked = {
+        path
+        for path, operations in page["paths"].items()
+        for operation in operations.values()
+        if not {"operation", "models", "tokens"} & set(operation["tags"])
+    }
+    assert {"/v1/chat/completions", "/v1/messages", "/v2/rerank", "/api/chat"} <= asked
+    for text in (RULES.read_text(), "\n".join(e for exprs in PANELS.values() for e in exprs)):
+        selectors = re.findall(r'galley_request_outcomes_total\{endpoint=~"([^"]+)"', text)
+        assert selectors
+        for selector in selectors:
+            assert all(re.fullmatch(selector, path) for path in asked)
+            assert not any(re.fullmatch(selector, path) for path in ("/health", "/metrics", "/"))
 
 
 def test_promtool_accepts_rules_and_configuration() -> None:

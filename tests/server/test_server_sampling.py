@@ -85,6 +85,29 @@ def test_stop_strings_are_not_looked_for_in_the_first_tokens(
         assert (head + rest, reason) == ("", "stop")
 
 
+@pytest.mark.parametrize("min_tokens", [1, 5, 12])
+def test_a_stop_string_that_is_complete_behind_the_first_tokens_ends_the_text(
+    http: httpx.Client, min_tokens: int
+) -> None:
+    """Also where it begins within them, and only there."""
+    choice = complete(http, logprobs=0, **GREEDY)["choices"][0]
+    text, offsets = choice["text"], choice["logprobs"]["text_offset"]
+    edge = offsets[min_tokens]
+    for begin in range(max(0, edge - 3), edge + 1):
+        stop = text[begin : edge + 2]
+        found = next(
+            i for i in range(len(text)) if text[i:].startswith(stop) and i + len(stop) > edge
+        )
+        expected = {0: (text[:found], "stop")}
+        assert streamed(http, stop=stop, min_tokens=min_tokens, **GREEDY) == expected
+        assert (
+            complete(http, stop=[stop, "zzz"], min_tokens=min_tokens, **GREEDY)["choices"][0][
+                "text"
+            ]
+            == (text[:found])
+        )
+
+
 def test_penalties_keep_a_seed_s_text_in_any_company(http: httpx.Client) -> None:
     penalised = SAMPLED | {"repetition_penalty": 1.7, "presence_penalty": 0.5}
     (alone,) = texts(http, **penalised)
@@ -152,7 +175,13 @@ class Waiting:
 
     def __enter__(self) -> "Waiting":
         self._client = self._server.client()
-        body = {"model": "tiny", "prompt": PROMPT, "ignore_eos": True, "stream": True}
+        body = {
+            "model": "tiny",
+            "prompt": PROMPT,
+            "ignore_eos": True,
+            "stream": True,
+            "max_tokens": 9000,
+        }
         self._blocker = self._client.stream("POST", PLAIN, json=body)
         self._events = events(self._blocker.__enter__())  # dropping it would close the stream
         next(self._events)
@@ -233,3 +262,8 @@ def test_generation_config_gives_the_defaults(
         assert default != text(other, temperature=1.0)
         assert default != text(other, top_k=0)
         assert text(other, temperature=1.0, top_k=0) == text(http)
+
+
+def test_a_seed_of_minus_one_is_drawn_anew_for_each_request(http: httpx.Client) -> None:
+    assert len({tuple(texts(http, **SAMPLED | {"seed": -1})) for _ in range(3)}) == 3
+    assert len({tuple(texts(http, **SAMPLED)) for _ in range(2)}) == 1

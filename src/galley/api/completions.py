@@ -27,6 +27,9 @@ from galley.types import Output, TokenLogprob
 
 ENDPOINT: Final = "/v1/completions"
 
+DEFAULT_TOKENS: Final = 16
+"""Of a completion, as OpenAI has it."""
+
 
 async def _token_ids(given: Sequence[str | list[int]], call: Call) -> list[list[int]]:
     texts = [prompt for prompt in given if isinstance(prompt, str)]
@@ -57,13 +60,23 @@ def _echoes(
     """One for each prompt; none if ``asked`` wants no echo."""
     if not asked.echo:
         return []
-    echoes = []
-    for prompt, token_ids in zip(given, prompts, strict=True):
-        output = Output(request_id="", tokens=token_ids, finish_reason="length")
-        shown = TextStream(tokenizer).feed(output)
-        text = prompt if isinstance(prompt, str) else shown.text
-        echoes.append(_Echo(token_ids, text, shown.text_offsets))
-    return echoes
+    return [
+        _echo(prompt, token_ids, tokenizer)
+        for prompt, token_ids in zip(given, prompts, strict=True)
+    ]
+
+
+def _echo(prompt: str | list[int], token_ids: list[int], tokenizer: Tokenizer) -> _Echo:
+    output = Output(request_id="", tokens=token_ids, finish_reason="length")
+    if isinstance(prompt, str):
+        # Special tokens may be written in the prompt, or added around it.
+        whole = TextStream(tokenizer, shown=tokenizer.special_ids).feed(output)
+        begin = whole.text.find(prompt)
+        if begin >= 0:
+            offsets = [min(max(0, at - begin), len(prompt)) for at in whole.text_offsets]
+            return _Echo(token_ids, prompt, offsets)
+    shown = TextStream(tokenizer).feed(output)
+    return _Echo(token_ids, shown.text, shown.text_offsets)
 
 
 class CompletionAnswer:
@@ -111,6 +124,7 @@ class CompletionAnswer:
                 priority=asked.priority or 0,
                 cache_salt=asked.cache_salt,
                 prompt_param="prompt",
+                default_tokens=DEFAULT_TOKENS,
             )
             tokenizer = call.backend.tokenizer
             try:

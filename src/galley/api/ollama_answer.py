@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from datetime import UTC, datetime
-from typing import Any, Final, NotRequired, Self, TypedDict
+from typing import Any, Final, Literal, NotRequired, Self, TypedDict
 
 import msgspec
 
@@ -25,6 +25,7 @@ _BILLION: Final = 10**9
 _NAMES: Final = {
     "max_tokens": "options.num_predict",
     "repetition_penalty": "options.repeat_penalty",
+    "penalty_window": "options.repeat_last_n",
     "reasoning_effort": "think",
     **{
         name: f"options.{name}"
@@ -66,7 +67,10 @@ class OllamaSaid(TypedDict):
 
 
 class OllamaAnswer(TypedDict):
-    """An answer, or a piece of it; the last piece has the counts, and durations in nanoseconds."""
+    """An answer, or a piece of it; the last piece has the counts, and durations in nanoseconds.
+
+    ``warnings`` tell what of the request is not as it asked.
+    """
 
     model: str
     created_at: str
@@ -81,6 +85,7 @@ class OllamaAnswer(TypedDict):
     prompt_eval_duration: NotRequired[int]
     eval_count: NotRequired[int]
     eval_duration: NotRequired[int]
+    warnings: NotRequired[list[str]]
 
 
 def envelope(error: Exception) -> OllamaError:
@@ -88,29 +93,43 @@ def envelope(error: Exception) -> OllamaError:
     return {"error": naming_message(error)}
 
 
-def loaded(model: str, *, chat: bool) -> OllamaAnswer:
-    """The answer to a request that asks for nothing but that the model be loaded."""
+def without_prompt(
+    asked: OllamaChatRequest | OllamaGenerateRequest,
+    reason: Literal["load", "unload"],
+    warnings: list[str],
+) -> OllamaAnswer:
+    """The answer to a request that asks for nothing but that the model be loaded, or unloaded."""
+    chat = isinstance(asked, OllamaChatRequest)
     said: dict[str, Any] = (
         {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
     )
-    return {
-        "model": model,
+    answer: OllamaAnswer = {
+        "model": asked.model,
         "created_at": _now(),
         **said,  # type: ignore[typeddict-item]
         "done": True,
-        "done_reason": "load",
+        "done_reason": reason,
     }
+    if warnings:
+        answer["warnings"] = warnings
+    return answer
 
 
 class OllamaGeneration:
     """The answer to one request, on its way; ask for it whole or in lines, once."""
 
-    def __init__(self, call: Call, name: str, generation: Generation, *, chat: bool) -> None:
-        """Made by :meth:`start`; ``name`` is the model's as the request had it."""
+    def __init__(
+        self,
+        call: Call,
+        asked: OllamaChatRequest | OllamaGenerateRequest,
+        generation: Generation,
+    ) -> None:
+        """Made by :meth:`start`."""
         self._call = call
-        self._name = name
+        self._name = asked.model
+        self._warnings = asked.warnings(call.info.max_model_len)
         self._generation = generation
-        self._chat = chat
+        self._chat = isinstance(asked, OllamaChatRequest)
 
     @classmethod
     async def start(
@@ -121,10 +140,9 @@ class OllamaGeneration:
         Raises:
             GalleyError: as ``errors.to_api_error`` tells clients.
         """
-        chat = isinstance(asked, OllamaChatRequest)
-        endpoint = CHAT if chat else GENERATE
+        endpoint = CHAT if isinstance(asked, OllamaChatRequest) else GENERATE
         with _named_as_given(), opened(Call(served, endpoint, caller)) as call:
-            params = asked.sampling(call.info)
+            params = asked.sampling()
             call.check_early(0)
             if isinstance(asked, OllamaGenerateRequest) and asked.raw:
                 params = await call.text.check_grammar(params, asked.constrained_by)
@@ -136,7 +154,7 @@ class OllamaGeneration:
                 generation = await converse(
                     call, asked.conversation(), params, constrained_by=asked.constrained_by
                 )
-        return cls(call, asked.model, generation, chat=chat)
+        return cls(call, asked, generation)
 
     def close(self) -> None:
         """Cancel what still runs. Idempotent."""
@@ -201,9 +219,16 @@ class OllamaGeneration:
         answer["total_duration"] = int(_BILLION * total)
         answer["load_duration"] = 0
         answer["prompt_eval_count"] = counts.prompt
-        answer["prompt_eval_duration"] = int(_BILLION * receipt.prefill_seconds)
+        prefill, decode = receipt.prefill_seconds, receipt.decode_seconds
+        if not decode and counts.generated:
+            # A first token comes with the prompt's last: it gets a token's share of that time.
+            decode = prefill / (counts.prompt + 1)
+            prefill -= decode
+        answer["prompt_eval_duration"] = int(_BILLION * prefill)
         answer["eval_count"] = counts.generated
-        answer["eval_duration"] = int(_BILLION * receipt.decode_seconds)
+        answer["eval_duration"] = int(_BILLION * decode)
+        if self._warnings:
+            answer["warnings"] = self._warnings
         return answer
 
 

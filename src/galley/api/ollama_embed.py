@@ -1,12 +1,18 @@
 """Ollama's ``/api/embed``: what is asked, and the answer."""
 
-from typing import Annotated, Final, TypedDict
+from typing import Annotated, Final, NotRequired, TypedDict
 
 from msgspec import Meta
 
 from galley.api.embeddings import Asked, floats, names_of, vectors_of
 from galley.api.messages import Strict
-from galley.api.ollama_request import KeepAlive, kept_seconds
+from galley.api.ollama_request import (
+    KeepAlive,
+    Options,
+    kept_seconds,
+    known_options,
+    option_warnings,
+)
 from galley.api.schemas import Texts
 from galley.errors import RequestError
 from galley.gateway.caller import Caller
@@ -15,21 +21,6 @@ from galley.gateway.served import ServedModel
 EMBED: Final = "/api/embed"
 
 _BILLION: Final = 10**9
-_UNUSED: Final = Meta(description="Taken and not used.")
-
-
-class OllamaEmbedOptions(Strict, frozen=True, kw_only=True):
-    """How Ollama's server would load the model: settings say that here."""
-
-    num_ctx: Annotated[int | None, _UNUSED] = None
-    num_batch: Annotated[int | None, _UNUSED] = None
-    num_gpu: Annotated[int | None, _UNUSED] = None
-    main_gpu: Annotated[int | None, _UNUSED] = None
-    num_thread: Annotated[int | None, _UNUSED] = None
-    numa: Annotated[bool | None, _UNUSED] = None
-    low_vram: Annotated[bool | None, _UNUSED] = None
-    use_mmap: Annotated[bool | None, _UNUSED] = None
-    use_mlock: Annotated[bool | None, _UNUSED] = None
 
 
 class OllamaEmbedRequest(Strict, frozen=True, kw_only=True):
@@ -42,8 +33,13 @@ class OllamaEmbedRequest(Strict, frozen=True, kw_only=True):
         Meta(description="Whether longer texts are cut to what the model takes. Default: true."),
     ] = None
     dimensions: Annotated[int | None, Meta(description="Default: all.")] = None
-    options: OllamaEmbedOptions | None = None
+    options: Annotated[
+        Options, Meta(description="Taken and not used; an answer's warning names unknown ones.")
+    ] = None
     keep_alive: KeepAlive = None
+
+    def __post_init__(self) -> None:
+        known_options(self.options)
 
     @property
     def kept_seconds(self) -> float | None:
@@ -69,11 +65,11 @@ class OllamaEmbeddings(TypedDict):
     total_duration: int
     load_duration: int
     prompt_eval_count: int
+    warnings: NotRequired[list[str]]
 
 
-async def embed(served: ServedModel, asked: OllamaEmbedRequest, caller: Caller) -> OllamaEmbeddings:
-    """The answer to one request. Raises GalleyError as ``errors.to_api_error`` tells clients."""
-    texts = asked.texts()
+def empty(asked: OllamaEmbedRequest) -> OllamaEmbeddings:
+    """The answer to a request without texts."""
     answer: OllamaEmbeddings = {
         "model": asked.model,
         "embeddings": [],
@@ -81,6 +77,14 @@ async def embed(served: ServedModel, asked: OllamaEmbedRequest, caller: Caller) 
         "load_duration": 0,
         "prompt_eval_count": 0,
     }
+    if warnings := option_warnings(asked.options):
+        answer["warnings"] = warnings
+    return answer
+
+
+async def embed(served: ServedModel, asked: OllamaEmbedRequest, caller: Caller) -> OllamaEmbeddings:
+    """The answer to one request. Raises GalleyError as ``errors.to_api_error`` tells clients."""
+    texts, answer = asked.texts(), empty(asked)
     if not texts:
         return answer
     wanted = Asked(

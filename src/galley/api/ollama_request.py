@@ -20,12 +20,17 @@ from galley.api.messages import (
     Strict,
 )
 from galley.api.structured_output import ANY_OBJECT, schema_grammar
+from galley.api.validate import validate
 from galley.errors import RequestError, shown
 from galley.tools.conversation import Conversation, Tool
 from galley.types import Grammar, SamplingParams
 from galley.types.model_info import ModelInfo
+from galley.types import MAX_COUNT, Grammar, SamplingParams
 
 MAX_STOPS: Final = 2048
+
+_MOST_NAMED: Final = 8
+"""Unknown options that a warning names."""
 
 _PART: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", re.ASCII)
 _DURATION: Final = re.compile(r"(-?)(0|(?:\d{1,9}(?:\.\d{1,9})?(?:ms|s|m|h)){1,4})", re.ASCII)
@@ -44,6 +49,7 @@ _PASSED_ON: Final = {
     "repeat_penalty": "repetition_penalty",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
+    "repeat_last_n": "penalty_window",
 }
 """Options -> fields of SamplingParams."""
 
@@ -70,18 +76,21 @@ Format: TypeAlias = Annotated[
 
 
 class OllamaOptions(Strict, frozen=True, kw_only=True):
-    """How to generate. What the model says holds where nothing is given."""
+    """How to generate, as far as it is known here. What the model says holds where nothing is given."""
 
     temperature: float | None = None
     top_p: float | None = None
     top_k: Annotated[int, Meta(lt=2**31)] | None = None
     min_p: float | None = None
-    seed: int | None = None
+    seed: Annotated[int | None, Meta(description="-1: drawn at random.")] = None
     num_predict: Annotated[int | None, Meta(description="-1 and -2: no limit.")] = None
     stop: str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None = None
-    repeat_penalty: Annotated[float | None, Meta(description="Over all of the context.")] = None
+    repeat_penalty: float | None = None
     repeat_last_n: Annotated[
-        Literal[-1] | None, Meta(description="Penalties see all of the context: -1.")
+        int | None,
+        Meta(
+            description="Penalties see so many of the last tokens. -1, the default: all; 0: none."
+        ),
     ] = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -90,7 +99,9 @@ class OllamaOptions(Strict, frozen=True, kw_only=True):
     typical_p: Annotated[float, Meta(ge=1.0, le=1.0)] | None = None
     num_ctx: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="At most the model's context, which is what there is."),
+        Meta(
+            description="Changes nothing: the context is the model's. A warning says so where that is less."
+        ),
     ] = None
     num_keep: Annotated[int | None, Meta(description="Not used: nothing is cut off.")] = None
     num_batch: Annotated[int | None, Meta(description="Taken and not used.")] = None
@@ -106,7 +117,7 @@ class OllamaOptions(Strict, frozen=True, kw_only=True):
         """The options as parameters.
 
         Raises:
-            RequestError: a value is out of range; names the option.
+            RequestError: a value is out of range.
         """
         given = {
             field: value
@@ -117,6 +128,44 @@ class OllamaOptions(Strict, frozen=True, kw_only=True):
             given["max_tokens"] = self.num_predict
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return SamplingParams(stop=stop, grammar=grammar, **given)
+
+
+class _WithOptions(Strict, frozen=True, kw_only=True):
+    """For errors that name an option as requests have it: ``options.temperature``."""
+
+    options: OllamaOptions = OllamaOptions()
+
+
+_KNOWN: Final = msgspec.json.schema(OllamaOptions)["$defs"]["OllamaOptions"]["properties"]
+
+Options: TypeAlias = Annotated[
+    dict[str, Any] | None,
+    Meta(
+        description="How to generate. Nulls ask for nothing; an unknown option is not used, and a warning "
+        "of the answer names it.",
+        extra_json_schema={"properties": _KNOWN},
+    ),
+]
+
+
+def known_options(given: dict[str, Any] | None) -> OllamaOptions:
+    """The options that are known here and ask for something.
+
+    Raises:
+        RequestError: one has a value that it cannot have; names it.
+    """
+    known = {n: v for n, v in (given or {}).items() if n in _KNOWN and v is not None}
+    return validate(_WithOptions, {"options": known}).options
+
+
+def option_warnings(given: dict[str, Any] | None) -> list[str]:
+    """A sentence that names options which are not known here and ask for something, if there are any."""
+    unknown = [n for n, v in (given or {}).items() if n not in _KNOWN and v is not None]
+    if not unknown:
+        return []
+    names = ", ".join(shown(f"options.{name[:64]}") for name in unknown[:_MOST_NAMED])
+    more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
+    return [f"not known, and not used: {names}{more}"]
 
 
 class OllamaFunctionCall(Strict, frozen=True, kw_only=True):
@@ -191,9 +240,12 @@ class _Request(Strict, frozen=True, kw_only=True):
     model: str
     stream: Annotated[bool | None, Meta(description="Default: true.")] = None
     format: Format = None
-    options: OllamaOptions | None = None
+    options: Options = None
     keep_alive: KeepAlive = None
     think: Think = None
+
+    def __post_init__(self) -> None:
+        known_options(self.options)
 
     @property
     def kept_seconds(self) -> float | None:
@@ -217,20 +269,24 @@ class _Request(Strict, frozen=True, kw_only=True):
             return "medium" if self.think else "none"
         return self.think
 
-    def sampling(self, info: ModelInfo) -> SamplingParams:
+    def sampling(self) -> SamplingParams:
         """How to generate.
 
         Raises:
             RequestError: a value is out of range.
         """
-        options = self.options or OllamaOptions()
-        if options.num_ctx is not None and options.num_ctx > info.max_model_len:
-            raise RequestError(
-                f"options.num_ctx is {options.num_ctx}; the context holds {info.max_model_len} tokens",
-                param="options.num_ctx",
-            )
         grammar = schema_grammar(self.format) if isinstance(self.format, dict) else None
-        return options.sampling(ANY_OBJECT if self.format == "json" else grammar)
+        return known_options(self.options).sampling(
+            ANY_OBJECT if self.format == "json" else grammar
+        )
+
+    def warnings(self, context: int = MAX_COUNT) -> list[str]:
+        """What of the options is not as was asked, for a model whose context holds ``context`` tokens."""
+        warnings = option_warnings(self.options)
+        wanted = known_options(self.options).num_ctx
+        if wanted is not None and wanted > context:
+            warnings.append(f"options.num_ctx is {wanted}; the context holds {context} tokens")
+        return warnings
 
 
 class OllamaChatRequest(_Request, frozen=True, kw_only=True):
@@ -277,6 +333,7 @@ class OllamaGenerateRequest(_Request, frozen=True, kw_only=True):
     ] = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.raw and self.system:
             raise RequestError("system does not go with raw", param="system")
 
@@ -293,6 +350,7 @@ class OllamaShowRequest(Strict, frozen=True, kw_only=True):
     model: str | None = None
     name: Annotated[str | None, Meta(description="Older name of `model`.")] = None
     verbose: Annotated[bool | None, Meta(description="Taken and not used.")] = None
+    options: Annotated[dict[str, Any] | None, Meta(description="Taken and not used.")] = None
 
 
 def _plain(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:

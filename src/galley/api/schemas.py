@@ -125,14 +125,21 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
         Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS)] | None,
         Meta(description="Token id, as text, to a bias in [-100, 100]."),
     ] = None
-    seed: Annotated[int | None, Meta(description="64 bits; the same seed gives the same text.")] = (
-        None
-    )
+    seed: Annotated[
+        int | None,
+        Meta(description="64 bits; the same seed gives the same text. -1: drawn at random."),
+    ] = None
     n: Annotated[int | None, Meta(description="Choices for each prompt.")] = None
     best_of: Annotated[
         Literal[1] | None, Meta(description="Taken and not used: `n` choices are made.")
     ] = None
-    max_tokens: Annotated[int | None, Meta(description="Default: the rest of the context.")] = None
+    max_tokens: Annotated[
+        int | None,
+        Meta(
+            description="Default: 16 for a completion, as OpenAI has it; in chat the model's "
+            "`sampling_defaults`, or the rest of the context."
+        ),
+    ] = None
     min_tokens: Annotated[int | None, Meta(description="Nothing ends the text before.")] = None
     stop: Annotated[str | Texts | None, Meta(description="Not part of the text they end.")] = None
     stop_token_ids: TokenIds | None = None

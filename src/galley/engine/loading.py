@@ -144,7 +144,7 @@ class Loading:
             activations=executor.activations,
             kv_dtype=options.kv_dtype,
             eos_token_ids=checkpoint.eos_token_ids,
-            defaults=checkpoint.defaults,
+            defaults=self.settings.with_own(checkpoint.defaults),
             costs=executor.step_costs(),
             phases=self.clock.ready(),
             ledger=ledger,

@@ -1,7 +1,7 @@
 """What a request changes about its logits before a token is drawn; follows the request's output."""
 
 import copy
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -34,6 +34,11 @@ class LogitsAdjuster:
         self._penalises_seen = params.repetition_penalty not in (None, 1.0)
         if self._penalises_seen:
             self._seen = np.unique(np.array([*prompt, *output], dtype=np.int64))
+        self._window: deque[int] | None = None
+        """The tokens that penalties see, if not all; the last ``_generated`` of them are the output's."""
+        if params.penalty_window >= 0 and (self._penalises_output or self._penalises_seen):
+            self._window = deque([*prompt, *output], maxlen=params.penalty_window)
+            self._look_back()
 
     @classmethod
     def of(
@@ -62,6 +67,7 @@ class LogitsAdjuster:
         """An adjuster that follows another continuation from here on."""
         twin = copy.copy(self)
         twin._output = self._output.copy()
+        twin._window = copy.copy(self._window)
         twin._rules = copy.copy(self._rules)
         return twin
 
@@ -97,7 +103,20 @@ class LogitsAdjuster:
         self._generated += 1
         if self._rules:
             self._rules.accept(token)
+        if self._window is not None:
+            self._window.append(token)
+            self._look_back()
+            return
         if self._penalises_output:
             self._output[token] += 1
         if self._penalises_seen:
             self._seen = np.union1d(self._seen, [token])
+
+    def _look_back(self) -> None:
+        """Count again what the penalties see, as a token has left the window."""
+        assert self._window is not None
+        tokens = list(self._window)
+        if self._penalises_seen:
+            self._seen = np.unique(np.array(tokens, dtype=np.int64))
+        if self._penalises_output:
+            self._output = Counter(tokens[max(0, len(tokens) - self._generated) :])

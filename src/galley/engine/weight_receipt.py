@@ -1,7 +1,5 @@
 """What is said of a served model's weights: their kinds, how they were made, what that cost."""
 
-import math
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -10,11 +8,8 @@ from galley.formats.reader import CheckpointReader
 from galley.formats.weights import Kinds, Weights
 from galley.graph.program import Program
 from galley.ops.executor import ExecutorOptions
-from galley.ops.kinds import own_kinds, plan_kinds
+from galley.ops.kinds import kinds_text, own_kinds, plan_kinds
 from galley.types.model_info import WeightReceipt
-
-_LEAST_SHARE: Final = 0.01
-"""Of the parameters; rarer kinds are not told."""
 
 _OF_FILES: Final = ("F16", "F16xI8")
 """Types of scales that integers have in GGUF files; those that are rounded at load have others."""
@@ -30,7 +25,7 @@ def weight_receipt(checkpoint: CheckpointReader, program: Program, kinds: Kinds)
     config = checkpoint.config.get("quantization_config") or {}
     method = own.get("method") or config.get("quant_method") or rounded
     return WeightReceipt(
-        kind=_described(program, kinds),
+        kind=kinds_text(program, kinds),
         method=str(method),
         calibration=str(own.get("calibration", "")),
         **{name: own[name] for name in ("kl", "kl99", "top1") if name in own},
@@ -47,15 +42,3 @@ def held_kinds(
 
         own = {name: kind for name, kind in own.items() if has_kernel(kind)}
     return plan_kinds(program, options.quantize, own=own, chosen=options.kinds)
-
-
-def _described(program: Program, kinds: Kinds) -> str:
-    """``int4 (group 128, BF16 scales) 80 %, bf16 20 %``; without a share if there is one kind."""
-    parameters: Counter[str] = Counter()
-    for name, kind in kinds.items():
-        parameters[str(kind)] += math.prod(program.all_shapes[name])
-    total = sum(parameters.values())
-    told = [(k, n / total) for k, n in parameters.most_common() if n / total >= _LEAST_SHARE]
-    if len(told) == 1:
-        return told[0][0]
-    return ", ".join(f"{kind} {share:.0%}" for kind, share in told)

@@ -65,6 +65,7 @@ async def prompt_of(backend: Backend, conversation: Conversation, share: Share) 
         RequestError: the request cannot be honoured by this model.
     """
     check_tools(conversation, backend.format)
+    conversation = conversation.headed_by(backend.system_prompt)
     return await backend.text.of(share).chat(
         conversation.messages,
         tools=[tool.as_templates_expect() for tool in conversation.offered],

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple, Self
 
+import msgspec
+
 from galley.errors import DeadlineExceeded, Draining, EngineError, RequestError, SlowReader
 from galley.gateway.call import Call, CallStream
 from galley.gateway.lifecycle import RETRY_SECONDS
@@ -77,6 +79,7 @@ class Generation:
         cache_salt: str | None,
         prompt_param: str,
         parser: Callable[[], Parser | None] | None = None,
+        default_tokens: int | None = None,
     ) -> Self:
         """Hand all sequences to the engine, or none.
 
@@ -85,6 +88,7 @@ class Generation:
             priority, cache_salt: as the request has them.
             prompt_param: the field to name if a prompt is at fault.
             parser: makes what takes a choice's text apart; without one all of it is text.
+            default_tokens: of a choice, if ``params`` leave that open; None: the model's default.
 
         Raises:
             RequestError: the request cannot be honoured by this model.
@@ -92,6 +96,9 @@ class Generation:
             EngineFailed: the engine will not come back.
         """
         info = call.info
+        if default_tokens is not None:
+            defaults = msgspec.structs.replace(info.defaults, max_tokens=default_tokens)
+            info = msgspec.structs.replace(info, defaults=defaults)
         call.caller.trace.sampling = params
         requests = [
             request

@@ -182,10 +182,7 @@ class Registry:
             QueueFull, DeadlineExceeded: the caller's request cannot be answered in time, whatever it is.
             MemoryPressure: the model is not loaded, and others with requests leave no room for it.
         """
-        model, adapter = (self._only(task), None) if name is None else self._meant(name)
-        if caller is not None:
-            caller.record["model"] = model.name if adapter is None else f"{model.name}:{adapter}"
-        model.check(task, caller, called=name, priority=priority)
+        model, adapter = self._checked(name, task, caller, priority=priority)
 
         async def found() -> ServedModel:
             if model.on_request:
@@ -201,6 +198,26 @@ class Registry:
         deadline = math.inf if caller is None else caller.deadline
         limit = time.monotonic() + self.settings.request_timeout
         await self._on_request.ensure(model, min(deadline, limit))
+
+    def unload_soon(self, name: str, task: Task, caller: Caller) -> ServedModel:
+        """The model of that name, not kept from now on if it is loaded on request; never loaded for this.
+
+        Raises as :meth:`find`, but for what loading raises.
+        """
+        model, _ = self._checked(name, task, caller)
+        if model.is_loaded or self.is_loading(model):
+            model.keep_for(0)
+        return model
+
+    def _checked(
+        self, name: str | None, task: Task | None, caller: Caller | None, *, priority: int = 0
+    ) -> tuple[ServedModel, str | None]:
+        """Model and adapter that a request means, as far as they can be checked before it is loaded."""
+        model, adapter = (self._only(task), None) if name is None else self._meant(name)
+        if caller is not None:
+            caller.record["model"] = model.name if adapter is None else f"{model.name}:{adapter}"
+        model.check(task, caller, called=name, priority=priority)
+        return model, adapter
 
     def named(self, name: str) -> ServedModel:
         """The model of that name, loaded or not. Raises UnknownModel."""

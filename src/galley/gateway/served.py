@@ -49,6 +49,7 @@ class Backend:
         format: how the model is told of tools, and writes calls and thinking.
         created: Unix time at which the model became ready.
         files: what the model was loaded from, see :func:`fingerprint`.
+        system_prompt: of conversations that have none.
         calls: that are open; the engine ends after them when the model has been reloaded.
     """
 
@@ -58,6 +59,7 @@ class Backend:
     format: ChatFormat
     created: int
     files: str
+    system_prompt: str = ""
     calls: "WeakSet[Any]" = field(default_factory=WeakSet)
 
     async def close(self) -> None:
@@ -138,6 +140,7 @@ class ServedModel:
         if (backend := self._backend) is None:
             return
         self._backend = None
+        self.keep_for(None)  # what a request said held for this time
         self._earlier_restarts += backend.engine.restarts
         await backend.close()
         self._plans.forget(self.name)
@@ -299,7 +302,15 @@ class ServedModel:
             await text.close()
             await engine.close()
             raise
-        return Backend(engine, tokenizer, text, form, created=int(time.time()), files=files)
+        return Backend(
+            engine,
+            tokenizer,
+            text,
+            form,
+            created=int(time.time()),
+            files=files,
+            system_prompt=self.settings.system_prompt,
+        )
 
     async def close(self) -> None:
         """End the model's processes, and those of files that were served before. Idempotent."""

@@ -6,6 +6,7 @@ each other 5,000 deep overflows the stack and ends the process.
 
 import json
 import re
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -19,14 +20,18 @@ MAX_SOURCE: Final = 256 * 1024
 """Characters of a grammar."""
 
 LIMITS: Final = LLParserLimits(
-    initial_lexer_fuel=1_000_000,
+    initial_lexer_fuel=4_000_000,
     step_lexer_fuel=200_000,
     step_max_items=50_000,
     max_lexer_states=50_000,
     max_grammar_size=500_000,
     verbose_errors=False,
 )
-"""Some 20 ms to begin with, 15 ms for a token, and 100 MB of states at the very most."""
+"""Some 80 ms to begin with, 15 ms for a token, and 100 MB of states at the very most.
+
+The first is for a whole text: a pattern beside a bounded length takes some 400 of it for each character,
+and where nothing is left of it the text may not go on (see ``json_schema.MAX_PATTERN_LENGTH``).
+"""
 
 _JSON: Final[Any] = {"whitespace_flexible": True, "whitespace_pattern": r"(\x20|\n[\x20\t]{0,20})?"}
 """Between two tokens of JSON: nothing, a space, or a line's end and its indentation, as in llama.cpp's
@@ -47,8 +52,10 @@ def check(grammar: Grammar, vocabulary: LLTokenizer, field: str) -> Grammar:
         raise RequestError(
             f"{field} has {len(grammar.source)} characters, at most {MAX_SOURCE}", param=field
         )
-    schema = parse_schema(grammar.source, field) if grammar.kind == "json_schema" else None
-    if schema and narrow_formats(schema):
+    schema = None
+    if grammar.kind == "json_schema":
+        schema = parse_schema(grammar.source, field, written=partial(_written, vocabulary))
+        narrow_formats(schema)
         grammar = Grammar("json_schema", json.dumps(schema))
     compiled = _notation(grammar, field)
     reason = _why_not(compiled, vocabulary)
@@ -60,6 +67,11 @@ def check(grammar: Grammar, vocabulary: LLTokenizer, field: str) -> Grammar:
             reason = f"the regular expression of {keyword!r} at {place or '/'}: {alone}"
             break
     raise RequestError(f"{field}: cannot be compiled: {reason}", param=field)
+
+
+def is_json(compiled: str) -> bool:
+    """Whether a compiled grammar has a JSON schema, or a part of it."""
+    return '"json_schema"' in compiled or "%json" in compiled
 
 
 def _notation(grammar: Grammar, field: str) -> str:
@@ -153,6 +165,13 @@ def _lark(source: str, field: str) -> str:
             f"{field}: not a GBNF grammar: {_line(str(error))}", param=field
         ) from None
     return converted
+
+
+def _written(vocabulary: LLTokenizer, number: float) -> str:
+    """The text of a constant number."""
+    source = LLMatcher.grammar_from_json_schema(json.dumps({"const": number}))
+    matcher = LLMatcher(vocabulary, source, log_level=0, limits=LIMITS)
+    return matcher.compute_ff_bytes().decode()
 
 
 def _why_not(compiled: str, vocabulary: LLTokenizer) -> str | None:

@@ -1,19 +1,28 @@
-"""What of JSON Schema is honoured, by name: any other keyword gets an error, never an answer without it.
+"""What of JSON Schema is honoured, by name: what constrains values otherwise gets an error, never an answer
+without it.
 
 llguidance refuses keywords that it knows and does not implement, but passes over those that it has never
-heard of. So a schema is walked before: every keyword is one that llguidance implements, or one that says
-nothing about which values are valid.
+heard of. So a schema is walked before. A keyword that no draft of the standard knows says nothing about
+values, by the standard; one that is known elsewhere for a constraint, or looks like a constraint that was
+misspelt, is refused all the same.
 """
 
+import difflib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 from urllib.parse import unquote
 
 from galley.errors import RequestError, shown
+from galley.grammar.numbers import fault_of_numbers
+from galley.grammar.string_formats import PATTERNS, REPLACED
 
 MAX_SCHEMAS: Final = 10_000
 """Subschemas of one schema."""
+
+MAX_PATTERN_LENGTH: Final = 8192
+"""Characters of a text's least or greatest length beside a pattern."""
 
 _IN_MAPS: Final = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 _IN_LISTS: Final = frozenset(("anyOf", "allOf", "oneOf", "prefixItems"))
@@ -57,19 +66,53 @@ _ANNOTATIONS: Final = frozenset(
         "discriminator",  # OpenAPI's hint beside oneOf, which pydantic writes
     )
 )
-_NARROWED: Final = {
-    "time": r":[0-5][0-9]:[0-5][0-9]",
-    "date-time": r":[0-5][0-9]:[0-5][0-9]",
-    "email": r"^[^@]{1,64}@[^.@]{1,30}([.][^.@]{1,30}){0,5}$",
-}
-"""Formats of which llguidance allows too much, and what is valid for certain: no leap seconds (RFC 3339 has
-them at some moments only), and an address of an allowed length (RFC 5321)."""
-
 _KNOWN: Final = _IN_MAPS | _IN_LISTS | _DIRECT | _ASSERTIONS | _ANNOTATIONS
 
+_NOT_HONOURED: Final = frozenset(
+    (
+        *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
+        *("dependentRequired", "dependentSchemas", "dependencies", "propertyNames"),
+        *("additionalItems", "unevaluatedItems", "unevaluatedProperties"),
+        *("$dynamicRef", "$recursiveRef"),
+        # of draft 3, of OpenAPI, and of validators' extensions
+        *("disallow", "divisibleBy", "extends", "requires", "nullable", "optional", "unique"),
+        *(
+            "maxlen",
+            "minlen",
+            "length",
+            "size",
+            "min",
+            "max",
+            "range",
+            "regex",
+            "regexp",
+            "instanceof",
+            "typeof",
+        ),
+        *("formatMinimum", "formatMaximum", "formatExclusiveMinimum", "formatExclusiveMaximum"),
+        *("patternRequired", "uniqueItemProperties", "allRequired", "anyRequired", "oneRequired"),
+        *("prohibited", "deepProperties", "deepRequired", "switch", "select", "x-guidance"),
+    )
+)
+"""Keywords by which some validator calls values invalid."""
 
-def parse_schema(source: str, field: str) -> dict[str, Any]:
+_CONSTRAINTS: Final = {
+    name.lower().strip("$"): name
+    for name in sorted(_NOT_HONOURED | _IN_MAPS | _IN_LISTS | _DIRECT | _ASSERTIONS)
+}
+_RESEMBLANCE: Final = 0.86
+"""Of a keyword and its misspelling, by ``difflib``: `item` is one, `note` and `tsType` are none."""
+
+
+def parse_schema(
+    source: str, field: str, *, written: Callable[[float], str] = str
+) -> dict[str, Any]:
     """The schema that ``source`` writes as JSON, all of whose keywords are honoured.
+
+    Args:
+        source: at most so long that it can be parsed.
+        field: to be named in errors.
+        written: see :func:`galley.grammar.numbers.fault_of_numbers`, which may change bounds.
 
     Raises:
         RequestError: it is no JSON object, or a keyword is not honoured; names ``field`` and the keyword.
@@ -86,20 +129,24 @@ def parse_schema(source: str, field: str) -> dict[str, Any]:
                 f"{field}: the schema has more than {MAX_SCHEMAS} subschemas", param=field
             )
         reason = _fault(part, place, schema)
+        if reason is None and isinstance(part, dict):
+            reason = fault_of_numbers(part, written)
         if reason is not None:
             raise RequestError(f"{field}: {reason} (at {place or '/'})", param=field)
+        if isinstance(part, dict):
+            for keyword in part.keys() - _KNOWN:  # some of them llguidance would refuse
+                del part[keyword]
     return schema
 
 
-def narrow_formats(schema: dict[str, Any]) -> bool:
-    """Change the schema such that texts of all its formats are valid; whether there was need to."""
-    changed = False
+def narrow_formats(schema: dict[str, Any]) -> None:
+    """Change the schema such that texts of all its formats are valid, and no valid ones are missing."""
     for _, part in list(_subschemas(schema)):
         name = part.get("format") if isinstance(part, dict) else None
-        if isinstance(name, str) and name in _NARROWED:
-            part["allOf"] = [*part.get("allOf", []), {"pattern": _NARROWED[name]}]
-            changed = True
-    return changed
+        if isinstance(name, str) and name in PATTERNS:
+            if name in REPLACED:
+                del part["format"]
+            part["allOf"] = [*part.get("allOf", []), *({"pattern": p} for p in PATTERNS[name])]
 
 
 def patterns(schema: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -138,12 +185,17 @@ def _fault(part: Any, place: str, root: dict[str, Any]) -> str | None:
     if not isinstance(part, dict):
         return f"a schema is an object or a boolean, got {shown(part)}"
     for keyword, value in part.items():
-        if keyword not in _KNOWN and not _is_private(keyword):
-            return f"the keyword {shown(keyword)} is not supported"
+        if keyword not in _KNOWN and (reason := _not_an_annotation(keyword, value)):
+            return reason
         if keyword in _IN_MAPS and not isinstance(value, dict):
             return f"{keyword!r} is an object, got {shown(value)}"
         if keyword in _IN_LISTS and not isinstance(value, list):
             return f"{keyword!r} is an array, got {shown(value)}"
+        if keyword in ("maxLength", "minLength") and "pattern" in part and _is_longer(value):
+            return (
+                f"{keyword!r} {shown(value)} is not supported beside 'pattern': at most "
+                f"{MAX_PATTERN_LENGTH}"
+            )
         if keyword == "enum" and value == []:
             return "'enum' is empty, so no value satisfies it"
         if keyword == "items" and isinstance(value, list):
@@ -157,9 +209,22 @@ def _fault(part: Any, place: str, root: dict[str, Any]) -> str | None:
     return None
 
 
-def _is_private(keyword: str) -> bool:
-    """Whether it begins as annotations of other programs do; llguidance has options of its own there."""
-    return keyword.startswith("x-") and keyword != "x-guidance"
+def _is_longer(length: Any) -> bool:
+    return isinstance(length, int | float) and length > MAX_PATTERN_LENGTH
+
+
+def _not_an_annotation(keyword: str, value: Any) -> str | None:
+    """Why an unknown keyword cannot be one that says nothing about values, as the standard has it."""
+    if keyword in _NOT_HONOURED:
+        asks_nothing = keyword in ("uniqueItems", "nullable", "optional") and value is False
+        return None if asks_nothing else f"the keyword {shown(keyword)} is not supported"
+    if keyword.startswith("x-"):
+        return None
+    plain = re.sub(r"[\W_]", "", keyword[:64].lower())
+    alike = difflib.get_close_matches(plain, _CONSTRAINTS, n=1, cutoff=_RESEMBLANCE)
+    if alike:
+        return f"the keyword {shown(keyword)} is not supported; did you mean {_CONSTRAINTS[alike[0]]!r}?"
+    return None
 
 
 def _is_found(reference: Any, root: dict[str, Any]) -> bool:

@@ -15,6 +15,8 @@ from galley.types import Grammar
 if TYPE_CHECKING:  # imported with the first grammar: it takes a tenth of a second
     from llguidance import LLMatcher, LLTokenizer
 
+    from galley.grammar.digits import DigitRun, Digits
+
 Mask: TypeAlias = npt.NDArray[np.float32]
 """[vocab, rounded up to 32] what is added to logits: 0, or -inf for tokens that may not come next.
 
@@ -39,11 +41,27 @@ _STACK_BYTES: Final = 64 * 2**20
 class GrammarMatcher:
     """Where one sequence stands in its grammar. One thread at a time may use it."""
 
-    def __init__(self, matcher: "LLMatcher", vocab_size: int, never: int | None) -> None:
-        """``never`` is a token that cannot come, whatever ``matcher`` says."""
+    def __init__(
+        self,
+        matcher: "LLMatcher",
+        vocab_size: int,
+        never: int | None,
+        numbers: "tuple[Digits, DigitRun] | None" = None,
+    ) -> None:
+        """
+        Args:
+            matcher: where the sequence stands.
+            vocab_size: rows of the embedding.
+            never: a token that cannot come, whatever ``matcher`` says.
+            numbers: for a grammar of JSON, whose numbers have so many digits at most, and those at the end
+                of the text so far.
+        """
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._never = never
+        self._digits: Digits | None = None
+        if numbers is not None:
+            self._digits, self._run = numbers
 
     @property
     def error(self) -> str | None:
@@ -60,6 +78,8 @@ class GrammarMatcher:
 
     def accept(self, token: int) -> bool:
         """The token became part of the output; False if the grammar does not allow it, or is in error."""
+        if self._digits is not None:
+            self._run = self._digits.after(self._run, token)
         return self._matcher.consume_token(token)
 
     def forced(self) -> list[int]:
@@ -89,11 +109,15 @@ class GrammarMatcher:
             forced: for each mask the token that is to come if the grammar allows it; may be empty.
         """
         followed = 0
+        run = self._run if self._digits is not None else None
         for i, mask in enumerate(masks):
             if i != followed:
                 mask.fill(0)
                 continue
             self._fill(mask)
+            if self._digits is not None and run is not None:
+                self._digits.limit(mask, run)
+                run = self._digits.after(run, guesses[i]) if i < len(guesses) else run
             only = forced[i] if i < len(forced) else None
             if only is not None and mask[only] == 0:
                 mask.fill(-np.inf)
@@ -128,6 +152,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._eos = tuple(eos_token_ids)
         self._vocabulary: LLTokenizer | None = None
+        self._digits: Digits | None = None
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._compiler: ThreadPoolExecutor | None = None
         self._filler: ThreadPoolExecutor | None = None
@@ -159,7 +184,8 @@ class Grammars:
     def _compile(self, source: str, output: Sequence[int]) -> GrammarMatcher:
         from llguidance import LLMatcher
 
-        from galley.grammar.check import LIMITS
+        from galley.grammar.check import LIMITS, is_json
+        from galley.grammar.digits import DigitRun, Digits
         from galley.grammar.vocabulary import load_vocabulary
 
         if self._vocabulary is None:
@@ -173,10 +199,15 @@ class Grammars:
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
         matcher = compiled.deep_copy()
-        for token in output:
-            matcher.consume_token(token)
+        numbers = None
+        if is_json(source):
+            self._digits = self._digits or Digits(self._vocabulary)
+            numbers = self._digits, DigitRun()
         never = None if self._eos else self._vocabulary.eos_token
-        return GrammarMatcher(matcher, self._vocab_size, never)
+        followed = GrammarMatcher(matcher, self._vocab_size, never, numbers)
+        for token in output:
+            followed.accept(token)
+        return followed
 
 
 def _call_all(fills: Sequence[Callable[[], None]]) -> None:

@@ -159,6 +159,7 @@ class LLM(Closable):
         if settings.max_adapters:
             raise SettingsError("max_adapters: adapters are for galley serve; leave it out")
         self._local = LocalEngine(settings)
+        self._system_prompt = settings.system_prompt
         folder = self._local.folder
         self._tokenizer = Tokenizer.load(folder) if Tokenizer.is_there(folder) else None
         if self._tokenizer is not None:
@@ -241,7 +242,10 @@ class LLM(Closable):
         """
         self._check_writes()
         asked = as_options(options)
-        conversations = [asked.conversation(one) for one in as_conversations(messages)]
+        conversations = [
+            asked.conversation(one).headed_by(self._system_prompt)
+            for one in as_conversations(messages)
+        ]
         prompts = [
             chat_prompt(one, p, self._template, self._format, self.tokenizer)
             for one, p in zip(conversations, as_params(params, len(conversations)), strict=True)
@@ -263,6 +267,7 @@ class LLM(Closable):
         """
         self._check_writes()
         conversation = as_options(options).conversation(as_conversation(messages))
+        conversation = conversation.headed_by(self._system_prompt)
         [params] = as_params(params, 1)
         prompt = chat_prompt(conversation, params, self._template, self._format, self.tokenizer)
         parser = prompt.new_parser()

@@ -32,6 +32,7 @@ from galley.ops.executor import (
 from galley.ops.isa import choose_isa, cpus_to_pin, naming
 from galley.ops.key_factors import key_factors
 from galley.ops.kinds import (
+    kinds_text,
     main_activations,
     own_kinds,
     plan_activations,
@@ -139,6 +140,7 @@ class CpuExecutor:
         return ExecutorMemory(
             isa=plan.isa,
             activations=plan.activations,
+            kinds=plan.kinds,
             weights=held_bytes(plan.programs) - experts.bytes,
             kv_block=kv_bytes_per_block(plan.program, options.kv_dtype),
             row=plan.decoder.cost().arena_bytes,
@@ -274,12 +276,14 @@ class _Plan:
         isa: instruction set of the kernels.
         program: with the kinds of its matrices, as traced.
         activations: what the inputs of most linear layers become.
+        kinds: of the matrices, for people.
         decoder, encoder, aligner: as they run.
     """
 
     isa: str
     program: Program
     activations: str
+    kinds: str
     decoder: Lowered
     encoder: Lowered | None
     aligner: Lowered | None
@@ -305,6 +309,7 @@ class _Plan:
             isa=isa,
             program=program,
             activations=main_activations(program, activations),
+            kinds=kinds_text(program, kinds),
             decoder=lowered(program),
             encoder=None if program.encoder is None else lowered(program.encoder),
             aligner=None if program.aligner is None else lowered(program.aligner),

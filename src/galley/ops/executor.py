@@ -321,6 +321,7 @@ class ExecutorMemory:
     Attributes:
         isa: instruction set of its kernels; empty for an executor without kernels of its own.
         activations: what the inputs of linear layers become; see :attr:`Executor.activations`.
+        kinds: of the matrices, for people.
         weights: in the executor's layout, but for experts on disk.
         kv_block: of one KV block, as :meth:`Executor.kv_bytes_per_block` will say.
         state: of the state of one sequence, as :meth:`Executor.bytes_per_state` will say.
@@ -335,6 +336,7 @@ class ExecutorMemory:
 
     isa: str
     activations: str
+    kinds: str
     weights: int
     kv_block: int
     row: int

@@ -27,7 +27,7 @@ from galley.ops.executor import (
     ExecutorOptions,
     ExpertCounts,
 )
-from galley.ops.kinds import own_kinds, plan_kinds
+from galley.ops.kinds import kinds_text, own_kinds, plan_kinds
 from galley.ops.reference_kv import ROUNDINGS, KVRounding
 from galley.ops.reference_ops import Factors, ReferenceOps, Step, places_in
 from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
@@ -111,6 +111,9 @@ class ReferenceExecutor(ReferenceOps):
         return ExecutorMemory(
             isa="",
             activations=options.dtype,
+            kinds=kinds_text(
+                program, plan_kinds(program, options.quantize, own=own_kinds(program, weights))
+            ),
             weights=size * sum(map(math.prod, program.all_shapes.values())),
             kv_block=BLOCK_TOKENS * program.kv_bytes_per_token(size),
             row=rows[0],

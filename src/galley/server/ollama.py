@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 import msgspec
 from starlette.requests import Request
@@ -13,7 +13,13 @@ from starlette.responses import Response
 
 from galley import __version__
 from galley.api import ollama_answer
-from galley.api.ollama_answer import OllamaAnswer, OllamaError, OllamaGeneration, envelope, loaded
+from galley.api.ollama_answer import (
+    OllamaAnswer,
+    OllamaError,
+    OllamaGeneration,
+    envelope,
+    without_prompt,
+)
 from galley.api.ollama_pull import (
     OllamaDeleteRequest,
     OllamaProgress,
@@ -28,6 +34,7 @@ from galley.api.ollama_request import (
 )
 from galley.errors import RequestError
 from galley.formats.gguf_file import is_gguf
+from galley.gateway.caller import Caller
 from galley.gateway.registry import Registry
 from galley.gateway.served import ServedModel
 from galley.server import body
@@ -109,14 +116,7 @@ def routes(models: Registry) -> list[Operation]:
         models.expect("generate", caller)
         asked = await body.read(request, OllamaChatRequest, max_bytes=max_bytes)
         note_prompt(caller, asked.messages, models.settings)
-        find = models.find(name_of(models, asked.model), "generate", caller)
-        served = await while_connected(request.receive, find)
-        served.keep_for(asked.kept_seconds)
-        if not asked.messages:
-            return _respond_loaded(loaded(asked.model, chat=True), streamed=asked.streamed)
-        start = OllamaGeneration.start(served, asked, caller)
-        answer = await while_connected(request.receive, start)
-        return await _respond(request, answer, streamed=asked.streamed)
+        return await _answer(models, request, asked, caller, asks=bool(asked.messages))
 
     async def generate(request: Request) -> Response:
         """Answer a prompt, as Ollama does."""
@@ -124,14 +124,7 @@ def routes(models: Registry) -> list[Operation]:
         models.expect("generate", caller)
         asked = await body.read(request, OllamaGenerateRequest, max_bytes=max_bytes)
         note_prompt(caller, asked.prompt, models.settings)
-        find = models.find(name_of(models, asked.model), "generate", caller)
-        served = await while_connected(request.receive, find)
-        served.keep_for(asked.kept_seconds)
-        if not asked.prompt:
-            return _respond_loaded(loaded(asked.model, chat=False), streamed=asked.streamed)
-        start = OllamaGeneration.start(served, asked, caller)
-        answer = await while_connected(request.receive, start)
-        return await _respond(request, answer, streamed=asked.streamed)
+        return await _answer(models, request, asked, caller, asks=bool(asked.prompt))
 
     async def tags(_: Request) -> Response:
         """The served models, as Ollama lists them."""
@@ -255,6 +248,32 @@ def name_of(models: Registry, asked: str) -> str:
     return asked.removesuffix(_LATEST) if asked not in models.names else asked
 
 
+async def _answer(
+    models: Registry,
+    request: Request,
+    asked: OllamaChatRequest | OllamaGenerateRequest,
+    caller: Caller,
+    *,
+    asks: bool,
+) -> Response:
+    """Answer what is asked; a request that asks nothing has the model loaded, or unloaded."""
+    name, seconds = name_of(models, asked.model), asked.kept_seconds
+    if not asks and seconds == 0:
+        served = models.unload_soon(name, "generate", caller)
+        reason: Literal["load", "unload"] = "unload" if served.on_request else "load"
+        answer = without_prompt(asked, reason, asked.warnings())
+        return _respond_at_once(answer, streamed=asked.streamed)
+    served = await while_connected(request.receive, models.find(name, "generate", caller))
+    served.keep_for(seconds)
+    if not asks:
+        warnings = asked.warnings(served.backend().engine.info.max_model_len)
+        answer = without_prompt(asked, "load", warnings)
+        return _respond_at_once(answer, streamed=asked.streamed)
+    start = OllamaGeneration.start(served, asked, caller)
+    generation = await while_connected(request.receive, start)
+    return await _respond(request, generation, streamed=asked.streamed)
+
+
 async def _respond(request: Request, answer: OllamaGeneration, *, streamed: bool) -> Response:
     if streamed:
         return _Lines(answer.lines(), answer.close)
@@ -264,7 +283,7 @@ async def _respond(request: Request, answer: OllamaGeneration, *, streamed: bool
         answer.close()
 
 
-def _respond_loaded(answer: OllamaAnswer, *, streamed: bool) -> Response:
+def _respond_at_once(answer: OllamaAnswer, *, streamed: bool) -> Response:
     if not streamed:
         return Json(answer)
     return Response(msgspec.json.encode(answer) + b"\n", media_type=_Lines.media_type)
@@ -295,7 +314,7 @@ def _details(served: ServedModel) -> OllamaDetails:
         "family": info.family,
         "families": [info.family],
         "parameter_size": _size(parameters),
-        "quantization_level": info.quantize,
+        "quantization_level": info.quantize if info.weights is None else info.weights.kind,
     }
 
 

@@ -25,7 +25,11 @@ def routes(models: Registry) -> list[Operation]:
         models.expect("embed", caller)
         asked = await body.read(request, OllamaEmbedRequest, max_bytes=max_bytes)
         note_prompt(caller, asked.input, models.settings)
-        find = models.find(name_of(models, asked.model), "embed", caller)
+        name = name_of(models, asked.model)
+        if not asked.input and asked.kept_seconds == 0:
+            models.unload_soon(name, "embed", caller)
+            return LargeJson(ollama_embed.empty(asked))
+        find = models.find(name, "embed", caller)
         served = await while_connected(request.receive, find)
         served.keep_for(asked.kept_seconds)
         work = ollama_embed.embed(served, asked, caller)

@@ -18,6 +18,7 @@ from galley.server.openapi import Operation
 from galley.server.sse import while_connected
 from galley.service.text_pool import TextWork
 from galley.text.tokenizer import CERTAINLY_LONG
+from galley.tools.conversation import Conversation
 
 LEAST_TOKENS: Final = 64 * 1024
 """What is tokenised and made text with any model; with a longer context, as much as that holds."""
@@ -91,7 +92,8 @@ async def _tokens(backend: Backend, text: TextWork, asked: TokenizeRequest) -> l
             "add_special_tokens goes with prompt; the chat template adds its own",
             param="add_special_tokens",
         )
-    messages = plain_messages(asked.messages or [])
+    conversation = Conversation(messages=plain_messages(asked.messages or []))
+    messages = conversation.headed_by(backend.system_prompt).messages
     _check_chars([message.text or "" for message in asked.messages or []], backend, "messages")
     return await text.chat(messages, add_generation_prompt=asked.add_generation_prompt is not False)
 

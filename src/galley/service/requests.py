@@ -61,7 +61,9 @@ def expand(
         raise RequestError(f"{info.name} cannot follow a grammar", param="grammar")
     limit = info.max_beam_tokens(params.num_beams)
     limit = limit if context is None else min(limit, context)
-    max_tokens = _max_tokens(len(prompt), params, limit, prompt_param)
+    max_tokens = _max_tokens(
+        len(prompt), params, limit, prompt_param, default=info.defaults.max_tokens
+    )
     seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
     resolved = params.resolved(info.defaults)
     return [
@@ -201,7 +203,9 @@ def _check_alignment(params: SamplingParams, info: ModelInfo) -> None:
         raise RequestError(wrong, param="alignment")
 
 
-def _max_tokens(length: int, params: SamplingParams, limit: int, prompt_param: str) -> int:
+def _max_tokens(
+    length: int, params: SamplingParams, limit: int, prompt_param: str, *, default: int | None
+) -> int:
     # A token that is generated last needs no room for its own keys and values, but positions do.
     wants_output = params.max_tokens is None or params.max_tokens > 0
     if length + wants_output > limit:
@@ -217,7 +221,7 @@ def _max_tokens(length: int, params: SamplingParams, limit: int, prompt_param: s
                 f"context of {limit} tokens",
                 param="min_tokens",
             )
-        return room
+        return room if default is None else min(room, max(default, params.min_tokens))
     if params.max_tokens > room:
         raise ContextExceeded(
             f"max_tokens {params.max_tokens} and a prompt of {length} tokens exceed the "

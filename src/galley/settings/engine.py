@@ -7,9 +7,13 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+import msgspec
+
 from galley.errors import SettingsError
 from galley.settings.quality_gate import QualityGate
 from galley.types import BLOCK_TOKENS
+from galley.quality_gate import QualityGate
+from galley.types import BLOCK_TOKENS, SamplingDefaults, SamplingParams
 
 T = TypeVar("T")
 
@@ -148,6 +152,17 @@ class EngineSettings:
         "Model",
         "how the model marks its thinking; auto: as its chat template does; off: it is part of the text",
     )
+    sampling_defaults: tuple[str, ...] = setting(
+        (),
+        "Model",
+        "what requests leave open of their sampling, instead of what generation_config.json says: "
+        "NAME=VALUE, of temperature, top_p, top_k, min_p, repetition_penalty and max_tokens; repeat for "
+        "several; in YAML a mapping",
+    )
+    system_prompt: str = setting(
+        "", "Model", "system message of conversations that have none of their own"
+    )
+
     max_model_len: int | None = setting(
         None, "Engine", "context limit in tokens; default: the model's own"
     )
@@ -205,6 +220,7 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         one_of(self)
+        self.with_own(SamplingDefaults())
         if self.max_adapters is not None and not 0 <= self.max_adapters <= MOST_ADAPTERS:
             raise SettingsError(
                 f"max_adapters must be between 0 and {MOST_ADAPTERS}, got {self.max_adapters}"
@@ -249,6 +265,30 @@ class EngineSettings:
                 f"max_running ({self.max_running}) must not exceed max_batch_tokens "
                 f"({self.max_batch_tokens}): each running sequence decodes one token a step"
             )
+
+    def with_own(self, defaults: SamplingDefaults) -> SamplingDefaults:
+        """A checkpoint's default sampling with that of ``sampling_defaults`` in its place.
+
+        Raises:
+            SettingsError: an entry is no NAME=VALUE, or out of range.
+        """
+        own: dict[str, float] = {}
+        for entry in self.sampling_defaults:
+            name, equals, text = entry.partition("=")
+            name = name.strip()
+            if not equals or name not in SamplingDefaults.__struct_fields__:
+                names = ", ".join(SamplingDefaults.__struct_fields__)
+                raise SettingsError(
+                    f"sampling_defaults: {entry!r} is not NAME=VALUE with one of {names}"
+                )
+            try:
+                own[name] = int(text) if name in ("top_k", "max_tokens") else float(text)
+                SamplingParams(**{name: own[name]})  # type: ignore[arg-type]
+            except ValueError as error:
+                raise SettingsError(f"sampling_defaults: {entry!r}: {error}") from None
+        if own.get("max_tokens") == 0:
+            raise SettingsError("sampling_defaults: max_tokens must be at least 1, got 0")
+        return msgspec.structs.replace(defaults, **own)
 
     @property
     def running_limit(self) -> int:

@@ -102,6 +102,8 @@ def convert(cls: type[EngineSettings], name: str, value: object, *, source: str)
     if name == "models":
         return _models(value, source=source)
     kind = kinds[name]
+    if name == "sampling_defaults" and isinstance(value, dict):
+        value = [f"{key}={number}" for key, number in value.items()]
     try:
         return coerce(kind, value)
     except (TypeError, ValueError) as error:

@@ -18,10 +18,14 @@ class StopScanner:
         self._patterns = [_Pattern(stop) for stop in sorted(set(stops), key=len, reverse=True)]
         self._held = ""
 
-    def feed(self, text: str) -> str:
+    def feed(self, text: str, *, ends: bool = True) -> str:
         """Takes more text; returns what certainly precedes any stop string.
 
         The longest suffix that may still become a stop string is held back.
+
+        Args:
+            text: what comes next.
+            ends: stop strings that are complete within ``text`` end it; else they are part of it.
         """
         if self.matched is not None or not self._patterns:
             return "" if self.matched is not None else text
@@ -30,7 +34,10 @@ class StopScanner:
             char = text[position]
             # Every pattern must see the character; the longest comes first.
             complete = [pattern for pattern in self._patterns if pattern.advance(char)]
-            if complete:
+            if complete and not ends:
+                for pattern in complete:
+                    pattern.go_on()
+            elif complete:
                 self.matched = complete[0].stop
                 self._held = ""
                 return text[: position + 1 - len(self.matched)]
@@ -58,6 +65,10 @@ class _Pattern:
             self.matching = self._borders[self.matching - 1]
         self.matching += self.stop[self.matching] == char
         return self.matching == len(self.stop)
+
+    def go_on(self) -> None:
+        """Calls may follow though ``stop`` is complete: it may begin anew within itself."""
+        self.matching = self._borders[-1]
 
 
 def _borders(stop: str) -> list[int]:

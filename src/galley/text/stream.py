@@ -55,7 +55,7 @@ class TextStream:
         """Args:
             tokenizer: None for a model without a tokenizer, whose text is empty.
             stop: strings that end the text and are not part of it.
-            min_tokens: the text of so many first tokens is not searched for ``stop``.
+            min_tokens: a ``stop`` that is complete within the text of so many first tokens is part of it.
             hidden: end-of-sequence and stop tokens, whose text is left out where they end the sequence.
             at_start, shown: see :func:`galley.text.detokenizer.detokenizer`.
 
@@ -143,7 +143,7 @@ class TextStream:
     def _search(self, text: str) -> str:
         """``text`` of the newest token, and text held back before it, that no stop string can take."""
         self._chars += len(text)
-        return self._scanner.feed(text) if len(self.token_ids) > self._min_tokens else text
+        return self._scanner.feed(text, ends=len(self.token_ids) > self._min_tokens)
 
     def _commit(
         self, output: Output, text: str, offsets: list[int], finish_reason: FinishReason | None

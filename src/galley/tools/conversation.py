@@ -13,6 +13,9 @@ TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}")
 """What a tool may be called: OpenAI's letters, and those that separate the names of servers and tools."""
 
 
+_SYSTEM_ROLES: Final = ("system", "developer")
+
+
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """A function that the model may call.
 
@@ -83,6 +86,13 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
             raise RequestError(
                 f"tool_choice names {self.named!r}, which is none of the tools", param="tool_choice"
             )
+
+    def headed_by(self, system_prompt: str) -> "Conversation":
+        """The same with a system message at its head, if it has none and ``system_prompt`` is not empty."""
+        if not system_prompt or any(m.get("role") in _SYSTEM_ROLES for m in self.messages):
+            return self
+        head = {"role": "system", "content": system_prompt}
+        return msgspec.structs.replace(self, messages=[head, *self.messages])
 
     @property
     def must_call(self) -> bool:

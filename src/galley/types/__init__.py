@@ -98,10 +98,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             prompt or output have (CTRL, arXiv:1909.05858).
         presence_penalty, frequency_penalty: in [-2, 2], subtracted from the logits of tokens that the
             output has, once or per occurrence (OpenAI API).
+        penalty_window: these penalties see so many of the last tokens; -1: all, 0: none.
         logit_bias: token id -> value in [-100, 100] added to its logit.
-        seed: 64-bit; the same seed gives the same text at any load. ``None`` draws one.
+        seed: 64-bit; the same seed gives the same text at any load. ``None`` draws one, and so does -1,
+            which is made ``None``.
         n: independent choices for each prompt.
-        max_tokens: ``None`` means the rest of the context.
+        max_tokens: ``None`` means the model's default, or the rest of the context.
         min_tokens: end-of-sequence, stop tokens and stop strings are held off until then.
         stop: strings that end the text; they are not part of it.
         stop_token_ids: token ids that end the text like an end-of-sequence token.
@@ -141,6 +143,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    penalty_window: int = -1
     logit_bias: dict[int, float] = {}
     seed: int | None = None
     n: int = 1
@@ -181,7 +184,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             _finite("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _finite("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _finite("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if not -1 <= self.penalty_window <= MAX_COUNT:
+            raise RequestError(
+                f"penalty_window must be between -1 and {MAX_COUNT}, got {self.penalty_window}",
+                param="penalty_window",
+            )
         _finite("length_penalty", self.length_penalty, -10.0, 10.0)
+        self._check_seed()
         self._check_counts()
         self._check_stops()
         self._check_grammar()
@@ -202,6 +211,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             name = str(error).rpartition("$.")[2].partition("`")[0].partition("[")[0]
             raise RequestError(f"{name}: {error}", param=name) from None
 
+    def _check_seed(self) -> None:
+        if self.seed == -1:
+            msgspec.structs.force_setattr(self, "seed", None)
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise RequestError(f"seed must fit 64 bits, got {self.seed}", param="seed")
+
     def _check_counts(self) -> None:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise RequestError(
@@ -212,8 +227,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if token < 0:
                 raise RequestError(f"logit_bias names token {token}", param="logit_bias")
             _finite("logit_bias", bias, -100.0, 100.0)
-        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise RequestError(f"seed must fit 64 bits, got {self.seed}", param="seed")
         if not 1 <= self.n <= MAX_N:
             raise RequestError(f"n must be between 1 and {MAX_N}, got {self.n}", param="n")
         if not 1 <= self.num_beams <= MAX_BEAMS:
@@ -273,7 +286,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """The same parameters with every ``None`` that stands for a model default replaced."""
         changes: dict[str, float | int] = {}
         for name in defaults.__struct_fields__:
-            if getattr(self, name) is None:
+            # How many tokens there is room for is not known here.
+            if name != "max_tokens" and getattr(self, name) is None:
                 changes[name] = getattr(defaults, name)
         return msgspec.structs.replace(self, **changes) if changes else self
 
@@ -285,13 +299,18 @@ _PlainParams = msgspec.defstruct(
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's default sampling, from ``generation_config.json``."""
+    """A model's default sampling, from ``generation_config.json`` or the settings.
+
+    Attributes:
+        max_tokens: of an output, as far as the context has room; None: all the room.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    max_tokens: int | None = None
 
 
 class Adapter(msgspec.Struct, frozen=True):

@@ -1,0 +1,6 @@
+"""What clients sent, word for word; each file names the client and its version."""
+
+from pathlib import Path
+from typing import Final
+
+RECORDINGS: Final = Path(__file__).parent
