@@ -13,15 +13,13 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from galley.observe.resources import GPU_METRICS
-from galley.settings.config import Settings
-from galley.settings.engine import setting_types
-from galley.config import Settings
-from galley.engine_settings import setting_types
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
+from galley.observe.resources import GPU_METRICS
 from galley.server.app import create_app
 from galley.server.openapi import document
+from galley.settings.config import Settings
+from galley.settings.engine import setting_types
 from galley.speech.audio import Recording
 from tests.observe.prometheus import DEPLOY, RULES, Prometheus, needed, promtool
 from tests.server.serving import Server, until

@@ -23,8 +23,6 @@ from galley.api.structured_output import ANY_OBJECT, schema_grammar
 from galley.api.validate import validate
 from galley.errors import RequestError, shown
 from galley.tools.conversation import Conversation, Tool
-from galley.types import Grammar, SamplingParams
-from galley.types.model_info import ModelInfo
 from galley.types import MAX_COUNT, Grammar, SamplingParams
 
 MAX_STOPS: Final = 2048

@@ -11,8 +11,6 @@ import msgspec
 
 from galley.errors import SettingsError
 from galley.settings.quality_gate import QualityGate
-from galley.types import BLOCK_TOKENS
-from galley.quality_gate import QualityGate
 from galley.types import BLOCK_TOKENS, SamplingDefaults, SamplingParams
 
 T = TypeVar("T")
