@@ -63,8 +63,9 @@ def create_app(
     # The first one is the first to see a request, but for the access log.
     middleware: list[Middleware] = []
     if settings.host in LOOPBACK_HOSTS:
-        pages = (origin.rpartition("/")[2] for origin in settings.cors_origin)
-        middleware.append(Middleware(RequireHost, allowed=(*settings.allowed_host, *pages)))
+        middleware.append(
+            Middleware(RequireHost, allowed=settings.allowed_host, origins=settings.cors_origin)
+        )
     if settings.cors_origin:
         # Before the keys: a browser asks whether it may send one without sending it.
         middleware.append(

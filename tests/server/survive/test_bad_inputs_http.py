@@ -90,8 +90,8 @@ def test_hostile_19_the_error_names_what_came(http: httpx.Client, kind: bytes) -
         {"Content-Type": "application/json; charset=utf-16"},
         {"Content-Type": "application/x-www-form-urlencoded; charset=latin-1"},
         {"Content-Type": "application/x-www-form-urlencoded", "Origin": "http://127.0.0.1"},
-        {"Content-Type": "application/x-www-form-urlencoded", "Sec-Fetch-Site": "cross-site"},
-        {"Content-Type": "", "Origin": "null"},
+        {"Content-Type": "application/x-www-form-urlencoded", "Sec-Fetch-Site": "same-site"},
+        {"Content-Type": "", "Origin": "http://localhost:3000"},
     ],
 )
 def test_row_01_a_body_must_be_declared_as_json(
