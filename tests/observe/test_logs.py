@@ -126,7 +126,11 @@ STEERING = ["\x1b[2J", "\x9b31m", "\x7f", "\r", "\u2028", "\u202e", "\x00", "\x8
 def test_no_request_forges_a_line_or_steers_a_terminal(
     model: Path, tmp_path: Path, log_format: str
 ) -> None:
-    settings: dict[str, Any] = {"log_format": log_format, "log_prompts": True, "kv_cache_tokens": 4096}
+    settings: dict[str, Any] = {
+        "log_format": log_format,
+        "log_prompts": True,
+        "kv_cache_tokens": 4096,
+    }
     with Server(model, tmp_path / "log", threads=1, **settings) as telling:
         for text in (FORGED, *STEERING):
             quoted = text.replace("/", "%2F").encode().hex("%")

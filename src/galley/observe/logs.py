@@ -92,5 +92,5 @@ def quoted(value: object) -> str:
 
 def _seen(text: str) -> str:
     if text.isprintable():
-        return text if text.isprintable() else json.dumps(entry, default=str)
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
