@@ -35,6 +35,7 @@ from galley.server import (
 from galley.server.access import AccessLog
 from galley.server.auth import OPEN_PATHS, RequireHost, RequireKey
 from galley.server.budget import ByteBudget
+from galley.server.decoding import DecodeBodies
 from galley.server.drain import DrainGate
 from galley.server.openapi import Operation, document
 
@@ -80,6 +81,7 @@ def create_app(
         )
     middleware.append(Middleware(RequireKey, tenants=tenants, open_paths=open_paths))
     middleware.append(Middleware(DrainGate, lifecycle=registry.lifecycle))
+    middleware.append(Middleware(DecodeBodies))
     operations: list[Operation] = [
         route for protocol in _PROTOCOLS for route in protocol.routes(registry)
     ]

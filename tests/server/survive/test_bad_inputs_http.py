@@ -101,6 +101,13 @@ def test_row_01_a_body_must_be_declared_as_json(
     assert "application/json" in error_of(answer, 415)["message"]
 
 
+@pytest.mark.parametrize("charset", ["utf8", "UTF-8", '"utf8"', "us-ascii", "Utf8; x=y"])
+def test_utf_8_may_be_written_as_many_write_it(http: httpx.Client, charset: str) -> None:
+    headers = {"Content-Type": f"application/json; charset={charset}"}
+    answer = http.post("/tokenize", content='{"prompt": "ä"}'.encode(), headers=headers)
+    assert answer.status_code == 200
+
+
 @each_path
 @each(DEEP)
 def test_row_02_deep_bodies(http: httpx.Client, path: str, case: Case) -> None:
