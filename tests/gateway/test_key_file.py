@@ -1,6 +1,7 @@
 """The key file: what may stand in it, and what is said of the rest."""
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -51,10 +52,64 @@ def test_tenants_with_all_that_they_may_have(tmp_path: Path) -> None:
 
 
 def test_plain_keys_one_a_line(tmp_path: Path) -> None:
-    table = read(tmp_path, "sk-one\n\n sk-two \n")
-    assert table.keys() == {digest("sk-one"), digest("sk-two")}
+    keys = ["sk-one-key", "c2stdHdv/+a1~_.-==", "12345678"]
+    table = read(tmp_path, f"\ufeff{keys[0]}\n\n {keys[1]} \r\n{keys[2]}")
+    assert table.keys() == {digest(key) for key in keys}
     names = {tenant.name for tenant in table.values()}
-    assert names == {f"key-{hashed(key)[:8]}" for key in ("sk-one", "sk-two")}
+    assert names == {f"key-{hashed(key)[:8]}" for key in keys}
+
+
+def test_a_list_of_tenants_needs_no_word_before_it(tmp_path: Path) -> None:
+    assert read(tmp_path, FIRST) == read(tmp_path, f"tenants:\n{FIRST}")
+    assert read(tmp_path, "# who may\n---\n" + FIRST) == read(tmp_path, FIRST)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("sk-one-key\nsk two secret\n", 2),
+        ("sk-one-key\nsecret:key-of-two\n", 2),
+        ("sk-one-key\n\nsecret\n", 3),
+        ("GALLEY_API_KEY=secret-key\n", 1),
+        ("sk-secret-key,\n", 1),
+        ("'sk-secret-key'\n", 1),
+        ("# secret\nsk-one-key\n", 1),
+        ("name: secret\nkey_sha256: secret\n", 1),
+        ("-----BEGIN PRIVATE KEY-----\nc2VjcmV0c2VjcmV0\n-----END PRIVATE KEY-----\n", 1),
+        ("sk-\x1b[31msecret\n", 1),
+        ("schlüssel-secret\n", 1),
+    ],
+)
+def test_what_is_no_key_file_is_refused(tmp_path: Path, text: str, line: int) -> None:
+    with pytest.raises(SettingsError) as error:
+        read(tmp_path, text)
+    assert f"keys, line {line}: this is no API key" in str(error.value)
+    assert "secret" not in str(error.value).replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["keys:\n  - secret-key\n", '{"keys": ["secret-key"]}', "[secret-key]", "- secret-key\n"],
+)
+def test_yaml_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SettingsError, match="must") as error:
+        read(tmp_path, text)
+    assert "secret-key" not in str(error.value)
+
+
+def test_what_is_no_file_of_a_sane_size_is_refused_at_once(tmp_path: Path) -> None:
+    pipe, large = tmp_path / "pipe", tmp_path / "large"
+    os.mkfifo(pipe)
+    large.write_bytes(b"sk-a-long-key\n" * 400_000)
+    for path, says in (
+        (pipe, "is no regular file"),
+        (tmp_path, "Is a directory"),
+        (Path("/dev/zero"), "is no regular file"),
+        (large, "more than"),
+        (tmp_path / "missing", "cannot be read"),
+    ):
+        with pytest.raises(SettingsError, match=says):
+            read_key_file(str(path))
 
 
 @pytest.mark.parametrize(

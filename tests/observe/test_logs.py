@@ -1,6 +1,8 @@
 """What the access log tells of a request, in both forms, and what it does not."""
 
 import json
+import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from galley.observe.logs import readable
+from galley.observe.logs import JsonLines, TextLines, readable
 from tests.server.serving import Server, until
 
 pytestmark = pytest.mark.xdist_group("observe_logs")
@@ -125,6 +127,46 @@ def test_prompts_are_logged_on_request_alone(server: Server, model: Path, tmp_pa
         assert "prompt_text=" in telling.log
         assert "xylophone quagmire" in telling.log
         assert "POST /nowhere 404" in telling.log
+
+
+FORGED = "/x 200 0.001s id=1\n2026-01-01 00:00:00,000 INFO    galley.access: GET /forged 200"
+STEERING = ["\x1b[2J", "\x9b31m", "\x7f", "\r", "\u2028", "\u202e", "\x00", "\x85"]
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_no_request_forges_a_line_or_steers_a_terminal(
+    model: Path, tmp_path: Path, log_format: str
+) -> None:
+    settings: dict[str, Any] = {
+        "log_format": log_format,
+        "log_prompts": True,
+        "kv_cache_tokens": 4096,
+    }
+    with Server(model, tmp_path / "log", threads=1, **settings) as telling:
+        for text in (FORGED, *STEERING):
+            quoted = text.replace("/", "%2F").encode().hex("%")
+            assert httpx.get(f"{telling.url}/%{quoted}").status_code == 404
+            httpx.post(telling.url + PLAIN, json=BODY | {"prompt": text, "user": text})
+            httpx.post(telling.url + PLAIN, json=BODY | {"temperature": text})
+        assert httpx.get(telling.url + "/last").status_code == 404
+        until(lambda: "/last" in telling.log)
+        lines = telling.log.split("\n")
+    assert [line for line in lines if not line.isprintable()] == []
+    if log_format == "text":
+        assert not any(line.startswith("2026-01-01") for line in lines)
+        assert not any(" /x 200 " in line and '"' not in line for line in lines)
+
+
+def test_a_traceback_is_indented_and_escaped() -> None:
+    for form in (TextLines(), JsonLines()):
+        try:
+            raise ValueError(f"\x1b[2J\n{FORGED}")
+        except ValueError:
+            info = sys.exc_info()
+        record = logging.LogRecord("x", logging.ERROR, "", 0, f"{FORGED}\x1b", None, info)
+        first, *others = form.format(record).split("\n")
+        assert first.isprintable()
+        assert all(line.startswith("  ") and line.isprintable() for line in others)
 
 
 def test_a_field_stays_on_its_line() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from galley.config import Settings
+from galley.errors import SettingsError
 from tests.adapters.peft import make_adapter
 from tests.server.openapi import ADAPTERS
 from tests.server.refusals import error_of
@@ -136,10 +138,16 @@ def test_adapters_that_are_of_no_use_are_refused(server: Server, folder: Path) -
     assert "there is none" in error_of(load(server, "none", folder / "none"), 400)["message"]
     assert error_of(load(server, "a", folder / "b"), 409)["code"] == "conflict"
     assert error_of(load(server, "tiny", folder / "b"), 409)["code"] == "conflict"
-    for name in ("", "a:b", "../x", "x" * 101):
+    for name in ("", "a:b", "../x", "x" * 101, "x\n", "x\nx", "\n", "x\r"):
         assert error_of(load(server, name, folder / "b"), 400)["param"] == "name"
     assert error_of(load(server, "x", folder / "b", model="other"), 404)["param"] == "model"
     assert set(listed(server)) == {"tiny", "tiny:a"}
+
+
+@pytest.mark.parametrize("name", ["x\n", "x:y\n", "\n"])
+def test_a_name_with_a_line_break_is_refused_in_settings(name: str) -> None:
+    with pytest.raises(SettingsError, match="is not NAME=FOLDER"):
+        Settings(model="m", adapter=(f"{name}=folder",))
 
 
 def test_more_adapters_than_there_is_room_for_take_turns(server: Server, folder: Path) -> None:

@@ -69,11 +69,11 @@ def test_first_day_17_curl_need_not_say_that_it_sends_json(server: Server) -> No
 
 
 def test_first_day_17_a_web_page_must_declare_json(server: Server) -> None:
-    """A browser sends a form to another origin without asking that origin first."""
+    """Of this machine: pages of others are refused altogether."""
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     with server.client() as http:
-        for header in ("Origin", "Sec-Fetch-Site"):
-            answer = http.post(CHAT, content=MESSAGE, headers={**form, header: "https://evil.test"})
+        for header, value in (("Origin", server.url), ("Sec-Fetch-Site", "same-origin")):
+            answer = http.post(CHAT, content=MESSAGE, headers={**form, header: value})
             assert error_of(answer, 415)["code"] == "unsupported_media_type"
 
 

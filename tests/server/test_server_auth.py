@@ -197,9 +197,6 @@ def test_keys_that_no_header_can_carry_are_refused(tmp_path: Path, key: str) -> 
     with pytest.raises(SettingsError, match=r"^api_key: a key holds a character") as error:
         Tenants.load(Settings(api_key=("good", key)))
     assert key.strip() not in str(error.value)
-    (tmp_path / "keys").write_text("good\nschlüssel\n", encoding="utf-8")
-    with pytest.raises(SettingsError, match=r"^api_key_file .*keys: a key holds"):
-        Tenants.load(Settings(api_key_file=str(tmp_path / "keys")))
 
 
 def test_keys_may_hold_what_a_header_can() -> None:

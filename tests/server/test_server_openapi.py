@@ -1,12 +1,19 @@
 """The OpenAPI document against the server: what it promises is what comes."""
 
+import json
 import re
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from galley.config import Settings
+from galley.gateway.registry import Registry
+from galley.gateway.tenants import Tenants
+from galley.server.app import create_app
 from galley.server.auth import ADMIN_PATHS
+from galley.server.openapi import Operation
 from tests.server.conftest import ADMIN_KEY
 from tests.server.openapi import ADAPTERS, OF_VECTORS, OPERATIONS, PAGE, SPOKEN, check_answers
 from tests.server.serving import Server
@@ -20,6 +27,17 @@ def test_the_page_names_every_route(server: Server) -> None:
     for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
         assert "$ref" in str(page["paths"][path]["post"]["requestBody"])
     assert "422" not in str(page["paths"])
+
+
+def test_patterns_hold_for_whole_texts_here_and_in_javascript() -> None:
+    routes = create_app(Registry(Settings()), tenants=Tenants({})).routes
+    kinds = [kind for route in routes if isinstance(route, Operation) for kind in route.types]
+    _, schemas = msgspec.json.schema_components(list(dict.fromkeys(kinds)))
+    ours = re.findall(r'"pattern": "(.*?)"[,}]', json.dumps(schemas))
+    told = re.findall(r'"pattern": "(.*?)"[,}]', json.dumps(PAGE))
+    assert ours
+    assert all(pattern.startswith("^") and pattern.endswith(r"\\Z") for pattern in ours)
+    assert all(pattern.startswith("^") and pattern.endswith("$") for pattern in told)
 
 
 def test_the_page_for_people_needs_nothing_from_outside(server: Server) -> None:

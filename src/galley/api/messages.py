@@ -16,7 +16,7 @@ MAX_TOOLS: Final = 512
 MAX_TOOL_BYTES: Final = 64 * 1024
 """Of the JSON of one tool."""
 
-TOOL_NAME_PATTERN: Final = f"^{TOOL_NAME.pattern}$"
+TOOL_NAME_PATTERN: Final = rf"^{TOOL_NAME.pattern}\Z"
 
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

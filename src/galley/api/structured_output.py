@@ -38,7 +38,7 @@ class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class JsonSchemaFormat(_Strict, frozen=True, kw_only=True):
     """``response_format.json_schema``."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$", description="Taken and not used.")]
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z", description="Taken and not used.")]
     schema: Schema
     description: Annotated[str | None, Meta(description="Taken and not used.")] = None
     strict: Annotated[

@@ -11,7 +11,7 @@ from galley.errors import RequestError
 Model = TypeVar("Model", bound=msgspec.Struct)
 Path = tuple[str | int, ...]
 
-_AT: Final = re.compile(r" - at `\$((?:\.\w+|\[\d+\]|\[\.\.\.\])*)`$")
+_AT: Final = re.compile(r" - at `\$((?:\.\w+|\[\d+\]|\[\.\.\.\])*)`\Z")
 _STEP: Final = re.compile(r"\.(\w+)|\[(\d+)\]|(\[\.\.\.\])")
 _FIELD: Final = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
 _MISMATCH: Final = re.compile(r"Expected `(.+)`, got `(\w+)`")

@@ -11,8 +11,9 @@ import click
 def keygen(name: str) -> None:
     """Make an API key for a tenant, and print it with the tenant's lines of the key file.
 
-    The key file holds the key's hash only. A tenant may have several keys: write their hashes as a list,
-    [HASH, HASH], hand the new key out, and delete the old hash later.
+    galley keygen NAME >> keys.yaml adds the tenant to the file, or makes it; the key itself is printed to
+    stderr. The file holds the key's hash only. A tenant may have several keys: write their hashes as a
+    list, [HASH, HASH], hand the new key out, and delete the old hash later.
     """
     from galley.gateway.key_file import check_name
 

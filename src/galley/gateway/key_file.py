@@ -1,10 +1,11 @@
-"""The file of API keys: tenants with hashed keys and limits in YAML, or plain keys, one a line."""
+"""The file of API keys: a YAML list of tenants with hashed keys and limits, or plain keys, one a line."""
 
 import hashlib
 import math
+import os
 import re
+import stat
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -17,7 +18,14 @@ LOWEST_PRIORITY: Final = 100
 
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z"
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
-_YAML: Final = re.compile(r"^tenants\s*:", re.MULTILINE)
+_YAML: Final = re.compile(r"^(tenants\s*:|\s*-\s|[\[{])", re.MULTILINE)
+"""What a file of tenants has, whatever else may be wrong with it."""
+
+_SHORTEST: Final = 8
+_PLAIN_KEY: Final = re.compile(rf"[\w.~+/-]{{{_SHORTEST},}}=*", re.ASCII)
+"""As a token is written in a header (RFC 6750, section 2.1). A file of anything else has other lines."""
+
+_MOST_BYTES: Final = 4 << 20
 _Count: TypeAlias = Annotated[int, Meta(ge=1, le=10**12)]
 
 
@@ -80,18 +88,6 @@ def plain_table(keys: Iterable[str], source: str) -> KeyTable:
     return table
 
 
-def read_plain_keys(path: str) -> list[str]:
-    """The keys of a file that has one a line; none of a file that has tenants in YAML.
-
-    Raises:
-        SettingsError: the file cannot be read.
-    """
-    text = _text(path)
-    return (
-        [] if _YAML.search(text) else [line.strip() for line in text.splitlines() if line.strip()]
-    )
-
-
 def read_key_file(path: str) -> KeyTable:
     """The keys of a file.
 
@@ -100,20 +96,39 @@ def read_key_file(path: str) -> KeyTable:
             the tenant, and quotes no value.
     """
     source = f"api_key_file {path}"
-    text = _text(path)
-    table = (
-        _tenants(text, source) if _YAML.search(text) else plain_table(read_plain_keys(path), source)
-    )
+    text = _text(path, source)
+    lines = {number: line.strip() for number, line in enumerate(text.splitlines(), 1)}
+    wrong = [number for number, line in lines.items() if line and not _PLAIN_KEY.fullmatch(line)]
+    if not wrong:
+        table = plain_table(filter(None, lines.values()), source)
+    elif _YAML.search(text):
+        table = _tenants(text, source)
+    else:
+        raise SettingsError(
+            f"{source}, line {wrong[0]}: this is no API key, which has at least {_SHORTEST} letters, "
+            "digits and - . _ ~ + / alone; nor do tenants: or a list of them (- name: ...) begin here"
+        )
     if not table:
         raise SettingsError(f"{source} holds no key; write one a line, or tenants: as a list")
     return table
 
 
-def _text(path: str) -> str:
+def _text(path: str, source: str) -> str:
+    """What is in the file. Nothing is waited for: a pipe's writer, say, may never come."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise SettingsError(f"{source} is no regular file")
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise SettingsError(f"{source} has more than {_MOST_BYTES} bytes")
+        return data.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"api_key_file {path} cannot be read: {error}") from error
+        raise SettingsError(f"{source} cannot be read: {error}") from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _tenants(text: str, source: str) -> KeyTable:
@@ -173,9 +188,11 @@ def _entries(text: str, source: str) -> "list[tuple[int, dict[str, Any]]]":
     loader = yaml.SafeLoader(text)
     try:
         root = loader.get_single_node()
-        if not isinstance(root, yaml.MappingNode) or len(root.value) != 1:
-            raise SettingsError(f"{source}: must hold tenants: and nothing beside it")
-        listed = root.value[0][1]
+        listed = root
+        if isinstance(root, yaml.MappingNode):
+            if [key.value for key, _ in root.value] != ["tenants"]:
+                raise SettingsError(f"{source}: must hold tenants: and nothing beside it")
+            listed = root.value[0][1]
         if not isinstance(listed, yaml.SequenceNode):
             raise SettingsError(f"{source}: tenants must be a list")
         return [(node.start_mark.line + 1, _fields(loader, node, source)) for node in listed.value]

@@ -12,6 +12,26 @@ FORMAT_VARIABLE: Final = "GALLEY_LOG_FORMAT"
 """Tells engine processes the form of the log, which they write to, too."""
 
 
+class TextLines(logging.Formatter):
+    """A line for each record, for people.
+
+    Characters that cannot be seen, which might begin a line or steer a terminal, are written as Python
+    writes them in a string; the lines of a traceback are indented.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(LOG_FORMAT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """See :class:`logging.Formatter`."""
+        return _seen(super().formatMessage(record))
+
+    def formatException(self, exc_info: Any) -> str:  # noqa: N802
+        """See :class:`logging.Formatter`."""
+        lines = super().formatException(exc_info).splitlines()
+        return "\n".join(f"  {_seen(line)}" for line in lines)
+
+
 class JsonLines(logging.Formatter):
     """Each record as one JSON object.
 
@@ -29,7 +49,8 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         entry.setdefault("message", record.getMessage())
-        return json.dumps(entry, ensure_ascii=False, default=str)
+        text = json.dumps(entry, ensure_ascii=False, default=str)
+        return text if text.isprintable() else json.dumps(entry, default=str)
 
 
 def start(form: str, level: str = "warning") -> None:
@@ -40,7 +61,7 @@ def start(form: str, level: str = "warning") -> None:
         level: the least severe that is written.
     """
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(LOG_FORMAT))
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
@@ -65,11 +86,18 @@ def say(message: str, stream: TextIO | None = None, **fields: Any) -> None:
 
 def readable(fields: dict[str, Any]) -> str:
     """``name=value`` for each field; texts with spaces are quoted, as JSON does."""
-    return " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
+    return " ".join(f"{name}={quoted(value)}" for name, value in fields.items())
 
 
-def _plain(value: object) -> str:
+def quoted(value: object) -> str:
+    """As a word of a line: in quotes, as JSON has them, where it would be several."""
     if not isinstance(value, str):
         return json.dumps(value)
     simple = value.isprintable() and not any(c in value for c in ' "=')
     return value if simple else json.dumps(value, ensure_ascii=False)
+
+
+def _seen(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

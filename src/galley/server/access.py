@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from galley.errors import RequestError
 from galley.gateway.caller import Caller
-from galley.observe.logs import readable
+from galley.observe.logs import quoted, readable
 from galley.observe.metrics import Metrics
 from galley.observe.tracing import Finished, Trace, Tracing
 from galley.server.drain import PROBES
@@ -126,7 +126,7 @@ class AccessLog:
             logging.DEBUG if scope["path"] in PROBES else logging.INFO,
             "%s %s %d %.3fs %s",
             method,
-            path,
+            quoted(path),
             status,
             seconds,
             readable(fields),

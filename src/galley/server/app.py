@@ -34,6 +34,7 @@ from galley.server import (
 from galley.server.access import AccessLog
 from galley.server.auth import OPEN_PATHS, RequireHost, RequireKey
 from galley.server.budget import ByteBudget
+from galley.server.decoding import DecodeBodies
 from galley.server.drain import DrainGate
 from galley.server.openapi import Operation, document
 from galley.settings.config import LOOPBACK_HOSTS
@@ -63,8 +64,9 @@ def create_app(
     # The first one is the first to see a request, but for the access log.
     middleware: list[Middleware] = []
     if settings.host in LOOPBACK_HOSTS:
-        pages = (origin.rpartition("/")[2] for origin in settings.cors_origin)
-        middleware.append(Middleware(RequireHost, allowed=(*settings.allowed_host, *pages)))
+        middleware.append(
+            Middleware(RequireHost, allowed=settings.allowed_host, origins=settings.cors_origin)
+        )
     if settings.cors_origin:
         # Before the keys: a browser asks whether it may send one without sending it.
         middleware.append(
@@ -79,6 +81,7 @@ def create_app(
         )
     middleware.append(Middleware(RequireKey, tenants=tenants, open_paths=open_paths))
     middleware.append(Middleware(DrainGate, lifecycle=registry.lifecycle))
+    middleware.append(Middleware(DecodeBodies))
     operations: list[Operation] = [
         route for protocol in _PROTOCOLS for route in protocol.routes(registry)
     ]

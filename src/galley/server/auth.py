@@ -1,6 +1,7 @@
 """Who may talk to the server: API keys, and which Host names a loopback bind answers to."""
 
 import math
+import re
 import time
 from collections.abc import Iterable
 from typing import Final
@@ -22,6 +23,12 @@ ADMIN_PATHS: Final = ("/admin", "/api/pull", "/api/delete", "/v1/adapters")
 
 KEY_PROTOCOL: Final = "openai-insecure-api-key."
 """What the subprotocol of a WebSocket begins with that is an API key."""
+
+_SAFE: Final = ("GET", "HEAD", "OPTIONS")
+"""Methods that change nothing and make nothing; a page of another origin cannot read their answers."""
+
+_WEB: Final = ("http", "https")
+_PORT: Final = re.compile(r":\d*\Z", re.ASCII)
 
 
 def check_exposure(settings: Settings, tenants: Tenants) -> None:
@@ -131,35 +138,58 @@ def _presented(scope: Scope) -> str:
 
 
 class RequireHost:
-    """ASGI middleware for a loopback bind: 403 for a Host header that is not this machine's.
+    """ASGI middleware for a loopback bind: 403 for hosts and pages that are not this machine's.
 
-    A web page whose name was made to resolve to 127.0.0.1 (DNS rebinding) can otherwise use the
-    browser of somebody on this machine to talk to the server. A browser lets every page open a WebSocket to
-    any host, and says with Origin which page it was: that must be this machine's, too.
+    A web page whose name was made to resolve to 127.0.0.1 (DNS rebinding) can otherwise use the browser of
+    somebody on this machine to talk to the server: the Host header names it. A browser also lets every page
+    send a form to any host, or open a WebSocket to it. It says which page that was, and no page can change
+    what it says (Fetch standard): a request that may do something, or opens a WebSocket, must come from a
+    page of this machine, or of an origin that the operator has named.
     """
 
-    def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, *, allowed: Iterable[str] = (), origins: Iterable[str] = ()
+    ) -> None:
+        """Wrap ``app``.
+
+        Args:
+            app: handles the requests.
+            allowed: further Host values, of which pages may come, too.
+            origins: whose pages may send requests; "*" is any.
+        """
         self._app = app
         self._allowed = frozenset({*LOOPBACK_HOSTS, *(host.lower() for host in allowed)})
+        self._origins = frozenset(origin.lower() for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        headers = Headers(scope=scope)
-        named = [("Host", headers.get("host", ""))]
-        if scope["type"] == "websocket" and "origin" in headers:
-            named.append(("Origin", headers["origin"].rpartition("/")[2]))
-        for header, host in named:
-            if _host_name(host) not in self._allowed and host.lower() not in self._allowed:
-                await error_response(_foreign(header, host))(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        error = self._refusal(scope, Headers(scope=scope))
+        await (error_response(error) if error else self._app)(scope, receive, send)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
+        host = headers.get("host", "")
+        if not self._is_ours(host):
+            return _foreign("Host", host, "--allowed-host adds one")
+        if scope.get("method") in _SAFE or "*" in self._origins:
+            return None
+        # A browser that tells no origin still tells whether the page is of another site.
+        across = headers.get("sec-fetch-site") == "cross-site"
+        for origin in headers.getlist("origin") or (["null"] if across else []):
+            scheme, _, authority = origin.lower().rpartition("://")
+            ours = scheme in _WEB and self._is_ours(authority)
+            if not ours and origin.lower() not in self._origins:
+                return _foreign("Origin", origin, "--cors-origin adds one")
+        return None
+
+    def _is_ours(self, host: str) -> bool:
+        host = host.lower()
+        return host in self._allowed or _without_port(host) in self._allowed
 
 
-def _host_name(header: str) -> str:
-    """``[::1]:80`` -> ``::1``, ``localhost:80`` -> ``localhost``."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0].lower()
-    return header.partition(":")[0].lower()
+def _without_port(host: str) -> str:
+    """``[::1]:80`` -> ``::1``, ``localhost:80`` -> ``localhost``, ``localhost:80@x`` as it is."""
+    name = _PORT.sub("", host)
+    return name[1:-1] if name.startswith("[") and name.endswith("]") else name
 
 
 def _unauthorized(given: bool) -> ApiError:
@@ -177,10 +207,10 @@ def _unauthorized(given: bool) -> ApiError:
     )
 
 
-def _foreign(header: str, host: str) -> ApiError:
+def _foreign(header: str, value: str, remedy: str) -> ApiError:
     return _forbidden(
-        f"{header} {host[:100]!r} is not one this server answers to; --allowed-host adds one",
-        code="host_not_allowed",
+        f"{header} {value[:100]!r} is not one this server answers to; {remedy}",
+        code=f"{header.lower()}_not_allowed",
     )
 
 

@@ -25,6 +25,9 @@ _BROWSER_HEADERS: Final = ("origin", "sec-fetch-site")
 
 _CHARSET = re.compile(r"""charset=["']?([\w-]*)""", re.IGNORECASE)
 
+_CHARSETS: Final = ("utf-8", "utf8", "us-ascii")
+"""UTF-8, what many write for it, and a part of it."""
+
 Model = TypeVar("Model", bound=msgspec.Struct)
 
 
@@ -59,7 +62,7 @@ def _check_content_type(headers: Headers) -> None:
     charset = _CHARSET.search(header)
     from_browser = any(name in headers for name in _BROWSER_HEADERS)
     declared = kind == "application/json" or (kind in _UNDECLARED and not from_browser)
-    if not declared or (charset and charset[1].lower() != "utf-8"):
+    if not declared or (charset and charset[1].lower() not in _CHARSETS):
         raise ApiError(
             415,
             f"Content-Type must be application/json (in UTF-8), got {header[:80]!r}",

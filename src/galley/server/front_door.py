@@ -18,18 +18,19 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from galley.errors import SettingsError
+from galley.server.turns import Turns
 from galley.settings.config import Settings
-
-if TYPE_CHECKING:
-    from galley.server.http_protocol import BoundedHttpProtocol
 
 log = logging.getLogger("galley.server")
 
 SURPLUS: Final = 16
 """Connections beyond the limits that are told so; each further one takes the place of the oldest."""
+
+NOT_READ: Final = "clients cut off that took nothing of their answers"
+"""An event to :meth:`FrontDoor.note`."""
 
 _RESERVED_DESCRIPTORS: Final = 32
 _DESCRIPTORS_PER_MODEL: Final = 16
@@ -66,13 +67,24 @@ class Admission:
             self._door._leave(self)
 
 
+class Watched(Protocol):
+    """A connection at which the front door looks every now and then."""
+
+    def check(self, now: float) -> None:
+        """End the connection if the client is late; ``now`` is the loop's time."""
+
+    def refuse_unfinished(self) -> None:
+        """Refuse a request whose body is not complete, because the server drains."""
+
+
 class FrontDoor:
     """Accepts connections within the limits, and ends those that take too long.
 
     Attributes:
         settings: where the limits are.
-        connections: those that speak HTTP at present.
+        connections: those that are open, whatever they speak.
         most: the limit in all.
+        turns: of the connections whose bytes cost much to read.
     """
 
     def __init__(self, settings: Settings, *, models: int, refused: Callable[[int], None]) -> None:
@@ -86,7 +98,8 @@ class FrontDoor:
             SettingsError: fewer files may be open than the connections need.
         """
         self.settings = settings
-        self.connections: set[BoundedHttpProtocol] = set()
+        self.connections: set[Watched] = set()
+        self.turns = Turns()
         self.refused = refused
         self.most = _most_connections(settings.max_connections, models)
         self._open = 0

@@ -11,9 +11,9 @@ import enum
 import math
 import secrets
 import socket
-import struct
 from typing import Any, Final
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -24,9 +24,10 @@ from uvicorn.protocols.http.httptools_impl import (
 from galley.api.errors import ApiError, envelope, to_api_error
 from galley.errors import Draining
 from galley.gateway.lifecycle import RETRY_SECONDS
-from galley.server.drain import PROBES
-from galley.server.errors import error_response
-from galley.server.front_door import Admission, FrontDoor
+from galley.server.connection_apps import only_probes, until_closed
+from galley.server.front_door import NOT_READ, Admission, FrontDoor
+from galley.server.head import Head, fault_of, fault_of_handshake
+from galley.server.unsent import Unsent, reset
 
 _LINGER_SECONDS: Final = 2.0
 _LINGER_BYTES: Final = 64 << 20
@@ -36,7 +37,6 @@ _FRAMING_PER_BYTE: Final = 8
 
 _FIRST_PROBE_SECONDS: Final = 0.01
 _LAST_PROBE_SECONDS: Final = 1.0
-_NO_LINGER: Final = struct.pack("ii", 1, 0)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -66,16 +66,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._limits = door.settings
         self._admission = admission
         if admission.surplus:
-            self.app = _only_probes(self.app)
+            self.app = only_probes(self.app)
         self._reading = _HEADERS
         self._deadline = math.inf
         self._fault: ApiError | None = None
+        self._head = Head(b"", b"", "", ())
         self._answering: RequestResponseCycle | None = None
         self._half_closed = False
         self._received = 0
         self._discarded = 0
-        self._unsent = 0
-        self._unsent_deadline = math.inf
+        self._unsent = Unsent(self._limits.send_timeout)
         self._begin_headers()
 
     # The connection.
@@ -95,13 +95,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._end_answer()
         self._door.connections.discard(self)
         self._admission.leave()
-
-    def handle_websocket_upgrade(self) -> None:
-        """Hand the connection over, with its place among those counted."""
-        self._door.connections.discard(self)
-        super().handle_websocket_upgrade()
-        protocol: Any = self.transport.get_protocol()
-        protocol.admission = self._admission
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection open for an answer on its way: the client may have closed one half only.
@@ -150,7 +143,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._expect_headers()
         reading = self._reading
         self._received += len(data)
-        super().data_received(data)
+        self._parse(data)
         if self._reading is not reading:
             return
         if reading is _HEADERS and self._received > self._limits.max_header_bytes:
@@ -158,15 +151,44 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif reading is _BODY and self._framing_is_excessive():
             self.refuse(_bad_request("The body is mostly chunk sizes, extensions or trailers"))
 
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as stopped:
+            # Behind the headers: the parser takes all that follows for another protocol.
+            rest = data[stopped.args[0] :]
+            if self._should_upgrade():
+                self._hand_over(rest)
+            else:
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self._parse(self._head.without_upgrade() + rest)
+        except httptools.HttpParserError:
+            self.refuse(self._fault or _bad_request("This is not a valid HTTP/1.1 request"))
+
     def _should_upgrade(self) -> bool:
-        return not self._admission.surplus and super()._should_upgrade()
+        """Whether to leave HTTP. A wish for any other protocol is not answered, but the request is."""
+        return (
+            not self._admission.surplus
+            and self._head.version == "1.1"
+            and super()._should_upgrade()
+        )
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """An offer of HTTP/2, say, is declined by answering in HTTP/1.1."""
-
-    def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls for input that is not HTTP, or that a callback has refused."""
-        self.refuse(self._fault or _bad_request("This is not a valid HTTP/1.1 request"))
+    def _hand_over(self, rest: bytes) -> None:
+        """Make the connection a WebSocket, which keeps its place and its clock."""
+        self._door.connections.discard(self)
+        self.connections.discard(self)
+        url = httptools.parse_url(self._head.target)
+        target = url.path + (b"?" + url.query if url.query is not None else b"")
+        make: Any = self.ws_protocol_class
+        protocol = make(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.app_state,
+            door=self._door,
+            admission=self._admission,
+        )
+        protocol.begin(self.transport, self._head._replace(target=target), rest)
 
     def on_message_begin(self) -> None:
         """A request's first byte."""
@@ -190,8 +212,24 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The request is known but for its body."""
-        if len(self.pipeline) >= _MOST_PIPELINED:
-            raise self._refusal(_bad_request(f"More than {_MOST_PIPELINED} requests are waiting"))
+        parser = self.parser
+        version = parser.get_http_version()
+        head = self._head = Head(parser.get_method(), self.url, version, self.headers)
+        fault = fault_of(head)
+        if fault is None and parser.should_upgrade():
+            if not self._should_upgrade():
+                return
+            fault = fault_of_handshake(head)
+            if fault is None and self._busy:
+                fault = _bad_request("A WebSocket is opened when all requests before are answered")
+            if fault is None:
+                self.scope["method"] = "GET"
+                httptools.parse_url(self.url)
+                return
+        if fault is None and len(self.pipeline) >= _MOST_PIPELINED:
+            fault = _bad_request(f"More than {_MOST_PIPELINED} requests are waiting")
+        if fault is not None:
+            raise self._refusal(fault)
         self._reading = _BODY
         self._deadline = self.loop.time() + self._limits.body_timeout
         self._received = self._body = 0
@@ -209,6 +247,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request's last byte."""
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
         if self.cycle is not None and self.cycle.response_complete:
             self._await_next()
@@ -246,6 +286,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = until_closed(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -269,19 +311,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     # What takes too long.
 
+    def resume_writing(self) -> None:
+        """See :class:`asyncio.Protocol`."""
+        super().resume_writing()
+        self._unsent.drained()
+
     def check(self, now: float) -> None:
         """End the connection if the client is late; ``now`` is the loop's time."""
-        if self._takes_nothing(now):
-            self._door.note("clients cut off that took nothing of their answers")
-            self._reset()
+        growing = self._busy and not self.flow.write_paused
+        if self._unsent.overdue(now, self.transport, growing=growing):
+            self._door.note(NOT_READ)
+            reset(self.transport)
         elif now >= self._deadline:
             self._expire(now)
-
-    def _reset(self) -> None:
-        """End the connection at once. The kernel would keep for minutes what it has not sent yet."""
-        connection = self.transport.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-        self.transport.abort()
 
     def _expire(self, now: float) -> None:
         waits_for_us = self._busy and not (self._reading is _BODY and self.cycle is self._answering)
@@ -302,17 +344,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             }
             message = f"The request's {late} did not come as fast as they must: {limits[late]}"
             self.refuse(ApiError(408, message, code="request_timeout"))
-
-    def _takes_nothing(self, now: float) -> bool:
-        """Whether bytes have waited for so long that the client seems not to read."""
-        unsent = self.transport.get_write_buffer_size()
-        # While an answer goes on and its buffer is not full, the buffer may grow in spite of a reader.
-        if not unsent or (self._busy and not self.flow.write_paused):
-            self._unsent = 0
-        elif not self._unsent or unsent < self._unsent:
-            self._unsent = unsent
-            self._unsent_deadline = now + self._limits.send_timeout
-        return self._unsent > 0 and now >= self._unsent_deadline
 
     # Refusals.
 
@@ -344,7 +375,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def _refusal(self, error: ApiError) -> ApiError:
-        """``error``, to be raised in a callback of the parser, which calls :meth:`send_400_response`."""
+        """``error``, to be raised in a callback of the parser."""
         self._fault = error
         return error
 
@@ -370,23 +401,3 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 def _bad_request(message: str) -> ApiError:
     return ApiError(400, message, code="invalid_http")
-
-
-def _only_probes(app: Any) -> Any:
-    """The app of a connection beyond the limits."""
-
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        if scope["path"] in PROBES:
-            await app(scope, receive, send)
-            return
-        error = ApiError(
-            503,
-            "The server has as many connections as it may have (--max-connections, "
-            "--max-connections-per-address)",
-            type="service_unavailable",
-            code="too_many_connections",
-            headers={"Retry-After": "1", "Connection": "close"},
-        )
-        await error_response(error)(scope, receive, send)
-
-    return answer

@@ -29,7 +29,7 @@ _ERRORS: Final = {
     408: "The request came too slowly",
     409: "Something else must end first",
     413: "The body is too large, or the recording too long",
-    415: "Another Content-Type is needed",
+    415: "Another Content-Type or Content-Encoding is needed",
     429: "Too many requests, of all or of this key",
     431: "The headers are too large, or too many",
     500: "A fault of the server",
@@ -123,7 +123,8 @@ def document(routes: Sequence[BaseRoute]) -> Schema:
         "paths": paths,
         "components": {"schemas": schemas},
     }
-    plain: Schema = msgspec.json.decode(msgspec.json.encode(page))
+    # Patterns of JSON Schema are JavaScript's, where $ is the very end, as \Z is in Python's.
+    plain: Schema = msgspec.json.decode(msgspec.json.encode(page).replace(rb'\\Z"', b'$"'))
     return plain
 
 

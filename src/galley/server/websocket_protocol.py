@@ -1,40 +1,135 @@
-"""WebSockets as uvicorn speaks them, ended by a close code where uvicorn resets the connection.
+"""WebSockets as uvicorn speaks them, behind the front door's clock and bounds.
+
+What a client sends is read in turns (:mod:`galley.server.turns`), of a few frames each, and only while the
+app has taken all messages before and the client takes what it is sent. So neither a flood of frames nor
+pongs that nobody reads cost more than a buffer, or hold others up.
 
 Imported with the first WebSocket, because it needs the package ``websockets``.
 """
 
+import asyncio
 from typing import Any, Final
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.datastructures import Headers
+from websockets.frames import Frame
+from websockets.http11 import Request
+from websockets.protocol import Protocol
 
-from galley.server.front_door import Admission
+from galley.server.front_door import NOT_READ, Admission, FrontDoor
+from galley.server.head import Head
+from galley.server.unsent import Unsent, reset
 
 _INVALID_DATA: Final = 1007
 """Close code of text that is not UTF-8 (RFC 6455, 7.4.1)."""
 
 _LINGER_SECONDS: Final = 2.0
 
+_PIECE_BYTES: Final = 256
+"""Parsed at once. A frame has six bytes at least, so these complete 43 of them at most."""
+
+_TURN_BYTES: Final = 64 * 1024
+"""Of a message that is longer than a piece, in a turn."""
+
 
 class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
-    """One connection, from its handshake on.
+    """One connection, from its handshake on."""
 
-    Attributes:
-        admission: its place among the connections, given back when it is lost.
-    """
+    def __init__(self, door: FrontDoor, admission: Admission, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._door = door
+        self._admission = admission
+        self._pending = bytearray()
+        self._failed = False
+        self._unsent = Unsent(door.settings.send_timeout)
 
-    admission: Admission
+    def begin(self, transport: asyncio.Transport, head: Head, rest: bytes) -> None:
+        """Take the connection over from HTTP.
+
+        Args:
+            transport: the connection's.
+            head: the request that opens the WebSocket, which has been checked.
+            rest: what came behind it.
+        """
+        transport.set_protocol(self)
+        self.connection_made(transport)
+        self._door.connections.add(self)
+        # The request has been read already: go on with frames.
+        self.conn.parser = Protocol.parse(self.conn)
+        next(self.conn.parser)
+        headers = Headers(
+            (n.decode(), v.decode("ascii", "surrogateescape")) for n, v in head.headers
+        )
+        self.handle_connect(Request(head.target.decode(), headers))
+        if rest:
+            self.data_received(rest)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See :class:`asyncio.Protocol`."""
         super().connection_lost(exc)
-        self.admission.leave()
+        self._pending.clear()
+        self._door.turns.leave(self)
+        self._door.connections.discard(self)
+        self._admission.leave()
+
+    # What the client sends.
+
+    def data_received(self, data: bytes) -> None:
+        """See :class:`asyncio.Protocol`."""
+        if self._failed:
+            return
+        self._pending += data
+        self.read_paused = True
+        self.transport.pause_reading()
+        self._read_on()
+
+    def take_turn(self) -> None:
+        """Parse some of what has come, up to the piece that completes a frame."""
+        start = 0
+        for start in range(0, min(len(self._pending), _TURN_BYTES), _PIECE_BYTES):
+            self.conn.receive_data(bytes(self._pending[start : start + _PIECE_BYTES]))
+            if self.conn.parser_exc is not None or self.conn.events:
+                break
+        del self._pending[: start + _PIECE_BYTES]
+        if self.conn.parser_exc is not None:
+            self.handle_parser_exception()
+        else:
+            self.handle_events()
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Go on reading, unless the app or the client has to do something first."""
+        waits_for_app = not (self.close_sent or self.queue.empty())
+        if not self.handshake_complete or self._failed or waits_for_app:
+            return
+        if not self.writable.is_set():
+            return  # what is answered would only wait
+        if self._pending:
+            self._door.turns.ask(self)
+        elif self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    def handle_cont(self, event: Frame) -> None:
+        """Add a fragment: to one buffer, because there may be as many as a message has bytes, or more."""
+        if not isinstance(self.frames[0], bytearray):
+            self.frames[0] = bytearray(self.frames[0])  # type: ignore[call-overload]
+        self.frames[0] += event.data
+        if event.fin:
+            self.send_receive_event_to_app()
+
+    async def receive(self) -> Any:
+        """See ASGI. Others have a turn before each message, however many have come."""
+        await asyncio.sleep(0)
+        message = await self.queue.get()
+        self._read_on()
+        return message
 
     def send_receive_event_to_app(self) -> None:
         """Hand a complete message to the app, if it is one."""
         if self.curr_msg_data_type == "text":
-            data = b"".join(self.frames)
             try:
-                data.decode()
+                self.frames[0].decode()
             except UnicodeDecodeError:
                 self.frames = []
                 self.conn.fail(_INVALID_DATA, "text that is not UTF-8")
@@ -48,6 +143,9 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         What it still sends is read and thrown away: closing on unread bytes resets the connection, and
         the close code would be lost.
         """
+        self._failed = True
+        self._pending.clear()
+        self._door.turns.leave(self)
         if self.close_sent or self.conn.close_sent is None:
             return
         self.stop_keepalive()
@@ -60,8 +158,31 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
             self.read_paused = False
             self.transport.resume_reading()
 
+    # What the client is sent.
+
     async def send(self, message: Any) -> None:
         """See ASGI; a handshake that is refused has the headers of every other answer."""
         if message["type"] == "websocket.http.response.start":
             message = {**message, "headers": [*self.default_headers, *message.get("headers", [])]}
         await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True  # uvicorn would complain that it is not
+        self._read_on()
+
+    def resume_writing(self) -> None:
+        """See :class:`asyncio.Protocol`."""
+        super().resume_writing()
+        self._unsent.drained()
+        self._read_on()
+
+    # The front door's clock.
+
+    def check(self, now: float) -> None:
+        """End the connection if the client takes nothing of what it is sent; ``now``: the loop's time."""
+        growing = not self.transport.is_closing() and self.writable.is_set()
+        if self._unsent.overdue(now, self.transport, growing=growing):
+            self._door.note(NOT_READ)
+            reset(self.transport)
+
+    def refuse_unfinished(self) -> None:
+        """There is no request whose body is not complete."""

@@ -25,7 +25,7 @@ MOST_TIMEOUT = 86_400.0
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
-ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z"
 """Pattern of adapters' names: no colon, which stands behind a model's name."""
 
 _ORIGIN = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?", re.ASCII)

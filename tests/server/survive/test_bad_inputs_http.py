@@ -90,8 +90,8 @@ def test_hostile_19_the_error_names_what_came(http: httpx.Client, kind: bytes) -
         {"Content-Type": "application/json; charset=utf-16"},
         {"Content-Type": "application/x-www-form-urlencoded; charset=latin-1"},
         {"Content-Type": "application/x-www-form-urlencoded", "Origin": "http://127.0.0.1"},
-        {"Content-Type": "application/x-www-form-urlencoded", "Sec-Fetch-Site": "cross-site"},
-        {"Content-Type": "", "Origin": "null"},
+        {"Content-Type": "application/x-www-form-urlencoded", "Sec-Fetch-Site": "same-site"},
+        {"Content-Type": "", "Origin": "http://localhost:3000"},
     ],
 )
 def test_row_01_a_body_must_be_declared_as_json(
@@ -99,6 +99,13 @@ def test_row_01_a_body_must_be_declared_as_json(
 ) -> None:
     answer = http.post(CHAT, content=b"{}", headers=headers)
     assert "application/json" in error_of(answer, 415)["message"]
+
+
+@pytest.mark.parametrize("charset", ["utf8", "UTF-8", '"utf8"', "us-ascii", "Utf8; x=y"])
+def test_utf_8_may_be_written_as_many_write_it(http: httpx.Client, charset: str) -> None:
+    headers = {"Content-Type": f"application/json; charset={charset}"}
+    answer = http.post("/tokenize", content='{"prompt": "ä"}'.encode(), headers=headers)
+    assert answer.status_code == 200
 
 
 @each_path

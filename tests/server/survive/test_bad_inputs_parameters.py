@@ -1,7 +1,7 @@
 """Fields that no model can honour: an error that names the field, and nobody else notices."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
@@ -16,6 +16,7 @@ pytestmark = pytest.mark.xdist_group("server_bad_inputs_parameters")
 PLAIN = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
 ALWAYS = {"model": "tiny", "max_tokens": 2}
+USER = {"role": "user", "content": "x"}
 
 Changes = Sequence[tuple[dict[str, Any], str]]
 
@@ -46,6 +47,58 @@ def check(http: httpx.Client, path: str, changes: dict[str, Any], param: str) ->
 def one(content: Any) -> dict[str, Any]:
     """A conversation of one message."""
     return {"messages": [{"role": "user", "content": content}]}
+
+
+def _tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def _call(name: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": "{}"}
+    return {
+        "role": "assistant",
+        "tool_calls": [{"id": "1", "type": "function", "function": function}],
+    }
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\u2028", " "])
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        (CHAT, lambda name: {"messages": [USER], "tools": [_tool(name)]}),
+        (CHAT, lambda name: {"messages": [USER, _call(name)]}),
+        (
+            CHAT,
+            lambda name: {
+                "messages": [USER],
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": name, "schema": {}},
+                },
+            },
+        ),
+        (
+            "/v1/responses",
+            lambda name: {"input": "x", "tools": [{"type": "function", "name": name}]},
+        ),
+        (
+            "/v1/messages",
+            lambda name: {
+                "messages": [USER],
+                "max_tokens": 1,
+                "tools": [{"name": name, "input_schema": {"type": "object"}}],
+            },
+        ),
+        ("/api/chat", lambda name: {"messages": [USER], "tools": [_tool(name)]}),
+    ],
+)
+def test_a_name_ends_with_the_text(
+    http: httpx.Client, path: str, place: Callable[[str], dict[str, Any]], end: str
+) -> None:
+    for name, wrong in ((f"name{end}", True), ("name", False)):
+        answer = http.post(path, json={"model": "tiny", **place(name)})
+        assert ("regex" in answer.text) == wrong, answer.text
+        assert not wrong or answer.status_code == 400
 
 
 @refused(

@@ -206,6 +206,113 @@ def test_hostile_20_a_client_that_is_gone_is_not(server: Server, stream: bool) -
     until(lambda: server.metrics().get(cancelled, 0) == before + 1, 10)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "version", "status"),
+    [
+        (["localhost", "evil.example"], "1.1", 400),
+        (["localhost", "localhost"], "1.1", 400),
+        ([], "1.1", 400),
+        ([], "1.0", 403),
+        (["localhost:80@evil.example"], "1.1", 400),
+        (["[::1]evil.example"], "1.1", 400),
+        (["[::1]:80:80"], "1.1", 400),
+        (["[::1"], "1.1", 400),
+        (["user@localhost"], "1.1", 400),
+        (["localhost, evil.example"], "1.1", 400),
+        (["localhost/evil"], "1.1", 400),
+        (["localhost:http"], "1.1", 400),
+        (["localhost:80"], "1.1", 200),
+        (["[::1]:80"], "1.0", 200),
+    ],
+    ids=str,
+)
+def test_a_request_has_one_host(
+    server: Server, hosts: list[str], version: str, status: int
+) -> None:
+    with Raw(server) as client:
+        lines = [f"Host: {host}" for host in hosts]
+        client.send(f"GET /v1/models HTTP/{version}", *lines, "Connection: close", "")
+        assert client.answer().status_code == status
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://localhost/v1/models", 200),
+        ("http://evil.example/v1/models", 400),
+        ("http://localhost:1/v1/models", 400),
+        ("http://localhost@evil.example/v1/models", 400),
+    ],
+)
+def test_a_target_with_a_host_is_of_the_same_host(server: Server, target: str, status: int) -> None:
+    with Raw(server) as client:
+        client.send(f"GET {target} HTTP/1.1", "Host: localhost", "Connection: close", "")
+        assert client.answer().status_code == status
+
+
+@pytest.mark.parametrize(
+    ("codings", "status"),
+    [
+        (["gzip, chunked"], 501),
+        (["gzip", "chunked"], 501),
+        (["deflate, chunked"], 501),
+        (["identity, chunked"], 501),
+        (["chunked, chunked"], 400),
+        (["CHUNKED"], 200),
+        (["gzip"], 501),
+    ],
+    ids=str,
+)
+def test_transfer_codings_beside_chunks_are_unknown(
+    server: Server, codings: list[str], status: int
+) -> None:
+    body = b'{"model": "tiny", "prompt": "x"}'
+    with Raw(server) as client:
+        lines = [f"Transfer-Encoding: {coding}" for coding in codings]
+        client.post(*lines, "Connection: close", path="/tokenize")
+        client.send(body=b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        answer = client.answer()
+    assert answer.status_code == status
+    if status == 501:
+        assert "Transfer-Encoding" in error_of(answer, 501)["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_in_http_1_0_ends_with_the_connection(server: Server, stream: bool) -> None:
+    asked = {"model": "tiny", "prompt": "x", "max_tokens": 20, "temperature": 0}
+    body = json.dumps(asked | {"stream": stream}).encode()
+    answers = []
+    for version in ("1.0", "1.1"):
+        with Raw(server) as client:
+            client.send(
+                f"POST /v1/completions HTTP/{version}",
+                "Host: localhost",
+                "Connection: close",
+                "Content-Type: application/json",
+                f"Content-Length: {len(body)}",
+                "",
+                body=body,
+            )
+            answers.append(client.answer())
+    old, new = answers
+    assert "transfer-encoding" not in old.headers
+    assert old.status_code == new.status_code == 200
+    if stream:
+        assert new.headers["transfer-encoding"] == "chunked"
+        events = [line for line in old.content.splitlines() if line]
+        assert all(line.startswith(b"data: {") for line in events[:-1])
+        assert events[-1] == b"data: [DONE]"
+    else:
+        assert old.json()["choices"] == new.json()["choices"]
+
+
+def test_head_in_http_1_0_has_no_body(server: Server) -> None:
+    with Raw(server) as client:
+        client.send("HEAD /v1/models HTTP/1.0", "Host: localhost", "")
+        answer = client.answer()
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
 def test_hostile_20_long_values_are_cut(http: httpx.Client) -> None:
     for answer in (
         http.get("/" + "y" * 4000),

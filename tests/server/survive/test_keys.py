@@ -1,5 +1,6 @@
 """Bad inputs 7, 8, 20, 47 and 48: keys, and what must never leave the request that it came with."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -104,6 +105,23 @@ def test_row_08_keys_are_kept_as_hashes_and_compared_in_full(
         compared.clear()
         table.identify(presented)
         assert len(set(compared)) == 10
+
+
+def test_a_websocket_without_a_key_is_one_line_and_no_error(server: Server) -> None:
+    before = len(server.log)
+    for headers in ({}, bearer("wrong"), {"Origin": "https://evil.example"}):
+        with pytest.raises(InvalidStatus), LiveClient(server, "?model=hearing", **headers):
+            pass
+    lines = until(lambda: _lines_of(server.log[before:], "WS /v1/realtime", 3))
+    assert [re.findall(r"realtime (\d+)", line) for line in lines] == [["401"], ["401"], ["403"]]
+    assert not re.search("ERROR|WARNING|Traceback", server.log[before:])
+
+
+def _lines_of(log: str, what: str, count: int) -> list[str]:
+    """Those with ``what`` in them, once there are so many."""
+    found = [line for line in log.splitlines() if what in line]
+    assert len(found) <= count
+    return found if len(found) == count else []
 
 
 def test_row_08_nothing_that_is_secret_is_told(server: Server) -> None:

@@ -1,5 +1,7 @@
 """Each limit of a tenant, by OpenAI's own client; the key file changes while streams run."""
 
+import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -237,6 +239,32 @@ def test_a_new_key_of_a_tenant_finds_its_cached_prefixes(server: Server, key_fil
     key_file.write()
     until(lambda: not accepted("sk-rotating"))
     assert cached("sk-rotated") > 0
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "no keys"])
+def test_keys_stay_when_their_file_becomes_something_else(
+    server: Server, key_file: KeyFile, kind: str
+) -> None:
+    def accepted() -> bool:
+        url = f"{server.url}/v1/models"
+        return httpx.get(url, headers=bearer(key_of("free"))).status_code == 200
+
+    log = len(server.log)
+    key_file.path.unlink()
+    if kind == "pipe":
+        os.mkfifo(key_file.path)
+    elif kind == "folder":
+        key_file.path.mkdir()
+    else:
+        key_file.path.write_text("sk-free free\n")
+    until(lambda: accepted() and "the keys stay as they were" in server.log[log:])
+    server.process.send_signal(signal.SIGHUP)
+    until(lambda: server.log[log:].count("the keys stay as they were") == 2)
+    assert accepted()
+    (key_file.path.rmdir if kind == "folder" else key_file.path.unlink)()
+    key_file.write()
+    until(lambda: accepted() and re.search(r"api_key_file .*: \d+ keys", server.log[log:]))
+    assert server.log[log:].count("the keys stay as they were") <= 3  # once more without a file
 
 
 def test_admin_routes_have_a_key_of_their_own(server: Server) -> None:

@@ -1,0 +1,44 @@
+"""The app as connections of some kinds see it."""
+
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from galley.api.errors import ApiError
+from galley.server.drain import PROBES
+from galley.server.errors import error_response
+
+
+def only_probes(app: Any) -> Any:
+    """The app of a connection beyond the limits."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] in PROBES:
+            await app(scope, receive, send)
+            return
+        error = ApiError(
+            503,
+            "The server has as many connections as it may have (--max-connections, "
+            "--max-connections-per-address)",
+            type="service_unavailable",
+            code="too_many_connections",
+            headers={"Retry-After": "1", "Connection": "close"},
+        )
+        await error_response(error)(scope, receive, send)
+
+    return answer
+
+
+def until_closed(app: Any, cycle: RequestResponseCycle) -> Any:
+    """The app of a client that knows no chunks: its answer ends with the connection."""
+    cycle.chunked_encoding = False
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        async def unframed(message: Any) -> None:
+            # uvicorn compares what is sent with what was announced, which is nothing.
+            cycle.expected_content_length += len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, unframed)
+
+    return answer

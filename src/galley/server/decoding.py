@@ -1,0 +1,142 @@
+"""Compressed bodies of requests (RFC 9110, section 8.4): decoded as they are read, a little at a time.
+
+Limits hold for what comes out: who reads the body stops there, and no more is decoded.
+"""
+
+import asyncio
+import zlib
+from typing import Any, Final
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from galley.api.errors import ApiError
+from galley.errors import RequestError
+from galley.server.errors import error_response
+
+_PART_BYTES: Final = 64 * 1024
+"""Decoded at once; the rest of the server has a turn before the next ones."""
+
+_MOST_OVERHEAD: Final = 64 * 1024
+"""Bytes by which a body may exceed what it stands for: there may be empty blocks in it, without end."""
+
+_IDENTITY: Final = "identity"
+_CODINGS: Final = ("gzip", "x-gzip", "deflate")
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_ZLIB: Final = zlib.MAX_WBITS
+_RAW: Final = -zlib.MAX_WBITS
+_ZLIB_METHOD: Final = 8
+
+
+class DecodeBodies:
+    """ASGI middleware: those behind it see the body that was meant, of unknown length."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
+        named = ", ".join(Headers(scope=scope).getlist("content-encoding")).strip().lower()
+        if scope["type"] != "http" or named in ("", _IDENTITY):
+            await self._app(scope, receive, send)
+            return
+        if named not in _CODINGS:
+            await error_response(_unknown(named))(scope, receive, send)
+            return
+        gone = (b"content-encoding", b"content-length")
+        # In its place: others look there for what the router finds out.
+        scope["headers"] = [header for header in scope["headers"] if header[0] not in gone]
+        body = _Decoded(receive, gzip=named != "deflate")
+        await self._app(scope, body.receive, send)
+
+
+class _Decoded:
+    """Receives a body and gives it on decoded, in parts."""
+
+    def __init__(self, receive: Receive, *, gzip: bool) -> None:
+        self._receive = receive
+        self._gzip = gzip
+        self._stream: Any = None
+        self._coded = b""
+        """Received and not decoded yet."""
+        self._more = True
+        self._full = False
+        """Not all has come out that those before have brought."""
+        self._over = False
+        """There is nothing more to decode: the body is complete, or not what it says."""
+        self._sizes = [0, 0]
+        """Bytes that went in, and that came out."""
+
+    async def receive(self) -> Message:
+        """See ASGI.
+
+        Raises:
+            RequestError: this is not what its header says.
+        """
+        if self._over:
+            return await self._receive()
+        while True:
+            if self._coded or self._full:
+                await asyncio.sleep(0)
+            elif self._more:
+                message = await self._receive()
+                if message["type"] != "http.request":
+                    return message
+                self._coded = message.get("body", b"")
+                self._more = message.get("more_body", False)
+                self._sizes[0] += len(self._coded)
+            part = self._next()
+            more = self._more or self._full or bool(self._coded)
+            self._over = not more
+            if part or not more:
+                return {"type": "http.request", "body": part, "more_body": more}
+
+    def _next(self) -> bytes:
+        """Some of what the bytes received stand for."""
+        try:
+            part = self._decode()
+        except zlib.error as error:
+            self._over = True
+            kind = "gzip" if self._gzip else "deflate"
+            raise RequestError(
+                f"The body is not what Content-Encoding says, {kind}: {error}",
+                code="invalid_encoding",
+            ) from None
+        return part
+
+    def _decode(self) -> bytes:
+        if self._coded and (self._stream is None or (self._gzip and self._stream.eof)):
+            self._stream = zlib.decompressobj(self._window())  # a file may have several members
+        if self._stream is None:
+            return b""
+        part: bytes = self._stream.decompress(self._coded, _PART_BYTES)
+        self._coded = self._stream.unconsumed_tail or self._stream.unused_data
+        self._full = len(part) == _PART_BYTES
+        self._sizes[1] += len(part)
+        if self._coded and self._stream.eof and not self._gzip:
+            raise zlib.error("bytes come behind its end")
+        if not (self._more or self._coded or self._full or self._stream.eof):
+            raise zlib.error("it ends too early")
+        if self._sizes[0] - len(self._coded) > self._sizes[1] + _MOST_OVERHEAD:
+            raise zlib.error("it is larger than what it stands for")
+        return part
+
+    def _window(self) -> int:
+        """zlib's parameter. By the standard deflate has zlib's frame, but some clients send none."""
+        if self._gzip:
+            return _GZIP
+        first = self._coded[:2]
+        whole = first[0] & 15 == _ZLIB_METHOD and int.from_bytes(first.ljust(2, b"\1")) % 31 == 0
+        return _ZLIB if whole else _RAW
+
+
+def _unknown(named: str) -> ApiError:
+    known = ", ".join((*_CODINGS, _IDENTITY))
+    return ApiError(
+        415,
+        f"Content-Encoding is {named[:80]!r}; known are {known}, one at a time",
+        code="unsupported_media_type",
+        headers={
+            "Accept-Encoding": "gzip, deflate",
+        },
+    )

@@ -1,0 +1,114 @@
+"""What the head of a request must be, beyond what the parser sees to (RFC 9110, RFC 9112, RFC 6455)."""
+
+import base64
+import binascii
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from galley.api.errors import ApiError
+
+_HOST: Final = re.compile(
+    rb"(\[[0-9A-Fa-f:.]+(%25[\w.~-]+)?\]|([\w.~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(:[0-9]*)?"
+)
+"""``uri-host [":" port]`` (RFC 9110, section 7.2): neither spaces nor user names."""
+
+_AUTHORITY: Final = re.compile(rb"\w+://([^/?#]*)")
+"""Of a target in absolute form, as clients of proxies send it."""
+
+_WEBSOCKET_VERSION: Final = b"13"
+_WEBSOCKET_KEY_BYTES: Final = 16
+
+
+class Head(NamedTuple):
+    """A request but for its body.
+
+    Attributes:
+        method: in capitals.
+        target: as it was sent.
+        version: of HTTP, as "1.1".
+        headers: names in small letters.
+    """
+
+    method: bytes
+    target: bytes
+    version: str
+    headers: Sequence[tuple[bytes, bytes]]
+
+    def all(self, name: bytes) -> list[bytes]:
+        """The values of all headers of that name, without spaces around them."""
+        return [value.strip(b" \t") for known, value in self.headers if known == name]
+
+    def without_upgrade(self) -> bytes:
+        """As it could have been sent without the wish for another protocol."""
+        line = b"%b %b HTTP/%b\r\n" % (self.method, self.target, self.version.encode())
+        headers = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"".join((line, *headers, b"\r\n"))
+
+
+def fault_of(head: Head) -> ApiError | None:
+    """Why no such request is answered, if so."""
+    if head.method == b"CONNECT":
+        return ApiError(501, "This server is no proxy: it takes no CONNECT", code="no_proxy")
+    return _fault_of_host(head) or _fault_of_framing(head)
+
+
+def fault_of_handshake(head: Head) -> ApiError | None:
+    """Why the head, which asks for a WebSocket, opens none, if so."""
+    if head.method != b"GET":
+        return _bad(f"A WebSocket is opened by GET, not by {head.method.decode()}")
+    if head.all(b"transfer-encoding") or any(size != b"0" for size in head.all(b"content-length")):
+        return _bad("A request that opens a WebSocket has no body")
+    if head.all(b"sec-websocket-version") != [_WEBSOCKET_VERSION]:
+        version = _WEBSOCKET_VERSION.decode()
+        return ApiError(
+            426,
+            f"Sec-WebSocket-Version must be {version}",
+            code="upgrade_required",
+            headers={"Sec-WebSocket-Version": version, "Upgrade": "websocket"},
+        )
+    keys = head.all(b"sec-websocket-key")
+    if len(keys) != 1 or not _is_key(keys[0]):
+        return _bad("A WebSocket needs one Sec-WebSocket-Key: 16 bytes in base64")
+    return None
+
+
+def _fault_of_host(head: Head) -> ApiError | None:
+    hosts = head.all(b"host")
+    if len(hosts) > 1 or (not hosts and head.version != "1.0"):
+        return _bad(f"A request has one Host header; this one has {len(hosts)}")
+    if hosts and not _HOST.fullmatch(hosts[0]):
+        return _bad(f"Host {_shown(hosts[0])} is no host with or without a port")
+    authority = _AUTHORITY.match(head.target)
+    if hosts and authority and authority[1].lower() != hosts[0].lower():
+        return _bad(f"The request is for {_shown(authority[1])}, but Host is {_shown(hosts[0])}")
+    return None
+
+
+def _fault_of_framing(head: Head) -> ApiError | None:
+    codings = head.all(b"transfer-encoding")
+    if codings and head.version == "1.0":
+        return _bad("HTTP/1.0 has no Transfer-Encoding")
+    if codings and (len(codings) > 1 or codings[0].lower() != b"chunked"):
+        return ApiError(
+            501,
+            f"Transfer-Encoding {_shown(b', '.join(codings))} is not read here: chunked alone is; a "
+            "compressed body is declared by Content-Encoding",
+            code="transfer_encoding_unknown",
+        )
+    return None
+
+
+def _is_key(key: bytes) -> bool:
+    try:
+        return len(base64.b64decode(key, validate=True)) == _WEBSOCKET_KEY_BYTES
+    except binascii.Error:
+        return False
+
+
+def _shown(value: bytes) -> str:
+    return repr(value[:100].decode("latin-1"))
+
+
+def _bad(message: str) -> ApiError:
+    return ApiError(400, message, code="invalid_http")

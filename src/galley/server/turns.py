@@ -1,0 +1,42 @@
+"""Connections that take turns at the event loop."""
+
+import asyncio
+from typing import Protocol
+
+
+class Turn(Protocol):
+    """Something that wants a little of the loop's time."""
+
+    def take_turn(self) -> None:
+        """Do so much that nobody notices, and ask for another turn if more is to be done."""
+
+
+class Turns:
+    """One turn in each round of the loop, whoever wants how many: the rest of a round is others'."""
+
+    def __init__(self) -> None:
+        """Nobody waits."""
+        self._waiting: dict[Turn, None] = {}
+        self._coming = False
+
+    def ask(self, turn: Turn) -> None:
+        """Call ``turn.take_turn`` when those that have asked before have had their turns."""
+        self._waiting[turn] = None
+        self._come()
+
+    def leave(self, turn: Turn) -> None:
+        """Give ``turn`` none."""
+        self._waiting.pop(turn, None)
+
+    def _next(self) -> None:
+        self._coming = False
+        if self._waiting:
+            first = next(iter(self._waiting))
+            del self._waiting[first]
+            self._come()
+            first.take_turn()
+
+    def _come(self) -> None:
+        if self._waiting and not self._coming:
+            self._coming = True
+            asyncio.get_running_loop().call_soon(self._next)

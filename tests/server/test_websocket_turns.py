@@ -1,0 +1,129 @@
+"""How much of what comes over a WebSocket is worked on before others have a turn."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+from websockets.frames import OP_CONT, OP_PING, OP_TEXT, Frame
+
+from galley.config import Settings
+from galley.server import websocket
+from galley.server.front_door import Admission, FrontDoor
+from galley.server.http_protocol import BoundedHttpProtocol
+from galley.server.websocket_protocol import BoundedWebSocketProtocol
+
+FRAMES = 20_000
+A_TURN = 43
+"""Of the smallest frames."""
+
+HANDSHAKE = b"\r\n".join(
+    (
+        b"GET / HTTP/1.1",
+        b"Host: localhost",
+        b"Connection: Upgrade",
+        b"Upgrade: websocket",
+        b"Sec-WebSocket-Version: 13",
+        b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
+        b"\r\n",
+    )
+)
+
+
+class Counted(BoundedWebSocketProtocol):
+    """Counts what it does since it was last asked."""
+
+    frames_read = messages = 0
+
+    def handle_ping(self) -> None:
+        """A frame."""
+        Counted.frames_read += 1
+        super().handle_ping()
+
+    def handle_cont(self, event: Frame) -> None:
+        """A frame."""
+        Counted.frames_read += 1
+        super().handle_cont(event)
+        assert len(self.frames) <= 1
+
+    def handle_text(self, event: Frame) -> None:
+        """A frame."""
+        Counted.frames_read += 1
+        super().handle_text(event)
+
+
+def frames(kind: str) -> Iterator[Frame]:
+    """So many of one kind, then a message."""
+    if kind == "empty parts":
+        yield Frame(OP_TEXT, b"", fin=False)
+    for _ in range(FRAMES):
+        yield {
+            "pings": Frame(OP_PING, b""),
+            "messages": Frame(OP_TEXT, b"{}"),
+            "empty parts": Frame(OP_CONT, b"", fin=False),
+        }[kind]
+    end = OP_CONT if kind == "empty parts" else OP_TEXT
+    yield Frame(end, b"end")
+
+
+async def flooded(data: bytes, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Frames and messages in each round of the loop, until the message "end" has come."""
+    over = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["type"] == "websocket.connect"
+        await send({"type": "websocket.accept"})
+        while (await receive()).get("text") != "end":
+            Counted.messages += 1
+        over.set()
+
+    monkeypatch.setattr(websocket, "_late_protocol", Counted)
+    config = uvicorn.Config(app, ws=websocket.protocol(), lifespan="off", log_config=None)
+    config.load()
+    door = FrontDoor(Settings(), models=1, refused=lambda status: None)
+
+    def connect(admission: Admission) -> BoundedHttpProtocol:
+        return BoundedHttpProtocol(
+            door, admission, config=config, server_state=ServerState(), app_state={}
+        )
+
+    rounds: list[tuple[int, int]] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        door.open(listener, connect)
+        client = threading.Thread(target=flood, args=(port, data))
+        client.start()
+        while not over.is_set():
+            Counted.frames_read = Counted.messages = 0
+            await asyncio.sleep(0)
+            rounds.append((Counted.frames_read, Counted.messages))
+        door.close()
+        await asyncio.to_thread(client.join)
+    return rounds
+
+
+def flood(port: int, data: bytes) -> None:
+    """Send everything at once, and read what comes until the server hangs up."""
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(HANDSHAKE)
+        assert client.recv(12) == b"HTTP/1.1 101"
+        sending = threading.Thread(target=client.sendall, args=(data,))
+        sending.start()
+        with contextlib.suppress(ConnectionError):
+            while client.recv(65536):
+                pass
+        sending.join()
+
+
+@pytest.mark.parametrize("kind", ["pings", "messages", "empty parts"])
+def test_a_flood_leaves_others_their_turns(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b"".join(frame.serialize(mask=True) for frame in frames(kind))
+    rounds = asyncio.run(flooded(data, monkeypatch))
+    assert sum(read for read, _ in rounds) >= FRAMES
+    assert max(read for read, _ in rounds) <= A_TURN
+    assert max(messages for _, messages in rounds) <= 1
