@@ -124,6 +124,7 @@ class Recording:
         self._samples = 0
         self._peak = 0.0
         self._reached = 0.0
+        self._ended_early = False
         self.warnings: list[str] = []
         self._opened: list[BinaryIO | InputContainer] = []
         try:
@@ -286,8 +287,14 @@ class Recording:
                     self._reached = max(self._reached, float(packet.pts * packet.time_base))
         except av.error.MemoryError:
             raise
-        except av.error.FFmpegError:
-            self.warnings.append(f"{self._name} {_CUT_OFF}")
+        except av.error.FFmpegError as error:
+            self._ended_early = True
+            if isinstance(error, av.error.InvalidDataError):
+                self.warnings.append(f"{self._name} {_CUT_OFF}")
+                return
+            self.warnings.append(
+                f"{self._name} cannot be read to its end ({error.strerror}); what comes before was kept"
+            )
 
     def _frame(self, frame: AudioFrame) -> _Frame:
         """Rate, channels and layout may change from frame to frame."""
@@ -303,7 +310,8 @@ class Recording:
         if self._samples == 0:
             raise AudioError(f"{self._name} holds no audio that can be decoded")
         reached = max(self.seconds, self._reached - self._start)
-        if self.duration is not None and self.duration - reached > _MISSING_SECONDS:
+        missing = 0.0 if self.duration is None else self.duration - reached
+        if missing > _MISSING_SECONDS and not self._ended_early:
             self.warnings.append(
                 f"{self._name} has {self.seconds:.1f} s of the {self.duration:.1f} s that it states: "
                 "it is damaged, or was cut off"
@@ -333,6 +341,8 @@ class Recording:
     def _ffmpeg_errors(self, what: str) -> Iterator[None]:
         try:
             yield
+        except av.error.MemoryError:
+            raise
         except av.error.FFmpegError as error:
             raise AudioError(f"{self._name} {what} ({error.strerror})") from error
 

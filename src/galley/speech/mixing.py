@@ -65,11 +65,13 @@ def _weight(name: str, has_centre: bool) -> float:
 def mix(block: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.float32]:
     """Mono samples of ``block`` (``[channels, samples]``).
 
-    Where channels cancel each other, those that oppose the loudest one are turned over first.
+    Where channels cancel each other, those that oppose a loud one are turned over first.
     """
     mono: NDArray[np.float32] = weights @ block
     energies = weights**2 * np.einsum("cn,cn->c", block, block)
     if mono @ mono < _CANCELLED * energies.sum():
-        opposed = block @ block[energies.argmax()] < 0
+        # The first of the loud ones, so that it is the same from block to block.
+        loud = int((energies > energies.max() / 2).argmax())
+        opposed = block @ block[loud] < 0
         mono = np.where(opposed, -weights, weights) @ block
     return mono

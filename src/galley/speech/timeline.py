@@ -10,8 +10,8 @@ _RESTARTS: Final = ("mpegts", "mpeg", "ogg")
 """Containers whose time stamps may begin anew anywhere."""
 _JITTER: Final = 0.1
 """Seconds by which time stamps and samples may differ; containers round to milliseconds."""
-_LONGEST_RESTARTING_GAP: Final = 10.0
-"""Where time stamps may begin anew, a longer gap is taken for that, as FFmpeg does."""
+_LONGEST_RESTARTING_GAP: Final = 60.0
+"""Where time stamps may begin anew, a longer gap is taken for that."""
 _LONGEST_GAP: Final = 24 * 3600.0
 """A longer one is damage."""
 
