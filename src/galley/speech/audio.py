@@ -66,9 +66,9 @@ _BLOCK_VALUES: Final = 2**21
 """Of all channels, that are mixed together."""
 _SILENT: Final = 1e-4
 """A recording whose peak is lower (-80 dB) holds no sound."""
-_ANY_FILE_SECONDS: Final = 600.0
+_ANY_FILE_SECONDS: Final = 60.0
 _SECONDS_PER_BYTE: Final = 0.25
-"""A file may become ten minutes, and a second for every four bytes. Real encoders of silence stay below."""
+"""A file may become a minute, and a second for every four bytes. Real encoders of silence stay below."""
 
 _CUT_OFF: Final = "is damaged at its end, or cut off there"
 

@@ -172,8 +172,10 @@ def _answer(job: Decode, file: BinaryIO, answers: socket.socket) -> None:
             heard = 0.0
             for block in recording:
                 _send_samples(answers, block)
-                _earn((recording.seconds - heard) * _EARNED, job.seconds)
-                heard = recording.seconds
+                # Not for every block: the kernel rounds up to its ticks each time.
+                if (more := recording.seconds - heard) > 1:
+                    _earn(more * _EARNED, job.seconds)
+                    heard += more
             _send(answers, Done(recording.warnings))
     except RequestError as error:
         _send(answers, Refused(str(error), error.param, isinstance(error, AudioTooLong)))

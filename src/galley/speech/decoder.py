@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
-from typing import BinaryIO, Final, Protocol
+from typing import BinaryIO, Final, Protocol, Self
 
 import numpy as np
 
@@ -170,6 +170,12 @@ class Decoder:
             self._silent = [other for other in self._silent if _runs(other)]
             self._silent.append(process)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """End the process; recordings still under way fail. Idempotent."""
         with self._lock:
@@ -299,12 +305,13 @@ def _descriptor(source: Source, name: str) -> _Descriptor:
     if not isinstance(source, str | Path):
         return _of_file(source)
     try:
-        with Path(source).open("rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise AudioError(f"{source} cannot be read: it is no regular file")
-            return _of_file(file)
+        number = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # of pipes, too
     except OSError as error:
         raise AudioError(f"{source} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise AudioError(f"{source} cannot be read: it is no regular file")
+    return _Descriptor(number, 0)
 
 
 def _of_file(file: BinaryIO) -> _Descriptor:
