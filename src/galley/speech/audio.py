@@ -250,7 +250,7 @@ class Recording:
             weights = weights_of(places)
             most = min(rate, _BLOCK_VALUES // len(places))
             for block in _joined((frame.samples for frame in run), most):
-                yield rate, np.clip(mix(block, weights), -1.0, 1.0)
+                yield rate, mix(block, weights)
 
     def _decoded(self) -> Iterator[_Frame]:
         """The frames, with silence where time stamps leave a gap. Damaged packets are left out."""
@@ -304,6 +304,7 @@ class Recording:
         samples = channels_of(frame)
         if not np.isfinite(samples).all():
             raise AudioError(f"{self._name} has samples that are not numbers (NaN or infinite)")
+        np.clip(samples, -1.0, 1.0, out=samples)
         return _Frame(frame.sample_rate, tuple(c.name for c in layout.channels), samples)
 
     def _conclude(self) -> None:

@@ -31,8 +31,8 @@ def server(
 
 
 def decoder_of(server: Server) -> psutil.Process:
-    process = psutil.Process(server.process.pid)
-    [found] = [p for p in process.children() if "galley.speech.decode_worker" in p.cmdline()]
+    """The process whose forks decode."""
+    [found] = [p for p in server.decoders() if p.ppid() == server.process.pid]
     return found
 
 
