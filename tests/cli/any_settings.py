@@ -94,6 +94,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "request_timeout": st.floats(0.01, 3600),
     "text_seconds": st.floats(0.01, 3600),
     "text_bytes": st.integers(1 << 28, 1 << 40),
+    "audio_decode_seconds": st.floats(0.01, 3600),
+    "audio_decode_bytes": st.integers(1 << 24, 1 << 40),
     "step_timeout": st.floats(0, 3600),
     "memory_limit_fraction": st.floats(0.01, 1),
     "drain_seconds": st.floats(0, 3600),

@@ -40,6 +40,20 @@ def test_captions_of_one_file_are_printed(whisper: Path, short: Path) -> None:
     assert list(srt.parse(done.stdout))
 
 
+def test_a_file_without_a_header_is_read_as_flags_say(
+    whisper: Path, short: Path, tmp_path: Path
+) -> None:
+    raw = tmp_path / "call.pcm"
+    raw.write_bytes(short.read_bytes().partition(b"data")[2][4:])
+    flags = ["--raw-format", "s16le", "--sample-rate", "16000", "--channels", "1"]
+    done = galley("transcribe", raw, *model(whisper), *flags, "--track", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == galley("transcribe", short, *model(whisper)).stdout != ""
+    missing = galley("transcribe", raw, *model(whisper), "--raw-format", "s16le")
+    assert missing.returncode == 1
+    assert "needs sample_rate" in missing.stderr
+
+
 def test_several_files_are_written_and_a_bad_one_stops_none(
     whisper: Path, short: Path, tmp_path: Path
 ) -> None:

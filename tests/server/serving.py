@@ -102,12 +102,16 @@ class Server:
 
     def children(self) -> list[psutil.Process]:
         """The engine processes."""
-        texts = self.text_workers()
-        return [process for process in self.processes() if process not in texts]
+        others = [*self.text_workers(), *self.decoders()]
+        return [process for process in self.processes() if process not in others]
 
     def text_workers(self) -> list[psutil.Process]:
         """The processes that render chat templates and tokenise."""
-        return [process for process in self.processes() if _is_text_worker(process)]
+        return [p for p in self.processes() if _runs(p, "galley.service.text_worker")]
+
+    def decoders(self) -> list[psutil.Process]:
+        """The processes that decode recordings, and their forks."""
+        return [p for p in self.processes() if _runs(p, "galley.speech.decode_worker")]
 
     def engine(self, model: str) -> psutil.Process:
         """The engine process of one of several models."""
@@ -172,9 +176,9 @@ def events(response: httpx.Response) -> Iterator[str]:
             yield line.removeprefix("data: ")
 
 
-def _is_text_worker(process: psutil.Process) -> bool:
+def _runs(process: psutil.Process, module: str) -> bool:
     try:
-        return "galley.service.text_worker" in process.cmdline()
+        return module in process.cmdline()
     except psutil.Error:  # it has just ended
         return False
 

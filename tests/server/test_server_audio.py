@@ -20,7 +20,7 @@ from galley.speech.audio import Recording
 from tests.missing import broken
 from tests.server.openapi import SPOKEN, check_answers
 from tests.server.serving import Server, until
-from tests.speech.recordings import encode, tone
+from tests.speech.recordings import Track, encode, film, tone
 
 pytestmark = pytest.mark.xdist_group("server_audio")
 
@@ -139,6 +139,46 @@ def test_translations(client: OpenAI, speech: bytes) -> None:
     assert isinstance(answer.text, str)
 
 
+def samples_of(recording: bytes) -> bytes:
+    """What follows a WAV file's header."""
+    return recording.partition(b"data")[2][4:]
+
+
+def test_a_recording_without_a_header_is_heard(
+    client: OpenAI, speech: bytes, expected: str
+) -> None:
+    mono = samples_of(speech)
+    stereo = np.repeat(np.frombuffer(mono, "<i2"), 2).tobytes()
+    for samples, channels in ((mono, {}), (stereo, {"channels": 2})):
+        answer = client.audio.transcriptions.create(
+            model="hearing",
+            file=("call.pcm", samples),
+            language="en",
+            extra_body={"raw_format": "s16le", "sample_rate": 16_000, **channels},
+        )
+        assert answer.text == expected
+
+
+def test_a_track_is_heard(client: OpenAI, speech: bytes, expected: str) -> None:
+    samples = np.frombuffer(samples_of(speech), "<i2").astype(np.float32).repeat(3)[None] / 32768
+    data = film("matroska", Track([(0, samples * 0)]), Track([(0, samples)]), codec="flac")
+
+    def said(**fields: Any) -> Any:
+        return client.audio.transcriptions.create(
+            model="hearing",
+            file=("film.mkv", data),
+            language="en",
+            response_format="verbose_json",
+            extra_body=fields,
+        ).model_dump()
+
+    assert said()["text"] == ""
+    assert "audio track 1 of 2; `track` chooses another" in said()["warnings"][0]
+    heard = said(track=2)
+    assert heard["text"]
+    assert not heard.get("warnings")
+
+
 @pytest.mark.parametrize("kind", ["mp3", "flac", "ogg", "m4a", "webm"])
 def test_every_format_is_heard(kind: str, client: OpenAI) -> None:
     """Silence: 200 and an empty text, whatever it is stored as."""
@@ -174,6 +214,15 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"chunking_strategy": "server_vad"}, "chunking_strategy"),
     ({"language": ["en", "de"]}, "language"),
     ({"language": "en", "language[]": "en"}, "language"),
+    ({"track": "2"}, "track"),
+    ({"track": "0"}, "track"),
+    ({"track": "first"}, "track"),
+    ({"raw_format": "s16le"}, "sample_rate"),
+    ({"raw_format": "mp3", "sample_rate": "8000"}, "raw_format"),
+    ({"raw_format": "s16le", "sample_rate": "1"}, "sample_rate"),
+    ({"raw_format": "s16le", "sample_rate": "8000", "channels": "0"}, "channels"),
+    ({"sample_rate": "8000"}, "sample_rate"),
+    ({"channels": "2"}, "channels"),
     ({"file": "hello"}, "file"),
     ({"file[]": "hello"}, "file[]"),
 ]
@@ -195,6 +244,11 @@ def test_a_form_without_a_file_and_other_bodies_are_refused(server: Server, spee
         assert (none.status_code, none.json()["error"]["param"]) == (400, "file")
         text = client.post(TRANSCRIPTIONS, files={"file": (None, "hello")})
         assert (text.status_code, text.json()["error"]["param"]) == (400, "file")
+        # What curl -F "file=<call.wav" sends.
+        large = client.post(TRANSCRIPTIONS, files={"file": (None, speech)})
+        assert len(speech) > 2**16
+        assert (large.status_code, large.json()["error"]["param"]) == (400, "file")
+        assert "send the recording as a file" in large.json()["error"]["message"]
         assert client.post(TRANSCRIPTIONS, json={"model": "hearing"}).status_code == 415
         broken = client.post(
             TRANSCRIPTIONS,

@@ -1,11 +1,16 @@
 """A recorded call, and recordings made here in every format."""
 
 import io
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
 from av.audio.frame import AudioFrame
+from av.container import OutputContainer
+from av.stream import Disposition
 from numpy.typing import NDArray
 
 CALL = Path(__file__).parent / "data" / "call.ogg"
@@ -24,6 +29,13 @@ CODECS = {
     "m4a": ("ipod", "aac", 44_100),
     "webm": ("webm", "libopus", 48_000),
     "aac": ("adts", "aac", 44_100),
+    "aiff": ("aiff", "pcm_s16be", 44_100),
+    "au": ("au", "pcm_s16be", 16_000),
+    "caf": ("caf", "pcm_s16be", 44_100),
+    "w64": ("w64", "pcm_s16le", 48_000),
+    "wma": ("asf", "wmav2", 44_100),
+    "avi": ("avi", "libmp3lame", 44_100),
+    "mpeg-ts": ("mpegts", "mp2", 48_000),
 }
 """name -> (FFmpeg's container, codec, Hz)"""
 
@@ -43,6 +55,8 @@ def encode(kind: str, *channels: NDArray[np.float32]) -> bytes:
         stream = container.add_stream(codec, rate=rate, layout=layout)
         assert isinstance(stream, av.AudioStream)
         context = stream.codec_context
+        if codec == "wmav2":  # which has no default
+            context.bit_rate = 64_000
         frame = AudioFrame.from_ndarray(np.stack(channels), format="fltp", layout=layout)
         frame.sample_rate = rate
         convert = av.AudioResampler(context.format.name, layout, rate)
@@ -53,3 +67,72 @@ def encode(kind: str, *channels: NDArray[np.float32]) -> bytes:
             container.mux(stream.encode(full))
         container.mux(stream.encode(None))
     return file.getvalue()
+
+
+VIDEO = {
+    "mp4": "mpeg4",
+    "mov": "mpeg4",
+    "matroska": "mpeg4",
+    "webm": "libvpx",
+    "mpegts": "mpeg2video",
+}
+"""FFmpeg's container -> a video codec for it."""
+
+
+class Track(NamedTuple):
+    """One audio track of a film.
+
+    Attributes:
+        parts: for each its begin in seconds, and its samples, float32 ``[channels, samples]``.
+        layout: FFmpeg's name of the channels' places.
+        default: whether the file marks it as its default.
+    """
+
+    parts: Sequence[tuple[float, NDArray[np.float32]]]
+    layout: str = "mono"
+    default: bool = False
+
+
+def film(container_format: str, *tracks: Track, video: float = 0.0, codec: str = "aac") -> bytes:
+    """The bytes of a file with these tracks, at 48 kHz, and so many seconds of video."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=container_format) as container:
+        packets: list[Any] = []
+        if video:
+            stream = container.add_stream(VIDEO[container_format], rate=25)
+            stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+            for number in range(round(video * 25)):
+                picture = av.VideoFrame(64, 48, "yuv420p")
+                picture.pts = number
+                packets += stream.encode(picture)
+            packets += stream.encode(None)
+        for track in tracks:
+            packets += _sound(container, track, codec)
+        packets.sort(key=lambda p: float((p.dts or 0) * (p.time_base or 1)))
+        container.mux(packets)
+    return file.getvalue()
+
+
+def _sound(container: OutputContainer, track: Track, codec: str) -> Iterator[Any]:
+    rate = 48_000
+    stream = container.add_stream(codec, rate=rate, layout=track.layout)
+    assert isinstance(stream, av.AudioStream)
+    if track.default:
+        stream.disposition = Disposition.default
+    format_ = stream.codec_context.format.name
+    # A codec context that is flushed takes no more; all parts are of one, at their times.
+    for start, channels in track.parts:
+        frame = AudioFrame.from_ndarray(channels, format="fltp", layout=track.layout)
+        frame.sample_rate = rate
+        resampler = av.AudioResampler(format_, track.layout, rate)
+        fifo = av.AudioFifo()
+        for part in resampler.resample(frame):
+            part.pts = None
+            fifo.write(part)
+        pts = round(start * rate)
+        size = stream.codec_context.frame_size or 1024
+        while (full := fifo.read(size, partial=not stream.codec_context.frame_size)) is not None:
+            full.pts, full.time_base = pts, Fraction(1, rate)
+            pts += full.samples
+            yield from stream.encode(full)
+    yield from stream.encode(None)

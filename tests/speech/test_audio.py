@@ -143,7 +143,7 @@ REFUSED = {
     "255-bits": (wav_of(1, 255), "255 bits a sample"),
     "format-0": (wav_of(0, 16), "WAV format tag 0x0000"),
     "format-fffe": (wav_of(0xFFFE, 16), "WAV format tag 0xfffe"),
-    "windows-media": (wav_of(0x161, 16), "the encoding wmav2"),
+    "g723": (wav_of(0x42, 16), "the encoding g723_1"),
     "many-channels": (wav(SECOND, channels=60_000), "channels at 16000 Hz"),
     "m4a-cut-off": (encode("m4a", tone(2, 44_100))[:9_000], "is not audio"),
     "playlist": (b"#EXTM3U\n#EXTINF:5,\nfile:///etc/hostname\n", "is not audio"),

@@ -55,10 +55,9 @@ class Transcript:
         Raises:
             ModelError, AudioError, RequestError: the recording or the request is wrong for this model.
         """
-        from galley.speech.audio import Recording
         from galley.speech.session import Session
 
-        options = asked.options()
+        options, raw = asked.options(), asked.raw
         model = call.served.speech_model(call.backend)
         session = Session(
             model.tokens,
@@ -68,7 +67,9 @@ class Transcript:
             cache_salt=call.caller.cache_salt(),
         )
         most = call.served.settings.max_audio_seconds
-        recording = Recording(file, name=name, max_seconds=most)
+        decoder = call.backend.decoder
+        assert decoder is not None  # the model hears
+        recording = decoder.open(file, raw=raw, name=name, max_seconds=most, track=asked.track)
         return cls(call, session, model.chunks(recording, options))
 
     async def page(self, asked: TranslationRequest) -> bytes:

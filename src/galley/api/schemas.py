@@ -26,6 +26,8 @@ from galley.api.structured_output import (
     StructuredOutputs,
     constraint_of,
 )
+from galley.audio import SampleType
+from galley.config import ADAPTER_NAME
 from galley.errors import RequestError
 from galley.settings.config import ADAPTER_NAME
 from galley.tools.conversation import Conversation
@@ -33,6 +35,7 @@ from galley.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
     from galley.speech.options import TranscribeOptions
+    from galley.speech.sources import RawPcm
 
 # Bounds far beyond use, which keep the work that a hostile body can ask for small.
 MAX_PROMPTS: Final = 2048
@@ -393,6 +396,33 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
     temperature: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     stream: bool = False
+    track: Annotated[
+        int | None,
+        Meta(description="Which of the file's audio tracks, from 1; default: the file's default."),
+    ] = None
+    raw_format: Annotated[
+        SampleType | None,
+        Meta(description="Encoding of a file without a header, which `sample_rate` goes with."),
+    ] = None
+    sample_rate: Annotated[
+        Annotated[int, Meta(ge=4_000, le=768_000)] | None,
+        Meta(description="Of a file without a header, in Hz."),
+    ] = None
+    channels: Annotated[
+        Annotated[int, Meta(ge=1, le=64)] | None,
+        Meta(description="Of a file without a header, interleaved; default: 1."),
+    ] = None
+
+    @property
+    def raw(self) -> "RawPcm | None":
+        """The format of a file without a header; None: its header has it.
+
+        Raises:
+            RequestError: a field is missing, or does not go with the others.
+        """
+        from galley.speech.sources import raw_pcm
+
+        return raw_pcm(self.raw_format, self.sample_rate, self.channels)
 
     def options(self) -> "TranscribeOptions":
         """What is wanted, as ``galley.speech`` has it.

@@ -7,10 +7,11 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, get_args
 
 import click
 
+from galley.audio import SampleType
 from galley.cli.options import Command, Flags, start_logging, with_flags
 from galley.cli.report import say_written
 from galley.cli.terminal import progress
@@ -123,6 +124,18 @@ def speech_settings(flags: Flags) -> Settings:
     type=click.IntRange(min=1),
     help="most characters of a caption in srt and vtt; needs --word-timestamps",
 )
+@click.option(
+    "--track",
+    type=click.IntRange(min=1),
+    help="which of a file's audio tracks, from 1; default: the file's own default",
+)
+@click.option(
+    "--raw-format",
+    type=click.Choice(get_args(SampleType)),
+    help="encoding of files without a header; needs --sample-rate",
+)
+@click.option("--sample-rate", type=int, help="of files without a header, in Hz")
+@click.option("--channels", type=int, help="of files without a header; default: 1")
 @speech_options
 def transcribe(
     flags: Flags,
@@ -134,7 +147,7 @@ def transcribe(
     max_line_width: int | None,
     **wanted: Any,
 ) -> None:
-    """Transcribe recordings: wav, mp3, flac, ogg, opus, m4a, webm.
+    """Transcribe recordings: wav, mp3, flac, ogg, opus, m4a, aac, wma, aiff, and the sound of videos.
 
     The transcript of one file is printed; those of several are written beside them, or into --output-dir.
     A file that cannot be read is reported and skipped; the exit code is 1 then.
@@ -146,15 +159,20 @@ def transcribe(
     from galley.speech import require_extra
 
     require_extra()
+    from galley.speech.sources import raw_pcm
     from galley.speech.transcribe import Transcriber
 
+    track = wanted.pop("track")
+    raw = raw_pcm(*(wanted.pop(name) for name in ("raw_format", "sample_rate", "channels")))
     options = dataclasses.replace(transcribe_options(**wanted), word_timestamps=word_timestamps)
     failed = False
     with Transcriber.from_settings(settings) as transcriber:
         for file, target in zip(files, targets, strict=True):
             try:
                 with _readable(file) as source:
-                    transcription = transcriber.transcribe(source, options, normalize=normalize)
+                    transcription = transcriber.transcribe(
+                        source, options, raw=raw, normalize=normalize, track=track
+                    )
                     _write(transcription, file, target, format_, max_line_width)
             except RequestError as error:
                 click.echo(f"galley: {error}", err=True)

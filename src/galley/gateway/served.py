@@ -34,6 +34,7 @@ from galley.types import Adapter, OnPhase, Task
 from galley.types.model_info import EngineStats, Ledger, ModelInfo, OnLedger
 
 if TYPE_CHECKING:
+    from galley.speech.decoder import Decoder
     from galley.speech.model import SpeechModel
 
 log = logging.getLogger("galley.server")
@@ -47,6 +48,7 @@ class Backend:
 
     Attributes:
         format: how the model is told of tools, and writes calls and thinking.
+        decoder: of recordings, for a model that hears.
         created: Unix time at which the model became ready.
         files: what the model was loaded from, see :func:`fingerprint`.
         system_prompt: of conversations that have none.
@@ -57,6 +59,7 @@ class Backend:
     tokenizer: Tokenizer
     text: TextPool
     format: ChatFormat
+    decoder: "Decoder | None"
     created: int
     files: str
     system_prompt: str = ""
@@ -65,6 +68,8 @@ class Backend:
     async def close(self) -> None:
         """End its processes. Idempotent."""
         await self.text.close()
+        if self.decoder is not None:
+            await asyncio.to_thread(self.decoder.close)
         await self.engine.close()
 
 
@@ -298,6 +303,7 @@ class ServedModel:
                 reasoning_parser=self.settings.reasoning_parser,
             )
             self.adapters.serve(await self.adapters.begin(engine))
+            decoder = None if info.speech is None else await asyncio.to_thread(self._decoder)
         except BaseException:
             await text.close()
             await engine.close()
@@ -307,10 +313,20 @@ class ServedModel:
             tokenizer,
             text,
             form,
+            decoder,
             created=int(time.time()),
             files=files,
             system_prompt=self.settings.system_prompt,
         )
+
+    def _decoder(self) -> "Decoder":
+        """Started; it imports what it needs while nobody waits."""
+        from galley.speech.decoder import Decoder
+
+        seconds, most = self.settings.audio_decode_seconds, self.settings.audio_decode_bytes
+        decoder = Decoder(seconds, most)
+        decoder.start()
+        return decoder
 
     async def close(self) -> None:
         """End the model's processes, and those of files that were served before. Idempotent."""
@@ -430,8 +446,10 @@ class ServedModel:
         """Kind of process to the ids of those that run."""
         if self._backend is None:
             return {}
-        engine = self._backend.engine.engine_pid
-        return {"engine": [engine] if engine else [], "text": self._backend.text.pids}
+        backend = self._backend
+        engine = [] if backend.engine.engine_pid is None else [backend.engine.engine_pid]
+        processes: dict[str, Sequence[int]] = {"engine": engine, "text": backend.text.pids}
+        return processes if backend.decoder is None else processes | {"audio": backend.decoder.pids}
 
 
 def _default_name(model: str) -> str:

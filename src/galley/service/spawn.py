@@ -1,4 +1,4 @@
-"""Processes of engines and text workers, begun; the engines' come first, so this imports little."""
+"""Processes of engines, text workers and decoders, begun; engines come first, so this imports little."""
 
 import os
 import socket
@@ -19,6 +19,7 @@ _PLACES: Final = 4
 
 _ENGINE: Final = "galley.service.worker"
 _TEXT: Final = "galley.service.text_worker"
+_DECODER: Final = "galley.speech.decode_worker"
 
 
 @dataclass(frozen=True)
@@ -99,13 +100,20 @@ def spawn_text(model: str) -> Spawned:
     return _begin(_TEXT, model, environ=environ)
 
 
+def spawn_decoder() -> Spawned:
+    """As :func:`spawn`: a decoder of recordings, see :mod:`galley.speech.decode_worker`."""
+    # It forks, which threads do not survive.
+    return _begin(_DECODER, kind=socket.SOCK_SEQPACKET, environ={"OPENBLAS_NUM_THREADS": "1"})
+
+
 def _begin(
     module: str,
     *arguments: str,
     files: Sequence[int] = (),
+    kind: socket.SocketKind = socket.SOCK_STREAM,
     environ: Mapping[str, str] | None = None,
 ) -> Spawned:
-    ours, theirs = socket.socketpair()
+    ours, theirs = socket.socketpair(type=kind)
     at = time.monotonic()
     with theirs:
         child = subprocess.Popen(

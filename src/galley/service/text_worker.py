@@ -15,8 +15,6 @@ The process ends when its socket closes; one that is busy then ends with its job
 
 import ctypes
 import gc
-import os
-import resource
 import signal
 import socket
 import sys
@@ -28,6 +26,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from galley.errors import GalleyError, RequestError, UnsupportedModel
 from galley.service.frames import HEADER
+from galley.service.process_limits import give_way, limit_growth
 from galley.service.text_frames import (
     CheckGrammar,
     Compiled,
@@ -143,9 +142,7 @@ def main() -> None:
     # Signals of the terminal and of service managers are for the server, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a prompt must not end up in a core file
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    give_way()
     connection = socket.socket(fileno=int(sys.argv[1]))
     frames = connection.makefile("rb")
     first = _receive(frames)
@@ -163,7 +160,7 @@ def main() -> None:
         return
     signal.setitimer(signal.ITIMER_REAL, 0)
     gc.freeze()
-    _limit_memory(start.max_bytes)
+    limit_growth(start.max_bytes)
     with suppress(OSError):
         connection.sendall(encode(Loaded()))
     while (body := _receive(frames)) is not None:
@@ -188,17 +185,6 @@ def _receive(frames: BinaryIO) -> bytes | None:
     (length,) = HEADER.unpack(header)
     body = frames.read(length)
     return body if len(body) == length else None
-
-
-def _limit_memory(more: int) -> None:
-    """Let the address space grow by ``more`` bytes."""
-    with suppress(OSError):  # no /proc
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * os.sysconf("SC_PAGE_SIZE") + more
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        if hard != resource.RLIM_INFINITY:
-            limit = min(limit, hard)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 def _trim() -> None:

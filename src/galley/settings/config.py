@@ -129,6 +129,14 @@ class Settings(EngineSettings):
         "Limits",
         "memory that the chat template, tokenising or grammar of a request may take; then 400",
     )
+    audio_decode_seconds: float = setting(
+        10.0,
+        "Limits",
+        "CPU seconds that a recording may take to decode, beyond what its length explains; then 400",
+    )
+    audio_decode_bytes: int = setting(
+        256 * 1024 * 1024, "Limits", "memory that a recording may take to decode; then 400"
+    )
     max_upload_bytes: int | None = setting(
         None,
         "Limits",
@@ -218,11 +226,12 @@ class Settings(EngineSettings):
         positive(self, "max_live_streams", "max_connections", "max_connections_per_address")
         positive(self, "max_headers", "max_unfinished_body_bytes", "min_body_rate")
         self._check_front_door()
-        positive(self, "text_bytes", "max_loaded_models")
+        positive(self, "text_bytes", "audio_decode_bytes", "max_loaded_models")
         positive(self, "stored_response_bytes", "stored_response_seconds")
         self._check_observation()
-        if not (math.isfinite(self.text_seconds) and self.text_seconds > 0):
-            raise SettingsError(f"text_seconds must be more than 0, got {self.text_seconds}")
+        for name in ("text_seconds", "audio_decode_seconds"):
+            if not (math.isfinite(seconds := getattr(self, name)) and seconds > 0):
+                raise SettingsError(f"{name} must be more than 0, got {seconds}")
         if self.max_upload_bytes is not None and self.max_upload_bytes < self.max_audio_bytes:
             raise SettingsError(
                 f"max_upload_bytes ({self.max_upload_bytes}) must be at least max_audio_bytes "

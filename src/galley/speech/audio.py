@@ -1,6 +1,7 @@
 """Recordings in common formats to mono float32 samples, about a second at a time.
 
-FFmpeg decodes (through PyAV), soxr resamples. Memory does not grow with a recording's length.
+FFmpeg decodes (through PyAV), soxr resamples. Memory does not grow with a recording's length. What comes
+from outside is decoded in a process of its own, see :mod:`galley.speech.decoder`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ import itertools
 import operator
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, TypeAlias
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import av
 import numpy as np
@@ -20,34 +20,38 @@ import soxr
 from av.audio.frame import AudioFrame
 from av.audio.stream import AudioStream
 from av.container import InputContainer
+from av.stream import Disposition
 from numpy.typing import NDArray
 
-from galley.errors import AudioError, AudioTooLong
+from galley.errors import AudioError, AudioTooLong, RequestError
 from galley.speech.features import SAMPLE_RATE as SAMPLE_RATE
 from galley.speech.headers import WavHeader, ogg_is_cut_off, states_length, wav_header
 from galley.speech.loudness import normalized
-
-Samples: TypeAlias = NDArray[np.float32]
-"""Mono, in [-1, 1]."""
-
-Source: TypeAlias = str | Path | bytes | BinaryIO
-"""A path (never an address on the network), the file's bytes, or an open file that can seek."""
-
+from galley.speech.mixing import channels_of, mix, weights_of
+from galley.speech.sources import RawPcm as RawPcm
+from galley.speech.sources import Samples as Samples
+from galley.speech.sources import Source as Source
+from galley.speech.timeline import Timeline
 
 MIN_RATE: Final = 4_000
 MAX_RATE: Final = 768_000
 MAX_CHANNELS: Final = 64
 MAX_PLANES: Final = 8
 """Channels of an encoding that keeps each apart; FFmpeg has the further ones elsewhere."""
-READABLE: Final = "wav, mp3, flac, ogg, opus, m4a, mp4, aac, webm"
+READABLE: Final = (
+    "wav, mp3, flac, ogg, opus, m4a, mp4, aac, webm, mkv, aiff, caf, au, w64, wma, avi, mpeg-ts"
+)
 
 # FFmpeg's names. Formats that name other files or addresses (playlists) must stay out.
-_DEMUXERS: Final = "aac,flac,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,mpeg,ogg,wav"
+_DEMUXERS: Final = (
+    "aac,aiff,asf,au,avi,caf,flac,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,mpeg,mpegts,ogg,w64,wav"
+)
 # FFmpeg has hundreds of decoders, most of them for video and for games; these are all that may see a file.
 _CODECS: Final = (
     *("aac", "aac_latm", "ac3", "alac", "eac3", "flac", "opus", "libopus", "speex", "vorbis"),
     *("mp1", "mp1float", "mp2", "mp2float", "mp3", "mp3float", "gsm", "gsm_ms", "g722"),
     *("amrnb", "amrwb", "libopencore_amrnb", "libopencore_amrwb", "adpcm_ms", "adpcm_ima_wav"),
+    *("adpcm_ima_qt", "wmav1", "wmav2", "wmapro", "wmalossless", "wmavoice"),
     *("pcm_u8", "pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_f32le", "pcm_f64le", "pcm_alaw"),
     *("pcm_s8", "pcm_s16be", "pcm_s24be", "pcm_s32be", "pcm_f32be", "pcm_f64be", "pcm_mulaw"),
 )
@@ -56,28 +60,30 @@ _GUARD: Final = {
     "codec_whitelist": ",".join(_CODECS),
     "protocol_whitelist": "none",
 }
-_DTYPES: Final = {"u8": "u1", "s16": "i2", "s32": "i4", "flt": "f4", "dbl": "f8"}
-"""FFmpeg's name of a sample type -> numpy's."""
 _MISSING_SECONDS: Final = 0.5
 """Missing audio, compared with the length that a file states, from which a warning is given."""
+_BLOCK_VALUES: Final = 2**21
+"""Of all channels, that are mixed together."""
+_SILENT: Final = 1e-4
+"""A recording whose peak is lower (-80 dB) holds no sound."""
+_ANY_FILE_SECONDS: Final = 60.0
+_SECONDS_PER_BYTE: Final = 0.25
+"""A file may become a minute, and a second for every four bytes. Real encoders of silence stay below."""
 
 _CUT_OFF: Final = "is damaged at its end, or cut off there"
 
 
-@dataclass(frozen=True)
-class RawPcm:
-    """Format of a file without a header; channels are interleaved."""
-
-    sample_rate: int
-    channels: int = 1
-    type: Literal["s16le", "s24le", "s32le", "f32le", "u8", "mulaw", "alaw"] = "s16le"
+class _Frame(NamedTuple):
+    rate: int
+    places: tuple[str, ...]
+    samples: NDArray[np.float32]
 
 
 class Recording:
     """One recording as mono blocks of about a second, decoded while iterating.
 
-    Iterate only once. Blocks are float32 ``[samples]`` in [-1, 1] at ``sample_rate``; channels are
-    averaged.
+    Iterate only once. Blocks are float32 ``[samples]`` in [-1, 1] at ``sample_rate``; channels are mixed as
+    :mod:`galley.speech.mixing` has it. Where time stamps leave a gap, there is silence.
 
     Args:
         source: what to read.
@@ -86,14 +92,17 @@ class Recording:
         normalize: even out loudness, so that a quiet caller is as loud as a loud one.
         max_seconds: longer recordings are refused, at once if they state their length.
         name: the recording's name in error messages; default: its path.
+        track: which audio track, counted from 1; default: the one that the file has as its default.
 
     Attributes:
         duration: in seconds, as the file states it; None if it does not.
-        warnings: damaged parts that were skipped; complete after the last block.
+        warnings: damaged parts that were skipped, and whether nothing can be heard; complete after the last
+            block.
 
     Raises:
         AudioError: the recording cannot be read or, while iterating, cannot be decoded.
         AudioTooLong: the recording is longer than ``max_seconds``.
+        RequestError: there is no such track.
     """
 
     def __init__(
@@ -105,16 +114,21 @@ class Recording:
         normalize: bool = False,
         max_seconds: float | None = None,
         name: str = "",
+        track: int | None = None,
     ) -> None:
         self._name = name or (str(source) if isinstance(source, str | Path) else "the recording")
         self._sample_rate = sample_rate
         self._normalize = normalize
         self._max_seconds = max_seconds
+        self._track = track
         self._samples = 0
+        self._peak = 0.0
+        self._reached = 0.0
+        self._ended_early = False
         self.warnings: list[str] = []
         self._opened: list[BinaryIO | InputContainer] = []
         try:
-            self._stream, self.duration = self._open(source, raw)
+            self._stream, self._start, self.duration = self._open(source, raw)
         except BaseException:
             self.close()
             raise
@@ -139,22 +153,24 @@ class Recording:
             self._opened.pop().close()
 
     def __iter__(self) -> Iterator[Samples]:
-        blocks = _resampled(self._decoded(), self._sample_rate)
+        blocks = _resampled(self._mixed(), self._sample_rate)
         if self._normalize:
             blocks = normalized(blocks, self._sample_rate)
         try:
             for block in blocks:
                 np.clip(block, -1.0, 1.0, out=block)  # resampling overshoots
                 self._samples += len(block)
-                if self._max_seconds is not None and self.seconds > self._max_seconds:
-                    raise self._too_long("goes on")
+                self._peak = max(self._peak, float(np.abs(block).max()))
+                self._check_length()
                 yield block
             self._conclude()
         finally:
             self.close()
 
-    def _open(self, source: Source, raw: RawPcm | None) -> tuple[AudioStream, float | None]:
+    def _open(self, source: Source, raw: RawPcm | None) -> tuple[AudioStream, float, float | None]:
+        """The stream, the time stamp at which the recording begins, and the length it states; seconds."""
         file = self._file(source)
+        self._most_seconds = _ANY_FILE_SECONDS + _SECONDS_PER_BYTE * _size(file)
         wav = wav_header(file) if raw is None else None
         if wav is not None and wav.present == 0:
             raise AudioError(f"{self._name} is a WAV header without samples")
@@ -162,13 +178,32 @@ class Recording:
         with self._ffmpeg_errors(f"is not audio in a format that Galley reads ({READABLE})"):
             container = av.open(file, "r", format_, options, metadata_errors="ignore")
         self._opened.append(container)
-        if not container.streams.audio:
-            raise AudioError(f"{self._name} holds no audio stream")
-        stream = container.streams.audio[0]
+        stream = self._chosen(container)
         self._check(stream, wav)
-        self._warn_if_cut_off(file, container.format.name, wav)
-        stated = container.duration is not None and states_length(file, container.format.name)
-        return stream, (container.duration or 0) / av.time_base if stated else None
+        demuxer = container.format.name
+        self._warn_if_cut_off(file, demuxer, wav)
+        start = (container.start_time or 0) / av.time_base
+        if not states_length(file, demuxer):
+            return stream, start, None
+        unit = stream.time_base
+        if len(container.streams) > 1 and stream.duration and unit:  # others may be longer
+            return stream, start, float((stream.duration + (stream.start_time or 0)) * unit) - start
+        length = None if container.duration is None else container.duration / av.time_base
+        return stream, start, length
+
+    def _chosen(self, container: InputContainer) -> AudioStream:
+        tracks = container.streams.audio
+        if not tracks:
+            raise AudioError(f"{self._name} holds no audio stream")
+        if self._track is None:
+            marked = (i for i, t in enumerate(tracks, 1) if t.disposition & Disposition.default)
+            self._track = next(marked, 1)
+        if not 1 <= self._track <= len(tracks):
+            raise RequestError(
+                f"track: {self._name} has {len(tracks)} audio tracks, got {self._track}",
+                param="track",
+            )
+        return tracks[self._track - 1]
 
     def _check(self, stream: AudioStream, wav: WavHeader | None) -> None:
         codec = stream.codec_context
@@ -177,10 +212,13 @@ class Recording:
             if wav is not None:
                 encoding += f" (WAV format tag {wav.format_tag:#06x}, {wav.bits} bits a sample)"
             raise AudioError(f"{self._name} has {encoding}, which Galley does not read")
-        if not MIN_RATE <= codec.rate <= MAX_RATE or not 0 < codec.channels <= MAX_CHANNELS:
+        self._check_sizes(codec.rate, codec.channels, MAX_CHANNELS)
+
+    def _check_sizes(self, rate: int, channels: int, most: int) -> None:
+        if not MIN_RATE <= rate <= MAX_RATE or not 0 < channels <= most:
             raise AudioError(
-                f"{self._name} has {codec.channels} channels at {codec.rate} Hz; Galley reads "
-                f"up to {MAX_CHANNELS} channels at {MIN_RATE} to {MAX_RATE} Hz"
+                f"{self._name} has {channels} channels at {rate} Hz; Galley reads up to {most} channels "
+                f"of this encoding at {MIN_RATE} to {MAX_RATE} Hz"
             )
 
     def _warn_if_cut_off(self, file: BinaryIO, demuxer: str, wav: WavHeader | None) -> None:
@@ -204,46 +242,97 @@ class Recording:
         self._opened.append(file)
         return file
 
-    def _decoded(self) -> Iterator[tuple[int, Samples]]:
-        """(sample rate, mono samples) of each frame; damaged packets are skipped and counted."""
+    def _mixed(self) -> Iterator[tuple[int, Samples]]:
+        """(sample rate, mono samples) of about a second each."""
+        for (rate, places), run in itertools.groupby(
+            self._decoded(), key=operator.attrgetter("rate", "places")
+        ):
+            weights = weights_of(places)
+            most = min(rate, _BLOCK_VALUES // len(places))
+            for block in _joined((frame.samples for frame in run), most):
+                yield rate, mix(block, weights)
+
+    def _decoded(self) -> Iterator[_Frame]:
+        """The frames, with silence where time stamps leave a gap. Damaged packets are left out."""
         damaged = 0
-        with self._ffmpeg_errors("cannot be decoded"):
-            for packet in self._packets():
-                try:
-                    frames = packet.decode()
-                except av.error.InvalidDataError:
-                    damaged += 1
-                    continue
-                for frame in frames:
-                    yield frame.sample_rate, self._mono(frame)
+        timeline = Timeline(self._stream.container.format.name, self._start)
+        for packet in self._packets():
+            try:
+                frames: list[AudioFrame] = packet.decode()
+            except av.error.EOFError:
+                continue
+            except av.error.MemoryError:
+                raise
+            except av.error.FFmpegError:
+                damaged += 1
+                continue
+            for frame in frames:
+                rate, places, samples = self._frame(frame)
+                for length in _lengths(timeline.silence_before(frame), rate):
+                    timeline.advance(length, rate)
+                    yield _Frame(rate, places, np.zeros((len(places), length), np.float32))
+                timeline.advance(samples.shape[1], rate)
+                yield _Frame(rate, places, samples)
         if damaged:
             self.warnings.append(f"{damaged} damaged packets of {self._name} were left out")
 
     def _packets(self) -> Iterator[Any]:
+        """The stream's packets. What the others have shows how far the file goes."""
         container: Any = self._stream.container
         try:
-            yield from container.demux(self._stream)
-        except av.error.InvalidDataError:
-            self.warnings.append(f"{self._name} {_CUT_OFF}")
-
-    def _mono(self, frame: AudioFrame) -> Samples:
-        channels = frame.layout.nb_channels  # may change from frame to frame
-        if not 0 < channels <= (MAX_PLANES if frame.format.is_planar else MAX_CHANNELS):
-            raise AudioError(
-                f"{self._name} has {channels} channels; Galley reads up to {MAX_PLANES} of this encoding"
+            for packet in container.demux():
+                if packet.stream is self._stream:
+                    yield packet
+                elif packet.pts is not None and packet.time_base is not None:
+                    self._reached = max(self._reached, float(packet.pts * packet.time_base))
+        except av.error.MemoryError:
+            raise
+        except av.error.FFmpegError as error:
+            self._ended_early = True
+            if isinstance(error, av.error.InvalidDataError):
+                self.warnings.append(f"{self._name} {_CUT_OFF}")
+                return
+            self.warnings.append(
+                f"{self._name} cannot be read to its end ({error.strerror}); what comes before was kept"
             )
-        mono = _mono(frame)
-        if not np.isfinite(mono).all():
+
+    def _frame(self, frame: AudioFrame) -> _Frame:
+        """Rate, channels and layout may change from frame to frame."""
+        layout = frame.layout
+        most = MAX_PLANES if frame.format.is_planar else MAX_CHANNELS
+        self._check_sizes(frame.sample_rate, layout.nb_channels, most)
+        samples = channels_of(frame)
+        if not np.isfinite(samples).all():
             raise AudioError(f"{self._name} has samples that are not numbers (NaN or infinite)")
-        return np.clip(mono, -1.0, 1.0)
+        np.clip(samples, -1.0, 1.0, out=samples)
+        return _Frame(frame.sample_rate, tuple(c.name for c in layout.channels), samples)
 
     def _conclude(self) -> None:
         if self._samples == 0:
             raise AudioError(f"{self._name} holds no audio that can be decoded")
-        if self.duration is not None and self.duration - self.seconds > _MISSING_SECONDS:
+        reached = max(self.seconds, self._reached - self._start)
+        missing = 0.0 if self.duration is None else self.duration - reached
+        if missing > _MISSING_SECONDS and not self._ended_early:
             self.warnings.append(
                 f"{self._name} has {self.seconds:.1f} s of the {self.duration:.1f} s that it states: "
                 "it is damaged, or was cut off"
+            )
+        if self._peak < _SILENT:
+            self.warnings.append(f"{self._name} holds only silence{self._other_tracks()}")
+
+    def _other_tracks(self) -> str:
+        tracks = len(self._stream.container.streams.audio)
+        if tracks == 1:
+            return ""
+        return f" in its audio track {self._track} of {tracks}; `track` chooses another"
+
+    def _check_length(self) -> None:
+        if self._max_seconds is not None and self.seconds > self._max_seconds:
+            raise self._too_long("goes on")
+        if self.seconds > self._most_seconds:
+            raise AudioError(
+                f"{self._name} becomes more than {self._most_seconds:.0f} s of audio, which is more than a "
+                "file of its size can hold"
             )
 
     def _too_long(self, what: str) -> AudioTooLong:
@@ -253,6 +342,8 @@ class Recording:
     def _ffmpeg_errors(self, what: str) -> Iterator[None]:
         try:
             yield
+        except av.error.MemoryError:
+            raise
         except av.error.FFmpegError as error:
             raise AudioError(f"{self._name} {what} ({error.strerror})") from error
 
@@ -261,51 +352,44 @@ def _raw_options(raw: RawPcm) -> tuple[str, dict[str, str]]:
     return raw.type, {"sample_rate": str(raw.sample_rate), "ch_layout": f"{raw.channels}c"}
 
 
-def _mono(frame: AudioFrame) -> Samples:
-    """The mean of the channels, in float32 whatever the file's sample type is.
-
-    ``AudioFrame.to_ndarray`` of PyAV must not be used: from eight planes on it reads beyond the frame's
-    list of planes, which ends the process.
-    """
-    channels = frame.layout.nb_channels
-    planes = frame.planes[: channels if frame.format.is_planar else 1]
-    dtype, count = _DTYPES[frame.format.packed.name], frame.samples * channels // len(planes)
-    samples = np.stack([np.frombuffer(memoryview(plane), dtype, count) for plane in planes])
-    if not frame.format.is_planar:
-        samples = samples.reshape(-1, channels).T
-    mono: Samples = samples.mean(axis=0, dtype=np.float32) if channels > 1 else samples[0]
-    if np.issubdtype(samples.dtype, np.floating):
-        return mono.astype(np.float32, copy=False)
-    half = np.float32(2 ** (8 * samples.dtype.itemsize - 1))
-    offset = half if samples.dtype == np.uint8 else np.float32(0)
-    return (mono.astype(np.float32, copy=False) - offset) / half
+def _size(file: BinaryIO) -> int:
+    position = file.tell()
+    size = file.seek(0, io.SEEK_END)
+    file.seek(position)
+    return size
 
 
-def _resampled(frames: Iterable[tuple[int, Samples]], to_rate: int) -> Iterator[Samples]:
-    """Blocks at one sample rate from frames whose rate may change in the middle, as in joined files."""
-    for rate, run in itertools.groupby(frames, key=operator.itemgetter(0)):
-        blocks = _joined((samples for _, samples in run), rate)
+def _lengths(seconds: float, rate: int) -> Iterator[int]:
+    """Samples of so many seconds, in parts of at most one."""
+    samples = round(seconds * rate)
+    for first in range(0, samples, rate):
+        yield min(rate, samples - first)
+
+
+def _resampled(blocks: Iterable[tuple[int, Samples]], to_rate: int) -> Iterator[Samples]:
+    """Blocks at one sample rate from blocks whose rate may change in the middle, as in joined files."""
+    for rate, run in itertools.groupby(blocks, key=operator.itemgetter(0)):
         if rate == to_rate:
-            yield from blocks
+            yield from (block for _, block in run)
             continue
         resampler = soxr.ResampleStream(rate, to_rate, 1, dtype="float32", quality="HQ")
-        for block in blocks:
+        for _, block in run:
             yield from _unless_empty(resampler.resample_chunk(block))
         yield from _unless_empty(resampler.resample_chunk(np.empty(0, np.float32), last=True))
 
 
-def _joined(frames: Iterable[Samples], size: int) -> Iterator[Samples]:
-    """Blocks of at least ``size`` samples: a frame of some 20 ms is too little for a call of its own."""
-    waiting: list[Samples] = []
+def _joined(frames: Iterable[NDArray[np.float32]], size: int) -> Iterator[NDArray[np.float32]]:
+    """Blocks ``[channels, samples]`` of at least ``size`` samples: a frame of some 20 ms is too little."""
+    waiting: list[NDArray[np.float32]] = []
     count = 0
     for frame in frames:
         waiting.append(frame)
-        count += len(frame)
+        count += frame.shape[1]
         if count >= size:
-            yield np.concatenate(waiting)
+            yield np.concatenate(waiting, axis=1)
             waiting, count = [], 0
-    if waiting:
-        yield from _unless_empty(np.concatenate(waiting))
+    if count:
+        yield np.concatenate(waiting, axis=1)
 
 
 def _unless_empty(block: Samples) -> Iterator[Samples]:

@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Iterator
 
-from galley.speech.audio import Recording, Samples
 from galley.speech.chunks import AudioChunk, chunk_audio
+from galley.speech.decoder import Audio
 from galley.speech.features import LogMel
 from galley.speech.options import SpeechOptions, TranscribeOptions
 from galley.speech.results import Info
 from galley.speech.segmenter import AllSpeech
 from galley.speech.session import Session
+from galley.speech.sources import Samples
 from galley.speech.vad import SpeechDetector
 
 
@@ -25,7 +26,7 @@ class ChunkSource:
 
     def __init__(
         self,
-        recording: Recording,
+        recording: Audio,
         features: LogMel,
         options: TranscribeOptions,
         detector: SpeechDetector,

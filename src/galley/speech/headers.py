@@ -88,12 +88,12 @@ def ogg_is_cut_off(file: BinaryIO) -> bool:
 
 
 def states_length(file: BinaryIO, demuxer: str) -> bool:
-    """Whether FFmpeg's duration is stated in the file, not estimated from the bit rate.
+    """Whether FFmpeg's duration is stated in the file, not estimated from bit rate, time stamps or chunks.
 
     MP3 files state it in a tag of the first frame, if the encoder wrote one.
     """
     if demuxer != "mp3":
-        return demuxer not in ("aac", "mpeg")
+        return demuxer not in ("aac", "avi", "mpeg", "mpegts")
     position = file.tell()
     try:
         file.seek(0)

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from galley.speech.audio import Recording
+from galley.model_info import ModelInfo
 from galley.speech.chunk_source import ChunkSource
+from galley.speech.decoder import Audio
 from galley.speech.features import LogMel
 from galley.speech.live import LiveSession
 from galley.speech.options import LiveOptions, TranscribeOptions
@@ -25,7 +27,7 @@ class SpeechModel:
         self._features = LogMel.of_model(Path(info.path), self.tokens.speech)
         self._detector = SpeechDetector()
 
-    def chunks(self, recording: Recording, options: TranscribeOptions) -> ChunkSource:
+    def chunks(self, recording: Audio, options: TranscribeOptions) -> ChunkSource:
         """The recording's chunks; closing them closes the recording."""
         return ChunkSource(recording, self._features, options, self._detector)
 

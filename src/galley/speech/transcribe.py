@@ -16,6 +16,7 @@ from galley.speech.arrays import pcm_of
 from galley.speech.audio import SAMPLE_RATE, RawPcm, Recording, Samples, Source
 from galley.speech.captions import text_of
 from galley.speech.chunk_source import ChunkSource
+from galley.speech.decoder import Audio, Decoder
 from galley.speech.live import LiveSession
 from galley.speech.live_events import LiveEvent
 from galley.speech.model import SpeechModel
@@ -57,7 +58,13 @@ class Transcriber(Closable):
         return transcriber
 
     def _load(self, settings: EngineSettings) -> None:
-        self._engine = LocalEngine(settings)
+        self._decoder = Decoder()
+        self._decoder.start()
+        try:
+            self._engine = LocalEngine(settings)
+        except BaseException:
+            self._decoder.close()
+            raise
         try:
             self._model = SpeechModel(self.info, Tokenizer.load(self._engine.folder))
         except BaseException:
@@ -81,6 +88,7 @@ class Transcriber(Closable):
         sample_rate: int | None = None,
         normalize: bool = False,
         max_seconds: float | None = None,
+        track: int | None = None,
     ) -> "Transcription":
         """Begin to transcribe a recording; iterate over the result for its segments.
 
@@ -92,10 +100,12 @@ class Transcriber(Closable):
             sample_rate: of an array, in Hz; default: 16,000.
             normalize: even out loudness.
             max_seconds: longer recordings are refused.
+            track: which of a file's audio tracks, counted from 1; default: the file's own default.
 
         Raises:
             AudioError: the recording cannot be read.
-            RequestError: the model does not know the language or the task; an argument of a wrong type.
+            RequestError: the model does not know the language or the task; an argument of a wrong type; no
+                such track.
         """
         options = options or TranscribeOptions()
         if not isinstance(options, TranscribeOptions):
@@ -103,9 +113,8 @@ class Transcriber(Closable):
                 f"expected TranscribeOptions(language='en', ...), got {shown(options)}",
                 param="options",
             )
-        file: Source
-        if isinstance(source, str | Path | bytes) or hasattr(source, "read"):
-            file = cast(Source, source)
+        is_file = isinstance(source, str | Path | bytes) or hasattr(source, "read")
+        if is_file:
             if sample_rate is not None:
                 raise RequestError(
                     "sample_rate is that of an array; the format of a file without a header is raw",
@@ -115,12 +124,21 @@ class Transcriber(Closable):
             raise RequestError(
                 "an array has no format of a file; sample_rate says its rate", param="raw"
             )
-        else:
-            file, raw = pcm_of(source, sample_rate or SAMPLE_RATE)
         session = Session(
             self._model.tokens, options, uuid.uuid4().hex, max_chunks=CHUNKS_IN_FLIGHT
         )
-        recording = Recording(file, raw=raw, normalize=normalize, max_seconds=max_seconds)
+        recording: Audio
+        if is_file:
+            recording = self._decoder.open(
+                cast(Source, source),
+                raw=raw,
+                normalize=normalize,
+                max_seconds=max_seconds,
+                track=track,
+            )
+        else:  # the caller's own samples, which no container holds
+            samples, raw = pcm_of(source, sample_rate or SAMPLE_RATE)
+            recording = Recording(samples, raw=raw, normalize=normalize, max_seconds=max_seconds)
         return Transcription(self._engine, session, self._model.chunks(recording, options))
 
     def live(self, options: LiveOptions | None = None) -> "LiveTranscription":
@@ -134,6 +152,7 @@ class Transcriber(Closable):
 
     def close(self) -> None:
         """Free the model. Further calls fail."""
+        self._decoder.close()
         self._engine.close()
 
 

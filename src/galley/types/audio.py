@@ -1,12 +1,15 @@
 """Shared types of speech models: encoder inputs of requests, alignments, a checkpoint's special tokens."""
 
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from galley.errors import RequestError
 
 FLOAT_BYTES: Final = 4
+
+SampleType: TypeAlias = Literal["s16le", "s24le", "s32le", "f32le", "u8", "mulaw", "alaw"]
+"""FFmpeg's names of samples without a header."""
 
 
 class EncoderInput(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,251 @@
+"""A decoder of recordings: ``python -m galley.speech.decode_worker SOCKET``.
+
+A recording is what anybody sends, and FFmpeg has hundreds of thousands of lines that read it. So it is read
+here, outside of the server's process, and each recording in a fork of its own. Its memory goes back to the
+system with the fork, and its budget is enforced by the kernel:
+
+- of CPU time: a profiling timer, whose signal (SIGPROF) ends the fork, whatever it is doing. Audio that was
+  decoded earns more time, so long recordings need no larger budget than short ones;
+- of memory: the address space may grow by ``max_bytes``.
+
+A fork waits while nobody takes its samples. It ends when its socket closes, and this process when its own
+does.
+"""
+
+import ctypes
+import gc
+import io
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from typing import Any, BinaryIO, Final, cast
+
+from galley.errors import AudioTooLong, RequestError
+from galley.service.process_limits import give_way, limit_growth
+from galley.speech.audio import Recording, Samples
+from galley.speech.decode_frames import (
+    BLOCK_SAMPLES,
+    MOST_BYTES,
+    Answer,
+    Block,
+    Decode,
+    Died,
+    Done,
+    Opened,
+    OutOfMemory,
+    Refused,
+    decode_job,
+    encode,
+)
+
+_NICE: Final = 5
+_DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG
+_EARNED: Final = 0.05
+"""Seconds of CPU time for each second of audio: real recordings take a tenth of that."""
+_RESERVE_BYTES: Final = 1024 * 1024
+"""Freed before it is told that memory ran out."""
+
+
+class DecodeWorker:
+    """Forks for each recording that comes, and tells how forks died."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._answers: dict[int, socket.socket] = {}
+        """Process id of each fork -> this process's copy of its socket."""
+        self._died: dict[int, tuple[socket.socket, Died]] = {}
+        """Descriptor -> a dead fork's socket, which may be full, and what is to be said there."""
+        self._poll = select.poll()
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wake, False)
+
+    def serve(self) -> None:
+        """Until the other side hangs up, and the last fork has ended."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake)
+        self._poll.register(self._woken, select.POLLIN)
+        self._poll.register(self._control, select.POLLIN)
+        serving = True
+        while serving or self._answers or self._died:
+            for ready, _ in self._poll.poll():
+                if ready == self._woken:
+                    self._reap()
+                elif ready in self._died:
+                    self._tell(ready)
+                elif not self._take():
+                    self._poll.unregister(self._control)
+                    serving = False
+
+    def _take(self) -> bool:
+        packet, descriptors, _, _ = socket.recv_fds(self._control, MOST_BYTES, 2)
+        if not packet:
+            return False
+        if len(descriptors) == 2:  # else there were too many open files: the socket closes
+            self._fork(packet, descriptors[0], socket.socket(fileno=descriptors[1]))
+        else:
+            _close(descriptors)
+        return True
+
+    def _fork(self, packet: bytes, file: int, answers: socket.socket) -> None:
+        parent = os.getpid()
+        try:
+            child = os.fork()
+        except OSError as error:
+            print(f"galley: no process for a recording: {error.strerror}", file=sys.stderr)
+            answers.close()
+        else:
+            if child == 0:
+                self._become_fork(parent)
+                _decode(decode_job(packet), file, answers)
+            self._answers[child] = answers
+        os.close(file)
+
+    def _become_fork(self, parent: int) -> None:
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._control.close()
+        for other in (*self._answers.values(), *(answers for answers, _ in self._died.values())):
+            other.close()
+        _close([self._woken, self._wake])
+
+    def _reap(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                child, status = ended
+                answers, code = self._answers.pop(child), os.waitstatus_to_exitcode(status)
+                if code:
+                    number = answers.fileno()
+                    self._died[number] = answers, Died(max(0, -code), max(0, code))
+                    self._poll.register(number, select.POLLOUT)
+                else:
+                    answers.close()
+
+    def _tell(self, number: int) -> None:
+        answers, died = self._died.pop(number)
+        self._poll.unregister(number)
+        with answers, suppress(OSError):  # the other side may have gone
+            answers.send(encode(died), socket.MSG_DONTWAIT)
+
+
+def _decode(job: Decode, descriptor: int, answers: socket.socket) -> None:
+    """Decode one recording within its budget, and end this process."""
+    code = 1
+    reserve = bytearray(_RESERVE_BYTES)
+    try:
+        # Before the limits: what has not been imported yet is not the recording's.
+        file = cast(BinaryIO, io.BufferedReader(_Shared(descriptor, job.offset)))
+        limit_growth(job.max_bytes)
+        signal.setitimer(signal.ITIMER_PROF, job.seconds)
+        try:
+            _answer(job, file, answers)
+        except MemoryError:
+            del reserve
+            _send(answers, OutOfMemory())
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _answer(job: Decode, file: BinaryIO, answers: socket.socket) -> None:
+    try:
+        with Recording(
+            file,
+            raw=job.raw,
+            normalize=job.normalize,
+            max_seconds=job.max_seconds,
+            name=job.name,
+            track=job.track,
+        ) as recording:
+            _send(answers, Opened(recording.duration))
+            heard = 0.0
+            for block in recording:
+                _send_samples(answers, block)
+                # Not for every block: the kernel rounds up to its ticks each time.
+                if (more := recording.seconds - heard) > 1:
+                    _earn(more * _EARNED, job.seconds)
+                    heard += more
+            _send(answers, Done(recording.warnings))
+    except RequestError as error:
+        _send(answers, Refused(str(error), error.param, isinstance(error, AudioTooLong)))
+
+
+def _send_samples(answers: socket.socket, samples: Samples) -> None:
+    for first in range(0, len(samples), BLOCK_SAMPLES):
+        _send(answers, Block(samples[first : first + BLOCK_SAMPLES].tobytes()))
+
+
+def _send(answers: socket.socket, answer: Answer) -> None:
+    try:
+        answers.sendall(encode(answer))
+    except OSError:  # nobody listens any more
+        os._exit(0)
+
+
+def _earn(seconds: float, most: float) -> None:
+    """More CPU time, up to what there was in the beginning."""
+    left, _ = signal.getitimer(signal.ITIMER_PROF)
+    signal.setitimer(signal.ITIMER_PROF, min(most, left + seconds))
+
+
+class _Shared(io.RawIOBase):
+    """A file whose descriptor another process has, too: their positions are not the same."""
+
+    def __init__(self, descriptor: int, position: int) -> None:
+        self._descriptor = descriptor
+        self._position = position
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence == io.SEEK_CUR:
+            offset += self._position
+        elif whence == io.SEEK_END:
+            offset += os.fstat(self._descriptor).st_size
+        if offset < 0:
+            raise OSError("a position before the file's beginning")
+        self._position = offset
+        return offset
+
+    def readinto(self, buffer: Any) -> int:
+        count = os.preadv(self._descriptor, [buffer], self._position)
+        self._position += count
+        return count
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def main() -> None:
+    """Serve one connection until it closes."""
+    # Signals of the terminal and of service managers are for the server, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    give_way()
+    os.nice(_NICE)
+    gc.freeze()
+    DecodeWorker(socket.socket(fileno=int(sys.argv[1]))).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,342 @@
+"""Recordings decoded in a process of their own, within a budget; see :mod:`galley.speech.decode_worker`."""
+
+import io
+import logging
+import os
+import signal
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import BinaryIO, Final, Protocol, Self
+
+import numpy as np
+
+from galley.errors import AudioError, AudioTooLong, EngineError, EngineNotReady, RequestError
+from galley.service.spawn import Spawned, spawn_decoder
+from galley.speech.decode_frames import (
+    MOST_BYTES,
+    Answer,
+    Block,
+    Decode,
+    Died,
+    Done,
+    Opened,
+    OutOfMemory,
+    Refused,
+    decode_answer,
+    encode,
+)
+from galley.speech.features import SAMPLE_RATE
+from galley.speech.sources import RawPcm, Samples, Source
+
+log = logging.getLogger("galley.speech")
+
+SECONDS: Final = 10.0
+"""Default budget of CPU time."""
+BYTES: Final = 256 * 1024 * 1024
+"""Default budget of memory."""
+_HANG_SECONDS: Final = 120.0
+"""A decoder that says nothing for so long, though its budget is of seconds, does not run."""
+_COPIED: Final = 1024 * 1024
+
+
+class Audio(Protocol):
+    """What a transcription needs of a recording."""
+
+    duration: float | None
+    warnings: list[str]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of audio decoded so far."""
+
+    def __iter__(self) -> Iterator[Samples]:
+        """Blocks of at most some seconds, mono float32 ``[samples]`` at 16 kHz; once."""
+
+    def close(self) -> None:
+        """Free what it holds. Idempotent."""
+
+
+class Decoder:
+    """The process in which recordings are decoded, each in a fork; for any number of threads.
+
+    It is started with the first recording, or by :meth:`start`, and again if it died.
+    """
+
+    def __init__(self, seconds: float = SECONDS, max_bytes: int = BYTES) -> None:
+        """Args:
+        seconds: CPU time that a recording may take before its first block, and by how much it may fall
+            behind later.
+        max_bytes: memory that it may take.
+        """
+        self._seconds = seconds
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._process: Spawned | None = None
+        self._silent: list[Spawned] = []
+        self._closed = False
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of what runs; of forks not."""
+        process = self._process
+        return [process.child.pid] if process is not None and _runs(process) else []
+
+    def start(self) -> None:
+        """Begin the process now, so that the first recording need not wait for it."""
+        with suppress(EngineNotReady), self._lock:  # whoever needs it will see
+            self._running()
+
+    def open(
+        self,
+        source: Source,
+        *,
+        raw: RawPcm | None = None,
+        normalize: bool = False,
+        max_seconds: float | None = None,
+        name: str = "",
+        track: int | None = None,
+    ) -> "DecodedRecording":
+        """Begin to decode a recording; the arguments are those of :class:`galley.speech.audio.Recording`.
+
+        Raises:
+            AudioError: it cannot be read, or not within the budget.
+            AudioTooLong: it is longer than ``max_seconds``.
+            RequestError: there is no such track.
+            EngineNotReady: there is no process to decode it.
+        """
+        name = name or (str(source) if isinstance(source, str | Path) else "the recording")
+        with closing(_descriptor(source, name)) as file:
+            job = Decode(
+                name=name,
+                offset=file.offset,
+                raw=raw,
+                normalize=normalize,
+                max_seconds=max_seconds,
+                track=track,
+                seconds=self._seconds,
+                max_bytes=self._max_bytes,
+            )
+            try:
+                return self._open(job, file.number)
+            except _Gone:  # somebody has killed it, perhaps while it was idle
+                with suppress(_Gone):
+                    return self._open(job, file.number)
+        raise EngineNotReady("The decoder of recordings was ended twice", retry_after=1)
+
+    def _open(self, job: Decode, file: int) -> "DecodedRecording":
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        ours.settimeout(_HANG_SECONDS)
+        try:
+            with theirs, self._lock:
+                process = self._running()
+                try:
+                    socket.send_fds(process.connection, [encode(job)], [file, theirs.fileno()])
+                except OSError as error:
+                    self._replace(process)
+                    raise _Gone from error
+            return DecodedRecording(job, ours)
+        except _Gone:
+            with self._lock:
+                self._replace(process)
+            ours.close()
+            raise
+        except BaseException:
+            ours.close()
+            raise
+
+    def _running(self) -> Spawned:
+        if self._closed:
+            raise EngineNotReady("The decoder of recordings is closed", retry_after=1)
+        if self._process is None or not _runs(self._process):
+            try:
+                self._process = spawn_decoder()
+            except OSError as error:
+                raise EngineNotReady(
+                    f"No decoder of recordings can be started: {error.strerror}", retry_after=1
+                ) from error
+            self._process.connection.settimeout(_HANG_SECONDS)
+        return self._process
+
+    def _replace(self, process: Spawned) -> None:
+        """Give it no more recordings; those that it has may go on."""
+        if self._process is process:
+            self._process = None
+            process.connection.close()
+            self._silent = [other for other in self._silent if _runs(other)]
+            self._silent.append(process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process; recordings still under way fail. Idempotent."""
+        with self._lock:
+            self._closed = True
+            process, self._process = self._process, None
+            ending = [*self._silent, *([] if process is None else [process])]
+            self._silent = []
+        for one in ending:
+            one.connection.close()
+            one.child.kill()  # it has nothing to save
+            one.child.wait()
+
+
+class DecodedRecording:
+    """One recording, decoded in a process of its own while iterating; see :class:`Audio`."""
+
+    def __init__(self, job: Decode, connection: socket.socket) -> None:
+        """Made by :meth:`Decoder.open`."""
+        self._job = job
+        self._connection = connection
+        self._samples = 0
+        self.warnings: list[str] = []
+        opened = self._answer(first=True)
+        assert isinstance(opened, Opened)
+        self.duration = opened.duration
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of audio decoded so far."""
+        return self._samples / SAMPLE_RATE
+
+    def __iter__(self) -> Iterator[Samples]:
+        with closing(self):
+            while isinstance(answer := self._answer(), Block):
+                block = np.frombuffer(answer.samples, np.float32)
+                self._samples += len(block)
+                yield block
+            assert isinstance(answer, Done)
+            self.warnings = answer.warnings
+
+    def close(self) -> None:
+        """Hang up; the fork that decodes ends when it sees that. Idempotent."""
+        self._connection.close()
+
+    def _answer(self, *, first: bool = False) -> Answer:
+        """The next answer that is no error."""
+        try:
+            packet = self._connection.recv(MOST_BYTES)
+        except OSError as error:
+            log.warning("no answer from the decoder of recordings: %s", error)
+            packet = b""
+        if not packet:
+            if first:
+                raise _Gone
+            raise EngineNotReady("The decoder of recordings was ended", retry_after=1)
+        answer = decode_answer(packet)
+        if isinstance(answer, Refused):
+            raise _refusal(answer)
+        if isinstance(answer, OutOfMemory):
+            raise self._over_memory()
+        if isinstance(answer, Died):
+            raise self._death(answer, first=first)
+        return answer
+
+    def _death(self, died: Died, *, first: bool) -> Exception:
+        name = self._job.name
+        log.warning(
+            "the decoder of a recording ended by signal %d, status %d", died.signal, died.code
+        )
+        if died.code:
+            return EngineError("The decoder of recordings failed; the server's log says why")
+        if died.signal == signal.SIGPROF:
+            return AudioError(
+                f"{name} takes too long to decode: more than {self._job.seconds:g} s of CPU time "
+                "(audio_decode_seconds) beyond what its length explains"
+            )
+        if died.signal == signal.SIGKILL:  # by the kernel, for memory, or by somebody
+            return (
+                _Gone()
+                if first
+                else EngineNotReady(
+                    "The decoder of recordings was killed; the server may be short of memory",
+                    retry_after=1,
+                )
+            )
+        if died.signal == signal.SIGABRT:
+            return self._over_memory()
+        return AudioError(f"{name} cannot be decoded: it ends the decoder (signal {died.signal})")
+
+    def _over_memory(self) -> AudioError:
+        return AudioError(
+            f"{self._job.name} takes more memory to decode than {self._job.max_bytes} bytes "
+            "(audio_decode_bytes)"
+        )
+
+
+class _Gone(Exception):
+    """The decoder's process has ended before it answered."""
+
+
+def _refusal(answer: Refused) -> RequestError:
+    if answer.too_long:
+        return AudioTooLong(answer.message)
+    if answer.param == "file":
+        return AudioError(answer.message)
+    return RequestError(answer.message, param=answer.param)
+
+
+def _runs(process: Spawned) -> bool:
+    return process.child.poll() is None
+
+
+class _Descriptor:
+    """An open file, and where in it a recording begins; closed by :meth:`close`."""
+
+    def __init__(self, number: int, offset: int) -> None:
+        self.number = number
+        self.offset = offset
+
+    def close(self) -> None:
+        os.close(self.number)
+
+
+def _descriptor(source: Source, name: str) -> _Descriptor:
+    if isinstance(source, bytes):
+        return _copied(io.BytesIO(source))
+    if not isinstance(source, str | Path):
+        return _of_file(source)
+    try:
+        number = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # of pipes, too
+    except OSError as error:
+        raise AudioError(f"{source} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise AudioError(f"{source} cannot be read: it is no regular file")
+    return _Descriptor(number, 0)
+
+
+def _of_file(file: BinaryIO) -> _Descriptor:
+    """Of a file on disk, its own; else that of a copy."""
+    if isinstance(file, SpooledTemporaryFile):
+        on_disk = file.name is not None
+    else:
+        on_disk = isinstance(getattr(file, "raw", file), io.FileIO)
+    if not on_disk:
+        return _copied(file)
+    if file.writable():
+        file.flush()
+    return _Descriptor(os.dup(file.fileno()), file.tell())
+
+
+def _copied(file: BinaryIO) -> _Descriptor:
+    """A copy in memory, which the decoder can read."""
+    start = file.tell()
+    number = os.memfd_create("recording")
+    try:
+        with os.fdopen(os.dup(number), "wb") as copy:
+            while part := file.read(_COPIED):
+                copy.write(part)
+    except BaseException:
+        os.close(number)
+        raise
+    file.seek(start)
+    return _Descriptor(number, 0)

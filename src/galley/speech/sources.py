@@ -1,0 +1,53 @@
+"""What a recording is read from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+
+from galley.audio import SampleType
+from galley.errors import RequestError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Samples: TypeAlias = "NDArray[np.float32]"
+"""Mono, in [-1, 1]."""
+
+Source: TypeAlias = str | Path | bytes | BinaryIO
+"""A path (never an address on the network), the file's bytes, or an open file that can seek."""
+
+
+@dataclass(frozen=True)
+class RawPcm:
+    """Format of a file without a header; channels are interleaved."""
+
+    sample_rate: int
+    channels: int = 1
+    type: SampleType = "s16le"
+
+
+def raw_pcm(
+    type_: SampleType | None, sample_rate: int | None, channels: int | None
+) -> RawPcm | None:
+    """What fields of a request, or flags, say of a file without a header; None if they say nothing.
+
+    Raises:
+        RequestError: one is missing, or does not go with the others; ``param`` names it.
+    """
+    if type_ is None:
+        for name, value in (("sample_rate", sample_rate), ("channels", channels)):
+            if value is not None:
+                raise RequestError(
+                    f"{name} is that of a file without a header, whose encoding raw_format names",
+                    param=name,
+                )
+        return None
+    if sample_rate is None:
+        raise RequestError(
+            f"raw_format {type_} needs sample_rate: the file does not state its own",
+            param="sample_rate",
+        )
+    return RawPcm(sample_rate, channels or 1, type_)
