@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from galley.config import Settings
 from galley.errors import SettingsError
+from galley.settings.config import Settings
 from tests.adapters.peft import make_adapter
 from tests.server.openapi import ADAPTERS
 from tests.server.refusals import error_of

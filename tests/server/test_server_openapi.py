@@ -8,12 +8,12 @@ import httpx
 import msgspec
 import pytest
 
-from galley.config import Settings
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
 from galley.server.app import create_app
 from galley.server.auth import ADMIN_PATHS
 from galley.server.openapi import Operation
+from galley.settings.config import Settings
 from tests.server.conftest import ADMIN_KEY
 from tests.server.openapi import ADAPTERS, OF_VECTORS, OPERATIONS, PAGE, SPOKEN, check_answers
 from tests.server.serving import Server

@@ -12,11 +12,11 @@ import uvicorn
 from uvicorn.server import ServerState
 from websockets.frames import OP_CONT, OP_PING, OP_TEXT, Frame
 
-from galley.config import Settings
 from galley.server import websocket
 from galley.server.front_door import Admission, FrontDoor
 from galley.server.http_protocol import BoundedHttpProtocol
 from galley.server.websocket_protocol import BoundedWebSocketProtocol
+from galley.settings.config import Settings
 
 FRAMES = 20_000
 A_TURN = 43

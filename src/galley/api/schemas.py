@@ -26,12 +26,11 @@ from galley.api.structured_output import (
     StructuredOutputs,
     constraint_of,
 )
-from galley.audio import SampleType
-from galley.config import ADAPTER_NAME
 from galley.errors import RequestError
 from galley.settings.config import ADAPTER_NAME
 from galley.tools.conversation import Conversation
 from galley.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
+from galley.types.audio import SampleType
 
 if TYPE_CHECKING:
     from galley.speech.options import TranscribeOptions

@@ -11,7 +11,6 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, get_args
 
 import click
 
-from galley.audio import SampleType
 from galley.cli.options import Command, Flags, start_logging, with_flags
 from galley.cli.report import say_written
 from galley.cli.terminal import progress
@@ -19,6 +18,7 @@ from galley.errors import RequestError, SettingsError
 from galley.formats.source import BUNDLED_SPEECH
 from galley.settings.config import Settings
 from galley.settings.engine import EngineSettings
+from galley.types.audio import SampleType
 
 if TYPE_CHECKING:
     from galley.speech.options import TranscribeOptions

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from galley.speech.audio import Recording
-from galley.model_info import ModelInfo
 from galley.speech.chunk_source import ChunkSource
 from galley.speech.decoder import Audio
 from galley.speech.features import LogMel

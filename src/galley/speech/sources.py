@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
-from galley.audio import SampleType
 from galley.errors import RequestError
+from galley.types.audio import SampleType
 
 if TYPE_CHECKING:
     import numpy as np
