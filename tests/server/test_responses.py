@@ -241,10 +241,6 @@ def test_fields_that_ask_for_nothing_and_the_receipt(server: Server) -> None:
             "input[0].content[0].type",
         ),
         ({"input": [{"role": "user", "content": "x", "output": "y"}]}, "input[0].output"),
-        (
-            {"input": [{"type": "function_call", "call_id": "1", "name": "a", "arguments": "{x}"}]},
-            "input[0].arguments",
-        ),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 10**9}, "max_output_tokens"),
         ({"temperature": -1}, "temperature"),

@@ -227,24 +227,33 @@ DEEP: dict[str, Any] = {"type": "object", "properties": {"x": {"description": "x
             {"messages": [{**CALLED[1], "role": "user", "content": "x"}]},
             "messages[0].tool_calls",
         ),
-        (
-            {
-                "messages": [
-                    *MESSAGES,
-                    {
-                        "role": "assistant",
-                        "tool_calls": [{"id": "1", "function": {"name": "a", "arguments": "{x}"}}],
-                    },
-                ]
-            },
-            "messages[1].tool_calls[0].function.arguments",
-        ),
     ],
 )
 def test_what_cannot_be_honoured_is_named(
     http: httpx.Client, fields: dict[str, Any], param: str
 ) -> None:
     assert error_of(post(http, **fields))["param"] == param
+
+
+@pytest.mark.parametrize(
+    "text", ['{"city": "Par', "{x}", "[1, 2]", "77777", "not JSON", '{"a": ' * 99]
+)
+def test_arguments_that_are_no_json_object_go_to_the_template(
+    http: httpx.Client, text: str
+) -> None:
+    def called(arguments: str) -> Any:
+        call = {"id": "1", "function": {"name": "get_weather", "arguments": arguments}}
+        answered = {"role": "tool", "tool_call_id": "1", "content": "21"}
+        return [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, answered]
+
+    assert tokens(http, messages=called(text)) > tokens(http, messages=called(""))
+    items = [
+        {"role": "user", "content": "Hello"},
+        {"type": "function_call", "call_id": "1", "name": "get_weather", "arguments": text},
+        {"type": "function_call_output", "call_id": "1", "output": "21"},
+    ]
+    answer = http.post("/v1/responses", json={"input": items, "max_output_tokens": 4})
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("choice", ["required", "get_weather"])

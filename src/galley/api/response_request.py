@@ -18,6 +18,7 @@ from galley.api.messages import (
     MAX_TOOLS,
     TOOL_NAME_PATTERN,
     Strict,
+    read_arguments,
 )
 from galley.api.structured_output import ANY_OBJECT, schema_grammar
 from galley.errors import RequestError
@@ -210,7 +211,7 @@ class ResponseRequest(Strict, frozen=True, kw_only=True):
             earlier: items of the conversation before this request's.
 
         Raises:
-            RequestError: fields contradict each other, or a call's arguments are no JSON object.
+            RequestError: fields contradict each other.
         """
         choice = self.tool_choice
         items = self.input
@@ -223,7 +224,7 @@ class ResponseRequest(Strict, frozen=True, kw_only=True):
                 param="input",
             )
         return Conversation(
-            messages=_begun(self.instructions, _turns([*earlier, *items], skip=len(earlier))),
+            messages=_begun(self.instructions, _turns([*earlier, *items])),
             tools=tuple(
                 Tool(
                     name=tool.name,
@@ -254,14 +255,11 @@ def _begun(instructions: str | None, turns: list[dict[str, Any]]) -> list[dict[s
     return system + turns[first:]
 
 
-def _turns(items: list[InputItem], skip: int = 0) -> list[dict[str, Any]]:
-    """Items as messages: thinking and calls belong to the assistant's message before or behind them.
-
-    Errors name the field of an item as if the first ``skip`` of them were not there.
-    """
+def _turns(items: list[InputItem]) -> list[dict[str, Any]]:
+    """Items as messages: thinking and calls belong to the assistant's message before or behind them."""
     turns: list[dict[str, Any]] = []
     own: dict[str, Any] | None = None  # the assistant's, to which more may be added
-    for index, item in enumerate(items):
+    for item in items:
         match item.type:
             case "message" if item.role != "assistant":
                 own = None
@@ -285,23 +283,10 @@ def _turns(items: list[InputItem], skip: int = 0) -> list[dict[str, Any]]:
         elif item.type == "reasoning":
             own["reasoning_content"] = own.get("reasoning_content", "") + _text(item.content)
         else:
-            function = {"name": item.name, "arguments": _arguments(item, index - skip)}
+            function = {"name": item.name, "arguments": read_arguments(item.arguments or "")}
             call = {"type": "function", "id": item.call_id, "function": function}
             own.setdefault("tool_calls", []).append(call)
     return turns
-
-
-def _arguments(item: InputItem, index: int) -> dict[str, Any]:
-    try:
-        arguments = msgspec.json.decode(item.arguments or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise RequestError(
-            f"input[{index}].arguments: not the text of a JSON object",
-            param=f"input[{index}].arguments",
-        )
-    return arguments
 
 
 def _text(content: str | list[ContentPart] | None) -> str:

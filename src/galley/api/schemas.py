@@ -240,7 +240,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         """What is to be answered, and how.
 
         Raises:
-            RequestError: fields contradict each other, or a call's arguments are no JSON object.
+            RequestError: fields contradict each other.
         """
         return conversation_of(
             self.messages,

@@ -5,6 +5,8 @@ A protocol makes a :class:`galley.tools.conversation.Conversation` and SamplingP
 as they come. :func:`galley.tools.events.whole` makes one answer of all events of a choice.
 """
 
+import msgspec
+
 from galley.gateway.call import Call
 from galley.gateway.generation import Generation
 from galley.gateway.served import Backend
@@ -21,6 +23,7 @@ async def converse(
     priority: int = 0,
     cache_salt: str | None = None,
     constrained_by: str = "",
+    up_to_context: bool = False,
 ) -> Generation:
     """Hand a conversation to the engine.
 
@@ -29,6 +32,7 @@ async def converse(
         params: how to generate; their grammar, if any, is not checked yet.
         priority, cache_salt: as the request has them.
         constrained_by: the request's field that has the grammar of ``params``.
+        up_to_context: the context may end the answer before its ``max_tokens``.
 
     Raises:
         RequestError: the request cannot be honoured by this model.
@@ -37,6 +41,11 @@ async def converse(
     """
     backend = call.backend
     prompt = await prompt_of(backend, conversation)
+    if up_to_context and params.max_tokens is not None:
+        limit = backend.engine.info.max_request_tokens
+        own = call.caller.tenant.max_context
+        room = (limit if own is None else min(limit, own)) - len(prompt)
+        params = msgspec.structs.replace(params, max_tokens=max(1, min(params.max_tokens, room)))
     params, new_parser = prepared(conversation, backend.format, backend.tokenizer, prompt, params)
     return Generation.submit(
         call,
@@ -60,5 +69,6 @@ async def prompt_of(backend: Backend, conversation: Conversation) -> list[int]:
         conversation.messages,
         tools=[tool.as_templates_expect() for tool in conversation.offered],
         variables=variables_of(conversation, backend.format),
+        continue_last=conversation.continues,
         context=backend.engine.info.max_request_tokens,
     )

@@ -108,6 +108,7 @@ class TextPool:
         tools: Sequence[dict[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        continue_last: bool = False,
         context: int | None = None,
     ) -> list[int]:
         """Token ids of a conversation; see :meth:`galley.text.template.ChatTemplate.encode`.
@@ -117,7 +118,12 @@ class TextPool:
             QueueFull: too much text work waits already.
         """
         job = EncodeChat(
-            messages, list(tools), dict(variables or {}), add_generation_prompt, context
+            messages,
+            list(tools),
+            dict(variables or {}),
+            add_generation_prompt,
+            continue_last,
+            context,
         )
         answer = await self._work(job, "messages")
         assert isinstance(answer, Ids)

@@ -42,7 +42,15 @@ def prepared(
     Raises:
         RequestError: the model cannot do what is asked.
     """
+    if conversation.continues and params.grammar is not None:
+        raise RequestError(
+            "response_format: the last message is the assistant's, and what goes on with it has no form of "
+            "its own; leave one out",
+            param="response_format",
+        )
     thinking = thinking_of(prompt, tokenizer, format)
+    if conversation.continues and thinking == "possible":
+        thinking = "over"
     params = msgspec.structs.replace(
         params,
         grammar=grammar_of(conversation, format, tokenizer, thinking, params.grammar),
@@ -94,7 +102,7 @@ def variables_of(conversation: Conversation, format: ChatFormat) -> dict[str, An
         told: dict[str, Any] = {"reasoning_effort": effort}
     elif switch is not None:
         told = {switch: effort != "none"}
-    elif effort == "none" and format.thinking is None:
+    elif conversation.effort_is_hint or (effort == "none" and format.thinking is None):
         told = {}
     else:
         raise RequestError(
