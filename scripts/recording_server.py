@@ -73,10 +73,10 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         """Nothing: what matters is recorded."""
 
-    def do_HEAD(self) -> None:  # noqa: N802
+    def do_HEAD(self) -> None:
         self._send(b"", "text/plain")
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         self._keep(None)
         if self.path.partition("?")[0] == "/v1/models":
             card = {"id": "recorded", "object": "model", "created": 1, "owned_by": "galley"}
@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send_json({"error": {"message": "not here"}}, 404)
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         length = int(self.headers.get("content-length") or 0)
         if length > MOST_BODY:
             self._send_json({"error": {"message": "too large"}}, 413)

@@ -309,6 +309,22 @@ def test_blocks_begin_grow_and_stop_one_after_another() -> None:
     assert "".join(d.get("partial_json", "") for d in deltas) == '{"city": "Rome"}{}'
 
 
+def test_a_call_that_breaks_off_in_a_stream_is_told_once() -> None:
+    blocks = _Blocks()
+    events: list[Event] = [
+        Text("So: "),
+        CallStart(0, "call_1", "get_weather"),
+        Arguments(0, '{"city": "Ro'),
+        CallEnd(0, broken=True),
+        Text('<tool_call>{"city": "Ro', warning="the answer ends within a call", repeats=True),
+    ]
+    made = [one for event in events for one in blocks.of(event)] + list(blocks.closed())
+    deltas = [one["delta"] for one in made if one["type"] == "content_block_delta"]
+    assert [d.get("text", "") + d.get("partial_json", "") for d in deltas] == [
+        *("So: ", '{"city": "Ro')
+    ]
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [

@@ -123,6 +123,34 @@ def test_a_call_that_cannot_be_read_is_text_with_a_warning(http: httpx.Client) -
     assert "tool_calls" not in choice["message"]
 
 
+@pytest.mark.parametrize("limit", [30, 40, 50])
+def test_a_call_that_is_cut_off_is_told_once(client: OpenAI, limit: int) -> None:
+    """A stream has told the call when it breaks off; an answer as a whole has its text instead."""
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    asked: dict[str, Any] = {
+        "model": "calling",
+        "messages": MESSAGES,
+        "tools": [WEATHER],
+        "tool_choice": named,
+        "max_tokens": limit,
+        "seed": 4,
+    }
+    [(finish, text, calls, _)] = answers(client, stream=False, **asked)
+    [(streamed_finish, streamed_text, streamed_calls, _)] = answers(client, stream=True, **asked)
+    assert finish == streamed_finish == "length"
+    assert (text[:11], calls) == ("<tool_call>", [])
+    assert streamed_text == ""
+    [(name, arguments)] = streamed_calls
+    assert name == "get_weather"
+    assert text.endswith(arguments)
+    # And what a stream told may be sent back.
+    call = {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+    said = {"role": "assistant", "content": streamed_text, "tool_calls": [call]}
+    answered = {"role": "tool", "tool_call_id": "1", "content": "21"}
+    more: Any = [*MESSAGES, said, answered]
+    client.chat.completions.create(model="calling", messages=more, max_tokens=1)
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -23,14 +23,14 @@ GRADED = PLAIN + "{{ reasoning_effort }}"
 def test_a_hint_of_effort_is_used_where_the_template_has_it(
     source: str, told: Any, effort: str
 ) -> None:
-    format = chat_format(ChatTemplate(source, file="x"))
+    form = chat_format(ChatTemplate(source, file="x"))
     values = {"enable_thinking": effort != "none", "reasoning_effort": effort}
     expected = {told: values[told]} if told else {}
     hint = Conversation(messages=ASKED, effort=effort, effort_is_hint=True)
-    assert variables_of(hint, format) == expected
+    assert variables_of(hint, form) == expected
     strict = Conversation(messages=ASKED, effort=effort)
     if told or effort == "none":
-        assert variables_of(strict, format) == expected
+        assert variables_of(strict, form) == expected
     else:
         with pytest.raises(RequestError, match="reasoning_effort"):
-            variables_of(strict, format)
+            variables_of(strict, form)

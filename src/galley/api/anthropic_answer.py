@@ -245,6 +245,8 @@ class _Blocks:
 
     def of(self, event: Event) -> Iterator[MessageEvent]:
         match event:
+            case Text(repeats=True):
+                pass
             case Text():
                 yield from self._within("text", {"type": "text", "text": ""})
                 yield self._delta({"type": "text_delta", "text": event.text})

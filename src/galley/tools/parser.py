@@ -248,8 +248,9 @@ class Parser:
         try:
             yield from calls
         except NotACall as error:
-            warning = None if quiet and not self._started else str(error)
-            if self._started:
+            repeats = self._started
+            warning = None if quiet and not repeats else str(error)
+            if repeats:
                 self._events.append(CallEnd(self._index, broken=True))
                 self._index += 1
             text = "".join((*self._spaces, *self._raw))
@@ -257,7 +258,7 @@ class Parser:
             self._raw.clear()
             self._started = False
             if text:
-                self._events.append(Text(text, warning))
+                self._events.append(Text(text, warning, repeats))
 
     def _start(self, name: str) -> None:
         """A call of ``name`` begins. Raises NotACall for what can be no name."""
