@@ -35,7 +35,12 @@ async def replayed(
 
 
 def _events(answer: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    begun = {"status": "in_progress", "output": [], "usage": None, "completed_at": None}
+    begun: dict[str, Any] = {
+        "status": "in_progress",
+        "output": [],
+        "usage": None,
+        "completed_at": None,
+    }
     for kind in ("response.created", "response.in_progress"):
         yield {"type": kind, "response": {**answer, **begun, "incomplete_details": None}}
     for index, item in enumerate(answer["output"]):
@@ -45,7 +50,9 @@ def _events(answer: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _item_events(item: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:
     at = {"item_id": item["id"], "output_index": index}
-    empty = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+    empty: dict[str, Any] = (
+        {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+    )
     added = {**item, **empty, "status": "in_progress"}
     yield {"type": "response.output_item.added", "output_index": index, "item": added}
     if item["type"] == "function_call":
@@ -56,7 +63,7 @@ def _item_events(item: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:
     for place, part in enumerate(item.get("content", ())):
         here = {**at, "content_index": place}
         kind = f"response.{part['type']}"
-        more = {"logprobs": []} if part["type"] == "output_text" else {}
+        more: dict[str, Any] = {"logprobs": []} if part["type"] == "output_text" else {}
         begun = {**part, "text": ""}
         yield {"type": "response.content_part.added", **here, "part": begun}
         yield {"type": f"{kind}.delta", **here, "delta": part["text"], **more}

@@ -10,7 +10,7 @@ from galley.errors import RequestError
 from galley.text.tokenizer import Tokenizer
 from galley.tools import harmony
 from galley.tools.conversation import Conversation
-from galley.tools.formats import HARMONY, THINKING, ChatFormat
+from galley.tools.formats import HARMONY, THINKING, ChatFormat, control_tokens
 from galley.tools.grammar import Thinking, grammar_of
 from galley.tools.parser import Parser, ThinkingMarkers
 from galley.types import SamplingParams, ThinkingBudget
@@ -61,6 +61,8 @@ def prepared(
         conversation.offered,
         parallel=conversation.parallel,
         in_thinking=thinking == "begun",
+        tokens=frozenset(control_tokens(tokenizer)),
+        constrained=params.grammar is not None,
     )
 
 

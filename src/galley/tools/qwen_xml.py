@@ -46,7 +46,10 @@ class QwenXmlParser(Parser):
     MARKERS = (BEGIN, END)
 
     def _answer(self) -> Steps[None]:
-        while (marker := (yield from self._text_until(BEGIN, FUNCTION))) is not None:
+        # Models forget the first of these now and then, but not where a grammar asks for its token.
+        whole = self._constrained and BEGIN in self._tokens
+        begins = (BEGIN,) if whole else (BEGIN, FUNCTION)
+        while (marker := (yield from self._text_until(*begins))) is not None:
             yield from self._attempt(self._call(opened=marker == FUNCTION))
 
     def _call(self, *, opened: bool) -> Steps[None]:
