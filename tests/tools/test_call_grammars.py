@@ -345,6 +345,50 @@ def test_text_between_tags(models: dict[bool, Model], text: str, allowed: bool) 
         assert json.loads(call.arguments) == {"text": text}
 
 
+OPTIONAL: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+CHOICE: dict[str, Any] = {"anyOf": [{"enum": ["a", "1"]}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        (OPTIONAL, "Paris", "Paris"),
+        (OPTIONAL, '{"a": 1}', '{"a": 1}'),
+        (OPTIONAL, "null", None),
+        ({"type": ["string", "null"]}, "5", "5"),
+        ({"anyOf": [{"$ref": "#/$defs/name"}, {"type": "null"}]}, "5", "5"),
+        (CHOICE, "1", "1"),
+        (CHOICE, "null", None),
+        (CHOICE, "b", ValueError),
+        ({"enum": ["a", None]}, "null", None),
+        ({"enum": ["a", None]}, "5", ValueError),
+        ({"type": ["integer", "string"]}, "5", 5),
+        ({"type": ["integer", "string"]}, '"5"', "5"),
+        ({"type": "integer"}, "x", ValueError),
+    ],
+)
+def test_grammar_and_parser_agree_on_values_between_tags(
+    models: dict[bool, Model], schema: Any, written: str, value: Any
+) -> None:
+    parameters = {
+        "properties": {"x": schema},
+        "required": ["x"],
+        "$defs": {"name": {"type": "string"}},
+    }
+    asked = conversation(Tool(name="note", parameters=parameters), choice="required")
+    model = models[False]
+    grammar = grammar_of(asked, form("qwen_xml"), model.tokenizer, "over", None)
+    assert grammar is not None
+    text = f"<function=note>\n<parameter=x>\n{written}\n</parameter>\n</function>"
+    text = f"<tool_call>\n{text}\n</tool_call>"
+    assert model.accepts(grammar, model.spelled(text)) == (value is not ValueError)
+    if value is not ValueError:
+        parser = form("qwen_xml").parser(asked.offered)
+        assert parser is not None
+        [call] = whole(events_of(parser, text)).calls
+        assert json.loads(call.arguments) == {"x": value}
+
+
 @pytest.mark.parametrize("name", ["hermes", "qwen_xml", "pythonic"])
 @pytest.mark.parametrize(
     "parameters",
