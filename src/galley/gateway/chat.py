@@ -12,6 +12,7 @@ from galley.gateway.generation import Generation
 from galley.gateway.served import Backend
 from galley.tools.conversation import Conversation
 from galley.tools.prepare import check_tools, prepared, variables_of
+from galley.tools.volatile import settle
 from galley.types import SamplingParams
 
 
@@ -66,7 +67,7 @@ async def prompt_of(backend: Backend, conversation: Conversation) -> list[int]:
     """
     check_tools(conversation, backend.format)
     return await backend.text.chat(
-        conversation.messages,
+        settle(conversation.messages, backend.volatile_lines),
         tools=[tool.as_templates_expect() for tool in conversation.offered],
         variables=variables_of(conversation, backend.format),
         continue_last=conversation.continues,
