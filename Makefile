@@ -9,13 +9,14 @@ LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check --constrain
 PIP := $(LOUD_PIP) --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint test-clients audit schema soak fuzz fixtures sanitize thorough bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
+.PHONY: help run test lint test-clients clients audit schema soak fuzz fixtures sanitize thorough bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
 
 help:
 	@echo "make run         serve the bundled models, show what they answer, keep serving (PORT=8000)"
 	@echo "make test        lint, types, import rules and tests"
 	@echo "make lint        ruff, mypy, import-linter, the audit of dependencies and clang-format only"
 	@echo "make test-clients  LangChain, LiteLLM, instructor and the llm command against a real server; sentence-transformers"
+	@echo "make clients     the newest Claude Code, Codex, opencode, SDKs, LangChain and LiteLLM: requests recorded again, and replayed"
 	@echo "make sanitize    the kernel tests under the address and undefined-behaviour sanitizers (GCC)"
 	@echo "make thorough    the tests with all of their random examples, and kernels of instruction sets that this CPU lacks"
 	@echo "make audit       dependencies against advisories, as in lint, and with pip-audit (needs a network)"
@@ -46,6 +47,9 @@ lint: $(VENV)/.installed-dev
 
 test-clients: $(VENV)-clients/.installed
 	$(VENV)-clients/bin/python -m pytest tests/clients
+
+clients: $(VENV)/.installed-dev
+	$(BIN)/python -m scripts.clients
 
 sanitize: $(VENV)/.installed-dev
 	$(BIN)/python scripts/sanitize.py

@@ -40,6 +40,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "priority_steps": st.integers(1, 10**4),
     "tool_parser": st.sampled_from(["auto", "off", "hermes", "qwen_xml"]),
     "reasoning_parser": st.sampled_from(["auto", "off", "think"]),
+    "volatile_lines": st.sampled_from(["keep", "move", "drop"]),
     "batching": st.sampled_from(["continuous", "dynamic", "static"]),
     "batching_delay": st.floats(0, 3600),
     "speculation": st.sampled_from(["auto", "off", "prompt", "recent", "grammar", "draft"]),

@@ -305,7 +305,7 @@ def test_noise_is_uniform_and_a_function_of_seed_and_position() -> None:
         ("temperature", -0.1),
         ("temperature", math.nan),
         ("temperature", math.inf),
-        ("top_p", 0.0),
+        ("top_p", -0.1),
         ("top_p", 1.1),
         ("top_p", math.nan),
         ("top_k", -2),

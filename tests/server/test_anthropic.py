@@ -24,6 +24,12 @@ SCHEMA = {
 }
 TOOL: Any = {"name": "get_weather", "description": "The weather.", "input_schema": SCHEMA}
 ASKED: Any = [{"role": "user", "content": "Who sat on the mat?"}]
+CALL: Any = {
+    "role": "assistant",
+    "content": [
+        {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Rome"}}
+    ],
+}
 PATH = "/v1/messages"
 
 
@@ -45,6 +51,118 @@ def client(server: Server) -> Iterator[Anthropic]:
 def post(server: Server, path: str = PATH, **fields: Any) -> httpx.Response:
     body = {"model": "calling", "messages": ASKED, "max_tokens": 4} | fields
     return httpx.post(server.url + path, json=body, headers={"x-api-key": "sk-1"})
+
+
+PLAIN: dict[str, Any] = {"messages": ASKED, "tools": [TOOL]}
+ADDED: list[dict[str, Any]] = [
+    {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
+    {"cache_control": {"type": "ephemeral"}},
+    {"tools": [{**TOOL, "cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}}]},
+    {"tools": [{**TOOL, "eager_input_streaming": True, "defer_loading": False}]},
+    {"tools": [{**TOOL, "allowed_callers": ["direct"], "type": "custom"}]},
+    {"speed": "standard", "mcp_servers": []},
+    {
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": ASKED[0]["content"], "citations": []}],
+            }
+        ]
+    },
+]
+
+
+@pytest.mark.parametrize("added", ADDED)
+def test_what_newer_clients_add_changes_nothing_in_the_prompt(
+    server: Server, added: dict[str, Any]
+) -> None:
+    def counted(**fields: Any) -> int:
+        body = {"model": "calling", **PLAIN, **fields}
+        key = {"x-api-key": "sk-1"}
+        answer = httpx.post(f"{server.url}{PATH}/count_tokens", json=body, headers=key)
+        assert answer.status_code == 200, answer.text
+        number: int = answer.json()["input_tokens"]
+        return number
+
+    assert counted(**added) == counted()
+    answer = post(server, **{**PLAIN, **added})
+    assert answer.status_code == 200, answer.text
+    told = answer.json().get("context_management")
+    assert told == ({"applied_edits": []} if "context_management" in added else None)
+
+
+@pytest.mark.parametrize("where", [0, 1, 2, 3])
+def test_a_system_message_may_stand_anywhere(server: Server, where: int) -> None:
+    turns: Any = [*ASKED, {"role": "assistant", "content": "The cat."}, *ASKED]
+    key = {"x-api-key": "sk-1"}
+    counts = []
+    for content in ("Be brief.", [{"type": "text", "text": "Be brief."}]):
+        late = {"role": "system", "content": content}
+        messages = [*turns[:where], late, *turns[where:]]
+        body = {"model": "calling", "messages": messages}
+        counts.append(httpx.post(f"{server.url}{PATH}/count_tokens", json=body, headers=key).json())
+        assert post(server, messages=messages).status_code == 200
+    plain = httpx.post(
+        f"{server.url}{PATH}/count_tokens", json={"messages": turns}, headers=key
+    ).json()
+    assert counts[0] == counts[1]
+    assert counts[0]["input_tokens"] > plain["input_tokens"]
+
+
+@pytest.mark.parametrize("display", [None, "summarized", "omitted"])
+def test_adaptive_thinking_is_told_as_it_is_asked_for(
+    client: Anthropic, display: str | None
+) -> None:
+    thinking: Any = {"type": "adaptive"} | ({"display": display} if display else {})
+    asked: dict[str, Any] = {
+        "model": "calling",
+        "max_tokens": 12,
+        "messages": ASKED,
+        "thinking": thinking,
+        "output_config": {"effort": "high"},
+        "extra_body": {"temperature": 0.0},
+    }
+    [block, *_] = client.messages.create(**asked).content
+    with client.messages.stream(**asked) as stream:
+        [streamed, *_] = stream.get_final_message().content
+    assert block.type == streamed.type == "thinking"
+    assert block.thinking == streamed.thinking
+    assert bool(block.thinking) == (display != "omitted")
+
+
+def test_an_assistants_last_turn_is_continued(server: Server) -> None:
+    """It goes on where the turn ends: the same text, asked for in two pieces, is the same."""
+    plain = post(server, max_tokens=30, temperature=0).json()
+    whole = plain["content"][0]["text"]
+    begun = whole[:-8]
+    messages = [*ASKED, {"role": "assistant", "content": begun}]
+    key = {"x-api-key": "sk-1"}
+    counted = httpx.post(
+        f"{server.url}{PATH}/count_tokens", json={"messages": messages}, headers=key
+    ).json()
+    answer = post(server, messages=messages, max_tokens=30, temperature=0).json()
+    usage = answer["usage"]
+    assert counted["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
+    bare = httpx.post(f"{server.url}{PATH}/count_tokens", json={"messages": ASKED}, headers=key)
+    assert counted["input_tokens"] > bare.json()["input_tokens"]
+    # Its tokens may be other ones that spell the same text, so a random model may go on differently.
+    assert answer["content"][0]["text"]
+
+
+def test_the_context_may_end_an_answer_before_max_tokens(server: Server) -> None:
+    answer = post(server, max_tokens=10**9, temperature=0).json()
+    assert answer["stop_reason"] in ("model_context_window_exceeded", "end_turn")
+    usage = answer["usage"]
+    tokens = usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["output_tokens"]
+    assert (answer["stop_reason"] == "end_turn") == (tokens < 4096)
+
+
+@pytest.mark.parametrize("text", ['{"city": "Par', "{x}", "", "[1]"])
+def test_input_of_a_call_that_is_no_json_is_taken_back(server: Server, text: str) -> None:
+    call = {**CALL, "content": [{**CALL["content"][0], "input": text}]}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": None}
+    messages = [*ASKED, call, {"role": "user", "content": [result]}]
+    assert post(server, messages=messages, tools=[TOOL]).status_code == 200
 
 
 def test_an_answer_and_its_stream_say_the_same(client: Anthropic) -> None:
@@ -191,17 +309,50 @@ def test_blocks_begin_grow_and_stop_one_after_another() -> None:
     assert "".join(d.get("partial_json", "") for d in deltas) == '{"city": "Rome"}{}'
 
 
+def test_a_call_that_breaks_off_in_a_stream_is_told_once() -> None:
+    blocks = _Blocks()
+    events: list[Event] = [
+        Text("So: "),
+        CallStart(0, "call_1", "get_weather"),
+        Arguments(0, '{"city": "Ro'),
+        CallEnd(0, broken=True),
+        Text('<tool_call>{"city": "Ro', warning="the answer ends within a call", repeats=True),
+    ]
+    made = [one for event in events for one in blocks.of(event)] + list(blocks.closed())
+    deltas = [one["delta"] for one in made if one["type"] == "content_block_delta"]
+    assert [d.get("text", "") + d.get("partial_json", "") for d in deltas] == [
+        *("So: ", '{"city": "Ro')
+    ]
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 10**9}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
         ({"top_p": 1.5}, "top_p"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"messages": []}, "messages"),
-        ({"messages": [*ASKED, {"role": "assistant", "content": "The"}]}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "developer", "content": "x"}]}, "messages[0].role"),
+        (
+            {
+                "messages": [
+                    {"role": "system", "content": [{"type": "tool_result", "tool_use_id": "x"}]}
+                ]
+            },
+            "messages[0].content",
+        ),
+        ({"messages": [*ASKED, CALL]}, "calls of tools"),
+        (
+            {
+                "messages": [*ASKED, {"role": "assistant", "content": "The"}],
+                "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+            },
+            "output_config",
+        ),
+        ({"speed": "fast"}, "speed"),
+        ({"mcp_servers": [{"type": "url", "url": "x", "name": "x"}]}, "mcp_servers"),
+        ({"tools": [{**TOOL, "allowed_callers": ["code_execution_20250825"]}]}, "allowed_callers"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             "messages[0].content[0].type",

@@ -128,6 +128,8 @@ def test_thinking_and_tools_reach_the_template(client: ollama.Client) -> None:
         {"role": "tool", "content": "21 degrees", "tool_name": "get_weather"},
     ]
     assert tokens(called) > bare + 20
+    without = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert tokens([called[0], without, *called[2:]]) == tokens(called)
 
 
 def test_what_clients_ask_of_models(client: ollama.Client) -> None:

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import httpx
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, NotFoundError, OpenAI
 from pydantic import BaseModel
 
-from galley.api.response_answer import _Items
+from galley.api.response_items import Items
 from galley.api.response_request import ResponseRequest
 from galley.api.validate import validate
 from galley.tools.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text
@@ -43,6 +43,9 @@ CALLED: Any = [
     {"type": "function_call_output", "call_id": "call_1", "output": "21 degrees"},
     {"role": "user", "content": [{"type": "input_text", "text": "So?"}]},
 ]
+
+
+LONG: Any = {"type": "function", "name": "y" * 20}
 
 
 class Where(BaseModel):
@@ -151,7 +154,7 @@ def test_instructions_and_what_the_conversation_begins_with_are_one_system_messa
 
 
 def test_items_begin_grow_and_are_done_one_after_another() -> None:
-    items = _Items("x")
+    items = Items("x")
     events: list[Event] = [
         Reasoning("Hm"),
         Reasoning("m."),
@@ -181,7 +184,7 @@ def test_items_begin_grow_and_are_done_one_after_another() -> None:
 
 
 def test_a_broken_call_is_text_with_a_warning() -> None:
-    items = _Items("x")
+    items = Items("x")
     events: list[Event] = [
         CallStart(0, "call_1", "get_weather"),
         Arguments(0, '{"city": Ro'),
@@ -191,8 +194,124 @@ def test_a_broken_call_is_text_with_a_warning() -> None:
     made = [one for event in events for one in items.of(event)] + list(items.ended())
     ended = [one["item"] for one in made if one["type"] == "response.output_item.done"]
     assert [item["status"] for item in ended] == ["incomplete", "completed"]
-    assert items.kept == ended[1:]
-    assert items.kept[0]["warning"] == "the arguments are no JSON"
+    assert items.done == ended[1:]
+    assert items.done[0]["warning"] == "the arguments are no JSON"
+
+
+@pytest.mark.parametrize("behind", ["", " And so on."])
+def test_a_stream_tells_a_broken_call_once(behind: str) -> None:
+    items = Items("x", streamed=True)
+    events: list[Event] = [
+        CallStart(0, "call_1", "get_weather"),
+        Arguments(0, '{"city": Ro'),
+        CallEnd(0, broken=True),
+        Text('<tool_call>{"city": Ro', warning="the answer ends within a call", repeats=True),
+        *([Text(behind)] if behind else []),
+    ]
+    made = [one for event in events for one in items.of(event)] + list(items.ended())
+    assert [item["type"] for item in items.done] == ["function_call"] + ["message"] * bool(behind)
+    assert items.done[0]["status"] == "incomplete"
+    assert items.done[0]["arguments"] == '{"city": Ro'
+    told = [one["delta"] for one in made if one["type"] == "response.output_text.delta"]
+    assert "".join(told) == behind
+
+
+SPACED: Any = {"type": "namespace", "name": "agents", "tools": [{**TOOL, "name": "wait"}]}
+
+
+def test_functions_of_a_namespace_are_called_by_it(client: OpenAI) -> None:
+    """As Codex brings its own; what a call says of the namespace is sent back with it."""
+    tools: Any = [SPACED, {"type": "web_search", "external_web_access": False}]
+    asked: dict[str, Any] = {"model": "calling", "tools": tools, "parallel_tool_calls": False}
+    answer = client.responses.create(
+        input="Who?", tool_choice="required", max_output_tokens=200, **asked
+    )
+    [call] = [item for item in answer.output if item.type == "function_call"]
+    assert (call.namespace, call.name) == ("agents", "wait")
+    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "21"}
+    given: Any = [{"role": "user", "content": "Who?"}, *answer.output, output]
+    events = list(client.responses.create(input=given, max_output_tokens=4, stream=True, **asked))
+    assert events[-1].type in ("response.completed", "response.incomplete")
+
+
+NO_MATTER: list[dict[str, Any]] = [
+    {"include": ["reasoning.encrypted_content", "file_search_call.results"]},
+    {"reasoning": {"summary": "auto"}},
+    {"truncation": "auto"},
+    {"text": {"verbosity": "low"}},
+    {"client_metadata": {"window": "1"}, "safety_identifier": "x", "prompt_cache_key": "y"},
+    {"tools": [{"type": "web_search"}]},
+    {"frequency_penalty": 0.0, "presence_penalty": 0},
+]
+
+
+@pytest.mark.parametrize("fields", NO_MATTER)
+def test_fields_of_newer_clients_do_not_change_the_answer(
+    server: Server, fields: dict[str, Any]
+) -> None:
+    def said(**more: Any) -> Any:
+        body = {"input": "Who?", "max_output_tokens": 8, "temperature": 0, **more}
+        answer = httpx.post(server.url + "/v1/responses", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    answer, plain = said(**fields), said()
+    assert [item["content"] for item in answer["output"]] == [
+        item["content"] for item in plain["output"]
+    ]
+    for name, value in fields.items():
+        told = answer.get(name)
+        if name == "text":
+            assert told == {"format": {"type": "text"}, **value}
+        elif name == "reasoning":
+            assert told == {"effort": None, **value}
+        elif name not in ("include", "client_metadata", "tools"):
+            assert told == value
+
+
+def test_tokens_are_counted_as_they_are_used(client: OpenAI) -> None:
+    for fields in ({}, {"instructions": "Be brief."}, {"tools": [TOOL]}):
+        asked: dict[str, Any] = {"model": "calling", "input": CALLED, **fields}
+        counted = client.responses.input_tokens.count(**asked)
+        usage = client.responses.create(max_output_tokens=1, **asked).usage
+        assert usage
+        assert counted.input_tokens == usage.input_tokens
+    first = client.responses.create(model="calling", input="Who?", max_output_tokens=4)
+    more: dict[str, Any] = {"model": "calling", "input": "So?", "previous_response_id": first.id}
+    counted = client.responses.input_tokens.count(**more)
+    usage = client.responses.create(max_output_tokens=1, **more).usage
+    assert usage
+    assert counted.input_tokens == usage.input_tokens
+
+
+def test_a_stored_response_is_streamed_again(client: OpenAI) -> None:
+    live = list(
+        client.responses.create(
+            model="calling", input="Who?", max_output_tokens=9, temperature=0, stream=True
+        )
+    )
+    final: Any = live[-1]
+    told = list(client.responses.retrieve(final.response.id, stream=True))
+    assert [event.sequence_number for event in told] == list(range(len(told)))
+    again: Any = told[-1]
+    assert again.type == final.type
+    assert again.response == final.response
+    kinds = [event.type for event in live]
+    assert [event.type for event in told] == [
+        kind
+        for n, kind in enumerate(kinds)
+        if n == 0 or not kind.endswith("delta") or kinds[n - 1] != kind
+    ]
+    rest = list(client.responses.retrieve(final.response.id, stream=True, starting_after=2))
+    assert [event.type for event in rest] == [event.type for event in told][3:]
+
+
+def test_a_complete_response_cannot_be_cancelled(client: OpenAI) -> None:
+    made = client.responses.create(model="calling", input="Who?", max_output_tokens=2)
+    with pytest.raises(BadRequestError, match="background"):
+        client.responses.cancel(made.id)
+    with pytest.raises(NotFoundError):
+        client.responses.cancel("resp_nothing")
 
 
 def test_what_was_answered_may_be_sent_again(client: OpenAI, server: Server) -> None:
@@ -241,21 +360,22 @@ def test_fields_that_ask_for_nothing_and_the_receipt(server: Server) -> None:
             "input[0].content[0].type",
         ),
         ({"input": [{"role": "user", "content": "x", "output": "y"}]}, "input[0].output"),
-        (
-            {"input": [{"type": "function_call", "call_id": "1", "name": "a", "arguments": "{x}"}]},
-            "input[0].arguments",
-        ),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 10**9}, "max_output_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"truncation": "some"}, "truncation"),
+        ({"tools": [{"type": "file_search", "vector_store_ids": ["x"]}]}, "tools[0]"),
+        (
+            {"tools": [{"type": "namespace", "name": "x" * 120, "tools": [LONG]}]},
+            "tools[0].tools[0]",
+        ),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tools"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "wrong"}}}}, "text.format"),
-        ({"include": ["file_search_call.results"]}, "include"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"max_tool_calls": 1}, "max_tool_calls"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),

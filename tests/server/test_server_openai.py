@@ -92,6 +92,7 @@ def test_a_repeated_prompt_is_cached(client: OpenAI) -> None:
     [
         {"temperature": 1, "top_k": 1},
         {"temperature": 1, "top_p": 1e-6},
+        {"temperature": 1, "top_p": 0},
         {"temperature": 1, "min_p": 1.0},
         {"temperature": 0, "seed": 5},
         {"temperature": 0, "priority": -3},
@@ -103,6 +104,50 @@ def test_a_repeated_prompt_is_cached(client: OpenAI) -> None:
 )
 def test_these_are_all_greedy(client: OpenAI, parameters: dict[str, Any]) -> None:
     assert text(client, **parameters) == text(client)
+
+
+NOTHING: list[dict[str, Any]] = [
+    {"store": True},
+    {"functions": []},
+    {"functions": None, "function_call": None},
+    {"prompt_cache_key": "x", "safety_identifier": "y"},
+    {"modalities": ["text"], "audio": None, "prediction": None, "web_search_options": None},
+]
+
+
+@pytest.mark.parametrize("fields", NOTHING, ids=str)
+def test_what_asks_for_nothing_changes_nothing(client: OpenAI, fields: dict[str, Any]) -> None:
+    assert text(client, temperature=0, **fields) == text(client, temperature=0)
+    completed = [
+        client.completions.create(
+            model="tiny",
+            prompt="the cat",
+            temperature=0,
+            max_tokens=4,
+            extra_body={"suffix": value},
+        ).choices[0]
+        for value in (None, "")
+    ]
+    assert completed[0] == completed[1]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"functions": [{"name": "x"}]},
+        {"function_call": "auto"},
+        {"modalities": ["audio"]},
+        {"web_search_options": {}},
+    ],
+    ids=str,
+)
+def test_what_asks_for_something_else_is_refused_by_name(
+    client: OpenAI, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        text(client, **fields)
+    [name] = fields
+    assert (refused.value.param or "").startswith(name)
 
 
 def test_seed_decides_the_text(client: OpenAI) -> None:

@@ -113,7 +113,7 @@ def test_what_is_asked_of_a_stored_response_is_honoured_or_named(
     made = ada.responses.create(input="Who?", **GREEDY)
     one = f"{server.url}/v1/responses/{made.id}"
     for url, param in (
-        (f"{one}?stream=true", "stream"),
+        (f"{one}?stream=maybe", "stream"),
         (f"{one}/input_items?limit=0", "limit"),
         (f"{one}/input_items?order=up", "order"),
         (f"{one}/input_items?after=msg_none", "after"),

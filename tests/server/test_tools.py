@@ -123,6 +123,34 @@ def test_a_call_that_cannot_be_read_is_text_with_a_warning(http: httpx.Client) -
     assert "tool_calls" not in choice["message"]
 
 
+@pytest.mark.parametrize("limit", [30, 40, 50])
+def test_a_call_that_is_cut_off_is_told_once(client: OpenAI, limit: int) -> None:
+    """A stream has told the call when it breaks off; an answer as a whole has its text instead."""
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    asked: dict[str, Any] = {
+        "model": "calling",
+        "messages": MESSAGES,
+        "tools": [WEATHER],
+        "tool_choice": named,
+        "max_tokens": limit,
+        "seed": 4,
+    }
+    [(finish, text, calls, _)] = answers(client, stream=False, **asked)
+    [(streamed_finish, streamed_text, streamed_calls, _)] = answers(client, stream=True, **asked)
+    assert finish == streamed_finish == "length"
+    assert (text[:11], calls) == ("<tool_call>", [])
+    assert streamed_text == ""
+    [(name, arguments)] = streamed_calls
+    assert name == "get_weather"
+    assert text.endswith(arguments)
+    # And what a stream told may be sent back.
+    call = {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+    said = {"role": "assistant", "content": streamed_text, "tool_calls": [call]}
+    answered = {"role": "tool", "tool_call_id": "1", "content": "21"}
+    more: Any = [*MESSAGES, said, answered]
+    client.chat.completions.create(model="calling", messages=more, max_tokens=1)
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -227,24 +255,33 @@ DEEP: dict[str, Any] = {"type": "object", "properties": {"x": {"description": "x
             {"messages": [{**CALLED[1], "role": "user", "content": "x"}]},
             "messages[0].tool_calls",
         ),
-        (
-            {
-                "messages": [
-                    *MESSAGES,
-                    {
-                        "role": "assistant",
-                        "tool_calls": [{"id": "1", "function": {"name": "a", "arguments": "{x}"}}],
-                    },
-                ]
-            },
-            "messages[1].tool_calls[0].function.arguments",
-        ),
     ],
 )
 def test_what_cannot_be_honoured_is_named(
     http: httpx.Client, fields: dict[str, Any], param: str
 ) -> None:
     assert error_of(post(http, **fields))["param"] == param
+
+
+@pytest.mark.parametrize(
+    "text", ['{"city": "Par', "{x}", "[1, 2]", "77777", "not JSON", '{"a": ' * 99]
+)
+def test_arguments_that_are_no_json_object_go_to_the_template(
+    http: httpx.Client, text: str
+) -> None:
+    def called(arguments: str) -> Any:
+        call = {"id": "1", "function": {"name": "get_weather", "arguments": arguments}}
+        answered = {"role": "tool", "tool_call_id": "1", "content": "21"}
+        return [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, answered]
+
+    assert tokens(http, messages=called(text)) > tokens(http, messages=called(""))
+    items = [
+        {"role": "user", "content": "Hello"},
+        {"type": "function_call", "call_id": "1", "name": "get_weather", "arguments": text},
+        {"type": "function_call_output", "call_id": "1", "output": "21"},
+    ]
+    answer = http.post("/v1/responses", json={"input": items, "max_output_tokens": 4})
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("choice", ["required", "get_weather"])

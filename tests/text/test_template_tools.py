@@ -1,5 +1,6 @@
 """Chat templates with tools: what they are told, in the form that each expects."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,32 @@ def test_calls_are_written_as_each_template_expects_them(
     written = 'city="Paris";days=[1, 2];naïve=null;' if form == "items" else WRITTEN
     written = f"```{written}```" if form == "text" else written
     assert text == f"Helloget_weather:{written}21 degrees"
+
+
+@pytest.mark.parametrize("cut", ['{"city": "Par', "{x}", "[1, 2]", "not JSON", f'{{"a": "{END}'])
+@pytest.mark.parametrize("form", [*sorted(FORMS), "whole"])
+def test_arguments_that_are_no_json_object_are_written_as_they_are(
+    tokenizer: Tokenizer, form: str, cut: str
+) -> None:
+    """A template that writes each argument by itself is told of one."""
+    whole = "{{ c.function | tojson }}"
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }}:"
+        + (FORMS | {"whole": whole})[form]
+        + "{% endfor %}{% endfor %}"
+    )
+    text = rendered(source, tokenizer, history(call(cut)))
+    function = {"name": "get_weather", "arguments": cut}
+    expected = {
+        "text": f"```{cut}```",
+        "items": f"arguments={json.dumps(cut)};",
+        "whole": json.dumps(function, ensure_ascii=False),
+    }
+    assert text == "get_weather:" + expected.get(form, cut)
+    # And a call beside it that is whole is what it always was.
+    both = rendered(source, tokenizer, history(call(cut), call()))
+    assert both.startswith(text)
+    assert both.removeprefix(text) == rendered(source, tokenizer, history(call()))
 
 
 MISTRAL_IDS = (

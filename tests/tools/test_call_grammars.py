@@ -1,6 +1,7 @@
 """Grammars of calls: random texts that follow one are read as calls that satisfy the tools' schemas."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,16 @@ from llguidance import LLMatcher, LLTokenizer
 from galley.errors import RequestError
 from galley.grammar.check import LIMITS, check
 from galley.grammar.vocabulary import load_vocabulary
-from galley.text.detokenizer import detokenizer
+from galley.text.stream import TextStream
 from galley.text.tokenizer import Tokenizer
 from galley.tools.conversation import Conversation, Tool
-from galley.tools.events import whole
-from galley.tools.formats import FORMATS, THINKING, ChatFormat
+from galley.tools.events import Answer, Event, whole
+from galley.tools.formats import FORMATS, THINKING, ChatFormat, control_tokens
 from galley.tools.grammar import Thinking, grammar_of
-from galley.types import Grammar
+from galley.types import Grammar, Output
 from tests.checkpoints import make_tokenizer
-from tests.tools.answers import CLOCK, WEATHER, events_of
+from tests.tools.answers import CLOCK, WEATHER, Parts, events_of, parts
+from tests.tools.examples import EXAMPLES, Example
 
 NAMES = sorted(FORMATS)
 BY_FORMAT = pytest.mark.parametrize("name", NAMES)
@@ -68,16 +70,13 @@ class Model:
         self.tokenizer = Tokenizer.load(folder)
         self.vocabulary: LLTokenizer = load_vocabulary(folder)
 
-    def random_text(
-        self, grammar: Grammar, seed: int, *, shown: frozenset[int]
-    ) -> tuple[str, bool]:
-        """A text that follows the grammar, ends soon where it can; whether it has ended."""
+    def random_ids(self, grammar: Grammar, seed: int) -> tuple[list[int], bool]:
+        """Tokens that follow the grammar, and end soon where they can; whether they have ended."""
         compiled = check(grammar, self.vocabulary, "tools")
         matcher = LLMatcher(self.vocabulary, compiled.source, log_level=0, limits=LIMITS)
         rng = np.random.default_rng(seed)
-        text = detokenizer(self.tokenizer, at_start=False, shown=shown)
         eos = self.vocabulary.eos_token
-        parts = []
+        ids: list[int] = []
         for _ in range(250):
             if matcher.is_stopped():
                 break
@@ -91,9 +90,25 @@ class Model:
             # Short values: what closes something is taken rather than what goes on.
             ends = [t for t in allowed if set(self.tokenizer.token_text(int(t))) & set('"}])>')]
             token = int(rng.choice(ends if ends and rng.random() < 0.5 else allowed))
-            parts.append(text.feed([token]))
+            ids.append(token)
             assert matcher.consume_token(token)
-        return "".join(parts) + text.finish(), matcher.is_stopped() or matcher.is_accepting()
+        return ids, matcher.is_stopped() or matcher.is_accepting()
+
+    def accepts(self, grammar: Grammar, ids: list[int]) -> bool:
+        """Whether the tokens follow the grammar, to its end."""
+        compiled = check(grammar, self.vocabulary, "tools").source
+        matcher = LLMatcher(self.vocabulary, compiled, log_level=0, limits=LIMITS)
+        return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+    def spelled(self, *texts: str | tuple[str]) -> list[int]:
+        """Ids of texts one after another; only one in a tuple may be a marker's token."""
+        ids: list[int] = []
+        for text in texts:
+            if isinstance(text, tuple):
+                ids += self.tokenizer.encode(text[0], add_special_tokens=False)
+            else:
+                ids += self.tokenizer.encode_plain(text)
+        return ids
 
 
 def templates(name: str) -> list[str]:
@@ -117,7 +132,7 @@ def form(name: str, template: str = "", thinking: str | None = None) -> ChatForm
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Model]:
     """Markers as text, and as special tokens."""
     every = dict.fromkeys(marker for known in FORMATS.values() for marker in known.parser.MARKERS)
-    markers = (*every, *THINKING["think"])
+    markers = (*every, *THINKING["think"], *THINKING["mistral"])
     return {
         special: Model(tmp_path_factory.mktemp("model"), markers if special else ())
         for special in (False, True)
@@ -140,12 +155,31 @@ def answer_of(
     """A random answer, or None if it came to no end."""
     grammar = grammar_of(asked, format_, model.tokenizer, thinking, answer)
     assert grammar is not None
-    parser = format_.parser(asked.offered, parallel=asked.parallel, in_thinking=thinking == "begun")
+    ids, ended = model.random_ids(grammar, seed)
+    return read(model, format_, asked, ids, thinking) if ended else None
+
+
+def read(
+    model: Model, format_: ChatFormat, asked: Conversation, ids: list[int], thinking: Thinking
+) -> Answer:
+    """The answer that is made of tokens, which come two at a time."""
+    parser = format_.parser(
+        asked.offered,
+        parallel=asked.parallel,
+        in_thinking=thinking == "begun",
+        tokens=control_tokens(model.tokenizer),
+        constrained=True,
+    )
     assert parser is not None
-    shown = format_.shown_tokens(model.tokenizer, parser)
-    text, ended = model.random_text(grammar, seed, shown=shown)
-    chunks = [text[at : at + 3] for at in range(0, len(text), 3)]
-    return whole(events_of(parser, chunks)) if ended else None
+    markers = format_.marker_tokens(model.tokenizer, parser)
+    stream = TextStream(model.tokenizer, at_start=False, markers=markers)
+    events: list[Event] = []
+    for at in range(0, len(ids), 2):
+        ended: Any = "length" if at + 2 >= len(ids) else None
+        output = Output(request_id="x", tokens=ids[at : at + 2], finish_reason=ended)
+        delta = stream.feed(output)
+        events += parser.feed(delta.text, delta.marks)
+    return whole(events + parser.finish())
 
 
 def check_calls(calls: Any, *tools: Tool) -> None:
@@ -220,6 +254,68 @@ def test_strict_tools_are_called_rightly_or_not_at_all(
             assert not answer.warnings
 
 
+THOUGHTS = ["</think>", "a </think> b", "</think></think>", "<think>x</think>", "</thi</think>nk>"]
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"harmony"}))
+@pytest.mark.parametrize("thought", THOUGHTS)
+def test_a_thought_ends_with_its_token_and_not_with_its_spelling(
+    models: dict[bool, Model], name: str, thought: str
+) -> None:
+    model, format_ = models[True], form(name, thinking="think")
+    asked = conversation(CLOCK)
+    ids = model.spelled(thought, ("</think>",), "7")
+    expected: Parts = ("7", thought, [], [])
+    assert parts(read(model, format_, asked, ids, "begun")) == expected
+    either = Grammar("choice", '["7"]')
+    grammar = grammar_of(conversation(), format_, model.tokenizer, "begun", either)
+    assert grammar is not None
+    assert model.accepts(grammar, ids)
+    # Where the marker is no token, its text is all there is to go by.
+    plain = read(models[False], format_, asked, models[False].spelled("a</think>7"), "begun")
+    assert parts(plain) == ("7", "a", [], [])
+
+
+MARKED = [x for x in EXAMPLES if x.answer.count(FORMATS[x.format].parser.MARKERS[0])]
+
+
+@pytest.mark.parametrize("example", MARKED)
+def test_a_spelled_call_is_text_and_a_call_behind_it_is_none_of_its_text(
+    models: dict[bool, Model], example: Example
+) -> None:
+    """The example's answer, with its markers as tokens, behind the same in ordinary tokens."""
+    model = models[True]
+    format_ = form(example.format, thinking=example.thinking)
+    asked = conversation(WEATHER, CLOCK)
+    own = {*FORMATS[example.format].parser.MARKERS, *THINKING.get(example.thinking or "", ())}
+    markers = sorted(own & control_tokens(model.tokenizer).keys(), key=len, reverse=True)
+    pieces = re.split(f"({'|'.join(map(re.escape, markers))})", example.answer)
+    tokens = model.spelled(*((piece,) if piece in markers else piece for piece in pieces))
+    expected: Parts = (example.text, example.reasoning, example.calls, [])
+    assert parts(read(model, format_, asked, tokens, "over")) == expected
+    spelled = read(model, format_, asked, model.spelled(example.answer), "over")
+    if example.format not in ("llama", "pythonic"):  # which have calls without markers
+        assert not spelled.calls
+        assert not spelled.warnings
+        assert spelled.text == example.answer
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen_xml", "deepseek", "phi", "granite", "mistral"])
+def test_grammar_and_parser_agree_on_a_spelled_call(models: dict[bool, Model], name: str) -> None:
+    model, format_ = models[True], form(name)
+    strict = conversation(msgspec.structs.replace(BOOK, strict=True))
+    assert format_.syntax is not None
+    marker = (*format_.syntax.begin, *format_.syntax.call)[0]
+    text = f'See {marker}{{"name": "book.table", "arguments": {{}}}} there.'
+    ids = model.spelled(text)
+    grammar = grammar_of(strict, format_, model.tokenizer, "over", None)
+    assert grammar is not None
+    assert model.accepts(grammar, ids)
+    assert parts(read(model, format_, strict, ids, "over")) == (text, "", [], [])
+    token = model.spelled("See ", (marker,), '{"name": "book.table", "arguments": {}} there.')
+    assert not model.accepts(grammar, token)
+
+
 @pytest.mark.parametrize(
     ("text", "allowed"),
     [
@@ -247,6 +343,50 @@ def test_text_between_tags(models: dict[bool, Model], text: str, allowed: bool) 
         assert parser is not None
         [call] = whole(events_of(parser, written)).calls
         assert json.loads(call.arguments) == {"text": text}
+
+
+OPTIONAL: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+CHOICE: dict[str, Any] = {"anyOf": [{"enum": ["a", "1"]}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        (OPTIONAL, "Paris", "Paris"),
+        (OPTIONAL, '{"a": 1}', '{"a": 1}'),
+        (OPTIONAL, "null", None),
+        ({"type": ["string", "null"]}, "5", "5"),
+        ({"anyOf": [{"$ref": "#/$defs/name"}, {"type": "null"}]}, "5", "5"),
+        (CHOICE, "1", "1"),
+        (CHOICE, "null", None),
+        (CHOICE, "b", ValueError),
+        ({"enum": ["a", None]}, "null", None),
+        ({"enum": ["a", None]}, "5", ValueError),
+        ({"type": ["integer", "string"]}, "5", 5),
+        ({"type": ["integer", "string"]}, '"5"', "5"),
+        ({"type": "integer"}, "x", ValueError),
+    ],
+)
+def test_grammar_and_parser_agree_on_values_between_tags(
+    models: dict[bool, Model], schema: Any, written: str, value: Any
+) -> None:
+    parameters = {
+        "properties": {"x": schema},
+        "required": ["x"],
+        "$defs": {"name": {"type": "string"}},
+    }
+    asked = conversation(Tool(name="note", parameters=parameters), choice="required")
+    model = models[False]
+    grammar = grammar_of(asked, form("qwen_xml"), model.tokenizer, "over", None)
+    assert grammar is not None
+    text = f"<function=note>\n<parameter=x>\n{written}\n</parameter>\n</function>"
+    text = f"<tool_call>\n{text}\n</tool_call>"
+    assert model.accepts(grammar, model.spelled(text)) == (value is not ValueError)
+    if value is not ValueError:
+        parser = form("qwen_xml").parser(asked.offered)
+        assert parser is not None
+        [call] = whole(events_of(parser, text)).calls
+        assert json.loads(call.arguments) == {"x": value}
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen_xml", "pythonic"])

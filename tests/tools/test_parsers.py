@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from galley.tools.conversation import Tool
 from galley.tools.events import Arguments, CallEnd, CallStart, Reasoning, Text, whole
 from galley.tools.formats import FORMATS
+from galley.tools.value_types import ALL, types_of
 from tests.tools.answers import TOOLS, WEATHER, Parts, events_of, new_parser, parts, read
 from tests.tools.examples import EXAMPLES, Example
 
@@ -230,6 +231,70 @@ def test_python_literals_come_out_as_they_went_in(values: dict[str, str]) -> Non
     arguments = ", ".join(f"{key}={value!r}" for key, value in values.items())
     _, _, calls, _ = read("pythonic", f"[get_weather({arguments})]", tools=[STRINGS])
     assert calls == [("get_weather", values)]
+
+
+OPTIONAL: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+TYPED: list[tuple[Any, str, Any]] = [
+    *(
+        (OPTIONAL, text, text)
+        for text in ('{"a": 1}', "[1]", "5", "true", '"x"', "{'a': 1}", " 5 ")
+    ),
+    (OPTIONAL, "null", None),
+    (OPTIONAL, "None", None),
+    ({"type": ["string", "null"]}, '{"a": 1}', '{"a": 1}'),
+    ({"type": ["null", "string"], "description": "x"}, "1.50", "1.50"),
+    ({"oneOf": [{"$ref": "#/$defs/name"}, {"type": "null"}]}, "12", "12"),
+    ({"allOf": [OPTIONAL]}, "false", "false"),
+    ({"enum": ["1", "2", None]}, "1", "1"),
+    ({"enum": ["1", "2", None]}, "null", None),
+    ({"const": "null"}, "null", "null"),
+    ({"type": "string"}, "null", "null"),
+    (
+        {"type": "object"},
+        "{'a': 1, 'b': None, 'c': [True, 'x']}",
+        {"a": 1, "b": None, "c": [True, "x"]},
+    ),
+    ({"type": "object"}, '{"a": true}', {"a": True}),
+    ({"properties": {"a": {}}}, "{'a': 'it'}", {"a": "it"}),
+    ({"$ref": "#/$defs/place"}, "{'x': 1}", {"x": 1}),
+    ({"type": "array"}, "('a', 2)", ["a", 2]),
+    ({"type": ["object", "null"]}, "None", None),
+    ({"type": ["object", "string"]}, "{'a': 1}", {"a": 1}),
+    ({"type": ["object", "string"]}, "[1]", "[1]"),
+    ({"type": ["integer", "string"]}, "5", 5),
+    ({"type": ["integer", "string"]}, '"5"', "5"),
+    ({"type": ["integer", "string"]}, "5.5", "5.5"),
+    ({"type": "integer"}, "5.0", 5.0),
+    ({"type": "number"}, "5", 5),
+    ({"type": "boolean"}, "True", True),
+    ({"type": "boolean"}, "yes", "yes"),
+    ({}, "5", "5"),
+    ({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, "5", 5),
+]
+
+
+@pytest.mark.parametrize(("schema", "written", "value"), TYPED)
+def test_a_value_between_tags_is_of_the_type_that_fits(
+    schema: Any, written: str, value: Any
+) -> None:
+    place = {"type": "object"}
+    parameters = {
+        "type": "object",
+        "properties": {"x": schema},
+        "$defs": {"name": {"type": "string"}, "place": place},
+    }
+    tool = Tool(name="note", parameters=parameters)
+    answer = f"<function=note>\n<parameter=x>\n{written}\n</parameter>\n</function>"
+    for chunks in ([answer], list(answer)):
+        _, _, [(_, arguments)], warnings = read("qwen_xml", chunks, tools=[tool])
+        assert arguments == {"x": value}
+        assert type(arguments["x"]) is type(value)
+        assert not warnings
+
+
+def test_a_schema_that_refers_to_itself_is_looked_at_a_bounded_number_of_times() -> None:
+    loop = {"anyOf": [{"$ref": "#/properties/x"}] * 100}
+    assert types_of(loop, {"properties": {"x": loop}}) == ALL
 
 
 BEGINNINGS = (

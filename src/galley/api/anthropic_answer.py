@@ -35,7 +35,9 @@ _NAMES: Final = {
 }
 """Fields as errors of the core name them -> as this protocol does."""
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
 
 
 class ErrorDetail(TypedDict):
@@ -52,6 +54,12 @@ class AnthropicError(TypedDict):
     error: ErrorDetail
 
 
+class ThinkingTokens(TypedDict):
+    """How many of the generated tokens were thinking."""
+
+    thinking_tokens: int
+
+
 class AnthropicUsage(TypedDict):
     """Tokens. Those of the prompt that the prefix cache supplied are not among ``input_tokens``."""
 
@@ -59,6 +67,14 @@ class AnthropicUsage(TypedDict):
     cache_read_input_tokens: int
     cache_creation_input_tokens: int
     output_tokens: int
+    output_tokens_details: ThinkingTokens
+    service_tier: Literal["standard"]
+
+
+class AppliedEdits(TypedDict):
+    """What was left out of the conversation: nothing ever is."""
+
+    applied_edits: list[dict[str, Any]]
 
 
 class AnthropicAnswer(TypedDict):
@@ -72,6 +88,7 @@ class AnthropicAnswer(TypedDict):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: AnthropicUsage
+    context_management: NotRequired[AppliedEdits]
 
 
 class InputTokens(TypedDict):
@@ -89,6 +106,7 @@ class MessageEvent(TypedDict):
     content_block: NotRequired[dict[str, Any]]
     delta: NotRequired[dict[str, Any]]
     usage: NotRequired[AnthropicUsage]
+    context_management: NotRequired[AppliedEdits]
 
 
 def envelope(error: Exception) -> AnthropicError:
@@ -101,9 +119,10 @@ def envelope(error: Exception) -> AnthropicError:
 class MessageAnswer:
     """The answer to one request, on its way; ask for it whole or in events, once."""
 
-    def __init__(self, call: Call, generation: Generation) -> None:
+    def __init__(self, call: Call, asked: MessagesRequest, generation: Generation) -> None:
         """Made by :meth:`start`."""
         self._call = call
+        self._asked = asked
         self._generation = generation
 
     @classmethod
@@ -117,9 +136,13 @@ class MessageAnswer:
             params, conversation = asked.sampling(), asked.conversation()
             call.check_early(0)
             generation = await converse(
-                call, conversation, params, constrained_by=asked.constrained_by
+                call,
+                conversation,
+                params,
+                constrained_by=asked.constrained_by,
+                up_to_context=True,
             )
-        return cls(call, generation)
+        return cls(call, asked, generation)
 
     def close(self) -> None:
         """Cancel what still runs. Idempotent."""
@@ -136,7 +159,8 @@ class MessageAnswer:
         answer = whole(events)
         content: list[dict[str, Any]] = []
         if answer.reasoning:
-            content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+            told = "" if self._asked.omits_thinking else answer.reasoning
+            content.append({"type": "thinking", "thinking": told, "signature": ""})
         if answer.text or not answer.calls:
             content.append({"type": "text", "text": answer.text})
         content += (
@@ -152,7 +176,7 @@ class MessageAnswer:
 
     async def events(self) -> AsyncGenerator[MessageEvent, None]:
         """The streamed answer, as Anthropic's clients put it together. Raises as :meth:`whole`."""
-        blocks = _Blocks()
+        blocks = _Blocks(omits_thinking=self._asked.omits_thinking)
         begun, finish = False, None
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
@@ -167,11 +191,14 @@ class MessageAnswer:
             yield made
         reason = self._reason(finish)
         delta = {"stop_reason": reason, "stop_sequence": self._stop_sequence(reason)}
-        yield {"type": "message_delta", "delta": delta, "usage": self._usage()}
+        ended: MessageEvent = {"type": "message_delta", "delta": delta, "usage": self._usage()}
+        if self._asked.context_management is not None:
+            ended["context_management"] = {"applied_edits": []}
+        yield ended
         yield {"type": "message_stop"}
 
     def _message(self, content: list[dict[str, Any]], reason: StopReason | None) -> AnthropicAnswer:
-        return {
+        message: AnthropicAnswer = {
             "id": f"msg_{self._call.caller.request_id}",
             "type": "message",
             "role": "assistant",
@@ -181,12 +208,16 @@ class MessageAnswer:
             "stop_sequence": self._stop_sequence(reason),
             "usage": self._usage(),
         }
+        if self._asked.context_management is not None and reason is not None:
+            message["context_management"] = {"applied_edits": []}
+        return message
 
     def _reason(self, finish: Finish | None) -> StopReason:
         if finish == "tool_calls":
             return "tool_use"
         if finish == "length":
-            return "max_tokens"
+            whole = self._generation.usage().generated >= self._asked.max_tokens
+            return "max_tokens" if whole else "model_context_window_exceeded"
         return "end_turn" if self._generation.stop_string(0) is None else "stop_sequence"
 
     def _stop_sequence(self, reason: StopReason | None) -> str | None:
@@ -199,25 +230,31 @@ class MessageAnswer:
             "cache_read_input_tokens": counts.cached,
             "cache_creation_input_tokens": 0,
             "output_tokens": counts.generated,
+            "output_tokens_details": {"thinking_tokens": counts.reasoning or 0},
+            "service_tier": "standard",
         }
 
 
 class _Blocks:
     """Content blocks one after another: each begins, grows and stops before the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, omits_thinking: bool = False) -> None:
+        self._omits_thinking = omits_thinking
         self._index = -1
         self._open: str | None = None
 
     def of(self, event: Event) -> Iterator[MessageEvent]:
         match event:
+            case Text(repeats=True):
+                pass
             case Text():
                 yield from self._within("text", {"type": "text", "text": ""})
                 yield self._delta({"type": "text_delta", "text": event.text})
             case Reasoning():
                 empty = {"type": "thinking", "thinking": "", "signature": ""}
                 yield from self._within("thinking", empty)
-                yield self._delta({"type": "thinking_delta", "thinking": event.text})
+                if not self._omits_thinking:
+                    yield self._delta({"type": "thinking_delta", "thinking": event.text})
             case CallStart():
                 yield from self.closed()
                 call = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}

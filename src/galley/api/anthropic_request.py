@@ -1,15 +1,18 @@
 """Anthropic's Messages API: what requests hold, field by field, and what they are to the models.
 
 Fields that are taken and change nothing: ``metadata``, ``service_tier`` (one of ``auto`` and
-``standard_only``: there is one), ``cache_control`` (prefixes are cached anyway) and the ``signature`` of
-thinking that is sent back. Images, documents and tools that a server would run are refused by name.
+``standard_only``: there is one), ``speed`` (``standard``), ``cache_control`` (prefixes are cached anyway),
+``eager_input_streaming`` (all input of tools streams) and the ``signature`` of thinking that is sent back.
+``context_management`` is taken, and answers say that no edit was applied. Images, documents and tools that
+a server would run are refused by name.
 """
 
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
+from galley.api.anthropic_blocks import AnthropicMessage, CacheControl, TextBlock, text_of
 from galley.api.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -28,100 +31,6 @@ MAX_STOPS: Final = 2048
 _EFFORTS: Final = {"max": "xhigh"}
 
 
-class CacheControl(Strict, frozen=True, kw_only=True):
-    """Taken and not used."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-class TextBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="text"):
-    """A piece of text."""
-
-    text: str
-    cache_control: CacheControl | None = None
-    citations: None = None
-
-
-class ThinkingBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="thinking"):
-    """An assistant's thinking, sent back."""
-
-    thinking: str
-    signature: str = ""
-
-
-class ToolUseBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="tool_use"):
-    """An assistant's call of a tool."""
-
-    id: Annotated[str, Meta(max_length=256)]
-    name: Annotated[str, Meta(pattern=TOOL_NAME_PATTERN)]
-    input: dict[str, Any]
-    cache_control: CacheControl | None = None
-
-
-class ToolResultBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="tool_result"):
-    """What a tool answered."""
-
-    tool_use_id: Annotated[str, Meta(max_length=256)]
-    content: str | Annotated[list[TextBlock], Meta(max_length=MAX_PARTS)] = ""
-    is_error: Annotated[
-        bool | None, Meta(description="Taken and not used: the content says it.")
-    ] = None
-    cache_control: CacheControl | None = None
-
-
-Block: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
-
-
-class AnthropicMessage(Strict, frozen=True, kw_only=True):
-    """One turn of a conversation."""
-
-    role: Literal["user", "assistant"]
-    content: str | Annotated[list[Block], Meta(max_length=MAX_PARTS)]
-
-    def __post_init__(self) -> None:
-        of_assistant = self.role == "assistant"
-        for block in self.content if isinstance(self.content, list) else ():
-            fits = ToolResultBlock if not of_assistant else (ThinkingBlock, ToolUseBlock)
-            if not isinstance(block, TextBlock) and not isinstance(block, fits):
-                raise RequestError(
-                    f"content: a message of the role {self.role} has no {_type_of(block)}",
-                    param="content",
-                )
-
-    def plain(self) -> list[dict[str, Any]]:
-        """The message as Conversation has it, behind one for each result of a tool."""
-        blocks = [TextBlock(text=self.content)] if isinstance(self.content, str) else self.content
-        plain: list[dict[str, Any]] = [
-            {
-                "role": "tool",
-                "content": _text(block.content),
-                "tool_call_id": block.tool_use_id,
-            }
-            for block in blocks
-            if isinstance(block, ToolResultBlock)
-        ]
-        texts = [block.text for block in blocks if isinstance(block, TextBlock)]
-        if texts or self.role == "assistant" or not plain:
-            message: dict[str, Any] = {"role": self.role, "content": "".join(texts)}
-            thinking = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
-            if thinking:
-                message["reasoning_content"] = "".join(thinking)
-            calls = [
-                {
-                    "type": "function",
-                    "id": block.id,
-                    "function": {"name": block.name, "arguments": block.input},
-                }
-                for block in blocks
-                if isinstance(block, ToolUseBlock)
-            ]
-            if calls:
-                message["tool_calls"] = calls
-            plain.append(message)
-        return plain
-
-
 class AnthropicTool(Strict, frozen=True, kw_only=True):
     """A tool that the client runs."""
 
@@ -131,6 +40,22 @@ class AnthropicTool(Strict, frozen=True, kw_only=True):
     type: Literal["custom"] | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
+    eager_input_streaming: Annotated[bool | None, Meta(description="All input streams.")] = None
+    defer_loading: Annotated[
+        bool | None, Meta(description="Taken and not used: the model is told of all tools.")
+    ] = None
+    allowed_callers: Annotated[list[Literal["direct"]], Meta(max_length=1)] | None = None
+    input_examples: Annotated[
+        Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)] | None,
+        Meta(description="The model is told of them as `examples` of the schema."),
+    ] = None
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The schema of the input, with the examples."""
+        if not self.input_examples:
+            return self.input_schema
+        return {**self.input_schema, "examples": self.input_examples}
 
     def __post_init__(self) -> None:
         size = len(msgspec.json.encode(self))
@@ -160,7 +85,10 @@ class Thinking(Strict, frozen=True, kw_only=True):
     budget_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="With the type `enabled`.")
     ] = None
-    display: Literal["summarized"] | None = None
+    display: Annotated[
+        Literal["summarized", "omitted"] | None,
+        Meta(description="`omitted`: thinking is told as a block without text."),
+    ] = None
 
     def __post_init__(self) -> None:
         if (self.type == "enabled") != (self.budget_tokens is not None):
@@ -189,6 +117,12 @@ class Metadata(Strict, frozen=True, kw_only=True):
     user_id: str | None = None
 
 
+class ContextManagement(Strict, frozen=True, kw_only=True):
+    """What may be left out of a long conversation. Nothing is: answers tell no ``applied_edits``."""
+
+    edits: Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)] | None = None
+
+
 class CountRequest(Strict, frozen=True, kw_only=True):
     """Body of `POST /v1/messages/count_tokens`."""
 
@@ -199,6 +133,13 @@ class CountRequest(Strict, frozen=True, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: Annotated[
+        OutputFormat | None, Meta(description="Older name of `output_config.format`.")
+    ] = None
+    cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
+    speed: Literal["standard"] | None = None
+    mcp_servers: Annotated[list[Any], Meta(max_length=0)] | None = None
 
     def conversation(self) -> Conversation:
         """What is to be answered, and how.
@@ -206,20 +147,17 @@ class CountRequest(Strict, frozen=True, kw_only=True):
         Raises:
             RequestError: fields contradict each other, or ask for what is not supported.
         """
-        if self.messages[-1].role == "assistant":
-            raise RequestError(
-                "messages: the last one is the assistant's; continuing a message is not supported",
-                param="messages",
-            )
-        system = [] if self.system is None else [{"role": "system", "content": _text(self.system)}]
+        messages = [turn for message in self.messages for turn in message.plain()]
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": text_of(self.system, "\n\n")})
         choice, thinking = self.tool_choice, self.thinking
         return Conversation(
-            messages=[*system, *(turn for message in self.messages for turn in message.plain())],
+            messages=messages,
             tools=tuple(
                 Tool(
                     name=tool.name,
                     description=tool.description,
-                    parameters=tool.input_schema,
+                    parameters=tool.schema,
                     strict=bool(tool.strict),
                     field=f"tools[{index}].input_schema",
                 )
@@ -228,7 +166,9 @@ class CountRequest(Strict, frozen=True, kw_only=True):
             choice="auto" if choice is None else _CHOICES[choice.type],
             named=None if choice is None else choice.name,
             parallel=choice is None or not choice.disable_parallel_tool_use,
+            continues=messages[-1]["role"] == "assistant",
             effort=self._effort(),
+            effort_is_hint=thinking is None or thinking.type == "adaptive",
             max_thinking_tokens=None if thinking is None else thinking.budget_tokens,
         )
 
@@ -259,17 +199,28 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     top_k: Annotated[int, Meta(lt=2**31)] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    container: None = None
+    diagnostics: None = None
+    fallbacks: None = None
+    inference_geo: None = None
 
     @property
     def constrained_by(self) -> str:
         """The field that says what form the answer has; empty if none does."""
+        if self.output_format is not None:
+            return "output_format.schema"
         return "" if self._schema is None else "output_config.format.schema"
 
     @property
+    def omits_thinking(self) -> bool:
+        """Whether thinking is told without its text."""
+        return self.thinking is not None and self.thinking.display == "omitted"
+
+    @property
     def _schema(self) -> dict[str, Any] | None:
-        if self.output_config is None or self.output_config.format is None:
-            return None
-        return self.output_config.format.schema
+        newer = None if self.output_config is None else self.output_config.format
+        chosen = newer or self.output_format
+        return None if chosen is None else chosen.schema
 
     def sampling(self) -> SamplingParams:
         """How to generate.
@@ -282,6 +233,11 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
             for name in ("temperature", "top_p", "top_k")
             if (value := getattr(self, name)) is not None
         }
+        if self.output_format is not None and self.output_config is not None:
+            raise RequestError(
+                "output_format is an older name of output_config.format; give one",
+                param="output_format",
+            )
         schema = self._schema
         return SamplingParams(
             max_tokens=self.max_tokens,
@@ -297,11 +253,3 @@ _CHOICES: Final[dict[str, Literal["auto", "required", "none"]]] = {
     "none": "none",
     "tool": "auto",
 }
-
-
-def _text(content: str | list[TextBlock]) -> str:
-    return content if isinstance(content, str) else "".join(block.text for block in content)
-
-
-def _type_of(block: Block) -> str:
-    return str(type(block).__struct_config__.tag)

@@ -172,6 +172,8 @@ def _delta(event: Event) -> ChatDelta | None:
     match event:
         case Text(warning=None):
             return {"content": event.text}
+        case Text(warning=str(warning), repeats=True):
+            return {"warning": warning}
         case Text(warning=str(warning)):
             return {"content": event.text, "warning": warning}
         case Reasoning():

@@ -34,19 +34,14 @@ class FunctionCall(Strict, frozen=True, kw_only=True):
     """``function`` of a call in an assistant's message."""
 
     name: Annotated[str, Meta(pattern=TOOL_NAME_PATTERN)]
-    arguments: Annotated[str, Meta(description="A JSON object, as text.")]
+    arguments: Annotated[
+        str,
+        Meta(description="A JSON object, as text. Other text is given to the template as it is."),
+    ]
 
     def plain(self) -> dict[str, Any]:
-        """The function as chat templates know it. Raises RequestError, which names ``arguments``."""
-        try:
-            arguments = msgspec.json.decode(self.arguments or "{}")
-        except msgspec.DecodeError as error:
-            raise RequestError(f"arguments: not JSON: {error}", param="arguments") from None
-        except RecursionError:
-            raise RequestError("arguments: nested too deep", param="arguments") from None
-        if not isinstance(arguments, dict):
-            raise RequestError("arguments: not the text of a JSON object", param="arguments")
-        return {"name": self.name, "arguments": arguments}
+        """The function as chat templates know it."""
+        return {"name": self.name, "arguments": read_arguments(self.arguments)}
 
 
 class ToolCall(Strict, frozen=True, kw_only=True):
@@ -108,9 +103,6 @@ class Message(Strict, frozen=True, kw_only=True):
         """The message as :class:`galley.tools.conversation.Conversation` has it.
 
         Chat templates do not know ``developer``, OpenAI's newer name of ``system``.
-
-        Raises:
-            RequestError: a call's arguments are no JSON object.
         """
         message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
@@ -120,12 +112,7 @@ class Message(Strict, frozen=True, kw_only=True):
             if getattr(self, field) is not None:
                 message[field] = getattr(self, field)
         if self.tool_calls:
-            message["tool_calls"] = []
-            for index, call in enumerate(self.tool_calls):
-                try:
-                    message["tool_calls"].append(call.plain())
-                except RequestError as error:
-                    raise _under(f"tool_calls[{index}].function", error) from None
+            message["tool_calls"] = [call.plain() for call in self.tool_calls]
         return message
 
 
@@ -176,19 +163,16 @@ Tools: TypeAlias = Annotated[list[ToolField], Meta(max_length=MAX_TOOLS)]
 Choice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
 
 
-def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
-    """The messages as :class:`galley.tools.conversation.Conversation` has them.
+def read_arguments(text: str) -> dict[str, Any] | str:
+    """A call's arguments: the object that is written, or the text itself if that is none.
 
-    Raises:
-        RequestError: a call's arguments are no JSON object; ``param`` says which.
+    An answer that was cut off within a call comes back so, with every later turn.
     """
-    plain = []
-    for index, message in enumerate(messages):
-        try:
-            plain.append(message.plain())
-        except RequestError as error:
-            raise _under(f"messages[{index}]", error) from None
-    return plain
+    try:
+        arguments = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return text
+    return arguments if isinstance(arguments, dict) else text
 
 
 def conversation_of(
@@ -197,11 +181,11 @@ def conversation_of(
     """The conversation that a request describes.
 
     Raises:
-        RequestError: fields contradict each other, or a call's arguments are no JSON object.
+        RequestError: fields contradict each other.
     """
     named = choice.function.name if isinstance(choice, NamedTool) else None
     return Conversation(
-        messages=plain_messages(messages),
+        messages=[message.plain() for message in messages],
         tools=tuple(
             Tool(
                 name=tool.function.name,
@@ -216,7 +200,3 @@ def conversation_of(
         named=named,
         **fields,
     )
-
-
-def _under(path: str, error: RequestError) -> RequestError:
-    return RequestError(f"{path}.{error}", param=f"{path}.{error.param}", code=error.code)

@@ -186,7 +186,7 @@ class OllamaMessage(Strict, frozen=True, kw_only=True):
     """One turn of a conversation."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
+    content: str | None = None
     thinking: str | None = None
     images: NoImages = None
     tool_calls: Annotated[list[OllamaToolCall], Meta(max_length=MAX_CALLS)] | None = None
@@ -360,7 +360,7 @@ def _plain(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
     waiting: list[tuple[str, str]] = []  # name of the tool, and id of the call
     count = 0
     for message in messages:
-        turn: dict[str, Any] = {"role": message.role, "content": message.content}
+        turn: dict[str, Any] = {"role": message.role, "content": message.content or ""}
         if message.thinking is not None:
             turn["reasoning_content"] = message.thinking
         if message.tool_calls:

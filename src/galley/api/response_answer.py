@@ -9,8 +9,10 @@ from typing import Any, Final, Literal, NotRequired, Self, TypedDict
 import msgspec
 
 from galley.api.errors import to_api_error
-from galley.api.response_request import InputItem, ResponseRequest
+from galley.api.response_items import Items
+from galley.api.response_request import InputItem, ResponseCountRequest, ResponseRequest
 from galley.api.response_store import ResponseStore, StoredResponse
+from galley.api.response_tools import offered
 from galley.api.responses import ReceiptFields, told_receipt
 from galley.errors import RequestError
 from galley.gateway.call import Call, opened
@@ -18,7 +20,6 @@ from galley.gateway.caller import Caller
 from galley.gateway.chat import converse
 from galley.gateway.generation import Finish, Generation
 from galley.gateway.served import ServedModel
-from galley.tools.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text
 
 ENDPOINT: Final = "/v1/responses"
 
@@ -33,9 +34,10 @@ _NAMES: Final = {
 
 
 class InputDetails(TypedDict):
-    """Where the prompt's tokens came from."""
+    """Where the prompt's tokens came from. All that is computed may be cached, which costs nothing."""
 
     cached_tokens: int
+    cache_write_tokens: Literal[0]
 
 
 class OutputDetails(TypedDict):
@@ -66,26 +68,42 @@ class ResponseObject(TypedDict):
     id: str
     object: Literal["response"]
     created_at: int
+    completed_at: int | None
     status: Status
+    background: Literal[False]
     error: None
     incomplete_details: IncompleteDetails | None
     instructions: str | None
     max_output_tokens: int | None
+    max_tool_calls: None
     metadata: dict[str, str]
     model: str
     output: list[dict[str, Any]]
     parallel_tool_calls: bool
     previous_response_id: str | None
+    prompt_cache_key: str | None
     reasoning: dict[str, str | None]
+    safety_identifier: str | None
+    service_tier: Literal["default"]
     store: bool
-    temperature: float | None
+    temperature: float
+    presence_penalty: float
+    frequency_penalty: float
     text: dict[str, Any]
     tool_choice: Any
     tools: list[dict[str, Any]]
-    top_p: float | None
-    truncation: Literal["disabled"]
+    top_logprobs: Literal[0]
+    top_p: float
+    truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
     user: str | None
+
+
+class InputTokenCount(TypedDict):
+    """Answer of `POST /v1/responses/input_tokens`."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class ResponseEvent(TypedDict):
@@ -116,6 +134,7 @@ class ResponseAnswer:
         store: ResponseStore,
     ) -> None:
         """Made by :meth:`start`."""
+        self._sampling = asked.sampling().resolved(call.info.defaults)
         self._call = call
         self._asked = asked
         self._generation = generation
@@ -123,7 +142,8 @@ class ResponseAnswer:
         self._store = store
         self._stored = store.is_on and asked.store is not False
         self._created = int(time.time())
-        self._items = _Items(call.caller.request_id)
+        names = {one.name: (one.namespace, one.function.name) for one in offered(asked.tools)}
+        self._items = Items(call.caller.request_id, names, streamed=bool(asked.stream))
 
     @classmethod
     async def start(
@@ -142,12 +162,8 @@ class ResponseAnswer:
                 "store: this server stores no responses (--stored-responses); only false is supported",
                 param="store",
             )
-        earlier: list[InputItem] = []
-        if asked.previous_response_id is not None:
-            previous = store.previous(caller.tenant.name, asked.previous_response_id)
-            # It may be megabytes, and others wait meanwhile.
-            earlier = await asyncio.to_thread(previous.conversation)
-        with _named_as_given(), opened(Call(served, ENDPOINT, caller)) as call:
+        earlier = await earlier_items(asked, caller, store)
+        with named_as_given(), opened(Call(served, ENDPOINT, caller)) as call:
             params, conversation = asked.sampling(), asked.as_conversation(earlier)
             call.check_early(0)
             generation = await converse(
@@ -217,24 +233,33 @@ class ResponseAnswer:
             "id": f"resp_{self._call.caller.request_id}",
             "object": "response",
             "created_at": self._created,
+            "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
+            "background": False,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if finish == "length" else None,
             "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens,
+            "max_tool_calls": None,
             "metadata": asked.metadata or {},
             "model": self._call.model,
-            "output": self._items.kept if finish is not None else [],
+            "output": self._items.done if finish is not None else [],
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": asked.previous_response_id,
+            "prompt_cache_key": asked.prompt_cache_key,
             "reasoning": _told(asked.reasoning) or {"effort": None, "summary": None},
+            "safety_identifier": asked.safety_identifier,
+            "service_tier": "default",
             "store": self._stored,
-            "temperature": asked.temperature,
-            "text": {"format": (_told(asked.text) or {}).get("format") or {"type": "text"}},
+            "temperature": self._sampling.temperature or 0.0,
+            "presence_penalty": self._sampling.presence_penalty or 0.0,
+            "frequency_penalty": self._sampling.frequency_penalty or 0.0,
+            "text": {"format": {"type": "text"}} | _given(asked.text),
             "tool_choice": _told(asked.tool_choice) or "auto",
             "tools": _told(asked.tools) or [],
-            "top_p": asked.top_p,
-            "truncation": "disabled",
+            "top_logprobs": 0,
+            "top_p": 1.0 if self._sampling.top_p is None else self._sampling.top_p,
+            "truncation": asked.truncation or "disabled",
             "usage": None if finish is None else self._usage(),
             "user": asked.user,
         }
@@ -243,7 +268,7 @@ class ResponseAnswer:
         counts = self._generation.usage()
         return {
             "input_tokens": counts.prompt,
-            "input_tokens_details": {"cached_tokens": counts.cached},
+            "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
             "output_tokens": counts.generated,
             "output_tokens_details": {"reasoning_tokens": counts.reasoning or 0},
             "total_tokens": counts.prompt + counts.generated,
@@ -251,105 +276,23 @@ class ResponseAnswer:
         }
 
 
-class _Items:
-    """Output items one after another: each begins, grows and is done before the next.
-
-    Attributes:
-        done: those that are, calls that came out broken among them.
-    """
-
-    def __init__(self, request_id: str) -> None:
-        self.done: list[dict[str, Any]] = []
-        self._request_id = request_id
-        self._item: dict[str, Any] | None = None
-        self._text: list[str] = []
-
-    @property
-    def kept(self) -> list[dict[str, Any]]:
-        """Items of the complete answer: a broken call is none; its text is in the message behind it."""
-        return [
-            item
-            for item in self.done
-            if item["type"] != "function_call" or item["status"] == "completed"
-        ]
-
-    def of(self, event: Event) -> Iterator[dict[str, Any]]:
-        match event:
-            case Text():
-                yield from self._within("message")
-                self._text.append(event.text)
-                if event.warning is not None and self._item is not None:
-                    self._item["warning"] = event.warning
-                yield self._at(
-                    "response.output_text.delta", content_index=0, delta=event.text, logprobs=[]
-                )
-            case Reasoning():
-                yield from self._within("reasoning")
-                self._text.append(event.text)
-                yield self._at("response.reasoning_text.delta", content_index=0, delta=event.text)
-            case CallStart():
-                yield from self.ended()
-                yield from self._begun(
-                    "function_call", call_id=event.id, name=event.name, arguments=""
-                )
-            case Arguments():
-                self._text.append(event.text)
-                yield self._at("response.function_call_arguments.delta", delta=event.text)
-            case CallEnd():
-                yield from self.ended(cut=event.broken)
-
-    def ended(self, *, cut: bool = False) -> Iterator[dict[str, Any]]:
-        """The item at hand is complete; ``cut``: it ends before it is."""
-        item = self._item
-        if item is None:
-            return
-        text = "".join(self._text)
-        item["status"] = "incomplete" if cut else "completed"
-        if item["type"] == "function_call":
-            item["arguments"] = text
-            yield self._at(
-                "response.function_call_arguments.done", arguments=text, name=item["name"]
-            )
-        else:
-            said = item["type"] == "message"
-            kind = "response.output_text.done" if said else "response.reasoning_text.done"
-            extra: dict[str, Any] = {"logprobs": []} if said else {}
-            yield self._at(kind, content_index=0, text=text, **extra)
-            part = _part(item["type"], text)
-            item["content"] = [part]
-            yield self._at("response.content_part.done", content_index=0, part=part)
-        yield {"type": "response.output_item.done", "output_index": len(self.done), "item": item}
-        self.done.append(item)
-        self._item, self._text = None, []
-
-    def _within(self, kind: str) -> Iterator[dict[str, Any]]:
-        if self._item is not None and self._item["type"] == kind:
-            return
-        yield from self.ended()
-        fields: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
-        yield from self._begun(kind, content=[], **fields)
-        yield self._at("response.content_part.added", content_index=0, part=_part(kind, ""))
-
-    def _begun(self, kind: str, **fields: Any) -> Iterator[dict[str, Any]]:
-        name = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
-        made = f"{name}_{self._request_id}-{len(self.done)}"
-        self._item = {"id": made, "type": kind, "status": "in_progress", **fields}
-        added = {"type": "response.output_item.added", "output_index": len(self.done)}
-        yield {**added, "item": dict(self._item)}
-
-    def _at(self, kind: str, **fields: Any) -> dict[str, Any]:
-        assert self._item is not None
-        return {"type": kind, "item_id": self._item["id"], "output_index": len(self.done), **fields}
+async def earlier_items(
+    asked: ResponseCountRequest, caller: Caller, store: ResponseStore
+) -> list[InputItem]:
+    """Items of the response that a request goes on from. Raises RequestError if it is not there."""
+    if asked.previous_response_id is None:
+        return []
+    previous = store.previous(caller.tenant.name, asked.previous_response_id)
+    # It may be megabytes, and others wait meanwhile.
+    return await asyncio.to_thread(previous.conversation)
 
 
 def _told(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
-def _part(kind: str, text: str) -> dict[str, Any]:
-    if kind == "message":
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-    return {"type": "reasoning_text", "text": text}
+def _given(value: msgspec.Struct | None) -> dict[str, Any]:
+    return {name: field for name, field in (_told(value) or {}).items() if field is not None}
 
 
 def error_event(error: Exception) -> dict[str, Any]:
@@ -359,7 +302,7 @@ def error_event(error: Exception) -> dict[str, Any]:
 
 
 @contextmanager
-def _named_as_given() -> Iterator[None]:
+def named_as_given() -> Iterator[None]:
     """Errors name the fields of this protocol."""
     try:
         yield

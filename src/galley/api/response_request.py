@@ -1,27 +1,28 @@
 """OpenAI's Responses API: what requests hold, field by field, and what they are to the models.
 
 Fields that are taken and change nothing: ``user``, ``safety_identifier``, ``prompt_cache_key`` (prefixes
-are cached anyway), ``metadata`` (told again in the answer) and ``service_tier`` (``auto`` and ``default``:
-there is one).
+are cached anyway), ``metadata`` (told again in the answer), ``client_metadata``, ``service_tier`` (``auto``
+and ``default``: there is one), ``include`` of what answers never have or always have, ``reasoning.summary``
+(thinking is told as it is), ``text.verbosity`` and ``truncation`` (nothing is cut off a conversation: one
+that is too long is refused).
 """
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-import msgspec
 from msgspec import Meta
 
 from galley.api.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
-    MAX_TOOL_BYTES,
     MAX_TOOLS,
-    TOOL_NAME_PATTERN,
     Strict,
+    read_arguments,
 )
+from galley.api.response_tools import ResponseTool, ToolName, full_name, model_tools
 from galley.api.structured_output import ANY_OBJECT, schema_grammar
 from galley.errors import RequestError
-from galley.tools.conversation import Conversation, Tool
+from galley.tools.conversation import Conversation
 from galley.types import Grammar, SamplingParams
 
 MAX_METADATA: Final = 64
@@ -60,13 +61,19 @@ class InputItem(Strict, frozen=True, kw_only=True):
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
     call_id: CallId | None = None
-    name: Annotated[str, Meta(pattern=TOOL_NAME_PATTERN)] | None = None
-    arguments: Annotated[str | None, Meta(description="A JSON object, as text.")] = None
+    name: ToolName | None = None
+    arguments: Annotated[
+        str | None,
+        Meta(description="A JSON object, as text. Other text is given to the template as it is."),
+    ] = None
     output: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
     summary: Annotated[list[Any], Meta(max_length=MAX_PARTS)] | None = None
-    encrypted_content: None = None
-    phase: None = None
-    namespace: None = None
+    encrypted_content: Annotated[
+        str | None,
+        Meta(description="Taken and not used: only the server that wrote it can read it."),
+    ] = None
+    phase: Annotated[str | None, Meta(description="Taken and not used.")] = None
+    namespace: ToolName | None = None
     warning: Annotated[str | None, Meta(description="As answers have it; not used.")] = None
 
     def __post_init__(self) -> None:
@@ -79,24 +86,6 @@ class InputItem(Strict, frozen=True, kw_only=True):
                 raise RequestError(f"{field}: an item of type {self.type} needs it", param=field)
             if given and field not in needed and field not in _ALLOWED[self.type]:
                 raise RequestError(f"{field}: not in an item of type {self.type}", param=field)
-
-
-class ResponseTool(Strict, frozen=True, kw_only=True):
-    """A function that the model may call."""
-
-    type: Literal["function"]
-    name: Annotated[str, Meta(pattern=TOOL_NAME_PATTERN)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    def __post_init__(self) -> None:
-        size = len(msgspec.json.encode(self))
-        if size > MAX_TOOL_BYTES:
-            raise RequestError(
-                f"parameters: the tool's JSON has {size} bytes, at most {MAX_TOOL_BYTES}",
-                param="parameters",
-            )
 
 
 class NamedFunction(Strict, frozen=True, kw_only=True):
@@ -133,14 +122,19 @@ class TextOptions(Strict, frozen=True, kw_only=True):
     """Options of the answer's text."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Annotated[
+        Literal["low", "medium", "high"] | None, Meta(description="Taken and not used.")
+    ] = None
 
 
 class ReasoningOptions(Strict, frozen=True, kw_only=True):
     """How much to think."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    summary: Annotated[None, Meta(description="Thinking is told as it is.")] = None
+    summary: Annotated[
+        Literal["auto", "concise", "detailed"] | None,
+        Meta(description="Taken and not used: thinking is told as it is."),
+    ] = None
 
 
 class ResponseStreamOptions(Strict, frozen=True, kw_only=True):
@@ -149,40 +143,96 @@ class ResponseStreamOptions(Strict, frozen=True, kw_only=True):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponseRequest(Strict, frozen=True, kw_only=True):
-    """Body of `POST /v1/responses`."""
+Include: TypeAlias = Literal[
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+class ResponseCountRequest(Strict, frozen=True, kw_only=True):
+    """Body of `POST /v1/responses/input_tokens`."""
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    stream: bool | None = None
-    stream_options: ResponseStreamOptions | None = None
     text: TextOptions | None = None
     tools: Annotated[list[ResponseTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None,
+        Meta(description="Taken and not used: nothing is cut off."),
+    ] = None
+    previous_response_id: Annotated[
+        str | None, Meta(description="The conversation goes on from this response.")
+    ] = None
+    conversation: Annotated[None, Meta(description="See `previous_response_id`.")] = None
+
+    def as_conversation(self, earlier: Sequence[InputItem] = ()) -> Conversation:
+        """What is to be answered, and how.
+
+        Args:
+            earlier: items of the conversation before this request's.
+
+        Raises:
+            RequestError: fields contradict each other.
+        """
+        choice = self.tool_choice
+        items = self.input
+        if isinstance(items, str):
+            items = [InputItem(role="user", content=items)]
+        if len(earlier) + len(items) > MAX_MESSAGES:
+            raise RequestError(
+                f"input: the conversation would have {len(earlier) + len(items)} items, at most "
+                f"{MAX_MESSAGES} are taken",
+                param="input",
+            )
+        return Conversation(
+            messages=_begun(self.instructions, _turns([*earlier, *items])),
+            tools=model_tools(self.tools),
+            choice=choice if isinstance(choice, str) else "auto",
+            named=choice.name if isinstance(choice, NamedFunction) else None,
+            parallel=self.parallel_tool_calls is not False,
+            effort=None if self.reasoning is None else self.reasoning.effort,
+        )
+
+
+class ResponseRequest(ResponseCountRequest, frozen=True, kw_only=True):
+    """Body of `POST /v1/responses`."""
+
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] | None = None
+    client_metadata: Annotated[
+        Annotated[dict[str, Any], Meta(max_length=MAX_METADATA)] | None,
+        Meta(description="Taken and not used."),
+    ] = None
     store: Annotated[
         bool | None, Meta(description="Whether the answer is kept; it is if the server keeps any.")
     ] = None
-    truncation: Literal["disabled"] | None = None
     service_tier: Literal["auto", "default"] | None = None
     background: Literal[False] | None = None
-    include: Annotated[list[str], Meta(max_length=0)] | None = None
+    include: Annotated[
+        Annotated[list[Include], Meta(max_length=16)] | None,
+        Meta(description="Nothing is left out that could be included."),
+    ] = None
     top_logprobs: Literal[0] | None = None
     max_tool_calls: None = None
     prompt: None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    previous_response_id: Annotated[
-        str | None, Meta(description="The conversation goes on from this response.")
-    ] = None
-    conversation: Annotated[None, Meta(description="See `previous_response_id`.")] = None
 
     @property
     def constrained_by(self) -> str:
@@ -198,47 +248,10 @@ class ResponseRequest(Strict, frozen=True, kw_only=True):
         """How to generate. Raises RequestError if a value is out of range."""
         given = {
             name: value
-            for name in ("temperature", "top_p")
+            for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty")
             if (value := getattr(self, name)) is not None
         }
         return SamplingParams(max_tokens=self.max_output_tokens, grammar=self._grammar, **given)
-
-    def as_conversation(self, earlier: Sequence[InputItem] = ()) -> Conversation:
-        """What is to be answered, and how.
-
-        Args:
-            earlier: items of the conversation before this request's.
-
-        Raises:
-            RequestError: fields contradict each other, or a call's arguments are no JSON object.
-        """
-        choice = self.tool_choice
-        items = self.input
-        if isinstance(items, str):
-            items = [InputItem(role="user", content=items)]
-        if len(earlier) + len(items) > MAX_MESSAGES:
-            raise RequestError(
-                f"input: the conversation would have {len(earlier) + len(items)} items, at most "
-                f"{MAX_MESSAGES} are taken",
-                param="input",
-            )
-        return Conversation(
-            messages=_begun(self.instructions, _turns([*earlier, *items], skip=len(earlier))),
-            tools=tuple(
-                Tool(
-                    name=tool.name,
-                    description=tool.description,
-                    parameters=tool.parameters,
-                    strict=bool(tool.strict),
-                    field=f"tools[{index}].parameters",
-                )
-                for index, tool in enumerate(self.tools or ())
-            ),
-            choice=choice if isinstance(choice, str) else "auto",
-            named=choice.name if isinstance(choice, NamedFunction) else None,
-            parallel=self.parallel_tool_calls is not False,
-            effort=None if self.reasoning is None else self.reasoning.effort,
-        )
 
 
 def _begun(instructions: str | None, turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -254,14 +267,11 @@ def _begun(instructions: str | None, turns: list[dict[str, Any]]) -> list[dict[s
     return system + turns[first:]
 
 
-def _turns(items: list[InputItem], skip: int = 0) -> list[dict[str, Any]]:
-    """Items as messages: thinking and calls belong to the assistant's message before or behind them.
-
-    Errors name the field of an item as if the first ``skip`` of them were not there.
-    """
+def _turns(items: list[InputItem]) -> list[dict[str, Any]]:
+    """Items as messages: thinking and calls belong to the assistant's message before or behind them."""
     turns: list[dict[str, Any]] = []
     own: dict[str, Any] | None = None  # the assistant's, to which more may be added
-    for index, item in enumerate(items):
+    for item in items:
         match item.type:
             case "message" if item.role != "assistant":
                 own = None
@@ -285,23 +295,11 @@ def _turns(items: list[InputItem], skip: int = 0) -> list[dict[str, Any]]:
         elif item.type == "reasoning":
             own["reasoning_content"] = own.get("reasoning_content", "") + _text(item.content)
         else:
-            function = {"name": item.name, "arguments": _arguments(item, index - skip)}
+            name = full_name(item.namespace, item.name or "")
+            function = {"name": name, "arguments": read_arguments(item.arguments or "")}
             call = {"type": "function", "id": item.call_id, "function": function}
             own.setdefault("tool_calls", []).append(call)
     return turns
-
-
-def _arguments(item: InputItem, index: int) -> dict[str, Any]:
-    try:
-        arguments = msgspec.json.decode(item.arguments or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise RequestError(
-            f"input[{index}].arguments: not the text of a JSON object",
-            param=f"input[{index}].arguments",
-        )
-    return arguments
 
 
 def _text(content: str | list[ContentPart] | None) -> str:

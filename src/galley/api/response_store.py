@@ -31,10 +31,6 @@ class ResponseDeleted(TypedDict):
     deleted: Literal[True]
 
 
-class NoFields(Strict, frozen=True, kw_only=True):
-    """A query of nothing: streams of stored responses, and parts of them, are not supported."""
-
-
 class ItemsQuery(Strict, frozen=True, kw_only=True):
     """Which items, of those that a response was made from."""
 

@@ -4,9 +4,10 @@ A field that is not here is refused by name. Types are strict: ``true`` is no in
 number. Ranges are checked by :class:`galley.types.SamplingParams`, the one place that knows them.
 
 Fields of OpenAI's API that are taken and change nothing, because nothing here could depend on them:
-``user``, ``metadata``, ``store`` (only ``false``: nothing is stored), ``service_tier`` (only ``auto``
-and ``default``: there is one), and, in assistant messages sent back as they were received, ``null`` for
-what this server never fills (``refusal``, ``function_call``, ``audio``, ``annotations``).
+``user``, ``safety_identifier``, ``prompt_cache_key`` (prefixes are cached anyway), ``metadata``, ``store``
+(nothing is stored), ``service_tier`` (only ``auto`` and ``default``: there is one), and, in assistant
+messages sent back as they were received, ``null`` for what this server never fills (``refusal``,
+``function_call``, ``audio``, ``annotations``). Fields of what it does not do may ask for nothing.
 """
 
 import dataclasses
@@ -113,7 +114,7 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
     temperature: Annotated[float | None, Meta(description="0 is greedy. Default: the model's.")] = (
         None
     )
-    top_p: Annotated[float | None, Meta(description="In (0, 1].")] = None
+    top_p: Annotated[float | None, Meta(description="In [0, 1]; 0 is greedy.")] = None
     top_k: Annotated[
         Annotated[int, Meta(lt=2**31)] | None, Meta(description="0 or -1 keeps all.")
     ] = None
@@ -165,20 +166,15 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
         Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] | None,
         Meta(description="Taken and not used."),
     ] = None
-    store: Annotated[
-        bool | None,
-        Meta(description="Nothing is stored.", extra_json_schema={"enum": [False, None]}),
-    ] = None
+    store: Annotated[bool | None, Meta(description="Taken and not used: nothing is stored.")] = None
+    safety_identifier: Annotated[str | None, Meta(description="Taken and not used.")] = None
+    prompt_cache_key: Annotated[str | None, Meta(description="Taken and not used.")] = None
     service_tier: Literal["auto", "default"] | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonField = None
     guided_regex: RegexField = None
     guided_choice: ChoiceField = None
     guided_grammar: GrammarField = None
-
-    def __post_init__(self) -> None:
-        if self.store:
-            raise RequestError("store: only false is supported; nothing is stored", param="store")
 
     @property
     def constrained_by(self) -> str:
@@ -225,6 +221,14 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     ] = None
     response_format: ResponseFormat | None = None
     tools: Annotated[Tools | None, Meta(description="Functions that the model may call.")] = None
+    functions: Annotated[
+        Annotated[list[Any], Meta(max_length=0)] | None, Meta(description="See `tools`.")
+    ] = None
+    function_call: Annotated[None, Meta(description="See `tool_choice`.")] = None
+    modalities: Annotated[list[Literal["text"]], Meta(max_length=1)] | None = None
+    audio: None = None
+    prediction: None = None
+    web_search_options: None = None
     tool_choice: Annotated[
         Choice | None,
         Meta(description="Whether it calls any, must, or must call one. Default: auto."),
@@ -249,7 +253,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         """What is to be answered, and how.
 
         Raises:
-            RequestError: fields contradict each other, or a call's arguments are no JSON object.
+            RequestError: fields contradict each other.
         """
         return conversation_of(
             self.messages,
@@ -290,6 +294,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """Body of `POST /v1/completions`."""
 
     prompt: Prompt
+    suffix: Literal[""] | None = None
     echo: Annotated[bool | None, Meta(description="Put the prompt before the completion.")] = None
     logprobs: Annotated[
         int | None,
@@ -297,7 +302,6 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     ] = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not isinstance(self.prompt, str):
             check_items(self.prompt, "prompt")
 

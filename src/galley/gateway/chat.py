@@ -5,12 +5,16 @@ A protocol makes a :class:`galley.tools.conversation.Conversation` and SamplingP
 as they come. :func:`galley.tools.events.whole` makes one answer of all events of a choice.
 """
 
+import msgspec
+
 from galley.gateway.call import Call
 from galley.gateway.generation import Generation
 from galley.gateway.served import Backend
 from galley.service.turns import Share
 from galley.tools.conversation import Conversation
 from galley.tools.prepare import check_tools, markers_of, prepared, variables_of
+from galley.tools.prepare import check_tools, prepared, variables_of
+from galley.tools.volatile import settle
 from galley.types import SamplingParams
 
 
@@ -22,6 +26,7 @@ async def converse(
     priority: int = 0,
     cache_salt: str | None = None,
     constrained_by: str = "",
+    up_to_context: bool = False,
 ) -> Generation:
     """Hand a conversation to the engine.
 
@@ -30,6 +35,7 @@ async def converse(
         params: how to generate; their grammar, if any, is not checked yet.
         priority, cache_salt: as the request has them.
         constrained_by: the request's field that has the grammar of ``params``.
+        up_to_context: the context may end the answer before its ``max_tokens``.
 
     Raises:
         RequestError: the request cannot be honoured by this model.
@@ -38,6 +44,11 @@ async def converse(
     """
     backend = call.backend
     prompt = await prompt_of(backend, conversation, call.caller.share)
+    if up_to_context and params.max_tokens is not None:
+        limit = backend.engine.info.max_request_tokens
+        own = call.caller.tenant.max_context
+        room = (limit if own is None else min(limit, own)) - len(prompt)
+        params = msgspec.structs.replace(params, max_tokens=max(1, min(params.max_tokens, room)))
     markers = markers_of(conversation, backend.format)
     params, new_parser = prepared(
         conversation,
@@ -67,8 +78,9 @@ async def prompt_of(backend: Backend, conversation: Conversation, share: Share) 
     check_tools(conversation, backend.format)
     conversation = conversation.headed_by(backend.system_prompt)
     return await backend.text.of(share).chat(
-        conversation.messages,
+        settle(conversation.messages, backend.volatile_lines),
         tools=[tool.as_templates_expect() for tool in conversation.offered],
         variables=variables_of(conversation, backend.format),
+        continue_last=conversation.continues,
         context=backend.engine.info.max_request_tokens,
     )

@@ -247,7 +247,7 @@ class _Choice:
         if self.parser is None:
             return [Text(delta.text)] if delta.text else []
         self._offsets += delta.text_offsets
-        events = self.parser.feed(delta.text)
+        events = self.parser.feed(delta.text, delta.marks)
         return events if delta.finish_reason is None else events + self.parser.finish()
 
     def _finish(self, delta: Delta) -> Finish | None:
@@ -283,8 +283,9 @@ def _choice(
 ) -> _Choice:
     backend = call.backend
     parser = None if new_parser is None else new_parser()
-    shown = backend.format.shown_tokens(backend.tokenizer, parser) if parser else frozenset()
-    text = TextStream.for_request(backend.tokenizer, params, call.info.eos_token_ids, shown=shown)
+    tokenizer, eos = backend.tokenizer, call.info.eos_token_ids
+    markers = backend.format.marker_tokens(tokenizer, parser) if parser else frozenset()
+    text = TextStream.for_request(tokenizer, params, eos, markers=markers)
     return _Choice(index, call, stream, text, parser)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
+from galley.config import Settings
+from galley.engine_settings import VolatileLines
 from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError
 from galley.formats.gguf_file import is_gguf
 from galley.formats.source import BUNDLED, resolve_model
@@ -52,6 +54,7 @@ class Backend:
         created: Unix time at which the model became ready.
         files: what the model was loaded from, see :func:`fingerprint`.
         system_prompt: of conversations that have none.
+        volatile_lines: what becomes of them in prompts.
         calls: that are open; the engine ends after them when the model has been reloaded.
     """
 
@@ -63,6 +66,7 @@ class Backend:
     created: int
     files: str
     system_prompt: str = ""
+    volatile_lines: VolatileLines = "keep"
     calls: "WeakSet[Any]" = field(default_factory=WeakSet)
 
     async def close(self) -> None:
@@ -317,6 +321,7 @@ class ServedModel:
             created=int(time.time()),
             files=files,
             system_prompt=self.settings.system_prompt,
+            volatile_lines=self.settings.volatile_lines,
         )
 
     def _decoder(self) -> "Decoder":

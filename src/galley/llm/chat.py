@@ -93,6 +93,7 @@ def chat_prompt(
         conversation.messages,
         tools=[tool.as_templates_expect() for tool in conversation.offered],
         variables=variables_of(conversation, format),
+        continue_last=conversation.continues,
     )
     markers = tokenizer.encode_all(markers_of(conversation, format), add_special_tokens=False)
     params, new_parser = prepared(conversation, format, tokenizer, ids, params, markers)

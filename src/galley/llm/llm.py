@@ -390,9 +390,10 @@ class LLM(Closable):
         return expand(ids, params, self.info, request_id=uuid.uuid4().hex)
 
     def _result(self, params: SamplingParams, parser: Parser | None = None) -> "Result":
-        shown = self._format.shown_tokens(self.tokenizer, parser) if parser else frozenset()
+        markers = self._format.marker_tokens(self.tokenizer, parser) if parser else frozenset()
         eos = self.info.eos_token_ids
-        return Result(TextStream.for_request(self._tokenizer, params, eos, shown=shown), parser)
+        stream = TextStream.for_request(self._tokenizer, params, eos, markers=markers)
+        return Result(stream, parser)
 
     def _one(
         self, ids: list[int], params: SamplingParams | None, parser: Parser | None = None

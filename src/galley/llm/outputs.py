@@ -70,7 +70,7 @@ class Result:
         delta = self.stream.feed(output)
         if self.parser is None:
             return delta
-        self.events += self.parser.feed(delta.text)
+        self.events += self.parser.feed(delta.text, delta.marks)
         if self.parser.finished and delta.finish_reason is None:
             self.stream.finish_reason = "stop"
             delta = msgspec.structs.replace(delta, finish_reason="stop")

@@ -6,12 +6,23 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from galley.api.anthropic_models import (
+    AnthropicModel,
+    AnthropicModels,
+    ModelsQuery,
+    model_of,
+    page_of,
+)
 from galley.api.responses import ModelCard, ModelList, ModelState
+from galley.api.validate import validate
 from galley.gateway.adapters import ServedAdapter
 from galley.gateway.registry import Registry
 from galley.gateway.served import ServedModel
 from galley.server.answers import Json
 from galley.server.openapi import Operation
+
+_ANTHROPIC: Final = "anthropic-version"
+"""Header of Anthropic's clients, which no others send."""
 
 _STARTED: Final = int(time.time())
 """``created`` of models that are not loaded."""
@@ -20,28 +31,48 @@ _STARTED: Final = int(time.time())
 def routes(models: Registry) -> list[Operation]:
     """``GET /v1/models`` and ``GET /v1/models/{model}``."""
 
-    async def list_models(_: Request) -> Response:
-        """All served models."""
+    async def list_models(request: Request) -> Response:
+        """All served models; page by page in Anthropic's form for its clients."""
         cards = [card(models, model) for model in models]
         cards += [_adapter_card(model, one) for model in models for one in model.adapters]
+        if _ANTHROPIC in request.headers:
+            query = validate(ModelsQuery, dict(request.query_params), text=True)
+            return Json(page_of(cards, query))
         answer: ModelList = {"object": "list", "data": cards}
         return Json(answer)
 
     async def get_model(request: Request) -> Response:
         """One served model or adapter; its name may hold slashes."""
         name = request.path_params["model"]
-        for model in models:
-            for one in model.adapters:
-                if name == model.name_with(one.adapter):
-                    return Json(_adapter_card(model, one))
-        return Json(card(models, models.named(name)))
+        adapters = (
+            _adapter_card(model, one)
+            for model in models
+            for one in model.adapters
+            if name == model.name_with(one.adapter)
+        )
+        found = next(adapters, None) or card(models, models.named(name))
+        return Json(model_of(found) if _ANTHROPIC in request.headers else found)
 
     return [
-        Operation("GET", "/v1/models", list_models, tag="models", answers={200: ModelList}),
+        _Listed(
+            "GET",
+            "/v1/models",
+            list_models,
+            tag="models",
+            answers={200: (ModelList, AnthropicModels)},
+        ),
         Operation(
-            "GET", "/v1/models/{model:path}", get_model, tag="models", answers={200: ModelCard}
+            "GET",
+            "/v1/models/{model:path}",
+            get_model,
+            tag="models",
+            answers={200: (ModelCard, AnthropicModel)},
         ),
     ]
+
+
+class _Listed(Operation):
+    query = ModelsQuery
 
 
 def card(models: Registry, served: ServedModel) -> ModelCard:

@@ -94,7 +94,7 @@ class Operation(Route):
     def types(self) -> list[Any]:
         """All types that the operation's schemas are made of."""
         answered = [part for answer in self.answers.values() for part in _media(answer).values()]
-        named = [part for part in answered if not isinstance(part, dict)]
+        named = [kind for part in answered for kind in _kinds(part)]
         return [*named, *(part for part in (self.body, self.form, self.error) if part is not None)]
 
 
@@ -130,10 +130,7 @@ def document(routes: Sequence[BaseRoute]) -> Schema:
 
 def _described(operation: Operation, named: Mapping[Any, Schema]) -> Schema:
     def content(media: Mapping[str, Any]) -> Schema:
-        return {
-            kind: {"schema": part if isinstance(part, dict) else named[part]}
-            for kind, part in media.items()
-        }
+        return {kind: {"schema": _schema(part, named)} for kind, part in media.items()}
 
     responses: Schema = {
         str(status): {"description": operation.about or "OK", "content": content(_media(answer))}
@@ -184,3 +181,17 @@ def _errors_of(operation: Operation) -> set[int]:
 
 def _media(answer: Answer) -> Mapping[str, Any]:
     return answer if isinstance(answer, dict) else {_JSON: answer}
+
+
+def _kinds(part: Any) -> tuple[Any, ...]:
+    """The types of an answer, which are one or several; none if it is a schema already."""
+    if isinstance(part, dict):
+        return ()
+    return part if isinstance(part, tuple) else (part,)
+
+
+def _schema(part: Any, named: Mapping[Any, Schema]) -> Schema:
+    if isinstance(part, dict):
+        return part
+    schemas = [named[kind] for kind in _kinds(part)]
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}

@@ -8,18 +8,27 @@ from starlette.responses import Response
 
 from galley.api import response_answer
 from galley.api.errors import ApiError
-from galley.api.response_answer import ResponseAnswer, ResponseObject, error_event
-from galley.api.response_request import ResponseRequest
+from galley.api.response_answer import (
+    InputTokenCount,
+    ResponseAnswer,
+    ResponseObject,
+    earlier_items,
+    error_event,
+    named_as_given,
+)
+from galley.api.response_replay import RetrieveQuery, replayed
+from galley.api.response_request import ResponseCountRequest, ResponseRequest
 from galley.api.response_store import (
     ItemList,
     ItemsQuery,
-    NoFields,
     ResponseDeleted,
     ResponseStore,
     StoredResponse,
     page_of,
 )
 from galley.api.validate import validate
+from galley.errors import RequestError
+from galley.gateway.chat import prompt_of
 from galley.gateway.registry import Registry
 from galley.server import body
 from galley.server.access import caller_of, note_prompt
@@ -29,7 +38,7 @@ from galley.server.sse import NamedEventStream, while_connected
 
 
 class _Stored(Operation):
-    query = NoFields
+    query = RetrieveQuery
 
 
 class _Items(Operation):
@@ -65,9 +74,39 @@ def routes(models: Registry) -> list[Operation]:
             answer.close()
 
     async def get_response(request: Request) -> Response:
-        """A stored response."""
-        _query(request, NoFields)
-        return Response(_found(store, request).answer, media_type="application/json")
+        """A stored response; with `stream`, events that tell it."""
+        query = _query(request, RetrieveQuery)
+        found = _found(store, request)
+        if query.stream:
+            return _Events(replayed(found, query.starting_after), lambda: None)
+        if query.starting_after is not None:
+            raise RequestError("starting_after goes with stream=true", param="starting_after")
+        return Response(found.answer, media_type="application/json")
+
+    async def cancel_response(request: Request) -> Response:
+        """Refused: there are no background responses, and whoever reads a stream ends it by closing it."""
+        _found(store, request)
+        raise ApiError(
+            400,
+            "Only a background response can be cancelled, and this server makes none: this one is complete",
+            param="response_id",
+        )
+
+    async def count_tokens(request: Request) -> Response:
+        """How many tokens a conversation has."""
+        caller = caller_of(request)
+        models.expect("generate")
+        asked = await body.read(request, ResponseCountRequest, max_bytes=max_bytes)
+        find = models.find(asked.model, "generate")
+        backend = (await while_connected(request.receive, find)).backend()
+        with named_as_given():
+            earlier = await earlier_items(asked, caller, store)
+            prompt = await prompt_of(backend, asked.as_conversation(earlier))
+        answer: InputTokenCount = {
+            "object": "response.input_tokens",
+            "input_tokens": len(prompt),
+        }
+        return Json(answer)
 
     async def delete_response(request: Request) -> Response:
         """Forget a stored response."""
@@ -93,13 +132,22 @@ def routes(models: Registry) -> list[Operation]:
             answers={200: {"application/json": ResponseObject, **stream}},
             about="The answer; with `stream`, events of it",
         ),
+        Operation(
+            "POST",
+            response_answer.ENDPOINT + "/input_tokens",
+            count_tokens,
+            tag="generation",
+            body=ResponseCountRequest,
+            answers={200: InputTokenCount},
+        ),
         _Stored(
             "GET",
             _ONE,
             get_response,
             tag="generation",
-            answers={200: ResponseObject},
+            answers={200: {"application/json": ResponseObject, **stream}},
         ),
+        Operation("POST", _ONE + "/cancel", cancel_response, tag="generation", answers={}),
         Operation(
             "DELETE", _ONE, delete_response, tag="generation", answers={200: ResponseDeleted}
         ),

@@ -5,7 +5,6 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from galley.api.messages import plain_messages
 from galley.api.responses import Text, Tokens
 from galley.api.schemas import DetokenizeRequest, TokenizeRequest
 from galley.errors import RequestError
@@ -92,7 +91,7 @@ async def _tokens(backend: Backend, text: TextWork, asked: TokenizeRequest) -> l
             "add_special_tokens goes with prompt; the chat template adds its own",
             param="add_special_tokens",
         )
-    conversation = Conversation(messages=plain_messages(asked.messages or []))
+    conversation = Conversation(messages=[message.plain() for message in asked.messages or []])
     messages = conversation.headed_by(backend.system_prompt).messages
     _check_chars([message.text or "" for message in asked.messages or []], backend, "messages")
     return await text.chat(messages, add_generation_prompt=asked.add_generation_prompt is not False)

@@ -29,6 +29,7 @@ class EncodeChat(msgspec.Struct, tag="chat", frozen=True):
     tools: list[dict[str, Any]]
     variables: dict[str, Any]
     add_generation_prompt: bool
+    continue_last: bool
     context: int | None
 
 

@@ -169,6 +169,7 @@ class TextWork:
         tools: Sequence[dict[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        continue_last: bool = False,
         context: int | None = None,
     ) -> list[int]:
         """Token ids of a conversation; see :meth:`galley.text.template.ChatTemplate.encode`.
@@ -177,7 +178,12 @@ class TextWork:
             RequestError: the template refuses the messages.
         """
         job = EncodeChat(
-            messages, list(tools), dict(variables or {}), add_generation_prompt, context
+            messages,
+            list(tools),
+            dict(variables or {}),
+            add_generation_prompt,
+            continue_last,
+            context,
         )
         answer = await self._pool.work(job, "messages", self._share)
         assert isinstance(answer, Ids)

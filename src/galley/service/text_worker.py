@@ -88,6 +88,7 @@ class TextSide:
                 tools=job.tools,
                 variables=job.variables,
                 add_generation_prompt=job.add_generation_prompt,
+                continue_last=job.continue_last,
                 context=job.context,
             )
             return Ids([ids])

@@ -34,6 +34,7 @@ ToolParser = Literal[
     "llama",
 ]
 ReasoningParser = Literal["auto", "off", "think", "mistral", "granite"]
+VolatileLines = Literal["keep", "move", "drop"]
 Experts = Literal["memory", "disk"]
 Batching = Literal["continuous", "dynamic", "static"]
 Speculation = Literal["auto", "off", "prompt", "recent", "grammar", "draft"]
@@ -160,7 +161,13 @@ class EngineSettings:
     system_prompt: str = setting(
         "", "Model", "system message of conversations that have none of their own"
     )
-
+    volatile_lines: VolatileLines = setting(
+        "keep",
+        "Model",
+        "lines of system prompts that clients are known to change with every request (Claude Code's "
+        "x-anthropic-billing-header), for which no prefix is cached: keep them, move them behind the "
+        "conversation, or drop them",
+    )
     max_model_len: int | None = setting(
         None, "Engine", "context limit in tokens; default: the model's own"
     )

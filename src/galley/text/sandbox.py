@@ -13,6 +13,8 @@ from jinja2.lexer import Token, TokenStream
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from galley.text.template_calls import RawJson
+
 
 class _GenerationBlock(Extension):
     """``{% generation %}`` marks the assistant's words for training; only its body is rendered."""
@@ -90,6 +92,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """The ``tojson`` filter of transformers; unlike Jinja's own it does not escape HTML."""
+    if isinstance(value, RawJson):
+        return value
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

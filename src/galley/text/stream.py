@@ -21,6 +21,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
         token_ids: new tokens, a stop token included.
         logprobs: one for each token, if the request asked for them.
         text_offsets: for each token, where its text starts in the whole text, in characters.
+        marks: where in the whole text a marker begins that came as the token it is.
         finish_reason: set in the last Delta.
     """
 
@@ -28,6 +29,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] = []
     logprobs: list[TokenLogprob] | None = None
     text_offsets: list[int] = []
+    marks: list[int] = []
     finish_reason: FinishReason | None = None
 
 
@@ -50,14 +52,15 @@ class TextStream:
         min_tokens: int = 0,
         hidden: AbstractSet[int] = frozenset(),
         at_start: bool = True,
-        shown: AbstractSet[int] = frozenset(),
+        markers: AbstractSet[int] = frozenset(),
     ) -> None:
         """Args:
             tokenizer: None for a model without a tokenizer, whose text is empty.
             stop: strings that end the text and are not part of it.
             min_tokens: a ``stop`` that is complete within the text of so many first tokens is part of it.
             hidden: end-of-sequence and stop tokens, whose text is left out where they end the sequence.
-            at_start, shown: see :func:`galley.text.detokenizer.detokenizer`.
+            at_start: see :func:`galley.text.detokenizer.detokenizer`.
+            markers: tokens whose text is shown, special or not, and whose places are told.
 
         Raises:
             RequestError: ``stop`` without a tokenizer.
@@ -69,7 +72,10 @@ class TextStream:
         self.finish_reason: FinishReason | None = None
         self._detokenizer: Detokenizer | None = None
         if tokenizer is not None:
-            self._detokenizer = detokenizer(tokenizer, at_start=at_start, shown=shown)
+            self._detokenizer = detokenizer(tokenizer, at_start=at_start, shown=markers)
+        self._markers: dict[int, int] = {}  # token -> characters of its text
+        if tokenizer is not None:
+            self._markers = {token: len(tokenizer.token_text(token)) for token in markers}
         self._scanner = StopScanner(stop)
         self._min_tokens = min_tokens
         self._hidden = hidden
@@ -83,11 +89,9 @@ class TextStream:
         params: SamplingParams,
         eos_token_ids: Iterable[int],
         *,
-        shown: AbstractSet[int] = frozenset(),
+        markers: AbstractSet[int] = frozenset(),
     ) -> Self:
         """A stream for one choice of a request; ``eos_token_ids`` are the model's.
-
-        ``shown`` are special tokens whose text is part of the text.
 
         Raises:
             RequestError: stop strings without a tokenizer.
@@ -100,7 +104,7 @@ class TextStream:
             hidden=frozenset((*ends, *params.stop_token_ids)),
             # A grammar knows of each byte.
             at_start=params.grammar is None,
-            shown=shown,
+            markers=markers,
         )
 
     @property
@@ -127,18 +131,21 @@ class TextStream:
             shown -= 1
         text: list[str] = []
         offsets: list[int] = []
+        marks: list[int] = []
         for index, token in enumerate(output.tokens):
             offsets.append(self._chars)
             self.token_ids.append(token)
             if self._detokenizer is not None and index < shown:
                 text.append(self._search(self._detokenizer.feed([token])))
+                if token in self._markers:
+                    marks.append(self._chars - self._markers[token])
             if self.stopped:
                 break
         finish_reason: FinishReason | None = "stop" if self.stopped else output.finish_reason
         if self._detokenizer is not None and finish_reason is not None and not self.stopped:
             text += [self._search(self._detokenizer.finish()), self._scanner.finish()]
             finish_reason = "stop" if self.stopped else output.finish_reason
-        return self._commit(output, "".join(text), offsets, finish_reason)
+        return self._commit(output, "".join(text), offsets, marks, finish_reason)
 
     def _search(self, text: str) -> str:
         """``text`` of the newest token, and text held back before it, that no stop string can take."""
@@ -146,7 +153,12 @@ class TextStream:
         return self._scanner.feed(text, ends=len(self.token_ids) > self._min_tokens)
 
     def _commit(
-        self, output: Output, text: str, offsets: list[int], finish_reason: FinishReason | None
+        self,
+        output: Output,
+        text: str,
+        offsets: list[int],
+        marks: list[int],
+        finish_reason: FinishReason | None,
     ) -> Delta:
         self.finish_reason = finish_reason
         self._parts.append(text)
@@ -161,6 +173,7 @@ class TextStream:
             token_ids=output.tokens[: len(offsets)],
             logprobs=logprobs,
             text_offsets=offsets,
+            marks=marks,
             finish_reason=finish_reason,
         )
 

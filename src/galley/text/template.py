@@ -1,5 +1,6 @@
 """Chat templates: messages to a prompt, in a sandbox; message text never becomes control tokens."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
@@ -18,6 +19,8 @@ from galley.text.gguf_tokenizer import read_metadata
 from galley.text.sandbox import CountSteps, Sandbox
 from galley.text.template_calls import CallForm, adapted, found_form
 from galley.text.tokenizer import AddedToken, Tokenizer, certainly_longer
+from galley.text.template_system import takes_late, without_late
+from galley.text.tokenizer import CONFIG_FILE, AddedToken, Tokenizer, certainly_longer
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 GGUF_TEMPLATE: Final = "tokenizer.chat_template"
@@ -50,7 +53,9 @@ class ChatTemplate:
         self._template = _compiled(source, file)
         self._with_tools = self._template if tool_source is None else _compiled(tool_source, file)
         self.source = "\n".join(filter(None, (source, tool_source)))
-        self._call_form: CallForm | None = None  # found out by trying, with the first call
+        # Found out by trying, with the first call and the first late system message.
+        self._call_form: CallForm | None = None
+        self._takes_late_system: bool | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -98,9 +103,12 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        continue_last: bool = False,
         context: int | None = None,
     ) -> list[int]:
         """Token ids of the conversation as the template renders it.
+
+        Where the template cannot take a system message behind others, it becomes part of one beside it.
 
         Only special tokens that the template itself writes become special ids; the same text in a message,
         tool or variable is encoded as plain text. Messages without such text give the same ids as
@@ -109,10 +117,11 @@ class ChatTemplate:
 
         Args:
             messages: ``role``, ``content`` and whatever else the template reads; plain JSON values. The
-                ``arguments`` of ``tool_calls`` are dictionaries.
+                ``arguments`` of ``tool_calls`` are dictionaries, or text that is no JSON object.
             tools: functions as OpenAI's API describes them, ``{"type": "function", "function": ...}``.
             variables: further variables of the template, such as ``enable_thinking``.
             add_generation_prompt: end with the beginning of the assistant's answer.
+            continue_last: end within the last message, behind its content, instead.
             context: the model's context in tokens; prompts that are certainly longer are refused early.
 
         Raises:
@@ -123,30 +132,59 @@ class ChatTemplate:
             raise RequestError("messages must not be empty", param="messages")
         # Keys without a value are removed: a template would print them as "None".
         chat = [{k: v for k, v in message.items() if v is not None} for message in messages]
-        if any("tool_calls" in message for message in chat):
-            if self._call_form is None:
-                self._call_form = found_form(lambda probe: self._render(tokenizer, probe, False))
-            chat = adapted(chat, self.source, self._call_form)
+        chat = self._adapted(tokenizer, chat)
         rest: dict[str, Any] = {"tools": list(tools) or None, "variables": dict(variables or {})}
         special = _control_pattern(tokenizer.added_tokens, "")
         control = _control_pattern(tokenizer.added_tokens, self.source)
         # Past answers may hold tokens such as </think>, which the model wrote and templates search for.
         patterns = [special if m.get("role") == "assistant" else control for m in chat]
         parts = [*zip(patterns, chat, strict=True), (control, rest)]
-        if not any(_contains(pattern, part) for pattern, part in parts):
+        quotes = any(_contains(pattern, part) for pattern, part in parts)
+        marks = _unused_chars([chat, rest], 3) if quotes or continue_last else []
+        if quotes:
+            start, end, _ = marks
+            *chat, rest = [
+                _map_strings(part, partial(pattern.sub, rf"{start}\g<0>{end}"))
+                for pattern, part in parts
+            ]
+        if continue_last:
+            prompt = self._render_up_to(tokenizer, chat, marks[2], **rest)
+        else:
             prompt = self._render(tokenizer, chat, add_generation_prompt, **rest)
+        if not quotes:
             _check_length(tokenizer, prompt, context)
             return tokenizer.encode(prompt, add_special_tokens=False)
-        start, end = _unused_chars([chat, rest])
-        *marked, rest = [
-            _map_strings(part, partial(pattern.sub, rf"{start}\g<0>{end}"))
-            for pattern, part in parts
-        ]
-        prompt = self._render(tokenizer, marked, add_generation_prompt, **rest)
         _check_length(tokenizer, re.sub(f"[{start}{end}]", "", prompt), context)
         # A template that cuts texts may drop one mark of a pair: the other is removed, and still splits.
         pieces = re.split(f"{start}({control.pattern}){end}|[{start}{end}]", prompt)
         return _encode_pieces(tokenizer, pieces[0::2], pieces[1::2], context)
+
+    def _render_up_to(
+        self, tokenizer: Tokenizer, chat: list[dict[str, Any]], mark: str, **rest: Any
+    ) -> str:
+        """The prompt up to the end of the last message's content, which is where ``mark`` comes out."""
+        last = {**chat[-1], "content": (chat[-1].get("content") or "") + mark}
+        prompt = self._render(tokenizer, [*chat[:-1], last], False, **rest)
+        before, found, _ = prompt.rpartition(mark)
+        if not found:
+            raise RequestError(
+                "the last message cannot be continued: the model's chat template leaves its content out",
+                param="messages",
+            )
+        return before.replace(mark, "")
+
+    def _adapted(self, tokenizer: Tokenizer, chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages in the form in which this template takes calls and system messages."""
+        if any(message.get("role") == "system" for message in chat[1:]):
+            if self._takes_late_system is None:
+                self._takes_late_system = takes_late(lambda m: self._render(tokenizer, m, False))
+            if not self._takes_late_system:
+                chat = without_late(chat)
+        if any("tool_calls" in message for message in chat):
+            if self._call_form is None:
+                self._call_form = found_form(lambda probe: self._render(tokenizer, probe, False))
+            chat = adapted(chat, self.source, self._call_form)
+        return chat
 
     def _render(
         self,
@@ -294,7 +332,7 @@ def _contains(pattern: re.Pattern[str], value: Any) -> bool:
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return change(value)
+        return type(value)(change(value))
     if isinstance(value, Mapping):
         return {change(str(key)): _map_strings(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -302,16 +340,16 @@ def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _unused_chars(value: Any) -> tuple[str, str]:
-    """Two private-use characters that occur in no text of ``value``."""
+def _unused_chars(value: Any, count: int) -> list[str]:
+    """Private-use characters that occur in no text of ``value``."""
     used: set[str] = set().union(*_strings(value))
     free = (char for char in map(chr, range(0xF0000, 0xFFFFE)) if char not in used)
-    try:
-        return next(free), next(free)
-    except StopIteration:
+    found = list(itertools.islice(free, count))
+    if len(found) < count:
         raise RequestError(
             "the messages use every private-use character of Unicode's plane 15", param="messages"
-        ) from None
+        )
+    return found
 
 
 def _check_length(tokenizer: Tokenizer, prompt: str, context: int | None) -> None:

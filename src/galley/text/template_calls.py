@@ -23,10 +23,19 @@ class CallForm(NamedTuple):
     Attributes:
         content: of a message with calls and no text: some templates want a text, others None.
         as_text: arguments are JSON's text, not a dictionary.
+        any_text: arguments that are no JSON object can be written as they are. Else they are told as the
+            only argument of that name, because such templates write each argument by itself.
     """
 
     content: str | None = ""
     as_text: bool = False
+    any_text: bool = True
+
+
+class RawJson(str):
+    """Text of arguments that is no JSON object, which ``tojson`` writes as it is."""
+
+    __slots__ = ()
 
 
 _FORMS: Final = tuple(
@@ -41,21 +50,26 @@ def found_form(render: Callable[[list[dict[str, Any]]], str]) -> CallForm:
         render: what the template makes of messages. Raises RequestError if it refuses them.
     """
     for form in _FORMS:
-        call = {
-            "type": "function",
-            "id": "probe0000",
-            "function": {"name": _PROBE, "arguments": {_PROBE + "_key": 1}},
-        }
-        asked = {"role": "user", "content": "x"}
-        said = {"role": "assistant", "content": None, "tool_calls": [call]}
-        try:
-            prompt = render([asked, _adapted(said, form, short=False)])
-        except RequestError:
-            continue
+        prompt = _probed(render, form, {_PROBE + "_key": 1})
         # A dictionary in Python's notation means that the template expected text.
         if prompt.count(_PROBE) >= 2 and "{'" + _PROBE not in prompt:
-            return form
+            cut = '{"' + _PROBE + "_cut"
+            told = _probed(render, form, cut)
+            return form._replace(any_text=cut in told or json.dumps(cut) in told)
     return CallForm()
+
+
+def _probed(
+    render: Callable[[list[dict[str, Any]]], str], form: CallForm, arguments: dict[str, Any] | str
+) -> str:
+    """What the template makes of a call; empty if it refuses it."""
+    function = {"name": _PROBE, "arguments": arguments}
+    call = {"type": "function", "id": "probe0000", "function": function}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    try:
+        return render([{"role": "user", "content": "x"}, _adapted(said, form, short=False)])
+    except RequestError:
+        return ""
 
 
 def adapted(
@@ -63,7 +77,7 @@ def adapted(
 ) -> list[dict[str, Any]]:
     """Messages whose calls are written as the template with this ``source`` expects them.
 
-    The arguments of their calls are dictionaries.
+    The arguments of their calls are dictionaries, or text that is no JSON object.
     """
     short = _SHORT_IDS.search(source) is not None
     changed = [_adapted(dict(message), form, short=short) for message in messages]
@@ -83,8 +97,12 @@ def _adapted(message: dict[str, Any], form: CallForm, *, short: bool) -> dict[st
     calls = []
     for call in message["tool_calls"]:
         function = dict(call["function"])
-        if form.as_text and not isinstance(function["arguments"], str):
-            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+        arguments = function["arguments"]
+        if isinstance(arguments, str):
+            raw = RawJson(arguments)
+            function["arguments"] = raw if form.any_text else {"arguments": arguments}
+        elif form.as_text:
+            function["arguments"] = json.dumps(arguments, ensure_ascii=False)
         calls.append({**call, "function": function})
         if short and isinstance(call.get("id"), str):
             calls[-1]["id"] = _nine(call["id"])

@@ -6,7 +6,8 @@ from typing import Any, Final, Protocol
 
 from galley.errors import RequestError
 from galley.tools.conversation import Tool
-from galley.tools.qwen_xml import FUNCTION_END, PARAMETER, PARAMETER_END, is_text
+from galley.tools.qwen_xml import FUNCTION_END, PARAMETER, PARAMETER_END
+from galley.tools.value_types import referred, types_of
 
 _AROUND: Final = frozenset(
     (
@@ -52,18 +53,48 @@ def tag_arguments(builder: Builder, tool: Tool) -> str:
             raise _refused(tool, f"{key[:64]!r} cannot be a parameter's name")
         head = builder.literal(f"{PARAMETER}{key}>\n")
         end = builder.literal(f"\n{PARAMETER_END}\n")
-        if not is_text(schema):
-            rule = f"{head} {builder.schema(tool.field, _alone(tool, schema))} {end}"
-        elif isinstance(schema, Mapping) and isinstance(schema.get("enum"), list):
-            values = " | ".join(builder.literal(str(value)) for value in schema["enum"])
-            rule = f"{head} ({values}) {end}"
+        types = types_of(schema, tool.schema)
+        if "string" in types and types <= {"string", "null"}:
+            values = _texts(tool, schema)
+            free = f"{_any_text(builder)} {builder.literal(chr(10))}"
+            listed = f"({' | '.join(map(builder.literal, values or ()))}) {end}"
+            rule = f"{head} {free if values is None else listed}"
         else:
-            word = next((word for word in schema or () if word not in _OF_TEXT), None)
-            if word is not None:
-                raise _refused(tool, f"{word!r} of text cannot be followed")
-            rule = f"{head} {_any_text(builder)} {builder.literal(chr(10))}"
+            rule = f"{head} {builder.schema(tool.field, _alone(tool, schema))} {end}"
         (required if needed else optional).append(builder.rule("parameter", rule))
     return " ".join([*required, *(f"{rule}?" for rule in optional)])
+
+
+def _texts(tool: Tool, schema: Any) -> list[str] | None:
+    """Texts, one of which a value is, null among them; None: any text.
+
+    Raises:
+        RequestError: the schema has what cannot be written as alternatives.
+    """
+    if not isinstance(schema, Mapping):
+        return None
+    for word in ("anyOf", "oneOf"):
+        if isinstance(schema.get(word), list):
+            _only(tool, schema, {word})
+            each = [_texts(tool, one) for one in schema[word]]
+            return None if None in each else [text for texts in each if texts for text in texts]
+    if isinstance(schema.get("allOf"), list) and len(schema["allOf"]) == 1:
+        _only(tool, schema, {"allOf"})
+        return _texts(tool, schema["allOf"][0])
+    if "$ref" in schema:
+        _only(tool, schema, {"$ref"})
+        return _texts(tool, referred(schema["$ref"], tool.schema))
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    _only(tool, schema, {"const", "enum"})
+    if isinstance(listed, list):
+        return ["null" if value is None else str(value) for value in listed]
+    return ["null"] if schema.get("type") in ("null", ["null"]) else None
+
+
+def _only(tool: Tool, schema: Mapping[str, Any], words: set[str]) -> None:
+    word = next((word for word in schema if word not in _OF_TEXT | words), None)
+    if word is not None:
+        raise _refused(tool, f"{word!r} of text cannot be followed")
 
 
 def python_arguments(builder: Builder, tool: Tool) -> str:

@@ -51,15 +51,18 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         messages: as chat templates know them. ``role`` is system, user, assistant or tool; ``content`` is
             text. A call in an assistant's ``tool_calls`` is ``{"type": "function", "id": ...,
-            "function": {"name": ..., "arguments": {...}}}``, with a dictionary of arguments; a message of
-            the role tool has a ``tool_call_id``. An assistant's thinking is its ``reasoning_content``.
+            "function": {"name": ..., "arguments": {...}}}``, with a dictionary of arguments, or with their
+            text if that is no JSON object; a message of the role tool has a ``tool_call_id``. An
+            assistant's thinking is its ``reasoning_content``.
         tools: that the model may call.
         choice: "auto": the model calls tools or does not; "none": it is not told of any; "required": it
             calls at least one.
         named: the only tool that may be called, and must be.
         parallel: the answer may have several calls; else it ends with the first.
         variables: further variables of the chat template, such as ``enable_thinking``.
+        continues: the last message is the assistant's, and the answer goes on with it.
         effort: how much the model is to think; "none" is not at all. None: as the template has it.
+        effort_is_hint: a template by which it cannot be told is no error.
         max_thinking_tokens: so many tokens of thinking are followed by its end. None: no limit.
 
     Raises:
@@ -72,10 +75,17 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     named: str | None = None
     parallel: bool = True
     variables: dict[str, Any] = {}
+    continues: bool = False
     effort: str | None = None
+    effort_is_hint: bool = False
     max_thinking_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        if self.continues and self.messages[-1].get("tool_calls"):
+            raise RequestError(
+                "messages: the last one has calls of tools, which their answers must follow",
+                param="messages",
+            )
         names = [tool.name for tool in self.tools]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:

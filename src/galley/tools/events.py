@@ -12,10 +12,12 @@ class Text(msgspec.Struct, frozen=True):
 
     Attributes:
         warning: why a call, which this is, could not be read as one.
+        repeats: its beginning came as a call before, which was broken: streams have told it already.
     """
 
     text: str
     warning: str | None = None
+    repeats: bool = False
 
 
 class Reasoning(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
 """Which format a model writes: found in its chat template, or named by a setting."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -72,13 +72,20 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     variables: frozenset[str] = frozenset()
     writes_tools: bool = False
 
-    def shown_tokens(self, tokenizer: Tokenizer, parser: Parser) -> frozenset[int]:
-        """Special tokens whose text ``parser`` wants to see; that of others is left out of texts."""
+    def marker_tokens(self, tokenizer: Tokenizer, parser: Parser) -> frozenset[int]:
+        """Tokens that are a marker of ``parser``, which wants to see their text and their places."""
         markers = {*parser.MARKERS, *(THINKING[self.thinking] if self.thinking else ())}
-        return frozenset(t.id for t in tokenizer.added_tokens if t.special and t.text in markers)
+        known = control_tokens(tokenizer)
+        return frozenset(known[text] for text in markers & known.keys())
 
     def parser(
-        self, tools: Iterable[Tool], *, parallel: bool = True, in_thinking: bool = False
+        self,
+        tools: Iterable[Tool],
+        *,
+        parallel: bool = True,
+        in_thinking: bool = False,
+        tokens: Collection[str] = (),
+        constrained: bool = False,
     ) -> Parser | None:
         """A parser for one answer, or None if there is nothing to find in it.
 
@@ -86,15 +93,34 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
             tools: that the model was told of.
             parallel: several calls may come.
             in_thinking: the prompt ends within the thinking.
+            tokens: texts of :func:`control_tokens`.
+            constrained: the answer follows a grammar.
         """
         tools = tuple(tools)
-        options: dict[str, Any] = {"parallel": parallel, "in_thinking": in_thinking}
+        options: dict[str, Any] = {
+            "parallel": parallel,
+            "in_thinking": in_thinking,
+            "tokens": tokens,
+            "constrained": constrained,
+        }
         if self.calls == HARMONY:
             return harmony.HarmonyParser(tools, **options)
         options["thinking"] = THINKING[self.thinking] if self.thinking else None
         if tools and self.calls is not None:
             return FORMATS[self.calls].parser(tools, **options)
         return Parser(tools, **options) if self.thinking else None
+
+
+def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Text -> id of the tokens that mean more than their text, to grammars and to parsers alike.
+
+    llguidance takes added tokens of the shape ``<...>`` for special ones, whose text is not their bytes.
+    """
+    return {
+        t.text: t.id
+        for t in tokenizer.added_tokens
+        if t.special or (t.text.startswith("<") and t.text.endswith(">"))
+    }
 
 
 def chat_format(

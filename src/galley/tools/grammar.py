@@ -10,7 +10,7 @@ from galley.text.tokenizer import Tokenizer
 from galley.tools import harmony
 from galley.tools.argument_grammar import python_arguments, tag_arguments
 from galley.tools.conversation import Conversation, Tool
-from galley.tools.formats import HARMONY, THINKING, ChatFormat
+from galley.tools.formats import HARMONY, THINKING, ChatFormat, control_tokens
 from galley.tools.syntax import ARGUMENTS, NAME, CallSyntax
 from galley.types import Grammar
 
@@ -60,12 +60,7 @@ class _Builder:
     ) -> None:
         self._conversation = conversation
         self._format = format
-        # llguidance takes added tokens of this shape for special ones, whose text is not their bytes.
-        self._special = {
-            t.text: t.id
-            for t in tokenizer.added_tokens
-            if t.special or (t.text.startswith("<") and t.text.endswith(">"))
-        }
+        self._special = control_tokens(tokenizer)
         self.rules: list[str] = []
         self.terminals: dict[str, str] = {"SPACE": r"/[ \n]{0,8}/"}
         self.schemas: dict[str, dict[str, Any]] = {}

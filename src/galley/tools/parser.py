@@ -6,7 +6,8 @@ divided, and each character is looked at a bounded number of times.
 """
 
 import uuid
-from collections.abc import Generator, Iterable, Mapping
+from collections import deque
+from collections.abc import Collection, Generator, Iterable, Mapping
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
 from galley.tools.conversation import TOOL_NAME, Tool
@@ -50,12 +51,16 @@ class Parser:
         parallel: bool = True,
         thinking: ThinkingMarkers | None = None,
         in_thinking: bool = False,
+        tokens: Collection[str] = (),
+        constrained: bool = False,
     ) -> None:
         """Args:
         tools: that may be called.
         parallel: several calls may come; else the answer ends with the first.
         thinking: how the model marks its thinking, which may stand at the beginning; None: it does not.
         in_thinking: the prompt ends within the thinking.
+        tokens: markers that are one token of the model's: their text counts only where that token came, as
+            in the grammars of answers. What the model spells in other tokens is text.
         """
         self.reasoning_spans: list[tuple[int, int]] = []
         self.calls = 0
@@ -64,6 +69,11 @@ class Parser:
         self._parallel = parallel
         self._thinking = thinking
         self._in_thinking = in_thinking
+        self._tokens = frozenset(tokens)
+        self._constrained = constrained
+        self._marks: deque[int] = (
+            deque()
+        )  # positions in all of the text where a marker's token came
         self._buffer = ""
         self._at = 0
         self._position = 0  # of `_at` in all of the text
@@ -75,9 +85,16 @@ class Parser:
         self._started = False
         self._steps = self._run()
 
-    def feed(self, text: str) -> list[Event]:
-        """Take more of the answer; returns what has become certain."""
+    def feed(self, text: str, marks: Iterable[int] = ()) -> list[Event]:
+        """Take more of the answer; returns what has become certain.
+
+        ``marks`` are the places in all of the text, in order, where a marker's token came. They may come
+        before the text does.
+        """
+        self._marks.extend(marks)
         if not self.finished:
+            while self._marks and self._marks[0] < self._position:
+                self._marks.popleft()
             self._buffer = self._buffer[self._at :] + text
             self._at = 0
             next(self._steps, None)
@@ -148,7 +165,8 @@ class Parser:
             unclear = any(len(x) > len(rest) and x.startswith(rest) for x in literals)
             if not unclear or not (yield from self._more()):
                 break
-        found = max((x for x in literals if rest.startswith(x)), key=len, default=None)
+        fit = (x for x in literals if rest.startswith(x) and self._counts(x))
+        found = max(fit, key=len, default=None)
         if found is not None:
             self._read(len(found))
         return found
@@ -168,13 +186,25 @@ class Parser:
 
     def _piece(self, markers: Iterable[str]) -> tuple[str, str | None]:
         """The text before the first marker, and that marker; or what can be no part of one, and None."""
-        places = [(self._buffer.find(marker, self._at), marker) for marker in markers]
+        places = [(self._find(marker), marker) for marker in markers]
         found = [(place, -len(marker), marker) for place, marker in places if place >= 0]
         if found:
             place, _, marker = min(found)
             return self._buffer[self._at : place], marker
         keep = 0 if self._ended else _held_back(self._buffer, self._at, markers)
         return self._buffer[self._at : len(self._buffer) - keep], None
+
+    def _find(self, marker: str) -> int:
+        """Where the marker comes next in the buffer; -1 if it does not."""
+        if marker not in self._tokens:
+            return self._buffer.find(marker, self._at)
+        places = (mark - self._position + self._at for mark in self._marks)
+        here = (place for place in places if place >= self._at)
+        return next((place for place in here if self._buffer.startswith(marker, place)), -1)
+
+    def _counts(self, marker: str) -> bool:
+        """Whether the text of a marker that comes next is the marker."""
+        return marker not in self._tokens or self._position in self._marks
 
     # Text and thinking.
 
@@ -248,8 +278,9 @@ class Parser:
         try:
             yield from calls
         except NotACall as error:
-            warning = None if quiet and not self._started else str(error)
-            if self._started:
+            repeats = self._started
+            warning = None if quiet and not repeats else str(error)
+            if repeats:
                 self._events.append(CallEnd(self._index, broken=True))
                 self._index += 1
             text = "".join((*self._spaces, *self._raw))
@@ -257,7 +288,7 @@ class Parser:
             self._raw.clear()
             self._started = False
             if text:
-                self._events.append(Text(text, warning))
+                self._events.append(Text(text, warning, repeats))
 
     def _start(self, name: str) -> None:
         """A call of ``name`` begins. Raises NotACall for what can be no name."""

@@ -10,7 +10,7 @@ from galley.errors import RequestError
 from galley.text.tokenizer import Tokenizer
 from galley.tools import harmony
 from galley.tools.conversation import Conversation
-from galley.tools.formats import HARMONY, THINKING, ChatFormat
+from galley.tools.formats import HARMONY, THINKING, ChatFormat, control_tokens
 from galley.tools.grammar import Thinking, grammar_of
 from galley.tools.parser import Parser, ThinkingMarkers
 from galley.types import SamplingParams, ThinkingBudget
@@ -44,7 +44,15 @@ def prepared(
     Raises:
         RequestError: the model cannot do what is asked.
     """
+    if conversation.continues and params.grammar is not None:
+        raise RequestError(
+            "response_format: the last message is the assistant's, and what goes on with it has no form of "
+            "its own; leave one out",
+            param="response_format",
+        )
     thinking = thinking_of(prompt, tokenizer, format)
+    if conversation.continues and thinking == "possible":
+        thinking = "over"
     params = msgspec.structs.replace(
         params,
         grammar=grammar_of(conversation, format, tokenizer, thinking, params.grammar),
@@ -55,6 +63,8 @@ def prepared(
         conversation.offered,
         parallel=conversation.parallel,
         in_thinking=thinking == "begun",
+        tokens=frozenset(control_tokens(tokenizer)),
+        constrained=params.grammar is not None,
     )
 
 
@@ -96,7 +106,7 @@ def variables_of(conversation: Conversation, format: ChatFormat) -> dict[str, An
         told: dict[str, Any] = {"reasoning_effort": effort}
     elif switch is not None:
         told = {switch: effort != "none"}
-    elif effort == "none" and format.thinking is None:
+    elif conversation.effort_is_hint or (effort == "none" and format.thinking is None):
         told = {}
     else:
         raise RequestError(

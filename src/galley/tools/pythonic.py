@@ -94,14 +94,15 @@ class PythonicParser(Parser):
                     closing.pop()
                 elif not closing and char in ",)":
                     parts.append(self._read(at - self._at))
-                    return _as_json("".join(parts))
+                    return python_as_json("".join(parts))
                 at += 1
             parts.append(self._read(at - self._at))
             if not (yield from self._more()):
                 raise NotACall(_CUT)
 
 
-def _as_json(literal: str) -> str:
+def python_as_json(literal: str) -> str:
+    """A Python literal, or JSON, as JSON. Raises NotACall for anything else."""
     literal = literal.strip()
     value = JsonText()
     # The space ends a number.

@@ -10,13 +10,12 @@ VALUE
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from galley.tools.json_call import NotACall
-from galley.tools.json_text import JsonText
 from galley.tools.parser import Parser, Steps
 from galley.tools.syntax import ARGUMENTS, NAME, CallSyntax
+from galley.tools.value_types import as_json, types_of
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -26,12 +25,6 @@ _VALUE_ENDS: Final = (PARAMETER_END, PARAMETER, FUNCTION_END)
 """Models forget the first of these now and then."""
 
 _LONGEST_VALUE: Final = 2**20
-_OTHER_TYPES: Final = frozenset(
-    ("anyOf", "oneOf", "allOf", "$ref", "const", "properties", "items", "prefixItems")
-)
-"""Keywords of schemas that may allow other values than text."""
-
-_CONSTANTS: Final = {"True": "true", "False": "false", "None": "null"}
 
 
 def syntax(template: str) -> CallSyntax:
@@ -46,7 +39,10 @@ class QwenXmlParser(Parser):
     MARKERS = (BEGIN, END)
 
     def _answer(self) -> Steps[None]:
-        while (marker := (yield from self._text_until(BEGIN, FUNCTION))) is not None:
+        # Models forget the first of these now and then, but not where a grammar asks for its token.
+        whole = self._constrained and BEGIN in self._tokens
+        begins = (BEGIN,) if whole else (BEGIN, FUNCTION)
+        while (marker := (yield from self._text_until(*begins))) is not None:
             yield from self._attempt(self._call(opened=marker == FUNCTION))
 
     def _call(self, *, opened: bool) -> Steps[None]:
@@ -57,7 +53,8 @@ class QwenXmlParser(Parser):
         name, _ = yield from self._until(">")
         name = name.strip()
         self._start(name)
-        properties = self._schemas.get(name, {}).get("properties", {})
+        root = self._schemas.get(name, {})
+        properties = root.get("properties", {})
         keys: set[str] = set()
         while (yield from self._next_parameter()):
             key = (yield from self._until(">"))[0].strip()
@@ -65,7 +62,8 @@ class QwenXmlParser(Parser):
                 raise NotACall(f"a call has the parameter {key[:64]!r} twice")
             self._argue(("{" if not keys else ", ") + _json(key) + ": ")
             keys.add(key)
-            yield from self._value(properties.get(key) if isinstance(properties, dict) else None)
+            schema = properties.get(key) if isinstance(properties, dict) else None
+            yield from self._value(types_of(schema, root))
         self._argue("}" if keys else "{}")
         yield from self._end()
         yield from self._skip_space()
@@ -80,15 +78,15 @@ class QwenXmlParser(Parser):
             )
         return found == PARAMETER
 
-    def _value(self, schema: Any) -> Steps[None]:
+    def _value(self, types: frozenset[str]) -> Steps[None]:
         yield from self._expect("\n")
-        if is_text(schema):
+        if types == {"string"}:
             self._argue('"')
             yield from self._stream_text()
             self._argue('"')
             return
         value, end = yield from self._until(*_VALUE_ENDS, most=_LONGEST_VALUE)
-        self._argue(_typed(value.strip()))
+        self._argue(as_json(value.removesuffix("\n"), types))
         if end != PARAMETER_END:
             self._unread(len(end))
 
@@ -105,27 +103,6 @@ class QwenXmlParser(Parser):
                 return
             if not (yield from self._more()):
                 raise NotACall("the answer ends within a call")
-
-
-def is_text(schema: Any) -> bool:
-    """Whether a value is text, of which nothing but the schema tells."""
-    if not isinstance(schema, Mapping):
-        return True
-    if "type" in schema:
-        return schema["type"] in ("string", ["string"])
-    if isinstance(schema.get("enum"), list):
-        return all(isinstance(value, str) for value in schema["enum"])
-    return not _OTHER_TYPES.intersection(schema)
-
-
-def _typed(text: str) -> str:
-    """The value as JSON: what is written, if that is JSON, else as text."""
-    text = _CONSTANTS.get(text, text)
-    value = JsonText()
-    # The space ends a number.
-    if text and all(map(value.take, text + " ")) and value.complete:
-        return text
-    return _json(text)
 
 
 def _json(text: str) -> str:

@@ -91,7 +91,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Attributes:
         temperature: 0 is greedy and exact.
-        top_p: nucleus mass kept, in (0, 1].
+        top_p: nucleus mass kept, in [0, 1]; of 0 the likeliest token is left.
         top_k: candidates kept; 0 or -1 keeps all.
         min_p: keeps candidates with at least this share of the best one's probability.
         repetition_penalty: in [0.01, 100]; divides positive and multiplies negative logits of tokens that
@@ -172,8 +172,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self._check_types()
         if self.temperature is not None:
             _finite("temperature", self.temperature, 0.0, 100.0)
-        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
-            raise RequestError(f"top_p must be in (0, 1], got {self.top_p!r}", param="top_p")
+        if self.top_p is not None and not 0.0 <= self.top_p <= 1.0:
+            raise RequestError(f"top_p must be in [0, 1], got {self.top_p!r}", param="top_p")
         if self.top_k is not None and not -1 <= self.top_k <= MAX_COUNT:
             raise RequestError(
                 f"top_k must be between -1 and {MAX_COUNT}, got {self.top_k}", param="top_k"

@@ -105,7 +105,7 @@ def test_a_name_ends_with_the_text(
     [
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"more": 1}}, "stream_options.more"),
-        ({"store": True}, "store"),
+        ({"store": "yes"}, "store"),
         ({"service_tier": "priority"}, "service_tier"),
         ({"chat_template": "x"}, "chat_template"),
         ({"guided_json": []}, "guided_json"),
@@ -116,7 +116,7 @@ def test_a_name_ends_with_the_text(
     chat=[
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"tools": {}}, "tools"),
-        ({"functions": []}, "functions"),
+        ({"functions": [{}]}, "functions"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": "x", "cold": 1}]}, "messages[0].cold"),
@@ -126,7 +126,7 @@ def test_a_name_ends_with_the_text(
             "messages[0].tool_calls[0].id",
         ),
     ],
-    plain=[({"suffix": ""}, "suffix")],
+    plain=[({"suffix": "x"}, "suffix")],
 )
 def test_row_11_fields_that_do_not_exist_or_not_together(
     http: httpx.Client, path: str, changes: dict[str, Any], param: str
@@ -226,7 +226,7 @@ def test_row_16_token_ids_that_are_none(
         ({"temperature": 1e400}, "temperature"),
         ({"temperature": 1000}, "temperature"),
         ({"top_p": 1.1}, "top_p"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"top_k": -2}, "top_k"),
         ({"top_k": 2**80}, "top_k"),
         ({"min_p": 2}, "min_p"),

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from galley.engine.sequence import Sequence
 
 
+_LEAST_NUCLEUS = 1e-300
+"""What 0 stands for: the likeliest token alone is left."""
+
+
 class SampleTask(Task):
     """Ends at a stop token, where the grammar ends, or at the request's ``max_tokens``.
 
@@ -187,6 +191,6 @@ def record_of(params: SamplingParams) -> bytes:
         seed=params.seed,
         temperature=params.temperature,
         top_k=params.top_k or 0,
-        top_p=1.0 if params.top_p is None else params.top_p,
+        top_p=1.0 if params.top_p is None else max(params.top_p, _LEAST_NUCLEUS),
         min_p=params.min_p or 0.0,
     )

@@ -1,0 +1,77 @@
+"""System messages where a chat template can take them, which differs between templates."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from galley.errors import RequestError
+
+Messages = list[dict[str, Any]]
+
+_FIRST: Final = "galley_first"
+_ASKED: Final = "galley_asked"
+_LATE: Final = "galley_late"
+_PROBE: Final[Messages] = [
+    {"role": "system", "content": _FIRST},
+    {"role": "user", "content": _ASKED},
+    {"role": "assistant", "content": "x"},
+    {"role": "system", "content": _LATE},
+    {"role": "user", "content": "x"},
+]
+_TAKES_MORE: Final = ("user", "tool")
+"""Roles whose messages a late system message may join: the model reads both before its answer."""
+
+
+def takes_late(render: Callable[[Messages], str]) -> bool:
+    """Whether a template writes a system message at its place, behind others.
+
+    Some refuse one that is not the first, some leave it out, and some move it to the front, where it would
+    change all that the prefix cache has.
+
+    Args:
+        render: what the template makes of messages. Raises RequestError if it refuses them.
+    """
+    try:
+        prompt = render(_PROBE)
+    except RequestError:
+        return False
+    places = [prompt.find(text) for text in (_FIRST, _ASKED, _LATE)]
+    return -1 not in places and places == sorted(places)
+
+
+def without_late(messages: Sequence[dict[str, Any]]) -> Messages:
+    """The messages with one system message at most, the first.
+
+    Those at the beginning become one. A later one joins the user's or tool's message before it, or else
+    the user's behind it; where there is neither, it becomes the user's.
+    """
+    first = next((n for n, m in enumerate(messages) if m.get("role") != "system"), len(messages))
+    placed: Messages = []
+    if first:
+        placed.append({**messages[0], "content": _joined(messages[:first])})
+    waiting: Messages = []
+    for message in messages[first:]:
+        if message.get("role") == "system":
+            if placed and placed[-1].get("role") in _TAKES_MORE and not waiting:
+                placed[-1] = {**placed[-1], "content": _joined([placed[-1], message])}
+            else:
+                waiting.append(message)
+            continue
+        if waiting:
+            told = _joined(waiting)
+            waiting = []
+            if message.get("role") == "user":
+                message = {**message, "content": f"{told}\n\n{_text(message)}"}
+            else:
+                placed.append({"role": "user", "content": told})
+        placed.append(message)
+    if waiting:
+        placed.append({"role": "user", "content": _joined(waiting)})
+    return placed
+
+
+def _joined(messages: Sequence[dict[str, Any]]) -> str:
+    return "\n\n".join(filter(None, map(_text, messages)))
+
+
+def _text(message: dict[str, Any]) -> str:
+    return message.get("content") or ""

@@ -1,0 +1,128 @@
+"""Values that are written without quotes between tags, as the types of their schemas have them."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from galley.tools.json_call import NotACall
+from galley.tools.json_text import JsonText
+from galley.tools.pythonic import python_as_json
+
+ALL: Final = frozenset(("string", "number", "integer", "boolean", "null", "object", "array"))
+_EITHER: Final = ("anyOf", "oneOf")
+_MOST_SCHEMAS: Final = 256
+"""Schemas that are looked at for one parameter's types; one that has more may have any."""
+
+_LONGEST_LITERAL: Final = 64 * 1024
+"""Characters that are read as Python."""
+
+_CONSTANTS: Final = {"True": "true", "False": "false", "None": "null"}
+
+
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """The JSON types that a parameter's values may have; of a schema that names none, text.
+
+    Args:
+        schema: of the parameter.
+        root: the schema of all arguments, to which it may refer.
+    """
+    found = _types(schema, root, iter(range(_MOST_SCHEMAS)))
+    return frozenset(("string",)) if found is None else found
+
+
+def _types(schema: Any, root: Mapping[str, Any], steps: Iterator[int]) -> frozenset[str] | None:
+    """None: the schema says nothing of types. ``steps`` are the schemas that are looked at yet."""
+    if not isinstance(schema, Mapping):
+        return None
+    if next(steps, None) is None:
+        return ALL
+
+    def each(schemas: Any) -> list[frozenset[str]]:
+        return [_types(one, root, steps) or ALL for one in schemas]
+
+    told = [frozenset[str]().union(*each(schema[w])) for w in _EITHER if _is_list(schema, w)]
+    if _is_list(schema, "allOf"):
+        told += each(schema["allOf"])
+    if "$ref" in schema:
+        told += each([referred(schema["$ref"], root)])
+    named = schema.get("type")
+    if isinstance(named, str | list):
+        told.append(ALL.intersection([named] if isinstance(named, str) else map(str, named)))
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        told.append(frozenset(map(_type_of, values)))
+    if not told and "properties" in schema:
+        told.append(frozenset(("object",)))
+    if not told and ("items" in schema or "prefixItems" in schema):
+        told.append(frozenset(("array",)))
+    if not told:
+        return None
+    # Every integer is a number.
+    return ALL.intersection(*(t | {"integer"} if "number" in t else t for t in told))
+
+
+def _is_list(schema: Mapping[str, Any], word: str) -> bool:
+    return isinstance(schema.get(word), list)
+
+
+def referred(reference: Any, root: Mapping[str, Any]) -> Any:
+    """What a reference within the document stands for; None if it stands for nothing there."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    at: Any = root
+    for step in filter(None, reference[1:].split("/")):
+        name = step.replace("~1", "/").replace("~0", "~")
+        at = at.get(name) if isinstance(at, Mapping) else None
+    return at
+
+
+def as_json(text: str, types: frozenset[str]) -> str:
+    """A value as JSON: of the type that fits both the text and the schema, else what is written.
+
+    Text beside nothing but null is text whatever it looks like; beside other types it is what fits none of
+    them, or what stands between quotes.
+    """
+    written = text.strip()
+    told = _CONSTANTS.get(written, written)
+    if told == "null" and "null" in types:
+        return told
+    if "string" in types and types <= {"string", "null"}:
+        return json.dumps(text, ensure_ascii=False)
+    if _is_json(told) and _type_of(json.loads(told)) in types:
+        return told
+    literal = _python(written)
+    if literal is not None and _type_of(json.loads(literal)) in types:
+        return literal
+    if "string" not in types and _is_json(told):
+        return told
+    return json.dumps(text if "string" in types else written, ensure_ascii=False)
+
+
+def _is_json(text: str) -> bool:
+    value = JsonText()
+    # The space ends a number.
+    return bool(text) and all(map(value.take, text + " ")) and value.complete
+
+
+def _python(text: str) -> str | None:
+    try:
+        return python_as_json(text) if len(text) <= _LONGEST_LITERAL else None
+    except NotACall:
+        return None
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case str():
+            return "string"
+        case int():
+            return "integer"
+        case float():
+            return "integer" if value.is_integer() else "number"
+        case list():
+            return "array"
+    return "object"

@@ -1,0 +1,68 @@
+"""What clients of today ask, recorded from themselves (``make clients``), asked of a server."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from tests.server.serving import Server
+from tests.tools.checkpoint import make_calling
+
+pytestmark = pytest.mark.xdist_group("clients")
+
+RECORDINGS: Final = sorted((Path(__file__).parent / "recorded").glob("*.json"))
+LIMITS: Final[dict[str, Any]] = {
+    "/v1/messages": {"max_tokens": 4},
+    "/v1/responses": {"max_output_tokens": 4},
+    "/v1/chat/completions": {"max_tokens": 4},
+    "/api/chat": {"options": {"num_predict": 4}},
+}
+"""Path -> what keeps an answer short; the prompt is as the client wrote it."""
+
+
+def requests() -> list[Any]:
+    return [
+        pytest.param(request, id=f"{path.stem}-{index}-{request['path']}")
+        for path in RECORDINGS
+        for index, request in enumerate(json.loads(path.read_text())["requests"])
+    ]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("models") / "recorded"
+    make_calling(folder, max_position_embeddings=65536)
+    log = tmp_path_factory.mktemp("server") / "log"
+    with Server(folder, log, kv_cache_tokens=65536, threads=1) as running:
+        yield running
+
+
+@pytest.mark.parametrize("asked", requests())
+def test_every_recorded_request_is_answered(server: Server, asked: dict[str, Any]) -> None:
+    path = asked["path"].partition("?")[0]
+    body = asked.get("body")
+    if body is not None:
+        body = body | LIMITS.get(path, {})
+    answer = httpx.request(
+        asked["method"],
+        server.url + asked["path"],
+        json=body,
+        headers=asked["headers"],
+        timeout=120,
+    )
+    assert answer.status_code == 200, answer.text
+    told = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:7] == "data: {"]
+    assert bool(told) == bool(body and body.get("stream"))
+    assert not any("error" in event or event.get("type") == "error" for event in told)
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+def test_a_recording_says_what_was_recorded_and_nothing_of_where(path: Path) -> None:
+    recording = json.loads(path.read_text())
+    assert recording["version"][0].isdigit()
+    assert recording["requests"]
+    for private in ("/tmp/", "/root", "/home/"):
+        assert private not in path.read_text()
