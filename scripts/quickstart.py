@@ -14,7 +14,7 @@ from typing import Final
 
 from galley.errors import SettingsError
 from galley.formats.source import BUNDLED, BUNDLED_SPEECH
-from galley.gateway.key_file import read_plain_keys
+from galley.gateway.key_file import digest, read_key_file
 from galley.settings.config import Settings
 
 QUESTION: Final = "What is a KV cache?"
@@ -43,7 +43,7 @@ def main() -> int:
     settings = Settings.load({})
     keys = list(settings.api_key)
     if settings.api_key_file:
-        keys += read_plain_keys(settings.api_key_file)
+        keys += plain_keys(Path(settings.api_key_file))
     # A line in the log for each request would fall into the answer shown.
     quiet = {"GALLEY_LOG_LEVEL": "warning", **os.environ}
     models = [f"chat={settings.model or BUNDLED}", f"speech={BUNDLED_SPEECH}"]
@@ -63,6 +63,13 @@ def main() -> int:
     finally:
         server.terminate()
         server.wait()
+
+
+def plain_keys(file: Path) -> list[str]:
+    """Return the keys of a file that holds them in the clear; none of one that holds their hashes."""
+    table = read_key_file(str(file))
+    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    return [line for line in lines if digest(line) in table]
 
 
 def reachable(host: str) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from galley.engine_settings import VolatileLines
+from galley.settings.engine import VolatileLines
 from galley.tools.volatile import settle
 
 HEAD = "x-anthropic-billing-header: cc_version=2.1.9; cch=1a2b;"

@@ -70,7 +70,7 @@ def _echo(prompt: str | list[int], token_ids: list[int], tokenizer: Tokenizer) -
     output = Output(request_id="", tokens=token_ids, finish_reason="length")
     if isinstance(prompt, str):
         # Special tokens may be written in the prompt, or added around it.
-        whole = TextStream(tokenizer, shown=tokenizer.special_ids).feed(output)
+        whole = TextStream(tokenizer, markers=tokenizer.special_ids).feed(output)
         begin = whole.text.find(prompt)
         if begin >= 0:
             offsets = [min(max(0, at - begin), len(prompt)) for at in whole.text_offsets]

@@ -13,7 +13,6 @@ from galley.gateway.served import Backend
 from galley.service.turns import Share
 from galley.tools.conversation import Conversation
 from galley.tools.prepare import check_tools, markers_of, prepared, variables_of
-from galley.tools.prepare import check_tools, prepared, variables_of
 from galley.tools.volatile import settle
 from galley.types import SamplingParams
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
-from galley.config import Settings
-from galley.engine_settings import VolatileLines
 from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError
 from galley.formats.gguf_file import is_gguf
 from galley.formats.source import BUNDLED, resolve_model
@@ -28,6 +26,7 @@ from galley.service.spawn import Spawner
 from galley.service.text_pool import TextPool
 from galley.service.watchdog import Watchdog
 from galley.settings.config import Settings
+from galley.settings.engine import VolatileLines
 from galley.speech import require_installed
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer

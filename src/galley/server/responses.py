@@ -101,7 +101,7 @@ def routes(models: Registry) -> list[Operation]:
         backend = (await while_connected(request.receive, find)).backend()
         with named_as_given():
             earlier = await earlier_items(asked, caller, store)
-            prompt = await prompt_of(backend, asked.as_conversation(earlier))
+            prompt = await prompt_of(backend, asked.as_conversation(earlier), caller.share)
         answer: InputTokenCount = {
             "object": "response.input_tokens",
             "input_tokens": len(prompt),

@@ -152,7 +152,7 @@ def main() -> None:
     start = decode_to_text(first)
     assert isinstance(start, TextStart)
     signal.setitimer(signal.ITIMER_REAL, start.load_seconds)
-    _limit_memory(start.load_bytes)
+    limit_growth(start.load_bytes)
     try:
         side = TextSide(start)
     except GalleyError as error:

@@ -18,9 +18,8 @@ from galley.text.declared_tokens import CONFIG_FILE
 from galley.text.gguf_tokenizer import read_metadata
 from galley.text.sandbox import CountSteps, Sandbox
 from galley.text.template_calls import CallForm, adapted, found_form
-from galley.text.tokenizer import AddedToken, Tokenizer, certainly_longer
 from galley.text.template_system import takes_late, without_late
-from galley.text.tokenizer import CONFIG_FILE, AddedToken, Tokenizer, certainly_longer
+from galley.text.tokenizer import AddedToken, Tokenizer, certainly_longer
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 GGUF_TEMPLATE: Final = "tokenizer.chat_template"

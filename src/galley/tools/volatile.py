@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from galley.engine_settings import VolatileLines
+from galley.settings.engine import VolatileLines
 
 _KNOWN: Final = re.compile(r"x-anthropic-billing-header:.*", re.IGNORECASE)
 """Claude Code's, in front of all else that it says."""
