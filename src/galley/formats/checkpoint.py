@@ -143,9 +143,10 @@ class Checkpoint:
         """Tensor -> shard; None if there is one file."""
         path = self.folder / INDEX_FILE
         if not path.exists():
-            if not (self.folder / SINGLE_FILE).exists():
+            if not has_safetensors(self.folder):
                 raise CheckpointError(
-                    f"has neither {SINGLE_FILE} nor {INDEX_FILE}; Galley reads safetensors only",
+                    f"has neither {SINGLE_FILE} nor {INDEX_FILE}; Galley reads safetensors, GGUF files, and "
+                    "model.bin of a Whisper model that CTranslate2's converter made",
                     file=str(self.folder),
                 )
             return None
@@ -153,6 +154,11 @@ class Checkpoint:
         if not isinstance(shard_of, dict):
             raise CheckpointError("is missing", file=str(path), field="weight_map")
         return {tensor: str(shard) for tensor, shard in shard_of.items()}
+
+
+def has_safetensors(folder: Path) -> bool:
+    """Whether a folder holds weights as safetensors."""
+    return (folder / SINGLE_FILE).exists() or (folder / INDEX_FILE).exists()
 
 
 def _shard_path(folder: Path, index: Path, name: str) -> Path:
