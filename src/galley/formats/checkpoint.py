@@ -145,8 +145,8 @@ class Checkpoint:
         if not path.exists():
             if not has_safetensors(self.folder):
                 raise CheckpointError(
-                    f"has neither {SINGLE_FILE} nor {INDEX_FILE}; Galley reads safetensors, GGUF files, and "
-                    "model.bin of a Whisper model that CTranslate2's converter made",
+                    f"has neither {SINGLE_FILE} nor {INDEX_FILE}; Galley reads safetensors only, GGUF "
+                    "files and, of Whisper, the model.bin that CTranslate2's converter writes",
                     file=str(self.folder),
                 )
             return None

@@ -1,8 +1,8 @@
 """Whisper as CTranslate2 keeps it, for faster-whisper: ``model.bin``, ``config.json`` and a vocabulary.
 
-What transformers says in ``config.json`` is read off the tensors' shapes, and the ids of special tokens off the
-vocabulary. Queries, keys and values are one tensor there and several here. An int8 matrix has a scale for each
-row, by which its integers are divided.
+What transformers says in ``config.json`` is read off the tensors' shapes, and the ids of special tokens off
+the vocabulary. Queries, keys and values are one tensor there and several here. An int8 matrix has a scale
+for each row, by which its integers are divided.
 """
 
 import re
@@ -45,7 +45,7 @@ _INT8: Final = WeightKind("int8", 0, "F32")
 _ENGLISH_ONLY: Final = 51864
 """Tokens of the checkpoints that know English alone; their vocabulary names languages all the same."""
 _MAX_INITIAL_TIMESTAMP: Final = 50
-"""Steps of 20 ms: a transcript begins within the first second, as openai/whisper and faster-whisper have it."""
+"""Steps of 20 ms: a transcript begins within the first second, as in openai/whisper."""
 _LANGUAGE: Final = re.compile(r"<\|[a-z]{2,3}\|>")
 
 _SIDES: Final = ("encoder", "decoder")
@@ -120,7 +120,7 @@ class CTranslate2Checkpoint:
         check_eos(self.eos_token_ids, vocab_size, str(self.folder))
 
     def weights(self) -> Weights:
-        """All tensors by transformers' names; each is copied out of the mapped file when it is asked for."""
+        """All tensors by transformers' names; each is copied from the mapped file when it is asked for."""
         return UnpackedWeights({}, _matrices(self.file), ())
 
     def content_hash(self) -> str:

@@ -1,7 +1,7 @@
-"""The file ``model.bin`` of a CTranslate2 model: a header, a table of variables, and names for some of them.
+"""The file ``model.bin`` of a CTranslate2 model: a header, a table of variables, further names for some.
 
-All numbers are little-endian. A string is its length with a closing NUL in 16 bits, its bytes and the NUL. The
-layout is that of ``ctranslate2/specs/model_spec.py``, version 4 and later.
+All numbers are little-endian. A string is its length with a closing NUL in 16 bits, its bytes and the NUL.
+The layout is that of ``ctranslate2/specs/model_spec.py``, version 4 and later.
 """
 
 import math

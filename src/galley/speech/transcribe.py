@@ -118,7 +118,11 @@ class Transcriber(Closable):
         else:
             file, raw = pcm_of(source, sample_rate or SAMPLE_RATE)
         session = Session(
-            self._model.tokens, options, uuid.uuid4().hex, max_chunks=CHUNKS_IN_FLIGHT
+            self._model.tokens,
+            options,
+            uuid.uuid4().hex,
+            max_chunks=CHUNKS_IN_FLIGHT,
+            pads=self._model.pads,
         )
         recording = Recording(file, raw=raw, normalize=normalize, max_seconds=max_seconds)
         return Transcription(self._engine, session, self._model.chunks(recording, options))
