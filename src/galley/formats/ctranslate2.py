@@ -48,10 +48,11 @@ _MAX_INITIAL_TIMESTAMP: Final = 50
 """Steps of 20 ms: a transcript begins within the first second, as in openai/whisper."""
 _LANGUAGE: Final = re.compile(r"<\|[a-z]{2,3}\|>")
 
+_OUTPUT: Final = "decoder/projection"
 _SIDES: Final = ("encoder", "decoder")
 _FIXED: Final[Mapping[str, tuple[str, ...]]] = {
     "decoder/embeddings": ("model.decoder.embed_tokens",),
-    "decoder/projection": ("proj_out",),
+    _OUTPUT: ("proj_out",),
     **{f"encoder/{conv}": (f"model.encoder.{conv}",) for conv in ("conv1", "conv2")},
     **{f"{side}/layer_norm": (f"model.{side}.layer_norm",) for side in _SIDES},
     **{f"{side}/position_encodings": (f"model.{side}.embed_positions",) for side in _SIDES},
@@ -151,15 +152,19 @@ def _config(file: CTranslate2File) -> dict[str, Any]:
         "num_mel_bins": size("encoder/conv1/weight", 3, 1),
         "max_source_positions": size("encoder/position_encodings/encodings", 2, 0),
         "max_target_positions": size("decoder/position_encodings/encodings", 2, 0),
-        "tie_word_embeddings": "decoder/projection/weight" in file.aliases,
+        "tie_word_embeddings": _is_tied(file),
     }
     for side in _SIDES:
-        found = (_LAYER.match(name) for name in file.variables)
+        found = (_LAYER.match(name) for name in file.names())
         layers = {int(match[2]) for match in found if match and match[1] == side}
         config[f"{side}_layers"] = len(layers)
         config[f"{side}_attention_heads"] = file.whole(f"{side}/num_heads")
         config[f"{side}_ffn_dim"] = size(f"{side}/layer_0/ffn/linear_0/weight", 2, 0)
     return config
+
+
+def _is_tied(file: CTranslate2File) -> bool:
+    return file.get(f"{_OUTPUT}/weight") is file.get("decoder/embeddings/weight")
 
 
 def _generation(folder: Path, vocab_size: int) -> dict[str, Any]:
@@ -274,9 +279,11 @@ def _matrices(file: CTranslate2File) -> dict[str, Matrix]:
 
 
 def _all_rows(file: CTranslate2File) -> Iterator[_Rows]:
-    for name, variable in file.variables.items():
+    tied = _is_tied(file)
+    for name in file.names():
+        variable = file.get(name)
         module, _, part = name.rpartition("/")
-        if not variable.shape or part == "weight_scale":
+        if not variable.shape or part == "weight_scale" or (tied and module == _OUTPUT):
             continue
         modules = _modules(module)
         if part not in _PARTS or not modules:

@@ -70,6 +70,10 @@ class CTranslate2File:
             raise self.wrong(name, "tensor is missing")
         return found
 
+    def names(self) -> list[str]:
+        """All names, those that several tensors of equal values share included."""
+        return [*self.variables, *self.aliases]
+
     def whole(self, name: str) -> int:
         """The value of a variable that is one whole number. Raises CheckpointError if it is none."""
         found = self.get(name)

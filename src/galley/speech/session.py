@@ -26,16 +26,13 @@ from galley.speech.merge import join
 from galley.speech.options import TranscribeOptions
 from galley.speech.part import ChunkJob, Part
 from galley.speech.results import Segment, Word
-from galley.speech.tokens import SpeechTokens, Transcript
+from galley.speech.tokens import LEAST_STEP, SpeechTokens, Transcript
 from galley.speech.word_times import time_words
 from galley.speech.words import after_space, keep_words, moved, not_before, words_of
 from galley.types import EngineRequest, Output, SamplingParams
 
 _MAX_CONDITION_TEMPERATURE: Final = 0.5
 """Text sampled at a higher temperature does not condition what follows, as in openai/whisper."""
-
-_LEAST_STEP: Final = 0.2
-"""Seconds by which each part of a chunk begins after the one before."""
 
 _TOLD_DOUBTS: Final = 5
 """Most places of a recording that a warning names."""
@@ -281,7 +278,7 @@ class Session:
         rest = None
         if not self._is_silence(part, best):
             heard = self._tokens.transcript(
-                best.tokens, best.scores, seconds, complete=best.complete
+                best.tokens, best.scores, seconds, complete=best.complete or not self._timestamps
             )
             part.decoded = heard.segments
             rest = self._rest(job, part, heard)
@@ -305,12 +302,12 @@ class Session:
         The detector knows; where all of the recording counts as speech, the model says so, as in
         openai/whisper.
         """
-        if not heard.segments or not heard.until:
+        if not self._timestamps or not heard.segments or not heard.until:
             return None
         if self._options.speech is None and not heard.goes_on:
             return None
         rest = job.chunk.unheard_from(part.start + heard.until)
-        return None if rest is None or rest < part.start + _LEAST_STEP else rest
+        return None if rest is None or rest < part.start + LEAST_STEP else rest
 
     def _words(self, job: ChunkJob, part: Part, alignment: Alignment) -> list[tuple[Word, ...]]:
         """The words of each decoded segment, with times in the recording."""

@@ -15,6 +15,8 @@ from galley.text.tokenizer import Tokenizer
 from galley.types import SamplingParams
 
 _FRAME_SECONDS: Final = HOP / SAMPLE_RATE
+LEAST_STEP: Final = 0.2
+"""Seconds by which decoding goes on at least, where it goes on from a timestamp."""
 _SEED: Final = 0
 """Sampling at a temperature above 0 gives the same text for a recording every time."""
 
@@ -50,8 +52,9 @@ class Transcript(NamedTuple):
         segments: in order, none without text.
         until: the last timestamp, in seconds of the encoder input; None if text follows it, or if there is
             none.
-        goes_on: the last two tokens are timestamps: where one segment ends another begins, so the model
-            heard more. Where one alone ends the text, it heard no more.
+        goes_on: the model heard more: the last two tokens are timestamps, where one segment ends and
+            another begins, or text behind the last one was cut off. Where one alone ends the text, it
+            heard no more.
     """
 
     segments: list[DecodedSegment]
@@ -226,11 +229,12 @@ class SpeechTokens:
                 segments.append(_segment(min(start, until), until, text))
                 text = []
             start = until
-        if text and (complete or not until):
+        dropped = bool(text) and not complete and (until or 0.0) >= LEAST_STEP
+        if text and not dropped:
             segments.append(_segment(start, seconds, text))
             until = None
         kept = [segment for segment in segments if self.text(segment.tokens).strip()]
-        return Transcript(kept, until, row[-2:] == [True, True] and bool(kept))
+        return Transcript(kept, until, dropped or row[-2:] == [True, True])
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special ones."""
