@@ -1,4 +1,4 @@
-"""Published models and people's recordings, where they are installed; a test that wants one skips without it.
+"""Published models and people's recordings; a test that wants one skips where it is not installed.
 
 Packages of the index carry the models. ``GALLEY_REAL_MODELS`` names a folder with such packages unpacked in
 folders of their names; without it the installed ones are taken.
@@ -16,7 +16,9 @@ from galley.speech.audio import Recording, Samples
 from galley.speech.merge import plain
 
 VARIABLE: Final = "GALLEY_REAL_MODELS"
-RECORDINGS: Final = Path(__file__).parents[2] / "shared" / "audio"
+_PLACES: Final = [up / "shared" / "audio" for up in Path(__file__).parents[2:4]]
+RECORDINGS: Final = next(filter(Path.is_dir, _PLACES), _PLACES[0])
+"""Beside the checkout, or beside the folder of a worktree."""
 
 JFK: Final = (
     "And so my fellow Americans ask not what your country can do for you "
