@@ -32,7 +32,7 @@ from galley.tools.conversation import Conversation
 from galley.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
-    from galley.speech.options import TranscribeOptions
+    from galley.speech.options import SpeechOptions, TranscribeOptions
 
 # Bounds far beyond use, which keep the work that a hostile body can ask for small.
 MAX_PROMPTS: Final = 2048
@@ -386,6 +386,33 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
     temperature: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     stream: bool = False
+    hotwords: Annotated[
+        str, Meta(description="Names and terms that the decoder has in front of it all along.")
+    ] = ""
+    vad: Annotated[
+        bool,
+        Meta(description="Leave out what is no speech; false: transcribe all of the recording."),
+    ] = True
+    vad_threshold: Annotated[float | None, Meta(description="Probability of speech.")] = None
+    vad_neg_threshold: float | None = None
+    vad_min_speech_ms: int | None = None
+    vad_min_silence_ms: int | None = None
+    vad_pad_ms: int | None = None
+
+    def _speech(self) -> "SpeechOptions | None":
+        """How speech is found. Raises RequestError for values out of range, or without ``vad``."""
+        from galley.speech.options import SpeechOptions
+
+        names = ("threshold", "neg_threshold", "min_speech_ms", "min_silence_ms", "pad_ms")
+        given = {name: v for name in names if (v := getattr(self, f"vad_{name}")) is not None}
+        if not self.vad:
+            for name in given:
+                raise RequestError(f"vad_{name} goes with vad, which is false", param=f"vad_{name}")
+            return None
+        try:
+            return SpeechOptions(**given)
+        except RequestError as error:
+            raise RequestError(f"vad_{error}", param=f"vad_{error.param}") from None
 
     def options(self) -> "TranscribeOptions":
         """What is wanted, as ``galley.speech`` has it.
@@ -404,7 +431,13 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
         rules = (
             QualityRules(temperatures=(self.temperature,)) if self.temperature else QualityRules()
         )
-        return TranscribeOptions(task="translate", prompt=self.prompt, rules=rules)
+        return TranscribeOptions(
+            task="translate",
+            prompt=self.prompt,
+            hotwords=self.hotwords,
+            speech=self._speech(),
+            rules=rules,
+        )
 
     @property
     def granularities(self) -> tuple[Granularity, ...]:

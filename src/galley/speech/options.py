@@ -125,6 +125,7 @@ class TranscribeOptions:
         task: "transcribe", or "translate" into English.
         prompt: text that the decoder takes for the text before the recording; sets spelling and style, of
             names for example.
+        hotwords: names and terms that the decoder has in front of it for every chunk, ahead of other text.
         timestamps: have the model write segment timestamps; False: each chunk is one segment.
         word_timestamps: also find the times of each word, with one more request for each chunk.
         speech: how speech is found; None: all of the recording is speech.
@@ -137,6 +138,7 @@ class TranscribeOptions:
     language: str | None = None
     task: Task = "transcribe"
     prompt: str = ""
+    hotwords: str = ""
     timestamps: bool = True
     word_timestamps: bool = False
     speech: SpeechOptions | None = SpeechOptions()

@@ -91,6 +91,8 @@ class Session:
         prompt = options.prompt.strip()
         if prompt:
             self._context = tokens.tokenizer.encode_plain(" " + prompt)
+        hotwords = options.hotwords.strip()
+        self._hotwords = tokens.tokenizer.encode_plain(" " + hotwords) if hotwords else []
         self.language = options.language
         """The spoken language as a code; None until it is detected."""
         if self.language is None and not tokens.detects_language:
@@ -220,6 +222,7 @@ class Session:
                 self._options.task,
                 timestamps=self._timestamps,
                 previous=self._context,
+                hotwords=self._hotwords,
             )
             params = self._tokens.sampling(
                 prompt,

@@ -49,7 +49,7 @@ class Transcript(NamedTuple):
     """What the tokens of a transcript say.
 
     Attributes:
-        segments: in order, none without text.
+        segments: in order, none without a letter or a digit.
         until: the last timestamp, in seconds of the encoder input; None if text follows it, or if there is
             none.
         goes_on: the model heard more: the last two tokens are timestamps, where one segment ends and
@@ -123,13 +123,24 @@ class SpeechTokens:
         return next(code for code, known in self._languages.items() if known == token)
 
     def prompt(
-        self, language: str, task: Task, *, timestamps: bool, previous: Sequence[int]
+        self,
+        language: str,
+        task: Task,
+        *,
+        timestamps: bool,
+        previous: Sequence[int],
+        hotwords: Sequence[int] = (),
     ) -> Prompt:
-        """The prompt of a transcript; ``previous`` tokens are cut at the front to half of the context."""
+        """The prompt of a transcript.
+
+        ``hotwords`` and ``previous`` tokens take half of the context at most: the former are cut at the end
+        to half of that, the latter at the front.
+        """
         ids: list[int] = []
-        if previous and self.speech.previous_token is not None:
+        if (previous or hotwords) and self.speech.previous_token is not None:
             room = self.info.max_model_len // 2 - 1
-            ids = [self.speech.previous_token, *previous[-room:]]
+            first = list(hotwords[: room // 2])
+            ids = [self.speech.previous_token, *first, *previous[len(first) - room :]]
         start = len(ids)
         ids.append(self.speech.start_token)
         if language in self._languages:
@@ -233,8 +244,12 @@ class SpeechTokens:
         if text and not dropped:
             segments.append(_segment(start, seconds, text))
             until = None
-        kept = [segment for segment in segments if self.text(segment.tokens).strip()]
+        kept = [segment for segment in segments if self._says_something(segment.tokens)]
         return Transcript(kept, until, dropped or row[-2:] == [True, True])
+
+    def _says_something(self, tokens: Sequence[int]) -> bool:
+        """Whether there is a letter or a digit: of noise a model may make a full stop."""
+        return any(character.isalnum() for character in self.text(tokens))
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special ones."""
