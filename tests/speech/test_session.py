@@ -208,6 +208,30 @@ def test_text_conditions_what_comes_after_if_asked_for(tokenizer: Tokenizer) -> 
     assert prompts == [" names", " names at 0", " names at 0 at 10"]
 
 
+def test_hotwords_stand_before_every_chunk(tokenizer: Tokenizer) -> None:
+    def answer(request: EngineRequest) -> Output:
+        return to(request, says(tokenizer, 0.0, f" at {place(request):.0f}", 1.0))
+
+    for condition, prompts in (
+        (False, [" Ada names", " Ada names"]),
+        (True, [" Ada names", " Ada names at 0"]),
+    ):
+        rules = QualityRules(condition_on_previous_text=condition)
+        options = TranscribeOptions(language="en", prompt="names", hotwords="Ada", rules=rules)
+        driver = Driver(tokenizer, options, answer)
+        driver.run([chunk(0, 4), chunk(10, 14)])
+        assert [tokenizer.decode(request.prompt) for request in driver.asked] == prompts
+    long = TranscribeOptions(language="en", prompt="names " * 99, hotwords="Ada " * 99)
+    driver = Driver(tokenizer, long, answer)
+    driver.run([chunk(0, 4)])
+    assert len(driver.asked[0].prompt) == 32 + 3  # half of the context, and the start
+
+
+def test_what_has_no_letter_is_no_text(tokenizer: Tokenizer) -> None:
+    driver = Driver(tokenizer, ENGLISH, lambda r: to(r, says(tokenizer, 0.0, ".", 1.0)))
+    assert driver.run([chunk(0, 4)]) == []
+
+
 def test_hot_text_conditions_nothing(tokenizer: Tokenizer) -> None:
     options = TranscribeOptions(
         language="en",
