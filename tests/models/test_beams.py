@@ -127,6 +127,9 @@ def test_five_beams_of_whisper_are_those_of_transformers(
         assert tokens == expected.sequences[0].tolist()[len(prompt) :]
         assert score == pytest.approx(expected.sequences_scores.item(), rel=1e-4)
         assert outputs[0].no_speech_prob is not None
+        timing = outputs[0].timing
+        assert timing is not None
+        assert 0 < timing.first_token < timing.total
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8", "int4"])

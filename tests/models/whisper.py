@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from transformers import GenerationMixin, LogitsProcessorList, WhisperForConditionalGeneration
 from transformers.generation.logits_process import (
+    LogitNormalization,
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
     WhisperTimeStampLogitsProcessor,
@@ -104,6 +105,8 @@ def generated(
     ]
     if timestamps:
         processors.append(WhisperTimeStampLogitsProcessor(config, begin))
+    if num_beams > 1:  # as openai/whisper: log-probabilities of what the rules left
+        processors.append(LogitNormalization())
     return GenerationMixin.generate(
         model,
         torch.from_numpy(features.T.copy())[None],

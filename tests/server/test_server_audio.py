@@ -121,6 +121,49 @@ def test_captions_and_text(client: OpenAI, speech: bytes, expected: str) -> None
     assert webvtt.from_buffer(io.StringIO(said("vtt"))).captions
 
 
+def test_speech_detection_is_a_field(client: OpenAI, server: Server, speech: bytes) -> None:
+    def ask(recording: bytes, **fields: Any) -> dict[str, Any]:
+        answer = httpx.post(
+            f"{server.url}{TRANSCRIPTIONS}",
+            files={"file": ("call.wav", recording)},
+            data={"language": "en", **fields},
+            timeout=60,
+        )
+        assert answer.status_code == 200, answer.text
+        content: dict[str, Any] = answer.json()
+        return content
+
+    noise = encode("wav", tone(2, 16_000, peak=0.01))
+    unheard = ask(noise)
+    assert unheard["text"] == ""
+    assert "no speech was found in 2.0 s" in unheard["warnings"][0]
+    assert "warnings" not in ask(speech)
+    assert not any(
+        "no speech" in warning for warning in ask(noise, vad="false").get("warnings", ())
+    )
+    assert ask(speech, vad_threshold="1.0")["text"] == ""
+    assert ask(speech, hotwords="Kowalska", vad_min_silence_ms="300", vad_pad_ms="100")["text"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"vad_threshold": "1.5"}, "vad_threshold"),
+        ({"vad_pad_ms": "1000"}, "vad_pad_ms"),
+        ({"vad": "false", "vad_threshold": "0.4"}, "vad_threshold"),
+        ({"vad": "maybe"}, "vad"),
+    ],
+)
+def test_what_speech_detection_cannot_do_is_named(
+    fields: dict[str, str], param: str, server: Server, speech: bytes
+) -> None:
+    answer = httpx.post(
+        f"{server.url}{TRANSCRIPTIONS}", files={"file": ("call.wav", speech)}, data=fields
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
 def test_a_stream_brings_the_same_text_in_pieces(
     client: OpenAI, speech: bytes, expected: str
 ) -> None:

@@ -47,6 +47,10 @@ class Driver:
         return segments
 
 
-def chunk(start: float, end: float, overlap: float = 0.0) -> AudioChunk:
-    segment = SpeechSegment(round(start * RATE), round(end * RATE), round(overlap * RATE))
+def chunk(start: float, end: float, overlap: float = 0.0, speech: float = 1.0) -> AudioChunk:
+    """A chunk that holds ``speech`` seconds of speech at its beginning, and then silence."""
+    tail = round((end - start - speech) * RATE)
+    segment = SpeechSegment(
+        round(start * RATE), round(end * RATE), round(overlap * RATE), tail=tail
+    )
     return AudioChunk((segment,), np.zeros(segment.end - segment.start, np.float32))

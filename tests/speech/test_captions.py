@@ -2,6 +2,7 @@
 
 import html
 import io
+import itertools
 import json
 from datetime import timedelta
 
@@ -146,3 +147,39 @@ def test_languages_are_whispers() -> None:
     assert language_code("pt-BR") == language_code("pt_br") == "pt"
     with pytest.raises(RequestError, match="'klingon' is unknown"):
         language_code("klingon")
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3_000), st.integers(0, 500), st.integers(0, 500)), max_size=12
+    )
+)
+def test_each_caption_is_shown_for_a_moment_and_none_before_the_last_is_over(
+    cues: list[tuple[int, int, int]],
+) -> None:
+    segments, at = [], 0
+    for number, (gap, length, other) in enumerate(cues):
+        start = at + gap * (other % 2)
+        at = start + length * (other % 3 > 0)
+        segments.append(Segment(id=number, start=start / 1000, end=at / 1000, text=f" {number}"))
+    for shown in (
+        [
+            (c.start.total_seconds(), c.end.total_seconds())
+            for c in srt.parse("".join(captions.as_srt(segments)))
+        ],
+        [
+            (seconds(c.start), seconds(c.end))
+            for c in webvtt.from_buffer(io.StringIO("".join(captions.as_vtt(segments)))).captions
+        ],
+    ):
+        assert len(shown) == len(segments)
+        assert all(end - start >= 0.199 for start, end in shown)
+        assert all(a[1] <= b[0] + 1e-6 for a, b in itertools.pairwise(shown))
+        for segment, (start, end) in zip(segments, shown, strict=True):
+            assert start >= segment.start - 1e-6
+            assert end >= segment.end - 1e-6
+
+
+def seconds(clock: str) -> float:
+    hours, minutes, rest = clock.split(":")
+    return 3600 * int(hours) + 60 * int(minutes) + float(rest)

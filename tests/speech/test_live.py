@@ -17,7 +17,7 @@ from galley.speech.options import LiveOptions
 from galley.speech.segmenter import VAD_FRAME
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineRequest, Output
-from tests.speech.answers import RATE
+from tests.speech.answers import RATE, SOT
 from tests.speech.live_driver import Driver, Listener, Word, audio_range, speech
 
 
@@ -105,6 +105,34 @@ def test_a_turn_that_is_committed_by_hand_has_all_its_utterances(tokenizer: Toke
     driver.session.commit()
     driver.drain()
     assert len(driver.texts()) == 2
+
+
+def test_a_turn_that_is_committed_by_hand_is_heard_in_one(tokenizer: Tokenizer) -> None:
+    options = LiveOptions(language="en", commit_turns=False)
+    words = speech("one two", 0.9, "three", 0.7, "four")
+    driver = Driver(tokenizer, words, options=options)
+    driver.play(3.8)
+    driver.session.commit()
+    driver.drain()
+    assert driver.texts() == ["one two three four"]
+    assert len({audio_range(request)[0] for request in driver.listener.asked}) == 1
+
+
+def test_text_before_a_long_silence_conditions_the_turns_text_behind_it(
+    tokenizer: Tokenizer,
+) -> None:
+    options = LiveOptions(language="en", prompt="names", commit_turns=False)
+    driver = Driver(tokenizer, speech("one two", 6.0, "three"), options=options)
+    driver.play(8.5)
+    driver.session.commit()
+    driver.drain()
+    driver.play(1)
+    assert driver.texts() == ["one two three"]
+    last = driver.listener.asked[-1]
+    before = last.prompt[: last.prompt.index(SOT)]
+    assert tokenizer.decode(before) == " names one two"
+    seconds = sum(b - a for a, b in map(audio_range, driver.listener.asked[-1:])) / RATE
+    assert seconds < 2  # silence is not decoded
 
 
 def test_a_turn_that_is_cleared_has_no_text(tokenizer: Tokenizer) -> None:

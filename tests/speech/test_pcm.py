@@ -1,12 +1,13 @@
 """Bytes as they come in from a live stream: as FFmpeg decodes them, however they are parted."""
 
+import itertools
+
 import numpy as np
 import pytest
 import soxr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galley.errors import RequestError
 from galley.speech.audio import RawPcm, Recording
 from galley.speech.pcm import Coding, PcmStream
 
@@ -40,9 +41,15 @@ def test_a_stream_begins_anew_after_a_flush() -> None:
     np.testing.assert_array_equal(once, again)
 
 
-def test_half_a_sample_is_refused() -> None:
-    with pytest.raises(RequestError, match="3 bytes"):
-        list(PcmStream("s16le", 16_000).feed(b"abc"))
+@given(st.lists(st.integers(0, 700), max_size=12), st.sampled_from([16_000, 24_000]))
+def test_a_message_may_end_within_a_sample(cuts: list[int], rate: int) -> None:
+    data = (np.sin(np.arange(1_000) / 10) * 10_000).astype("<i2").tobytes()
+    places = sorted(min(cut, len(data)) for cut in cuts)
+    parts = [data[a:b] for a, b in itertools.pairwise([0, *places, len(data)])]
+    streams = [PcmStream("s16le", rate) for _ in range(2)]
+    whole = np.concatenate([*streams[0].feed(data), streams[0].flush()])
+    blocks = [block for part in parts for block in streams[1].feed(part)]
+    np.testing.assert_allclose(np.concatenate([*blocks, streams[1].flush()]), whole, atol=1e-6)
 
 
 def test_blocks_are_a_second_at_most() -> None:

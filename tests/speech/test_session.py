@@ -114,26 +114,50 @@ def test_a_bad_transcript_is_tried_again_hotter(tokenizer: Tokenizer) -> None:
     )
     [segment] = driver.run([chunk(0, 4)])
     assert (segment.text, segment.temperature) == (" good", 0.4)
-    assert [request.sampling.temperature for request in driver.asked] == [0.0, 0.2, 0.4]
-    assert [request.sampling.num_beams for request in driver.asked] == [5, 1, 1]
+    asked = [(request.sampling.temperature, request.sampling.num_beams) for request in driver.asked]
+    assert asked == [(0.0, 5), *[(0.2, 1)] * 5, *[(0.4, 1)] * 5]
     assert (
         len({request.encoder_input.data for request in driver.asked if request.encoder_input}) == 1
     )
-    assert len({request.id for request in driver.asked}) == 3
+    assert len({request.id for request in driver.asked}) == 11
+    assert len({request.sampling.seed for request in driver.asked}) == 5
 
 
-def test_if_no_transcript_is_good_the_likeliest_that_does_not_repeat_is_taken(
-    tokenizer: Tokenizer,
+@pytest.mark.parametrize(
+    ("scores", "kept"),
+    [
+        ((-0.1, -2.0, -3.0), " no" * 30),  # said over and over; the others are nonsense
+        ((-2.5, -1.5, -3.0), " second"),
+        ((-2.5, -4.3, -2.0), " third"),
+    ],
+)
+def test_no_attempt_gives_way_to_a_less_likely_one_that_fails_too(
+    scores: tuple[float, float, float], kept: str, tokenizer: Tokenizer
 ) -> None:
+    texts = (" no" * 30, " second", " third")
     bad = {
-        0.0: says(tokenizer, 0.0, " no" * 30, 1.0, score=-0.1),
-        0.5: says(tokenizer, 0.0, " likelier", 1.0, score=-2.0),
-        1.0: says(tokenizer, 0.0, " guess", 1.0, score=-3.0),
+        temperature: says(tokenizer, 0.0, text, 1.0, score=score)
+        for temperature, text, score in zip((0.0, 0.5, 1.0), texts, scores, strict=True)
     }
     options = TranscribeOptions(language="en", rules=QualityRules(temperatures=(0.0, 0.5, 1.0)))
     driver = Driver(tokenizer, options, lambda r: to(r, bad[r.sampling.temperature or 0.0]))
     [segment] = driver.run([chunk(0, 4)])
-    assert segment.text == " likelier"
+    assert segment.text == kept
+
+
+def test_of_the_texts_sampled_at_a_temperature_the_likeliest_counts(tokenizer: Tokenizer) -> None:
+    def answer(request: EngineRequest) -> Output:
+        if not request.sampling.temperature:
+            return to(request, says(tokenizer, 0.0, " worse", 1.0, score=-2.0))
+        choice = int(request.id.rpartition("-")[2])
+        score = -0.2 if choice == 2 else -0.5
+        return to(request, says(tokenizer, 0.0, f" choice {choice}", 1.0, score=score))
+
+    for best_of, text in ((1, " choice 0"), (5, " choice 2")):
+        options = TranscribeOptions(language="en", rules=QualityRules(best_of=best_of))
+        driver = Driver(tokenizer, options, answer)
+        [segment] = driver.run([chunk(0, 4)])
+        assert (segment.text, len(driver.asked)) == (text, 1 + best_of)
 
 
 def test_silence_has_no_text(tokenizer: Tokenizer) -> None:
@@ -182,6 +206,30 @@ def test_text_conditions_what_comes_after_if_asked_for(tokenizer: Tokenizer) -> 
     driver.run([chunk(0, 4), chunk(10, 14), chunk(20, 24)])
     prompts = [tokenizer.decode(request.prompt) for request in driver.asked]
     assert prompts == [" names", " names at 0", " names at 0 at 10"]
+
+
+def test_hotwords_stand_before_every_chunk(tokenizer: Tokenizer) -> None:
+    def answer(request: EngineRequest) -> Output:
+        return to(request, says(tokenizer, 0.0, f" at {place(request):.0f}", 1.0))
+
+    for condition, prompts in (
+        (False, [" Ada names", " Ada names"]),
+        (True, [" Ada names", " Ada names at 0"]),
+    ):
+        rules = QualityRules(condition_on_previous_text=condition)
+        options = TranscribeOptions(language="en", prompt="names", hotwords="Ada", rules=rules)
+        driver = Driver(tokenizer, options, answer)
+        driver.run([chunk(0, 4), chunk(10, 14)])
+        assert [tokenizer.decode(request.prompt) for request in driver.asked] == prompts
+    long = TranscribeOptions(language="en", prompt="names " * 99, hotwords="Ada " * 99)
+    driver = Driver(tokenizer, long, answer)
+    driver.run([chunk(0, 4)])
+    assert len(driver.asked[0].prompt) == 32 + 3  # half of the context, and the start
+
+
+def test_what_has_no_letter_is_no_text(tokenizer: Tokenizer) -> None:
+    driver = Driver(tokenizer, ENGLISH, lambda r: to(r, says(tokenizer, 0.0, ".", 1.0)))
+    assert driver.run([chunk(0, 4)]) == []
 
 
 def test_hot_text_conditions_nothing(tokenizer: Tokenizer) -> None:
@@ -249,7 +297,7 @@ def test_timestamps_part_segments(
     tokens = SpeechTokens(model_info(), tokenizer)
     output = says(tokenizer, *said)
     scores = [-0.01 * place for place in range(len(output.tokens))]
-    found = list(tokens.segments(output.tokens, scores, 3.0))
+    found = tokens.transcript(output.tokens, scores, 3.0).segments
     assert [(round(p.start, 3), p.end, tokenizer.decode(p.tokens)) for p in found] == meant
     for segment in found:
         for token, score in zip(segment.tokens, segment.scores, strict=True):

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig, GenerationMixin, WhisperForConditionalGeneration
 from transformers.generation import (
+    LogitNormalization,
     LogitsProcessorList,
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
@@ -26,6 +27,7 @@ from galley.speech import captions
 from galley.speech.audio import RawPcm, Recording
 from galley.speech.features import LogMel
 from galley.speech.results import Segment
+from galley.text.tokenizer import Tokenizer
 from tests.conftest import CheckpointMaker
 from tests.speech import tiny
 from tests.speech.recordings import CALL, encode
@@ -73,6 +75,8 @@ def truth(
     )
     if timestamps:
         processors.append(WhisperTimeStampLogitsProcessor(config, begin_index=len(prefix)))
+    if beams > 1:
+        processors.append(LogitNormalization())
     with torch.inference_mode():
         generated = GenerationMixin.generate(
             model,
@@ -110,11 +114,20 @@ def test_a_chunks_text_is_transformers_own(
         folder, samples, prompt if timestamps else f"{prompt} notimestamps", timestamps, beams
     )
     first_time = tiny.token_id("<|0.00|>")
-    words = [token for token in expected if token < tiny.TEXT_TOKENS]
-    assert [token for segment in segments for token in segment.tokens] == words
+    if timestamps and expected[-1] != tiny.token_id("<|endoftext|>"):
+        # Cut off at the limit: what follows the last timestamp is asked for again.
+        last = max(i for i, token in enumerate(expected) if token >= first_time)
+        expected = expected[: last + 1]
+    tokenizer = Tokenizer.load(folder)
+    # Segments of spaces alone are left out.
+    words = [t for t in expected if t < tiny.TEXT_TOKENS and tokenizer.decode([t]).strip()]
+    spoken = (token for segment in segments for token in segment.tokens)
+    tokens = [token for token in spoken if tokenizer.decode([token]).strip()]
+    assert tokens[: len(words)] == words
+    assert timestamps or len(tokens) == len(words)
     times = [(token - first_time) * 0.02 for token in expected if token >= first_time]
     if timestamps:
-        assert segments[0].start == pytest.approx(times[0], abs=1e-3)
+        assert any(segments[0].start == pytest.approx(time, abs=1e-3) for time in times)
 
 
 def test_a_recording_is_transcribed_in_order(transcriber: Transcriber) -> None:

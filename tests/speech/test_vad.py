@@ -8,7 +8,7 @@ from galley.speech.audio import Recording
 from galley.speech.chunks import chunk_audio
 from galley.speech.options import SpeechOptions
 from galley.speech.segmenter import VAD_FRAME, SpeechSegmenter
-from galley.speech.vad import SpeechDetector
+from galley.speech.vad import Levelled, SpeechDetector
 from tests.speech.recordings import CALL
 
 SILERO = [
@@ -95,3 +95,25 @@ def test_a_recording_becomes_chunks_while_it_is_read(detector: SpeechDetector) -
     )
     assert [round(len(chunk.samples) / 16_000) for chunk in found] == [5, 5, 3]
     assert sum(len(chunk.samples) for chunk in found) < 14.5 * 16_000  # of 20 s
+
+
+@pytest.mark.parametrize("decibels", [-20, -40, -50])
+def test_quiet_speech_is_found_where_it_is_when_loud(
+    decibels: int, detector: SpeechDetector, call: NDArray[np.float32]
+) -> None:
+    def found(samples: NDArray[np.float32]) -> list[tuple[int, int]]:
+        blocks = (samples[first : first + 16_000] for first in range(0, len(samples), 16_000))
+        chunks = chunk_audio(blocks, 30, SpeechOptions(), Levelled(detector.stream()), pack=False)
+        return [(s.start, s.end) for chunk in chunks for s in chunk.segments]
+
+    loud = found(call)
+    quiet = found(call * np.float32(10 ** (decibels / 20)))
+    assert len(loud) >= 2
+    np.testing.assert_allclose(quiet, loud, atol=10 * VAD_FRAME)
+
+
+def test_silence_and_faint_noise_are_no_speech(detector: SpeechDetector) -> None:
+    noise = np.random.default_rng(0).normal(0, 1e-3, 160_000).astype(np.float32)
+    for samples in (np.zeros(160_000, np.float32), noise):
+        stream = Levelled(detector.stream())
+        assert (stream.feed(samples) < 0.5).all()

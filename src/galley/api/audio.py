@@ -64,6 +64,7 @@ class Transcript:
             options,
             call.caller.request_id,
             max_chunks=_CHUNKS_IN_FLIGHT,
+            pads=model.pads,
             cache_salt=call.caller.cache_salt(),
         )
         most = call.served.settings.max_audio_seconds

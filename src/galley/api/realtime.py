@@ -18,12 +18,18 @@ if TYPE_CHECKING:
     from galley.speech.pcm import Coding
 
 INTERIM: Final = "item.input_audio_transcription.interim"
-"""What ``include`` may ask for: events with text that is not final. Galley's own."""
+"""What ``include`` may ask for: events with text that is not final. Galley's own.
+
+OpenAI's log-probabilities are taken and not told: the session that the server tells of leaves them out.
+"""
 
 MAX_EVENT_ID: Final = 512
 
 Include: TypeAlias = Annotated[
-    list[Literal["item.input_audio_transcription.interim"]], Meta(max_length=8)
+    list[
+        Literal["item.input_audio_transcription.interim", "item.input_audio_transcription.logprobs"]
+    ],
+    Meta(max_length=8),
 ]
 
 
@@ -35,9 +41,15 @@ _FLAT_FORMATS: Final[dict[str, Literal["audio/pcm", "audio/pcmu", "audio/pcma"]]
 
 
 class ServerVad(Strict, frozen=True, kw_only=True):
-    """Turns end with silence."""
+    """Turns end with silence.
+
+    Whether a response follows does not matter: a transcription session makes none.
+    """
 
     type: Literal["server_vad"]
+    create_response: bool | None = None
+    interrupt_response: bool | None = None
+    idle_timeout_ms: None = None
     threshold: float | None = None
     prefix_padding_ms: int | None = None
     silence_duration_ms: int | None = None
@@ -65,17 +77,24 @@ class Format(Strict, frozen=True, kw_only=True):
                 f"rate: must be {range_} Hz for {self.type}, got {self.rate}", param="rate"
             )
 
-    @property
-    def hertz(self) -> int:
-        """``rate``, or its default."""
-        return self.rate or (24_000 if self.type == "audio/pcm" else 8_000)
+    def hertz(self, before: str, rate: int) -> int:
+        """``rate``, or what is in force: a format of the same type ``before`` had that ``rate``."""
+        if self.rate is not None:
+            return self.rate
+        return rate if self.type == before else 24_000 if self.type == "audio/pcm" else 8_000
+
+
+class NoiseReduction(Strict, frozen=True, kw_only=True):
+    """Taken, and not done: the session that the server tells of has none."""
+
+    type: Literal["near_field", "far_field"]
 
 
 class AudioInput(Strict, frozen=True, kw_only=True):
     """``session.audio.input``."""
 
     format: Format | None = None
-    noise_reduction: None = None
+    noise_reduction: NoiseReduction | None = None
     transcription: Transcription | None = None
     turn_detection: ServerVad | UnsetType | None = UNSET
 
@@ -103,7 +122,7 @@ class FlatSession(Strict, frozen=True, kw_only=True):
     """``session`` of ``transcription_session.update``."""
 
     input_audio_format: Literal["pcm16", "g711_ulaw", "g711_alaw"] | None = None
-    input_audio_noise_reduction: None = None
+    input_audio_noise_reduction: NoiseReduction | None = None
     input_audio_transcription: Transcription | None = None
     turn_detection: ServerVad | UnsetType | None = UNSET
     include: Include | None = None
@@ -195,7 +214,7 @@ class Settings:
             changes["interim"] = INTERIM in session.include
         if source.format is not None:
             changes["format"] = source.format.type
-            changes["rate"] = source.format.hertz
+            changes["rate"] = source.format.hertz(self.format, self.rate)
         settings = dataclasses.replace(self, **changes)
         try:
             if source.transcription is not None:

@@ -34,7 +34,7 @@ from galley.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
 from galley.types.audio import SampleType
 
 if TYPE_CHECKING:
-    from galley.speech.options import TranscribeOptions
+    from galley.speech.options import SpeechOptions, TranscribeOptions
     from galley.speech.sources import RawPcm
 
 # Bounds far beyond use, which keep the work that a hostile body can ask for small.
@@ -415,6 +415,18 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=64)] | None,
         Meta(description="Of a file without a header, interleaved; default: 1."),
     ] = None
+    hotwords: Annotated[
+        str, Meta(description="Names and terms that the decoder has in front of it all along.")
+    ] = ""
+    vad: Annotated[
+        bool,
+        Meta(description="Leave out what is no speech; false: transcribe all of the recording."),
+    ] = True
+    vad_threshold: Annotated[float | None, Meta(description="Probability of speech.")] = None
+    vad_neg_threshold: float | None = None
+    vad_min_speech_ms: int | None = None
+    vad_min_silence_ms: int | None = None
+    vad_pad_ms: int | None = None
 
     @property
     def raw(self) -> "RawPcm | None":
@@ -426,6 +438,21 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
         from galley.speech.sources import raw_pcm
 
         return raw_pcm(self.raw_format, self.sample_rate, self.channels)
+
+    def _speech(self) -> "SpeechOptions | None":
+        """How speech is found. Raises RequestError for values out of range, or without ``vad``."""
+        from galley.speech.options import SpeechOptions
+
+        names = ("threshold", "neg_threshold", "min_speech_ms", "min_silence_ms", "pad_ms")
+        given = {name: v for name in names if (v := getattr(self, f"vad_{name}")) is not None}
+        if not self.vad:
+            for name in given:
+                raise RequestError(f"vad_{name} goes with vad, which is false", param=f"vad_{name}")
+            return None
+        try:
+            return SpeechOptions(**given)
+        except RequestError as error:
+            raise RequestError(f"vad_{error}", param=f"vad_{error.param}") from None
 
     def options(self) -> "TranscribeOptions":
         """What is wanted, as ``galley.speech`` has it.
@@ -444,7 +471,13 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
         rules = (
             QualityRules(temperatures=(self.temperature,)) if self.temperature else QualityRules()
         )
-        return TranscribeOptions(task="translate", prompt=self.prompt, rules=rules)
+        return TranscribeOptions(
+            task="translate",
+            prompt=self.prompt,
+            hotwords=self.hotwords,
+            speech=self._speech(),
+            rules=rules,
+        )
 
     @property
     def granularities(self) -> tuple[Granularity, ...]:

@@ -45,6 +45,11 @@ def speech_options(command: Callable[..., None]) -> Callable[..., None]:
             "--prompt", default="", help="names and words that may occur in the recording"
         ),
         click.option(
+            "--hotwords",
+            default="",
+            help="names and terms that the decoder has in front of it all along",
+        ),
+        click.option(
             "--beam-size",
             type=int,
             default=5,
@@ -61,7 +66,7 @@ def speech_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def transcribe_options(
-    *, language: str | None, task: Any, prompt: str, beam_size: int, vad: bool
+    *, language: str | None, task: Any, prompt: str, hotwords: str, beam_size: int, vad: bool
 ) -> "TranscribeOptions":
     """Raises RequestError if a value is wrong."""
     from galley.speech.options import QualityRules, SpeechOptions, TranscribeOptions
@@ -70,6 +75,7 @@ def transcribe_options(
         language=language,
         task=task,
         prompt=prompt,
+        hotwords=hotwords,
         speech=SpeechOptions() if vad else None,
         rules=QualityRules(beam_size=beam_size),
     )

@@ -176,7 +176,7 @@ class Engine:
         outputs = commit(plan, result, self._kv)
         self._guessing.settle(plan, meter.seconds)
         self._steps += 1
-        outputs = self._emit(outputs)
+        outputs = self._emit(plan, outputs)
         meter.end()
         return outputs
 
@@ -263,9 +263,14 @@ class Engine:
             else:
                 self._prefill_tokens += work.count
 
-    def _emit(self, outputs: list[Output]) -> list[Output]:
+    def _emit(self, plan: list[Work], outputs: list[Output]) -> list[Output]:
         """Note first tokens, forget what has finished, and tell times where they matter."""
         now = time.monotonic()
+        told = {output.request_id for output in outputs}
+        for work in plan:  # a beam search has tokens long before it tells any
+            sequence = work.sequence
+            if work.completes and sequence.generated and sequence.id not in told:
+                sequence.first_token = sequence.first_token or now
         for i, output in enumerate(outputs):
             sequence = self._sequences[output.request_id]
             if sequence.first_token and not sequence.timed and output.finish_reason is None:

@@ -153,9 +153,10 @@ class Checkpoint:
         path = self.folder / INDEX_FILE
         whole = (self.folder / SINGLE_FILE).exists()
         if not path.exists():
-            if not whole:
+            if not whole and not has_safetensors(self.folder):
                 raise CheckpointError(
-                    f"has neither {SINGLE_FILE} nor {INDEX_FILE}; Galley reads safetensors only",
+                    f"has neither {SINGLE_FILE} nor {INDEX_FILE}; Galley reads safetensors only, GGUF "
+                    "files and, of Whisper, the model.bin that CTranslate2's converter writes",
                     file=str(self.folder),
                 )
             return None
@@ -165,6 +166,11 @@ class Checkpoint:
         if not isinstance(shard_of, dict):
             raise CheckpointError("is missing", file=str(path), field="weight_map")
         return {tensor: str(shard) for tensor, shard in shard_of.items()}
+
+
+def has_safetensors(folder: Path) -> bool:
+    """Whether a folder holds weights as safetensors."""
+    return (folder / SINGLE_FILE).exists() or (folder / INDEX_FILE).exists()
 
 
 def _shard_path(folder: Path, index: Path, name: str) -> Path:

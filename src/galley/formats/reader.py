@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from galley.formats.checkpoint import Checkpoint
+from galley.formats.checkpoint import Checkpoint, has_safetensors
+from galley.formats.ctranslate2 import CTranslate2Checkpoint
+from galley.formats.ctranslate2_file import is_ctranslate2
 from galley.formats.gguf import GGUFCheckpoint
 from galley.formats.gguf_file import is_gguf
 from galley.formats.weights import Weights
@@ -15,7 +17,8 @@ class CheckpointReader(Protocol):
     """A checkpoint whose small parts have been read and whose tensors have not.
 
     :class:`galley.formats.checkpoint.Checkpoint` reads the Hugging Face layout (safetensors),
-    :class:`galley.formats.gguf.GGUFCheckpoint` GGUF files.
+    :class:`galley.formats.gguf.GGUFCheckpoint` GGUF files,
+    :class:`galley.formats.ctranslate2.CTranslate2Checkpoint` the folders that faster-whisper takes.
     """
 
     @property
@@ -81,7 +84,8 @@ class CheckpointReader(Protocol):
 
 
 def open_checkpoint(path: Path, *, exact: bool = False) -> CheckpointReader:
-    """The reader for the checkpoint at ``path``: a folder in Hugging Face's layout, or a GGUF file.
+    """The reader for the checkpoint at ``path``: a folder in Hugging Face's layout or CTranslate2's, or a
+    GGUF file.
 
     Args:
         exact: of a folder, see :func:`galley.formats.quantized.typed_weights`; a GGUF file's blocks are
@@ -90,4 +94,8 @@ def open_checkpoint(path: Path, *, exact: bool = False) -> CheckpointReader:
     Raises:
         ModelNotFound, CheckpointError, UnsupportedModel: there is none, or it cannot be used.
     """
-    return GGUFCheckpoint.open(path) if is_gguf(path) else Checkpoint.open(path, exact=exact)
+    if is_gguf(path):
+        return GGUFCheckpoint.open(path)
+    if not has_safetensors(path) and is_ctranslate2(path):
+        return CTranslate2Checkpoint.open(path)
+    return Checkpoint.open(path, exact=exact)

@@ -92,7 +92,7 @@ class RowCandidates(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A possible next token, and its log-probability before any adjustment."""
+    """A possible next token, and its log-probability among those that the adjustment left."""
 
     token: int
     logprob: float
@@ -204,11 +204,11 @@ def token_logprob(logits: Row, token: int, top: int) -> TokenLogprob:
 
 
 def _candidates(logits: Row, wanted: RowCandidates) -> list[Candidate]:
-    norm = logsumexp(logits)
     row = logits
     if wanted.adjustment is not None:
         row = logits.copy()
         wanted.adjustment.apply(row)
+    norm = logsumexp(row)
     scored = (
         Candidate(token, float(row[token]) - norm) for token in top_k(row, wanted.most).tolist()
     )

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("galley.server")
 
 ENDPOINT: Final = "/v1/realtime"
-_IDLE_SECONDS: Final = 300.0
-"""A client that sends nothing for so long is taken for gone."""
 _PATIENCE_SECONDS: Final = 30.0
 _QUERY: Final = frozenset({"model", "intent"})
 _BUFFER: Final = "input_audio_buffer."
@@ -121,7 +119,8 @@ async def _serve(models: Registry, socket: WebSocket) -> None:
     flat = "realtime=v1" in socket.headers.get("openai-beta", "")
     with opened(call):
         await socket.accept("realtime" if "realtime" in offered else None)
-        connection = _Connection(EventSocket(socket), call, model, flat=flat)
+        idle = models.settings.live_idle_seconds
+        connection = _Connection(EventSocket(socket), call, model, flat=flat, idle_seconds=idle)
     await connection.serve(models.lifecycle)
 
 
@@ -148,11 +147,14 @@ class _Connection:
         model: "SpeechModel",
         *,
         flat: bool,
+        idle_seconds: float,
     ) -> None:
+        """A client that sends nothing for ``idle_seconds`` is taken for gone."""
         from galley.speech.live_stream import LiveStream
         from galley.speech.options import TurnOptions
 
         self._socket = socket
+        self._idle_seconds = idle_seconds
         self._call = call
         self._id = call.caller.request_id
         self._settings = Settings(call.served.name, TurnOptions(), flat=flat)
@@ -213,7 +215,10 @@ class _Connection:
                 return GOING_AWAY, "the server is shutting down"
             if working.done():
                 working.result()
-            return NORMAL, listening.result()
+            reason = listening.result()
+            if reason:  # the client is silent, but still there to be told
+                await self._drain(working)
+            return NORMAL, reason
         finally:
             for task in (working, listening, draining):
                 task.cancel()
@@ -234,13 +239,13 @@ class _Connection:
         while True:
             self._event_id = None
             try:
-                event = await self._socket.receive(_IDLE_SECONDS)
+                event = await self._socket.receive(self._idle_seconds)
                 if event is None:
                     return ""
                 async with self._handling:
                     await self._handle(event)
             except TimeoutError:
-                return f"nothing came for {_IDLE_SECONDS:g} s"
+                return f"nothing came for {self._idle_seconds:g} s"
             except RequestError as error:
                 await self._refuse(error)
 

@@ -143,6 +143,9 @@ class Settings(EngineSettings):
         "bytes that all unfinished recordings may hold; then 503; default: 4 x max_audio_bytes",
     )
     max_live_streams: int = setting(32, "Limits", "live audio streams at a time; then 429")
+    live_idle_seconds: int = setting(
+        300, "Limits", "seconds after which a live stream that sends nothing is finished and closed"
+    )
     stored_responses: int = setting(
         1024,
         "Limits",
@@ -223,7 +226,8 @@ class Settings(EngineSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, "max_body_bytes", "max_audio_bytes", "max_audio_seconds")
-        positive(self, "max_live_streams", "max_connections", "max_connections_per_address")
+        positive(self, "max_live_streams", "live_idle_seconds")
+        positive(self, "max_connections", "max_connections_per_address")
         positive(self, "max_headers", "max_unfinished_body_bytes", "min_body_rate")
         self._check_front_door()
         positive(self, "text_bytes", "audio_decode_bytes", "max_loaded_models")

@@ -12,6 +12,9 @@ from galley.speech.results import Info, Segment, Word
 Format = Literal["json", "text", "srt", "vtt", "verbose_json"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 
+_LEAST_SECONDS: Final = 0.2
+"""A caption is shown for so long at least."""
+
 Granularity = Literal["segment", "word"]
 
 
@@ -58,16 +61,28 @@ def as_text(segments: Iterable[Segment]) -> Iterator[str]:
 
 def as_srt(segments: Iterable[Segment]) -> Iterator[str]:
     """SubRip captions, one for each segment."""
-    for number, segment in enumerate(segments, start=1):
+    for number, segment in enumerate(_shown(segments), start=1):
         times = f"{_clock(segment.start, ',')} --> {_clock(segment.end, ',')}"
         # SubRip has no escapes; a reader would take an arrow in the text for the line of times.
         yield f"{number}\n{times}\n{_one_line(segment.text).replace('-->', '->')}\n\n"
 
 
+def _shown(segments: Iterable[Segment]) -> Iterator[Segment]:
+    """The segments with times to be shown at: each for a moment at least, none before the last is over.
+
+    Words may be aligned to one moment, so a line of them may end where it starts.
+    """
+    until = 0.0
+    for segment in segments:
+        start = max(until, segment.start)
+        until = max(segment.end, round(start + _LEAST_SECONDS, 3))
+        yield msgspec.structs.replace(segment, start=start, end=until)
+
+
 def as_vtt(segments: Iterable[Segment]) -> Iterator[str]:
     """WebVTT captions: the header, then one caption for each segment."""
     yield "WEBVTT\n\n"
-    for segment in segments:
+    for segment in _shown(segments):
         times = f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}"
         text = _one_line(segment.text).replace("&", "&amp;").replace("<", "&lt;")
         yield f"{times}\n{text.replace('>', '&gt;')}\n\n"

@@ -1,17 +1,19 @@
 """A recording's chunks and their features, made while a session takes them."""
 
+import math
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 from galley.speech.chunks import AudioChunk, chunk_audio
 from galley.speech.decoder import Audio
 from galley.speech.features import LogMel
 from galley.speech.options import SpeechOptions, TranscribeOptions
 from galley.speech.results import Info
-from galley.speech.segmenter import AllSpeech
+from galley.speech.segmenter import AllSpeech, VadStream
 from galley.speech.session import Session
 from galley.speech.sources import Samples
-from galley.speech.vad import SpeechDetector
+from galley.speech.vad import Levelled, SpeechDetector
 
 
 class ChunkSource:
@@ -36,7 +38,12 @@ class ChunkSource:
         self._features = features
         self._reading = threading.Lock()
         self._closed = False
-        found = AllSpeech() if options.speech is None else detector.stream()
+        self._detects = options.speech is not None
+        self._loudest = 0.0
+        self._heard = False
+        """Whether there was a chunk."""
+        self._complete = False
+        found: VadStream = Levelled(detector.stream()) if self._detects else AllSpeech()
         self._chunks: Iterator[AudioChunk] = chunk_audio(
             self._blocks(),
             features.chunk_seconds,
@@ -60,8 +67,10 @@ class ChunkSource:
             while session.has_room:
                 chunk = next(self._chunks, None)
                 if chunk is None:
+                    self._complete = True
                     session.end()
                 else:
+                    self._heard = True
                     session.add(chunk, self._features(chunk.samples))
 
     def info(self, session: Session) -> Info:
@@ -70,8 +79,20 @@ class ChunkSource:
             task=self._task,
             language=session.language or "",
             duration=self._recording.seconds,
-            warnings=(*self._recording.warnings, *session.doubts()),
+            warnings=(*self._recording.warnings, *self._unheard(), *session.doubts()),
         )
+
+    def _unheard(self) -> list[str]:
+        if not self._complete or self._heard or not self._detects or not self._recording.seconds:
+            return []
+        loudest = "it is silent"
+        if self._loudest:
+            decibels = 20 * math.log10(self._loudest)
+            loudest = f"its loudest sample is at {decibels:.0f} dB of full scale"
+        return [
+            f"no speech was found in {self._recording.seconds:.1f} s of audio ({loudest}); without speech "
+            "detection (vad) all of it is transcribed"
+        ]
 
     def close(self) -> None:
         """Closes the recording. A :meth:`fill` in another thread stops after its present block."""
@@ -83,4 +104,5 @@ class ChunkSource:
         for block in self._recording:
             if self._closed:
                 return
+            self._loudest = max(self._loudest, float(np.abs(block).max(initial=0.0)))
             yield block

@@ -20,6 +20,8 @@ from galley.speech.segmenter import VAD_FRAME, SpeechSegment, SpeechSegmenter, V
 
 _OVERLAP_SECONDS: Final = 3.0
 """Overlap of chunks cut without a pause: some words, so that the two transcripts can be joined at one."""
+_UNHEARD: Final = 0.6 * SAMPLE_RATE
+"""Speech that may be left of a segment behind the model's last timestamp, which is rarely exact."""
 _ONSET: Final = 2 * VAD_FRAME
 """Speech begins about so many samples before the detector is sure of it."""
 
@@ -84,6 +86,21 @@ class AudioChunk:
             return (segment.start + sample) / SAMPLE_RATE
 
         return place(start), place(end)
+
+    def unheard_from(self, seconds: float) -> float | None:
+        """Where the chunk's speech goes on behind a time in it; None if too little follows to be sure of.
+
+        Args:
+            seconds: in the chunk; what was transcribed ends there.
+        """
+        heard, offset = seconds * SAMPLE_RATE, 0
+        for segment in self.segments:
+            end = offset + segment.end - segment.start
+            left = end - segment.tail - max(heard, offset + segment.lead)
+            if left >= _UNHEARD or (heard <= offset + segment.lead and left > 0):
+                return max(heard, offset) / SAMPLE_RATE
+            offset = end
+        return None
 
 
 class Chunker:

@@ -1,7 +1,7 @@
 """Temperature fallback (arXiv:2212.04356, 4.5): transcribe again, hotter, until a transcript is good."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from galley.speech.options import QualityRules
@@ -16,6 +16,7 @@ class Attempt:
         scores: log-probability of each token.
         compression_ratio: of the transcript's text, see :func:`compression_ratio`.
         no_speech_prob: probability that the audio holds no speech.
+        complete: whether the text ended with an end token, not at a limit.
     """
 
     tokens: tuple[int, ...]
@@ -23,6 +24,7 @@ class Attempt:
     temperature: float
     compression_ratio: float
     no_speech_prob: float
+    complete: bool = True
 
     @property
     def avg_logprob(self) -> float:
@@ -51,6 +53,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     no_speech_prob: float = 0.0
+    complete: bool = False
 
     def add(self, output: Output) -> None:
         """Adds the next output of the request."""
@@ -58,6 +61,7 @@ class Answer:
         self.scores += output.scores or ()
         if output.no_speech_prob is not None:
             self.no_speech_prob = output.no_speech_prob
+        self.complete = output.finish_reason == "stop"
 
     def attempt(self, temperature: float, text: str) -> Attempt:
         """The complete answer as an attempt; ``text`` is that of its tokens."""
@@ -67,21 +71,26 @@ class Answer:
             temperature=temperature,
             compression_ratio=compression_ratio(text),
             no_speech_prob=self.no_speech_prob,
+            complete=self.complete,
         )
 
 
 def choose(attempts: Sequence[Attempt], rules: QualityRules) -> Attempt | None:
-    """The last attempt if it is good, the best one if all temperatures were tried, else None."""
+    """The last attempt if it is good, the likeliest one if all temperatures were tried, else None.
+
+    Where none is good, a text that repeats itself stays if the others are less likely: somebody may have
+    said so.
+    """
     if attempts[-1].is_good(rules):
         return attempts[-1]
     if len(attempts) < len(rules.temperatures):
         return None
-    most = rules.compression_ratio_threshold
-    # No attempt is good: prefer those that do not repeat themselves, then the likeliest.
-    return max(
-        attempts,
-        key=lambda one: (most is None or one.compression_ratio <= most, one.avg_logprob),
-    )
+    return likeliest(attempts)
+
+
+def likeliest(attempts: Iterable[Attempt]) -> Attempt:
+    """The attempt whose tokens are the likeliest on average; the first of equals."""
+    return max(attempts, key=lambda one: one.avg_logprob)
 
 
 def compression_ratio(text: str) -> float:

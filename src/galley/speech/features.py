@@ -135,6 +135,22 @@ def encoder_input(features: NDArray[np.float32]) -> EncoderInput:
     return EncoderInput(frames=frames, mels=mels, data=data)
 
 
+def rest_of(whole: EncoderInput, seconds: float, *, pads: bool) -> EncoderInput:
+    """What of an encoder input lies behind its first ``seconds``; with ``pads`` silence follows.
+
+    It keeps the scale of the whole, as in openai/whisper.
+    """
+    features = np.frombuffer(whole.data, "<f4").reshape(whole.frames, whole.mels)
+    first = min(round(seconds * SAMPLE_RATE / HOP), whole.frames - 1)
+    if not pads:
+        return encoder_input(features[first:])
+    loudest = 4.0 * float(features.max()) - 4.0
+    silence = max(loudest - _RANGE, float(np.log10(_FLOOR)))
+    rest = np.full_like(features, (silence + 4.0) / 4.0)
+    rest[: whole.frames - first] = features[first:]
+    return encoder_input(rest)
+
+
 def mel_bands(mels: int, bins: int, sample_rate: int) -> NDArray[np.float32]:
     """Triangular bands of equal area, evenly spaced in mels: float32 ``[bins, mels]``.
 

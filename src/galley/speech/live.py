@@ -7,6 +7,7 @@ far is decoded again and again, and words that two consecutive partial transcrip
 Silence is never decoded.
 """
 
+import dataclasses
 import itertools
 from collections import deque
 from typing import Final
@@ -37,6 +38,8 @@ from galley.speech.tokens import SpeechTokens
 from galley.speech.utterance import SETTLED, Decoding, Turn, Utterance
 from galley.types import EngineRequest, Output
 
+_HELD_MS: Final = 5_000
+"""Silence in a turn that the caller commits from which on it is not decoded with what is said."""
 _BACKLOG: Final = 30 * SAMPLE_RATE
 """Samples beyond one encoder input that may wait for the engine."""
 _MIN_COMMIT: Final = 100 * SAMPLES_PER_MS
@@ -74,7 +77,7 @@ class LiveSession:
         self._features = features
         self._detector = detector
         self._decoder = LiveDecoder(tokens, features, request_id, cache_salt)
-        self._endpointer = Endpointer(options.turns)
+        self._endpointer = Endpointer(options.turns)  # see configure
         self._audio = AudioBuffer()
         self._probabilities: deque[float] = deque()
         """Speech probabilities of the latest frames, up to the endpointer's position."""
@@ -103,7 +106,9 @@ class LiveSession:
         if options.language != self._options.language:
             self.language = self._language_of(options)
         self._options = options
-        self._endpointer.options = options.turns
+        # Whoever commits turns pauses within them: only a long silence is left out of an utterance.
+        held = dataclasses.replace(options.turns, silence_duration_ms=_HELD_MS)
+        self._endpointer.options = options.turns if options.commit_turns else held
         prompt = options.prompt.strip()
         self._prompt = self._decoder.encode(" " + prompt if prompt else "")
 
@@ -172,7 +177,7 @@ class LiveSession:
         if decoding.purpose == "partial":
             decoding.utterance.decoded_to = decoding.end
         samples = self._audio.read(decoding.start, decoding.end)
-        previous = self._prompt + self._context
+        previous = self._prompt + self._text_before(decoding.utterance)
         return self._decoder.start(decoding, samples, self.language or "", previous, self._options)
 
     def take(self, output: Output) -> None:
@@ -362,7 +367,7 @@ class LiveSession:
         first = not utterance.agreement.final
         self._tell_final(utterance, utterance.agreement.finish(text), first=first)
         self._tell_interim(utterance.turn, "")
-        self._add_context(utterance.agreement.final)
+        self._add_context(utterance.turn, utterance.agreement.final)
         self._utterances.popleft()
 
     def _cut(self, utterance: Utterance, at: int, head: str) -> None:
@@ -375,7 +380,7 @@ class LiveSession:
         in_head, told = align_head(words, final) if words else (len(final), 0)
         rest = "".join(final[in_head:])
         self._tell_final(utterance, "".join(words[told:]), first=not agreement.final)
-        self._add_context(head)
+        self._add_context(utterance.turn, head)
         if self._is_long(rest):
             rest = ""
         utterance.agreement = LocalAgreement(rest if head.startswith(" ") else rest.lstrip())
@@ -406,7 +411,16 @@ class LiveSession:
             return text
         return separator(self.language or "") + text.lstrip()
 
-    def _add_context(self, text: str) -> None:
+    def _text_before(self, utterance: Utterance) -> list[int]:
+        """Tokens of the text that conditions an utterance's: all, or of a turn that goes on until it is
+        committed that turn's own.
+        """
         if self._options.rules.condition_on_previous_text:
-            self._context += self._decoder.encode(text)
-            self._context = self._context[-self._tokens.info.max_model_len :]
+            return self._context
+        return [] if self._options.commit_turns else utterance.turn.context
+
+    def _add_context(self, turn: Turn, text: str) -> None:
+        tokens = self._decoder.encode(text)
+        for context in (self._context, turn.context):
+            context += tokens
+            del context[: -self._tokens.info.max_model_len]

@@ -65,7 +65,6 @@ class LiveStream:
         """Takes the stream's next audio. Waits while the engine is behind.
 
         Raises:
-            RequestError: ``data`` ends within a sample.
             Unavailable: the engine was behind for ``patience`` seconds.
         """
         for block in self._pcm.feed(data):

@@ -25,6 +25,11 @@ class SpeechModel:
         self._features = LogMel.of_model(Path(info.path), self.tokens.speech)
         self._detector = SpeechDetector()
 
+    @property
+    def pads(self) -> bool:
+        """Whether its encoder inputs are padded to one length."""
+        return self._features.pads
+
     def chunks(self, recording: Audio, options: TranscribeOptions) -> ChunkSource:
         """The recording's chunks; closing them closes the recording."""
         return ChunkSource(recording, self._features, options, self._detector)

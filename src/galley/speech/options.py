@@ -77,6 +77,7 @@ class QualityRules:
     Attributes:
         beam_size: hypotheses of the beam search at temperature 0, 1 to 10; 1 is greedy.
         temperatures: tried in turn until a transcript is good; above 0 text is sampled.
+        best_of: texts that are sampled at a temperature above 0, 1 to 10, of which the likeliest counts.
         compression_ratio_threshold: a transcript that zlib compresses more than this repeats itself and is
             not good; None: no limit.
         log_prob_threshold: a transcript with a lower mean log-probability is not good; None: no limit.
@@ -90,6 +91,7 @@ class QualityRules:
     """
 
     beam_size: int = 5
+    best_of: int = 5
     temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     compression_ratio_threshold: float | None = 2.4
     log_prob_threshold: float | None = -1.0
@@ -97,11 +99,10 @@ class QualityRules:
     condition_on_previous_text: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.beam_size, int):
-            raise RequestError(
-                f"beam_size must be whole, got {self.beam_size!r}", param="beam_size"
-            )
-        _between("beam_size", self.beam_size, 1, MAX_BEAMS)
+        for name in ("beam_size", "best_of"):
+            if not isinstance(count := getattr(self, name), int):
+                raise RequestError(f"{name} must be whole, got {count!r}", param=name)
+            _between(name, count, 1, MAX_BEAMS)
         if not self.temperatures:
             raise RequestError("temperatures must name at least one", param="temperatures")
         for temperature in self.temperatures:
@@ -124,6 +125,7 @@ class TranscribeOptions:
         task: "transcribe", or "translate" into English.
         prompt: text that the decoder takes for the text before the recording; sets spelling and style, of
             names for example.
+        hotwords: names and terms that the decoder has in front of it for every chunk, ahead of other text.
         timestamps: have the model write segment timestamps; False: each chunk is one segment.
         word_timestamps: also find the times of each word, with one more request for each chunk.
         speech: how speech is found; None: all of the recording is speech.
@@ -136,6 +138,7 @@ class TranscribeOptions:
     language: str | None = None
     task: Task = "transcribe"
     prompt: str = ""
+    hotwords: str = ""
     timestamps: bool = True
     word_timestamps: bool = False
     speech: SpeechOptions | None = SpeechOptions()
@@ -201,7 +204,7 @@ class LiveOptions:
     turns: TurnOptions = TurnOptions()
     commit_turns: bool = True
     interval_ms: int = 500
-    rules: QualityRules = QualityRules(beam_size=1)
+    rules: QualityRules = QualityRules(beam_size=1, best_of=1)
 
     def __post_init__(self) -> None:
         _between("interval_ms", self.interval_ms, 100, 10_000)

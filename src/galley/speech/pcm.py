@@ -7,7 +7,6 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from galley.errors import RequestError
 from galley.speech.audio import SAMPLE_RATE, Samples
 
 Coding: TypeAlias = Literal["s16le", "mulaw", "alaw"]
@@ -26,21 +25,15 @@ class PcmStream:
         self.coding = coding
         self.rate = rate
         self._resampler = self._fresh()
-
-    def check(self, data: bytes) -> None:
-        """Raises RequestError if ``data`` ends within a sample."""
-        if self.coding == "s16le" and len(data) % 2:
-            raise RequestError(
-                f"audio has {len(data)} bytes; samples of PCM16 have two each", param="audio"
-            )
+        self._half = b""
+        """The first byte of a sample whose second has not come yet."""
 
     def feed(self, data: bytes) -> Iterator[Samples]:
-        """The samples that ``data`` adds, mono float32 at 16 kHz, in blocks of at most a second.
-
-        Raises:
-            RequestError: ``data`` ends within a sample.
-        """
-        self.check(data)
+        """The samples that ``data`` completes, mono float32 at 16 kHz, in blocks of at most a second."""
+        if self.coding == "s16le":
+            data = self._half + data
+            whole = len(data) // 2 * 2
+            data, self._half = data[:whole], data[whole:]
         size = self.rate * (2 if self.coding == "s16le" else 1)
         for first in range(0, len(data), size):
             block = _decoded(data[first : first + size], self.coding)

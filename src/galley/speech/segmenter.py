@@ -27,12 +27,14 @@ class SpeechSegment(NamedTuple):
         start, end: first sample, and the one after the last; padding included.
         overlap: of its first samples, how many the segment before holds, too.
         lead: of its first samples, how many are padding from before the speech began.
+        tail: of its last samples, how many are padding from after the speech ended.
     """
 
     start: int
     end: int
     overlap: int = 0
     lead: int = 0
+    tail: int = 0
 
 
 class VadStream(Protocol):
@@ -155,7 +157,8 @@ class SpeechSegmenter:
         least = self._options.min_speech_ms * SAMPLES_PER_MS
         if self._continues or speech_end - self._speech_start > least:
             lead = max(0, self._speech_start - self._start)
-            found.append(SpeechSegment(self._start, end, self._shared, lead))
+            tail = max(0, end - speech_end)
+            found.append(SpeechSegment(self._start, end, self._shared, lead, tail))
             self._last_end = end
         self._in_speech = False
 

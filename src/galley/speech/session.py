@@ -8,24 +8,25 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from galley.audio import Alignment
 from galley.errors import EngineError
 from galley.service.requests import expand
 from galley.speech.alignment import token_times
 from galley.speech.chunks import AudioChunk
-from galley.speech.fallback import Answer, Attempt, choose
-from galley.speech.features import SAMPLE_RATE, encoder_input
+from galley.speech.fallback import Answer, Attempt, choose, likeliest
+from galley.speech.features import SAMPLE_RATE, encoder_input, rest_of
 from galley.speech.languages import UNSPACED
 from galley.speech.merge import join
 from galley.speech.options import TranscribeOptions
+from galley.speech.part import ChunkJob, Part
 from galley.speech.results import Segment, Word
-from galley.speech.tokens import DecodedSegment, SpeechTokens
+from galley.speech.tokens import LEAST_STEP, SpeechTokens, Transcript
 from galley.speech.word_times import time_words
 from galley.speech.words import after_space, keep_words, moved, not_before, words_of
 from galley.types import EngineRequest, Output, SamplingParams
@@ -38,30 +39,6 @@ _TOLD_DOUBTS: Final = 5
 """Most places of a recording that a warning names."""
 
 
-@dataclass(slots=True)
-class _ChunkJob:
-    """A chunk and the state of its transcription.
-
-    Attributes:
-        started: whether its current request was made.
-        attempts: one for each temperature tried so far.
-        answer: to its current request, so far.
-        best: the attempt that counts; None until one was chosen.
-        decoded: the segments of the chosen attempt, with times in the chunk; none if the chunk is silence.
-        segments: the same with times in the recording; None until they, and word times if asked for, are
-            known.
-    """
-
-    chunk: AudioChunk
-    encoder_input: EncoderInput
-    started: bool = False
-    attempts: list[Attempt] = field(default_factory=list)
-    answer: Answer = field(default_factory=Answer)
-    best: Attempt | None = None
-    decoded: list[DecodedSegment] = field(default_factory=list)
-    segments: list[Segment] | None = None
-
-
 class Session:
     """The state of one recording's transcription.
 
@@ -70,6 +47,7 @@ class Session:
         options: what the caller wants.
         request_id: unique; prefix of the ids of the engine requests.
         max_chunks: how many chunks may be in the session at a time.
+        pads: the model's encoder inputs are padded to one length.
         priority: of the engine requests; lower is sooner.
         cache_salt: the tenant; requests of another tenant never reuse this recording's encoded audio.
 
@@ -84,6 +62,7 @@ class Session:
         request_id: str,
         *,
         max_chunks: int,
+        pads: bool = True,
         priority: int = 0,
         cache_salt: str = "",
     ) -> None:
@@ -98,8 +77,9 @@ class Session:
         self._priority = priority
         self._cache_salt = cache_salt
         self._max_chunks = max_chunks
-        self._jobs: deque[_ChunkJob] = deque()
-        self._running: dict[str, _ChunkJob] = {}
+        self._pads = pads
+        self._jobs: deque[ChunkJob] = deque()
+        self._running: dict[str, tuple[ChunkJob, Part]] = {}
         """By the id of its request to the engine."""
         self._outbox: list[EngineRequest] = []
         self._numbers = itertools.count()
@@ -112,6 +92,8 @@ class Session:
         prompt = options.prompt.strip()
         if prompt:
             self._context = tokens.tokenizer.encode_plain(" " + prompt)
+        hotwords = options.hotwords.strip()
+        self._hotwords = tokens.tokenizer.encode_plain(" " + hotwords) if hotwords else []
         self.language = options.language
         """The spoken language as a code; None until it is detected."""
         if self.language is None and not tokens.detects_language:
@@ -139,7 +121,7 @@ class Session:
 
     def add(self, chunk: AudioChunk, features: NDArray[np.float32]) -> None:
         """Adds the recording's next chunk; ``features`` are its float32 ``[frames, mels]``."""
-        self._jobs.append(_ChunkJob(chunk, encoder_input(features)))
+        self._jobs.append(ChunkJob(chunk, [Part(0.0, encoder_input(features))]))
         self._start_jobs()
 
     def end(self) -> None:
@@ -157,21 +139,26 @@ class Session:
         Raises:
             EngineError: the engine gave the request up.
         """
-        job = self._running[output.request_id]
+        job, part = self._running[output.request_id]
         if output.finish_reason in ("error", "abort"):
             raise EngineError(output.error or "the engine gave the request up")
-        job.answer.add(output)
+        answer = part.answers[output.request_id]
+        answer.add(output)
         if output.finish_reason is None:
             return
         del self._running[output.request_id]
+        part.waiting -= 1
+        if part.waiting:
+            return
         if self.language is None:
-            self.language = self._tokens.language(job.answer.tokens[0])
-            job.started = False
-        elif job.best is None:
-            self._judge(job)
+            self.language = self._tokens.language(answer.tokens[0])
+            part.started = False
+        elif part.best is None:
+            self._judge(job, part)
         else:
             assert output.alignment is not None
-            job.segments = self._segments(job, self._words(job, output.alignment))
+            part.segments = self._segments(job, part, self._words(job, part, output.alignment))
+        job.settle()
         self._start_jobs()
 
     def doubts(self) -> list[str]:
@@ -216,17 +203,18 @@ class Session:
         return msgspec.structs.replace(segment, id=number)
 
     def _start_jobs(self) -> None:
-        """Makes the first requests of all chunks that need not wait for the language or the text before."""
+        """Makes the first requests of all parts that need not wait for the language or the text before."""
         for job in self._jobs:
-            if not job.started:
-                self._start(job)
+            for part in job.parts:
+                if not part.started:
+                    self._start(job, part)
             in_turn = self.language is None or self._rules.condition_on_previous_text
-            if in_turn and job.best is None:
+            if in_turn and not job.used_up:
                 return
 
-    def _start(self, job: _ChunkJob) -> None:
-        """Requests a chunk's language or, if that is known, its transcript at the next temperature."""
-        job.started = True
+    def _start(self, job: ChunkJob, part: Part) -> None:
+        """Requests a chunk's language or, if that is known, a part's transcript at the next temperature."""
+        part.started = True
         if self.language is None:
             ids, params = self._tokens.detection()
         else:
@@ -235,79 +223,120 @@ class Session:
                 self._options.task,
                 timestamps=self._timestamps,
                 previous=self._context,
+                hotwords=self._hotwords,
             )
-            temperature = self._rules.temperatures[len(job.attempts)]
             params = self._tokens.sampling(
                 prompt,
-                temperature,
+                self._rules.temperatures[len(part.attempts)],
                 timestamps=self._timestamps,
                 beam_size=self._rules.beam_size,
+                best_of=self._rules.best_of,
             )
             ids = prompt.ids
-        self._request(job, ids, params)
+        self._request(job, part, ids, params)
 
-    def _request(self, job: _ChunkJob, ids: list[int], params: SamplingParams) -> None:
-        job.answer = Answer()
-        [request] = expand(
+    def _request(self, job: ChunkJob, part: Part, ids: list[int], params: SamplingParams) -> None:
+        requests = expand(
             ids,
             params,
             self._tokens.info,
             request_id=f"{self._request_id}-{next(self._numbers)}",
-            encoder_input=job.encoder_input,
+            encoder_input=part.encoder_input,
             priority=self._priority,
             cache_salt=self._cache_salt,
         )
-        self._running[request.id] = job
-        self._outbox.append(request)
+        part.answers = {request.id: Answer() for request in requests}
+        part.waiting = len(requests)
+        self._running |= {request.id: (job, part) for request in requests}
+        self._outbox += requests
 
-    def _judge(self, job: _ChunkJob) -> None:
-        """Uses the chunk's transcript if it is good or the last one; else requests another."""
-        temperature = self._rules.temperatures[len(job.attempts)]
-        job.attempts.append(job.answer.attempt(temperature, self._tokens.text(job.answer.tokens)))
-        best = choose(job.attempts, self._rules)
+    def _judge(self, job: ChunkJob, part: Part) -> None:
+        """Uses the part's transcript if it is good or the last one; else requests another."""
+        temperature = self._rules.temperatures[len(part.attempts)]
+        answers = part.answers.values()
+        part.attempts.append(
+            likeliest(one.attempt(temperature, self._tokens.text(one.tokens)) for one in answers)
+        )
+        best = choose(part.attempts, self._rules)
         if best is None:
-            self._start(job)
+            self._start(job, part)
             return
-        job.best = best
-        if not best.is_silence(self._rules):
-            found = self._tokens.segments(best.tokens, best.scores, job.chunk.seconds)
-            job.decoded = [
-                segment for segment in found if self._tokens.text(segment.tokens).strip()
-            ]
+        part.best = best
+        self._read(job, part, best)
         least, mean = self._tokens.speech.low_confidence, math.exp(best.avg_logprob)
-        if least is not None and job.decoded and mean < least:
-            self._doubtful.append((job.chunk.recording_time(job.decoded[0].start), mean))
-        text = [token for segment in job.decoded for token in segment.tokens]
+        if least is not None and part.decoded and mean < least:
+            self._doubtful.append((job.time(part, part.decoded[0].start), mean))
+        text = [token for segment in part.decoded for token in segment.tokens]
         if self._rules.condition_on_previous_text:
             above = best.temperature > _MAX_CONDITION_TEMPERATURE
             self._context = [] if above else self._context + text
         if self._options.word_timestamps and text:
             prompt, params = self._tokens.alignment(self._spoken, self._options.task, text)
-            self._request(job, prompt.ids, params)
+            self._request(job, part, prompt.ids, params)
         else:
-            job.segments = self._segments(job, [None] * len(job.decoded))
+            part.segments = self._segments(job, part, [None] * len(part.decoded))
 
-    def _words(self, job: _ChunkJob, alignment: Alignment) -> list[tuple[Word, ...]]:
+    def _read(self, job: ChunkJob, part: Part, best: Attempt) -> None:
+        """Reads the chosen transcript; speech that it leaves of the chunk becomes another part."""
+        seconds = job.chunk.seconds - part.start
+        rest = None
+        if not self._is_silence(part, best):
+            heard = self._tokens.transcript(
+                best.tokens, best.scores, seconds, complete=best.complete or not self._timestamps
+            )
+            part.decoded = heard.segments
+            rest = self._rest(job, part, heard)
+        if rest is None:
+            job.used_up = True
+            return
+        whole = job.parts[0].encoder_input
+        job.parts.append(Part(rest, rest_of(whole, rest, pads=self._pads)))
+
+    def _is_silence(self, part: Part, best: Attempt) -> bool:
+        """Whether a part is taken for silence. After text, the model's word that there is none is enough:
+        of a breath or an echo it makes the likeliest of phrases.
+        """
+        limit = self._rules.no_speech_threshold
+        is_rest = part.start > 0 and limit is not None and best.no_speech_prob > limit
+        return is_rest or best.is_silence(self._rules)
+
+    def _rest(self, job: ChunkJob, part: Part, heard: Transcript) -> float | None:
+        """Where in the chunk speech is left to be transcribed; None if none is.
+
+        The detector knows; where all of the recording counts as speech, the model says so, as in
+        openai/whisper.
+        """
+        if not self._timestamps or not heard.segments or not heard.until:
+            return None
+        if self._options.speech is None and not heard.goes_on:
+            return None
+        rest = job.chunk.unheard_from(part.start + heard.until)
+        return None if rest is None or rest < part.start + LEAST_STEP else rest
+
+    def _words(self, job: ChunkJob, part: Part, alignment: Alignment) -> list[tuple[Word, ...]]:
         """The words of each decoded segment, with times in the recording."""
-        chunk, tokens = job.chunk, self._tokens
-        count = sum(len(segment.tokens) for segment in job.decoded)
-        times = token_times(alignment, count, chunk.seconds, tokens.row_seconds)
+        chunk, tokens, start = job.chunk, self._tokens, part.start
+        count = sum(len(segment.tokens) for segment in part.decoded)
+        times = token_times(alignment, count, chunk.seconds - start, tokens.row_seconds)
         return [
-            tuple(moved(word, *chunk.recording_times(word.start, word.end)) for word in words)
-            for words in time_words(job.decoded, times, tokens.tokenizer, self._written)
+            tuple(
+                moved(word, *chunk.recording_times(start + word.start, start + word.end))
+                for word in words
+            )
+            for words in time_words(part.decoded, times, tokens.tokenizer, self._written)
         ]
 
-    def _segments(self, job: _ChunkJob, words: Sequence[tuple[Word, ...] | None]) -> list[Segment]:
-        """The chunk's segments with times in the recording; those of ``words``, if given, count."""
-        chunk, best = job.chunk, job.best
+    def _segments(
+        self, job: ChunkJob, part: Part, words: Sequence[tuple[Word, ...] | None]
+    ) -> list[Segment]:
+        """The part's segments with times in the recording; those of ``words``, if given, count."""
+        best = part.best
         assert best is not None
         return [
             Segment(
                 id=0,
-                start=round(timed[0].start if timed else chunk.recording_time(segment.start), 3),
-                end=round(
-                    timed[-1].end if timed else chunk.recording_time(segment.end, end=True), 3
-                ),
+                start=round(timed[0].start if timed else job.time(part, segment.start), 3),
+                end=round(timed[-1].end if timed else job.time(part, segment.end, end=True), 3),
                 text=self._tokens.text(segment.tokens),
                 tokens=segment.tokens,
                 temperature=best.temperature,
@@ -316,10 +345,10 @@ class Session:
                 no_speech_prob=best.no_speech_prob,
                 words=timed,
             )
-            for segment, timed in zip(job.decoded, words, strict=True)
+            for segment, timed in zip(part.decoded, words, strict=True)
         ]
 
-    def _join(self, left: _ChunkJob, right: _ChunkJob) -> bool:
+    def _join(self, left: ChunkJob, right: ChunkJob) -> bool:
         """Removes the words that two overlapping chunks both have; False if one has no segments yet."""
         if left.segments is None or right.segments is None:
             return False

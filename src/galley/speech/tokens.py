@@ -1,6 +1,6 @@
 """Whisper's special tokens: prompts, sampling parameters, and segments from timestamp tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -15,6 +15,8 @@ from galley.types.audio import SpeechInfo, TimestampRules
 from galley.types.model_info import ModelInfo
 
 _FRAME_SECONDS: Final = HOP / SAMPLE_RATE
+LEAST_STEP: Final = 0.2
+"""Seconds by which decoding goes on at least, where it goes on from a timestamp."""
 _SEED: Final = 0
 """Sampling at a temperature above 0 gives the same text for a recording every time."""
 
@@ -41,6 +43,23 @@ class DecodedSegment(NamedTuple):
     end: float
     tokens: tuple[int, ...]
     scores: tuple[float, ...]
+
+
+class Transcript(NamedTuple):
+    """What the tokens of a transcript say.
+
+    Attributes:
+        segments: in order, none without a letter or a digit.
+        until: the last timestamp, in seconds of the encoder input; None if text follows it, or if there is
+            none.
+        goes_on: the model heard more: the last two tokens are timestamps, where one segment ends and
+            another begins, or text behind the last one was cut off. Where one alone ends the text, it
+            heard no more.
+    """
+
+    segments: list[DecodedSegment]
+    until: float | None
+    goes_on: bool
 
 
 class SpeechTokens:
@@ -104,13 +123,24 @@ class SpeechTokens:
         return next(code for code, known in self._languages.items() if known == token)
 
     def prompt(
-        self, language: str, task: Task, *, timestamps: bool, previous: Sequence[int]
+        self,
+        language: str,
+        task: Task,
+        *,
+        timestamps: bool,
+        previous: Sequence[int],
+        hotwords: Sequence[int] = (),
     ) -> Prompt:
-        """The prompt of a transcript; ``previous`` tokens are cut at the front to half of the context."""
+        """The prompt of a transcript.
+
+        ``hotwords`` and ``previous`` tokens take half of the context at most: the former are cut at the end
+        to half of that, the latter at the front.
+        """
         ids: list[int] = []
-        if previous and self.speech.previous_token is not None:
+        if (previous or hotwords) and self.speech.previous_token is not None:
             room = self.info.max_model_len // 2 - 1
-            ids = [self.speech.previous_token, *previous[-room:]]
+            first = list(hotwords[: room // 2])
+            ids = [self.speech.previous_token, *first, *previous[len(first) - room :]]
         start = len(ids)
         ids.append(self.speech.start_token)
         if language in self._languages:
@@ -122,11 +152,17 @@ class SpeechTokens:
         return Prompt(ids, start)
 
     def sampling(
-        self, prompt: Prompt, temperature: float, *, timestamps: bool, beam_size: int
+        self,
+        prompt: Prompt,
+        temperature: float,
+        *,
+        timestamps: bool,
+        beam_size: int,
+        best_of: int = 1,
     ) -> SamplingParams:
         """Sampling parameters of a transcript, those that Whisper was published with.
 
-        ``beam_size`` is used at temperature 0 only.
+        ``beam_size`` is used at temperature 0 only, ``best_of`` above 0 only.
         """
         speech = self.speech
         begin, silence = speech.timestamp_begin, speech.no_speech_token
@@ -142,6 +178,7 @@ class SpeechTokens:
         return SamplingParams(
             temperature=temperature,
             num_beams=beams,
+            n=best_of if temperature else 1,
             top_p=1.0,
             top_k=-1,
             min_p=0.0,
@@ -166,37 +203,61 @@ class SpeechTokens:
         params = SamplingParams(max_tokens=0, alignment=True)
         return Prompt([*ids, *text, self._text_end], len(ids)), params
 
-    def segments(
-        self, tokens: Sequence[int], scores: Sequence[float], seconds: float
-    ) -> Iterator[DecodedSegment]:
-        """The segments of a chunk's transcript.
+    def transcript(
+        self,
+        tokens: Sequence[int],
+        scores: Sequence[float],
+        seconds: float,
+        *,
+        complete: bool = True,
+    ) -> Transcript:
+        """What a transcript says.
 
         Text between two timestamps is a segment. A segment without a timestamp before it begins where the
-        segment before ended; a segment without one after it ends with the chunk.
+        segment before ended; a segment without one after it ends with the audio.
 
         Args:
             tokens: of the transcript.
             scores: log-probability of each token.
-            seconds: length of the chunk.
+            seconds: length of the audio.
+            complete: False: the text was cut off, so what follows the last timestamp is left out if audio
+                lies before that.
         """
         begin = self.speech.timestamp_begin
+        segments: list[DecodedSegment] = []
         start, text = 0.0, list[tuple[int, float]]()
+        until: float | None = None
+        row: list[bool] = []
         for token, score in zip(tokens, scores, strict=True):
-            if begin is None or token < begin:
-                if token not in self._eos:
-                    text.append((token, score))
+            if token in self._eos:
                 continue
-            time = min(seconds, (token - begin) * self.row_seconds)
+            row.append(begin is not None and token >= begin)
+            if begin is None or token < begin:
+                text.append((token, score))
+                continue
+            until = min(seconds, (token - begin) * self.row_seconds)
             if text:
-                yield DecodedSegment(min(start, time), time, *zip(*text, strict=True))
+                segments.append(_segment(min(start, until), until, text))
                 text = []
-            start = time
-        if text:
-            yield DecodedSegment(start, seconds, *zip(*text, strict=True))
+            start = until
+        dropped = bool(text) and not complete and (until or 0.0) >= LEAST_STEP
+        if text and not dropped:
+            segments.append(_segment(start, seconds, text))
+            until = None
+        kept = [segment for segment in segments if self._says_something(segment.tokens)]
+        return Transcript(kept, until, dropped or row[-2:] == [True, True])
+
+    def _says_something(self, tokens: Sequence[int]) -> bool:
+        """Whether there is a letter or a digit: of noise a model may make a full stop."""
+        return any(character.isalnum() for character in self.text(tokens))
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special ones."""
         return self.tokenizer.decode(tokens)
+
+
+def _segment(start: float, end: float, text: Sequence[tuple[int, float]]) -> DecodedSegment:
+    return DecodedSegment(start, end, *zip(*text, strict=True))
 
 
 def _completed(speech: SpeechInfo, tokenizer: Tokenizer) -> SpeechInfo:

@@ -125,7 +125,11 @@ class Transcriber(Closable):
                 "an array has no format of a file; sample_rate says its rate", param="raw"
             )
         session = Session(
-            self._model.tokens, options, uuid.uuid4().hex, max_chunks=CHUNKS_IN_FLIGHT
+            self._model.tokens,
+            options,
+            uuid.uuid4().hex,
+            max_chunks=CHUNKS_IN_FLIGHT,
+            pads=self._model.pads,
         )
         recording: Audio
         if is_file:

@@ -19,6 +19,7 @@ class Turn:
         number: counts from 0.
         start, end: positions in the stream, in samples; ``end`` is None until the turn is committed.
         text: the turn's final text so far.
+        context: tokens of the text of its utterances before the present one.
         failed: the engine gave up on one of the turn's requests.
     """
 
@@ -26,6 +27,7 @@ class Turn:
     start: int
     end: int | None = None
     text: str = ""
+    context: list[int] = field(default_factory=list)
     failed: bool = False
 
 

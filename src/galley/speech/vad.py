@@ -7,10 +7,17 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from galley.speech.segmenter import VAD_FRAME
+from galley.speech.features import SAMPLE_RATE
+from galley.speech.segmenter import VAD_FRAME, VadStream
 
 _CONTEXT: Final = 64
 """Samples before a frame that the model gets together with the frame."""
+_LEVEL: Final = 0.1
+"""Peak that quiet audio is raised to, for the detector alone: 20 dB below full scale."""
+_MOST_GAIN: Final = 100.0
+"""40 dB."""
+_FADING: Final = 0.93
+"""What is left after a second of the peak that the gain goes by: half of it after ten."""
 _MODEL: Final = Path(__file__).parent / "silero" / "silero_vad_16k_sequence.onnx"
 
 
@@ -27,6 +34,31 @@ class SpeechDetector:
     def stream(self) -> "SileroStream":
         """The detector's state for a new recording or stream."""
         return SileroStream(self._session)
+
+
+class Levelled:
+    """Detection over audio that may be quiet: the detector was trained on speech of usual loudness.
+
+    The gain follows the loudest block of the last seconds and is never below 1.
+
+    Args:
+        detector: gets the louder audio.
+    """
+
+    def __init__(self, detector: VadStream) -> None:
+        self._detector = detector
+        self._peak = 0.0
+
+    def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+        """See :meth:`VadStream.feed`."""
+        faded = self._peak * _FADING ** (len(samples) / SAMPLE_RATE)
+        self._peak = max(faded, float(np.abs(samples).max(initial=0.0)))
+        gain = min(_MOST_GAIN, _LEVEL / self._peak) if self._peak else 1.0
+        return self._detector.feed(samples * np.float32(gain) if gain > 1.0 else samples)
+
+    def finish(self) -> NDArray[np.float32]:
+        """See :meth:`VadStream.finish`."""
+        return self._detector.finish()
 
 
 class SileroStream:

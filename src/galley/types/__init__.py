@@ -121,8 +121,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ``<|startoftranscript|>``.
         num_beams: above 1, a beam search of so many hypotheses instead of a choice at each token (see
             ``engine/beams.py``); needs temperature 0 and nothing that changes logits but these lists and
-            rules. The best hypothesis comes at the end, in one Output; its ``scores`` are log-probabilities
-            before any token was suppressed.
+            rules. The best hypothesis comes at the end, in one Output; its ``scores`` are as those of
+            ``scores``.
         alignment: report where the alignment heads look at each of the prompt's tokens, instead of going on
             after them: with ``max_tokens`` 0, on a speech model that names such heads.
         speculation: "auto" lets the engine verify guesses of the next tokens, as its setting says;

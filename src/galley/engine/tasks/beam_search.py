@@ -1,9 +1,10 @@
 """Beam search: several hypotheses of one request advance together, a token each a step.
 
-As transformers does it (``early_stopping`` false): scores are sums of log-probabilities before any token is
-suppressed; a finished hypothesis counts with its sum divided by its length to the ``length_penalty``, if it
-is among the best ``num_beams`` continuations of its step; and the search ends when no running hypothesis
-would beat the worst of ``num_beams`` finished ones at its present length.
+As transformers does it (``early_stopping`` false, ``renormalize_logits`` true): scores are sums of
+log-probabilities among the tokens that lists and rules left; a finished hypothesis counts with its sum
+divided by its length to the ``length_penalty``, if it is among the best ``num_beams`` continuations of its
+step; and the search ends when no running hypothesis would beat the worst of ``num_beams`` finished ones at
+its present length.
 """
 
 import copy

@@ -1,0 +1,200 @@
+"""The file ``model.bin`` of a CTranslate2 model: a header, a table of variables, further names for some.
+
+All numbers are little-endian. A string is its length with a closing NUL in 16 bits, its bytes and the NUL.
+The layout is that of ``ctranslate2/specs/model_spec.py``, version 4 and later.
+"""
+
+import math
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from galley.errors import CheckpointError, UnsupportedModel
+from galley.formats.json_file import open_file
+
+MODEL_FILE: Final = "model.bin"
+
+Bytes = npt.NDArray[np.uint8]
+
+_VERSIONS: Final = range(4, 7)
+"""Of the layout; 6 is the present one, and 5 and 4 differ in what the models mean alone."""
+_TYPES: Final = (("F32", 4), ("I8", 1), ("I16", 2), ("I32", 4), ("F16", 2), ("BF16", 2))
+"""Element type and its bytes by number."""
+_MAX_VARIABLES: Final = 1 << 16
+_MAX_DIMENSIONS: Final = 8
+_MAX_SPEC: Final = 64
+"""Characters of the model's kind; no known one has half as many."""
+
+
+class Variable(NamedTuple):
+    """A tensor of the file; ``data`` is uint8, 1-D, a view of the mapped file at any address."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CTranslate2File:
+    """What a file holds.
+
+    Attributes:
+        spec: the kind of model, such as "WhisperSpec".
+        variables: by name.
+        aliases: further names -> those in ``variables``.
+        header: bytes that tell all of the above but the variables' values.
+    """
+
+    path: Path
+    spec: str
+    variables: Mapping[str, Variable] = field(repr=False)
+    aliases: Mapping[str, str] = field(repr=False)
+    header: bytes = field(repr=False)
+
+    def wrong(self, name: str, what: str) -> CheckpointError:
+        """The error that says ``what`` of a variable."""
+        return CheckpointError(what, file=str(self.path), field=name)
+
+    def get(self, name: str) -> Variable:
+        """A variable by either of its names. Raises CheckpointError if there is none."""
+        found = self.variables.get(self.aliases.get(name, name))
+        if found is None:
+            raise self.wrong(name, "tensor is missing")
+        return found
+
+    def names(self) -> list[str]:
+        """All names, those that several tensors of equal values share included."""
+        return [*self.variables, *self.aliases]
+
+    def whole(self, name: str) -> int:
+        """The value of a variable that is one whole number. Raises CheckpointError if it is none."""
+        found = self.get(name)
+        types: dict[str, Any] = {"I8": np.int8, "I16": np.int16, "I32": np.int32}
+        if found.shape or found.dtype not in types:
+            raise self.wrong(name, "is no single whole number")
+        return int(found.data.view(types[found.dtype])[0])
+
+
+def is_ctranslate2(folder: Path) -> bool:
+    """Whether a folder holds a CTranslate2 model: its ``model.bin`` names a kind of model in its header."""
+    path = folder / MODEL_FILE
+    if not path.is_file():
+        return False
+    try:
+        with open_file(path) as file:
+            return _Reader(path, file).spec().endswith("Spec")
+    except (CheckpointError, UnsupportedModel):
+        return False
+
+
+def read_ctranslate2(path: Path) -> CTranslate2File:
+    """The file's table; values are mapped and not read.
+
+    Raises:
+        CheckpointError: the file is missing, truncated, or its table lies.
+        UnsupportedModel: it is of an older layout.
+    """
+    with open_file(path) as file:
+        return _Reader(path, file).read()
+
+
+class _Reader:
+    """Reads a file's numbers in turn; never more than the file has."""
+
+    def __init__(self, path: Path, file: BufferedReader) -> None:
+        self._path = path
+        self._file = file
+        self._size = os.fstat(file.fileno()).st_size
+        self._header = bytearray()
+
+    def spec(self) -> str:
+        """The kind of model, which the header begins with."""
+        version = self._number("I")
+        if version not in _VERSIONS:
+            raise UnsupportedModel(
+                f"{self._path}: is of version {version} of CTranslate2's layout, known are "
+                f"{_VERSIONS[0]} to {_VERSIONS[-1]}: convert the model again"
+            )
+        spec = self._text()
+        if len(spec) > _MAX_SPEC or not spec.isidentifier():
+            raise self._wrong("is no CTranslate2 model")
+        return spec
+
+    def read(self) -> CTranslate2File:
+        """All of the file."""
+        spec = self.spec()
+        self._number("I")  # revision of the spec: renamed variables are missed by name
+        places: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
+        for _ in range(self._count("variables")):
+            name, *place = self._variable()
+            if name in places:
+                raise self._wrong("stands twice", name)
+            places[name] = (place[0], place[1], place[2], place[3])
+        aliases = {self._text(): self._text() for _ in range(self._count("aliases"))}
+        if self._file.tell() != self._size:
+            raise self._wrong(
+                f"has {self._size} bytes, its tables end after {self._file.tell()}: trailing data"
+            )
+        for alias, name in aliases.items():
+            if name not in places:
+                raise self._wrong(f"stands for {name}, which is missing", alias)
+        mapped = np.memmap(self._path, dtype=np.uint8, mode="r")
+        variables = {
+            name: Variable(name, dtype, shape, mapped[begin : begin + size])
+            for name, (dtype, shape, begin, size) in places.items()
+        }
+        return CTranslate2File(self._path, spec, variables, aliases, bytes(self._header))
+
+    def _variable(self) -> tuple[str, str, tuple[int, ...], int, int]:
+        """Name, element type, shape, and where the values begin and how many bytes they have."""
+        name, dimensions = self._text(), self._number("B")
+        if dimensions > _MAX_DIMENSIONS:
+            raise self._wrong(f"has {dimensions} dimensions", name)
+        shape = tuple(self._number("I") for _ in range(dimensions))
+        number, size, begin = self._number("B"), self._number("I"), self._file.tell()
+        if number >= len(_TYPES):
+            raise self._wrong(f"is of element type {number}, which is unknown", name)
+        dtype, width = _TYPES[number]
+        if math.prod(shape) * width != size or size > self._size - begin:
+            raise self._wrong(
+                f"is {dtype} {list(shape)} in {size} bytes, and {self._size - begin} are left", name
+            )
+        self._file.seek(begin + size)
+        return name, dtype, shape, begin, size
+
+    def _count(self, what: str) -> int:
+        count = self._number("I")
+        if count > _MAX_VARIABLES:
+            raise self._wrong(f"has {count} {what}, at most {_MAX_VARIABLES} are read")
+        return count
+
+    def _number(self, kind: str) -> int:
+        return int(struct.unpack(f"<{kind}", self._take(struct.calcsize(f"<{kind}")))[0])
+
+    def _text(self) -> str:
+        text = self._take(self._number("H"))
+        try:
+            return text.removesuffix(b"\0").decode()
+        except UnicodeDecodeError as error:
+            raise self._wrong(f"has a name that is no text: {error}") from None
+
+    def _take(self, count: int) -> bytes:
+        try:
+            data = self._file.read(count)
+        except OSError as error:
+            raise self._wrong(f"cannot be read: {error.strerror}") from error
+        if len(data) < count:
+            raise self._wrong("ends within its tables: truncated")
+        self._header += data
+        return data
+
+    def _wrong(self, what: str, name: str | None = None) -> CheckpointError:
+        return CheckpointError(what, file=str(self._path), field=name)

@@ -1,0 +1,125 @@
+"""What a published Whisper hears in people's recordings: nothing that was said is lost, or said twice."""
+
+import itertools
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from galley import TranscribeOptions, Transcriber
+from galley.speech.audio import Samples
+from tests import real, thorough
+
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("real-speech")]
+
+RATE = 16_000
+SAID = real.words(real.JFK)
+
+CLIPS = (
+    ("jfk.flac", 0.1, 10.8, real.JFK),
+    ("jfk.flac", 0.1, 2.5, "And so my fellow Americans"),
+    ("jfk.flac", 3.1, 4.6, "Ask not"),
+    ("jfk.flac", 8.0, 10.7, "ask what you can do for your country"),
+    ("trn03.wav", 5.4, 6.86, "What I'm having is"),
+    ("trn03.wav", 10.95, 12.8, "not finding out why"),
+    ("trn05.wav", 8.0, 8.5, "Okay"),
+)
+"""File, seconds, and what is said."""
+
+
+@pytest.fixture(scope="module")
+def transcriber() -> Iterator[Transcriber]:
+    with Transcriber(real.whisper(), weight_cache=False) as transcriber:
+        yield transcriber
+
+
+@pytest.fixture(scope="module")
+def jfk() -> Samples:
+    return real.recording("jfk.flac")
+
+
+def heard(transcriber: Transcriber, samples: Samples, *, timestamps: bool = True) -> list[str]:
+    options = TranscribeOptions(timestamps=timestamps)
+    return real.words(transcriber.transcribe(samples, options).text())
+
+
+def silence(seconds: float) -> Samples:
+    return np.zeros(round(seconds * RATE), np.float32)
+
+
+@pytest.mark.parametrize("timestamps", [True, False])
+def test_a_public_address_is_heard_word_for_word(
+    transcriber: Transcriber, jfk: Samples, timestamps: bool
+) -> None:
+    assert heard(transcriber, jfk, timestamps=timestamps) == SAID
+
+
+@pytest.mark.parametrize("seconds", [4, 8, 13, 23] if thorough.THOROUGH else [8])
+def test_what_is_said_after_silence_is_heard(
+    transcriber: Transcriber, jfk: Samples, seconds: int
+) -> None:
+    again = np.concatenate([jfk, silence(seconds), jfk[: 11 * RATE // 4]])
+    with_timestamps = heard(transcriber, again)
+    assert with_timestamps == heard(transcriber, again, timestamps=False)
+    assert with_timestamps[: len(SAID)] == SAID
+    assert with_timestamps[len(SAID) :] == SAID[:5]
+
+
+CUTS = [30 + 0.25 * step for step in range(13)] if thorough.THOROUGH else [31.0, 33.0]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_talk_cut_anywhere_keeps_its_words(
+    transcriber: Transcriber, jfk: Samples, cut: float
+) -> None:
+    """Three times the same 22 words; the third time the end is cut off."""
+    talk = np.concatenate([jfk, jfk, jfk])[: round(cut * RATE)]
+    got = heard(transcriber, talk)
+    whole = SAID * 3
+    best = min(range(2 * len(SAID), len(whole) + 1), key=lambda n: real.errors(whole[:n], got))
+    assert real.errors(whole[:best], got) <= 2
+    # Of the last eleven seconds as many are here as without the words before.
+    alone = heard(transcriber, talk[22 * RATE :])
+    assert abs(len(got) - 2 * len(SAID) - len(alone)) <= 2
+
+
+def shuffled(seed: int, seconds: float) -> tuple[Samples, list[str]]:
+    """Clips in any order with pauses of any length, and what is said in them."""
+    chance = random.Random(seed)
+    parts: list[Samples] = []
+    said: list[str] = []
+    while sum(map(len, parts)) < seconds * RATE:
+        name, start, end, text = chance.choice(CLIPS)
+        clip = real.recording(name)[round(start * RATE) : round(end * RATE)]
+        parts += [clip * (0.5 / np.abs(clip).max()), silence(chance.uniform(0.1, 2.0))]
+        said += real.words(text)
+    return np.concatenate(parts), said
+
+
+def test_shuffled_clips_are_heard_no_worse_than_by_faster_whisper(
+    transcriber: Transcriber,
+) -> None:
+    from faster_whisper import WhisperModel
+
+    peer = WhisperModel(str(real.whisper()), compute_type="float32")
+    ours = theirs = 0
+    for seed in range(6 if thorough.THOROUGH else 1):
+        samples, said = shuffled(seed, 100 if thorough.THOROUGH else 30)
+        ours += real.errors(said, heard(transcriber, samples))
+        text = " ".join(segment.text for segment in peer.transcribe(samples)[0])
+        theirs += real.errors(said, real.words(text))
+    assert ours <= theirs
+
+
+def test_live_audio_and_files_agree(transcriber: Transcriber, jfk: Samples) -> None:
+    samples = np.concatenate([jfk, silence(1.5)])
+    live = transcriber.live()
+    events = list(
+        itertools.chain.from_iterable(
+            live.feed(samples[first : first + RATE // 2])
+            for first in range(0, len(samples), RATE // 2)
+        )
+    )
+    text = " ".join(event.text for event in events if type(event).__name__ == "Completed")
+    assert real.errors(SAID, real.words(text)) <= 1
