@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from galley import Transcriber
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
 from galley.errors import CheckpointError, ModelError, UnsupportedModel
 from galley.formats.ctranslate2 import CTranslate2Checkpoint
 from galley.formats.ctranslate2_file import read_ctranslate2
 from galley.formats.reader import open_checkpoint
 from galley.formats.weights import DenseWeight, IntWeight, Weight
+from galley.settings.engine import EngineSettings
 from tests.speech import tiny
 from tests.speech.recordings import CALL
 

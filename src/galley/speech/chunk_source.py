@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 
 import numpy as np
+
 from galley.speech.chunks import AudioChunk, chunk_audio
 from galley.speech.decoder import Audio
 from galley.speech.features import LogMel

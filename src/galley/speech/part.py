@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from galley.audio import EncoderInput
 from galley.speech.chunks import AudioChunk
 from galley.speech.fallback import Answer, Attempt
 from galley.speech.results import Segment
 from galley.speech.tokens import DecodedSegment
+from galley.types.audio import EncoderInput
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from galley.audio import Alignment
 from galley.errors import EngineError
 from galley.service.requests import expand
 from galley.speech.alignment import token_times
@@ -30,7 +29,7 @@ from galley.speech.tokens import LEAST_STEP, SpeechTokens, Transcript
 from galley.speech.word_times import time_words
 from galley.speech.words import after_space, keep_words, moved, not_before, words_of
 from galley.types import EngineRequest, Output, SamplingParams
-from galley.types.audio import Alignment, EncoderInput
+from galley.types.audio import Alignment
 
 _MAX_CONDITION_TEMPERATURE: Final = 0.5
 """Text sampled at a higher temperature does not condition what follows, as in openai/whisper."""
