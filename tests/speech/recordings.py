@@ -100,6 +100,7 @@ def film(container_format: str, *tracks: Track, video: float = 0.0, codec: str =
         packets: list[Any] = []
         if video:
             stream = container.add_stream(VIDEO[container_format], rate=25)
+            assert isinstance(stream, av.VideoStream)
             stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
             for number in range(round(video * 25)):
                 picture = av.VideoFrame(64, 48, "yuv420p")
