@@ -96,6 +96,15 @@ def test_what_cannot_be_opened_is_refused(decoder: Decoder, tmp_path: Path) -> N
             decoder.open(path)
 
 
+def test_a_path_that_is_no_utf_8(decoder: Decoder, tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9.flac")
+    path.write_bytes(encode("flac", tone(1, 16_000)))
+    assert len(read(decoder.open(path))) == SAMPLE_RATE
+    path.write_bytes(b"text")
+    with pytest.raises(AudioError, match=r"caf\?\.flac is not audio"):
+        decoder.open(path)
+
+
 def test_errors_are_those_of_the_recording(decoder: Decoder) -> None:
     with pytest.raises(AudioError, match="call is not audio"):
         decoder.open(b"text" * 1000, name="call")

@@ -124,6 +124,7 @@ class Decoder:
             EngineNotReady: there is no process to decode it.
         """
         name = name or (str(source) if isinstance(source, str | Path) else "the recording")
+        name = name.encode("utf-8", "replace").decode()  # a path need not be UTF-8
         with self._lock:
             if self._open_now == self._most:
                 raise QueueFull(f"{self._most} recordings are being decoded already", retry_after=5)
