@@ -203,9 +203,8 @@ def test_a_recording_without_a_header_is_heard(
 
 
 def test_a_track_is_heard(client: OpenAI, speech: bytes, expected: str) -> None:
-    samples = np.frombuffer(samples_of(speech), "<i2").astype(np.float32).repeat(3)[
-        None
-    ] / np.float32(32768)
+    whole = np.frombuffer(samples_of(speech), "<i2").repeat(3)[None]
+    samples = (whole / 32768).astype(np.float32)
     data = film("matroska", Track([(0, samples * 0)]), Track([(0, samples)]), codec="flac")
 
     def said(**fields: Any) -> Any:

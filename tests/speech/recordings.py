@@ -99,9 +99,13 @@ def film(container_format: str, *tracks: Track, video: float = 0.0, codec: str =
     with av.open(file, "w", format=container_format) as container:
         packets: list[Any] = []
         if video:
-            stream: Any = container.add_stream(VIDEO[container_format], rate=25)
+            rate = 25 if container_format == "mpegts" else 5
+            stream = container.add_stream(VIDEO[container_format], rate=rate)
+            assert isinstance(stream, av.VideoStream)
             stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-            for number in range(round(video * 25)):
+            if container_format == "webm":
+                stream.codec_context.options = {"deadline": "realtime", "cpu-used": "8"}
+            for number in range(round(video * rate)):
                 picture = av.VideoFrame(64, 48, "yuv420p")
                 picture.pts = number
                 packets += stream.encode(picture)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-from galley.errors import AudioError, AudioTooLong, EngineNotReady, RequestError
+from galley.errors import AudioError, AudioTooLong, EngineNotReady, QueueFull, RequestError
 from galley.speech.audio import SAMPLE_RATE, RawPcm, Recording
 from galley.speech.decoder import Audio, Decoder
 from tests.server.serving import until
@@ -96,6 +96,15 @@ def test_what_cannot_be_opened_is_refused(decoder: Decoder, tmp_path: Path) -> N
             decoder.open(path)
 
 
+def test_a_path_that_is_no_utf_8(decoder: Decoder, tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9.flac")
+    path.write_bytes(encode("flac", tone(1, 16_000)))
+    assert len(read(decoder.open(path))) == SAMPLE_RATE
+    path.write_bytes(b"text")
+    with pytest.raises(AudioError, match=r"caf\?\.flac is not audio"):
+        decoder.open(path)
+
+
 def test_errors_are_those_of_the_recording(decoder: Decoder) -> None:
     with pytest.raises(AudioError, match="call is not audio"):
         decoder.open(b"text" * 1000, name="call")
@@ -153,12 +162,12 @@ def test_a_recording_that_is_closed_early_ends_its_fork(decoder: Decoder) -> Non
 
 def test_a_fork_waits_while_nobody_takes_its_samples(decoder: Decoder) -> None:
     """What has been decoded ahead is bounded by the socket, whatever the recording's length."""
-    recording = decoder.open(encode("flac", np.zeros(300 * SAMPLE_RATE, np.float32)))
+    recording = decoder.open(encode("flac", np.zeros(100 * SAMPLE_RATE, np.float32)))
     [worker] = [psutil.Process(pid) for pid in decoder.pids]
     [fork] = worker.children()
     until(lambda: fork.status() == psutil.STATUS_SLEEPING)
     assert fork.memory_info().rss < worker.memory_info().rss + 32 * MIB
-    assert len(read(recording)) == 300 * SAMPLE_RATE
+    assert len(read(recording)) == 100 * SAMPLE_RATE
 
 
 @pytest.mark.parametrize(
@@ -180,6 +189,21 @@ def test_a_fork_that_dies_fails_its_own_recording_alone(
     with pytest.raises(error, match=says):
         read(dying)
     assert len(read(other)) == 100 * SAMPLE_RATE
+
+
+def test_recordings_that_are_open_are_bounded_together() -> None:
+    data = encode("flac", tone(100, 16_000))
+    with Decoder(most=2) as decoder:
+        first, second = decoder.open(data), decoder.open(data)
+        with pytest.raises(QueueFull, match="2 recordings are being decoded"):
+            decoder.open(data)
+        first.close()
+        first.close()
+        with pytest.raises(AudioError):
+            decoder.open(b"no recording")
+        third = decoder.open(data)
+        assert len(read(second)) == len(read(third)) == 100 * SAMPLE_RATE
+        assert decoder.open(data).duration == 100
 
 
 def test_a_decoder_that_was_killed_is_replaced() -> None:

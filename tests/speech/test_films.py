@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from galley.errors import RequestError
+from galley.errors import AudioError, AudioTooLong, RequestError
 from galley.speech.audio import SAMPLE_RATE, Recording
 from tests.speech.recordings import Track, encode, film, tone
 
@@ -63,6 +63,16 @@ def test_time_stamps_far_beyond_any_recording_are_no_silence() -> None:
     data = film("matroska", Track([(0, sound(1)), (1e6, sound(1))]))
     recording = Recording(data)
     assert sounding(recording) == at((0, 2))
+
+
+def test_a_gap_longer_than_a_recording_may_be_is_refused_before_it_is_filled() -> None:
+    data = film("matroska", Track([(0, sound(2)), (50_000, sound(1))]))
+    recording = Recording(data, name="film")
+    with pytest.raises(AudioError, match="film becomes more than"):
+        list(recording)
+    assert recording.seconds < 4
+    with pytest.raises(AudioTooLong, match="the limit is 20000 s"):
+        Recording(data, max_seconds=20_000)
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
@@ -150,10 +160,13 @@ def hertz(recording: Recording) -> int:
     return int(np.abs(np.fft.rfft(samples)).argmax())
 
 
+@pytest.mark.parametrize("container", ["matroska", "mp4", "mov"])
 @pytest.mark.parametrize("default", [1, 2, 3])
-def test_the_default_track_is_heard_unless_another_is_asked_for(default: int) -> None:
+def test_the_default_track_is_heard_unless_another_is_asked_for(
+    default: int, container: str
+) -> None:
     tracks = [track_of(300 * n, default=n == default) for n in (1, 2, 3)]
-    data = film("matroska", *tracks, video=2)
+    data = film(container, *tracks, video=2)
     assert hertz(Recording(data)) == pytest.approx(300 * default, abs=2)
     for track in (1, 2, 3):
         assert hertz(Recording(data, track=track)) == pytest.approx(300 * track, abs=2)

@@ -161,7 +161,7 @@ class Recording:
                 np.clip(block, -1.0, 1.0, out=block)  # resampling overshoots
                 self._samples += len(block)
                 self._peak = max(self._peak, float(np.abs(block).max()))
-                self._check_length()
+                self._check_length(self.seconds)
                 yield block
             self._conclude()
         finally:
@@ -268,7 +268,9 @@ class Recording:
                 continue
             for frame in frames:
                 rate, places, samples = self._frame(frame)
-                for length in _lengths(timeline.silence_before(frame), rate):
+                silence = timeline.silence_before(frame)
+                self._check_length(self.seconds + silence)  # before any of it is made
+                for length in _lengths(silence, rate):
                     timeline.advance(length, rate)
                     yield _Frame(rate, places, np.zeros((len(places), length), np.float32))
                 timeline.advance(samples.shape[1], rate)
@@ -326,10 +328,10 @@ class Recording:
             return ""
         return f" in its audio track {self._track} of {tracks}; `track` chooses another"
 
-    def _check_length(self) -> None:
-        if self._max_seconds is not None and self.seconds > self._max_seconds:
+    def _check_length(self, seconds: float) -> None:
+        if self._max_seconds is not None and seconds > self._max_seconds:
             raise self._too_long("goes on")
-        if self.seconds > self._most_seconds:
+        if seconds > self._most_seconds:
             raise AudioError(
                 f"{self._name} becomes more than {self._most_seconds:.0f} s of audio, which is more than a "
                 "file of its size can hold"

@@ -7,7 +7,8 @@ import signal
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -15,7 +16,14 @@ from typing import BinaryIO, Final, Protocol, Self
 
 import numpy as np
 
-from galley.errors import AudioError, AudioTooLong, EngineError, EngineNotReady, RequestError
+from galley.errors import (
+    AudioError,
+    AudioTooLong,
+    EngineError,
+    EngineNotReady,
+    QueueFull,
+    RequestError,
+)
 from galley.service.spawn import Spawned, spawn_decoder
 from galley.speech.decode_frames import (
     MOST_BYTES,
@@ -42,6 +50,8 @@ BYTES: Final = 256 * 1024 * 1024
 _HANG_SECONDS: Final = 120.0
 """A decoder that says nothing for so long, though its budget is of seconds, does not run."""
 _COPIED: Final = 1024 * 1024
+MOST: Final = 64
+"""Default of the recordings at a time, each of which may take its budget of memory."""
 
 
 class Audio(Protocol):
@@ -67,17 +77,20 @@ class Decoder:
     It is started with the first recording, or by :meth:`start`, and again if it died.
     """
 
-    def __init__(self, seconds: float = SECONDS, max_bytes: int = BYTES) -> None:
+    def __init__(self, seconds: float = SECONDS, max_bytes: int = BYTES, most: int = MOST) -> None:
         """Args:
         seconds: CPU time that a recording may take before its first block, and by how much it may fall
             behind later.
         max_bytes: memory that it may take.
+        most: recordings that may be open at a time.
         """
         self._seconds = seconds
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
+        self._most = most
+        self._lock = threading.RLock()  # a finaliser may run within
         self._process: Spawned | None = None
         self._silent: list[Spawned] = []
+        self._open_now = 0
         self._closed = False
 
     @property
@@ -107,25 +120,42 @@ class Decoder:
             AudioError: it cannot be read, or not within the budget.
             AudioTooLong: it is longer than ``max_seconds``.
             RequestError: there is no such track.
+            QueueFull: as many recordings are open as may be.
             EngineNotReady: there is no process to decode it.
         """
         name = name or (str(source) if isinstance(source, str | Path) else "the recording")
-        with closing(_descriptor(source, name)) as file:
-            job = Decode(
-                name=name,
-                offset=file.offset,
-                raw=raw,
-                normalize=normalize,
-                max_seconds=max_seconds,
-                track=track,
-                seconds=self._seconds,
-                max_bytes=self._max_bytes,
-            )
-            try:
-                return self._open(job, file.number)
-            except _Gone:  # somebody has killed it, perhaps while it was idle
-                with suppress(_Gone):
-                    return self._open(job, file.number)
+        name = name.encode("utf-8", "replace").decode()  # a path need not be UTF-8
+        with self._lock:
+            if self._open_now == self._most:
+                raise QueueFull(f"{self._most} recordings are being decoded already", retry_after=5)
+            self._open_now += 1
+        try:
+            with closing(_descriptor(source, name)) as file:
+                job = Decode(
+                    name=name,
+                    offset=file.offset,
+                    raw=raw,
+                    normalize=normalize,
+                    max_seconds=max_seconds,
+                    track=track,
+                    seconds=self._seconds,
+                    max_bytes=self._max_bytes,
+                )
+                return self._opened(job, file.number)
+        except BaseException:
+            self._ended()
+            raise
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._open_now -= 1
+
+    def _opened(self, job: Decode, file: int) -> "DecodedRecording":
+        try:
+            return self._open(job, file)
+        except _Gone:  # somebody has killed it, perhaps while it was idle
+            with suppress(_Gone):
+                return self._open(job, file)
         raise EngineNotReady("The decoder of recordings was ended twice", retry_after=1)
 
     def _open(self, job: Decode, file: int) -> "DecodedRecording":
@@ -139,7 +169,7 @@ class Decoder:
                 except OSError as error:
                     self._replace(process)
                     raise _Gone from error
-            return DecodedRecording(job, ours)
+            return DecodedRecording(job, ours, self._ended)
         except _Gone:
             with self._lock:
                 self._replace(process)
@@ -192,8 +222,8 @@ class Decoder:
 class DecodedRecording:
     """One recording, decoded in a process of its own while iterating; see :class:`Audio`."""
 
-    def __init__(self, job: Decode, connection: socket.socket) -> None:
-        """Made by :meth:`Decoder.open`."""
+    def __init__(self, job: Decode, connection: socket.socket, ended: Callable[[], None]) -> None:
+        """Made by :meth:`Decoder.open`. ``ended`` is called once, when it is closed."""
         self._job = job
         self._connection = connection
         self._samples = 0
@@ -201,6 +231,8 @@ class DecodedRecording:
         opened = self._answer(first=True)
         assert isinstance(opened, Opened)
         self.duration = opened.duration
+        self._ended = weakref.finalize(self, ended)
+        self._ended.atexit = False
 
     @property
     def seconds(self) -> float:
@@ -219,6 +251,7 @@ class DecodedRecording:
     def close(self) -> None:
         """Hang up; the fork that decodes ends when it sees that. Idempotent."""
         self._connection.close()
+        self._ended()
 
     def _answer(self, *, first: bool = False) -> Answer:
         """The next answer that is no error."""
