@@ -30,7 +30,6 @@ _PLAIN: Final = frozenset(
 _PARTS: Final = re.compile(r"\\p\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 """Of a regular expression: a property, an escape, a class of characters, or any other character."""
 
-
 _MOST_OPTIONAL: Final = 4
 
 
@@ -103,7 +102,8 @@ class Steps(NamedTuple):
 def is_simple(expression: str) -> bool:
     """Whether a search for the expression cannot take long.
 
-    No alternative of it repeats two parts, or a group, or has more than a few that may be absent. Others may take a time that grows exponentially, or by a high power, with the length of the text.
+    No alternative of it repeats two parts, or a group, or has more than a few that may be absent. Others
+    may take a time that grows exponentially, or by a high power, with the length of the text.
     """
     repeated = optional = depth = 0
     before = ""
