@@ -94,7 +94,7 @@ def exploding(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_every_kind_of_text_work_has_a_budget(exploding: Path, ask: Ask, param: str) -> None:
     async def work() -> None:
-        settings = Settings(text_bytes=2**27)
+        settings = Settings(text_bytes=2**27, text_seconds=60.0)
         pool = TextPool(settings, "tiny", exploding, unchanged=lambda: True)
         try:
             with pytest.raises(RequestError, match="more memory") as refused:

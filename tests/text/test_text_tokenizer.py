@@ -11,7 +11,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
 from galley.errors import CheckpointError, ContextExceeded, RequestError, UnsupportedModel
+from galley.formats.source import BUNDLED, BUNDLED_SPEECH, resolve_model
 from galley.text.tokenizer import Tokenizer
+from galley.text.tokenizer_steps import is_simple
 from tests.text import trained
 
 TEXTS = [
@@ -345,6 +347,37 @@ def test_steps_that_the_checkpoint_has_programmed_are_known(
     else:
         with pytest.raises(UnsupportedModel, match="steps of its own"):
             tokenizer.check_plain(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("expression", "simple"),
+    [
+        (r"'(?:s|t|re|ve|m|ll|d)\b| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s", True),
+        (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", True),
+        (r"[*+{(]+|\++|\(", True),
+        (r"(?:ab)?c+", True),
+        (r"(a+)+$", False),
+        (r"(?:a|a)*x", False),
+        (r"(?:a|a){1,99}x", False),
+        (r"a*a*b", False),
+        (r"(?:a*|b)a*c", False),
+        (r"a{0,999}a{0,999}b", False),
+        ("a?" * 30 + "b", False),
+        (r"(a)\1", False),
+        (r"(?<n>a\g<n>?b)", False),
+    ],
+)
+def test_expressions_that_may_take_long_are_known(expression: str, simple: bool) -> None:
+    assert is_simple(expression) == simple
+
+
+@pytest.mark.parametrize("model", [BUNDLED, BUNDLED_SPEECH])
+def test_the_bundled_tokenizers_are_plain(model: str) -> None:
+    folder = resolve_model(model)
+    tokenizer = Tokenizer.load(folder)
+    tokenizer.check_streamable(folder)
+    if model == BUNDLED_SPEECH:
+        tokenizer.check_plain(folder)
 
 
 def test_a_step_that_panics_is_the_texts_error(tmp_path: Path) -> None:

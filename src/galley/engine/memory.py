@@ -20,7 +20,7 @@ LEAST_STATES: Final = 2
 """A request that goes on from a kept state reads that one and writes its own."""
 
 RESERVE_BYTES: Final = 192 << 20
-"""For the server (60 MiB), a text worker (35 MiB and its tokenizer) and answers not yet read (64 MiB)."""
+"""For the server (60 MiB), text workers (35 MiB and a tokenizer each) and answers not yet read (64 MiB)."""
 
 _LENGTHS: Final = (512, 2048, 8192, 32768, 131072)
 """Tokens of requests that a ledger says the number of, below the longest context."""

@@ -76,13 +76,13 @@ async def _answer(
 ) -> Response:
     caller = caller_of(request)
     models.expect(task, caller)
+    await asyncio.to_thread(require_extra)
     limit = models.settings.max_audio_bytes
     with ExitStack() as held:
         asked, upload = await read_form(request, model, max_bytes=limit, budget=budget)
         held.callback(upload.close)
         find = models.find(asked.model, task, caller)
         served = await while_connected(request.receive, find)
-        await asyncio.to_thread(require_extra)
         call = Call(served, ENDPOINTS[task], caller)
         held.callback(call.close)
         begin = _begun(call, asked, upload)

@@ -214,6 +214,8 @@ class TextWork:
         Raises:
             RequestError: ``most`` is too few.
         """
+        if not texts:
+            return []
         answer = await self._pool.work(CutTexts(list(texts), most), "input", self._share)
         assert isinstance(answer, Ids)
         return answer.ids

@@ -1,6 +1,7 @@
 """What the steps of a ``tokenizer.json`` may do to a text: whether it streams, and what it may take."""
 
 import math
+import re
 from typing import Any, Final, NamedTuple, Self
 
 import msgspec
@@ -26,6 +27,11 @@ _PLAIN: Final = frozenset(
 )
 """Steps of encoding that are programs of the library's alone: linear, and a text hardly grows."""
 
+_PARTS: Final = re.compile(r"\\p\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+"""Of a regular expression: a property, an escape, a class of characters, or any other character."""
+
+_MOST_OPTIONAL: Final = 4
+
 
 class _Step(msgspec.Struct):
     type: str
@@ -41,6 +47,14 @@ class _Step(msgspec.Struct):
             return [self]
         inner = (*self.decoders, *self.normalizers, *self.pretokenizers)
         return [step for one in inner for step in one.flat()]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step of encoding takes little time and memory for a short text, whatever that is."""
+        if self.type != "Split":
+            return self.type in _PLAIN
+        expression = self.pattern.get("Regex") if isinstance(self.pattern, dict) else None
+        return not isinstance(expression, str) or is_simple(expression)
 
     @property
     def growth(self) -> float:
@@ -81,8 +95,32 @@ class Steps(NamedTuple):
         return cls(
             [step.type for step in decoder],
             _why_not(decoder),
-            tuple(step.type for step in before if step.type not in _PLAIN),
+            tuple(step.type for step in before if not step.is_plain),
         )
+
+
+def is_simple(expression: str) -> bool:
+    """Whether a search for the expression cannot take long.
+
+    No alternative of it repeats two parts, or a group, or has more than a few that may be absent. Others
+    may take a time that grows exponentially, or by a high power, with the length of the text.
+    """
+    repeated = optional = depth = 0
+    before = ""
+    for part in _PARTS.findall(expression):
+        if part == "|" and not depth:
+            repeated = optional = 0
+        depth += (part == "(") - (part == ")")
+        repeated += part in "*+{"
+        optional += part == "?" and before != "("
+        group = before == ")" and part in "*+{"
+        again = (
+            part[0] == "\\" and part[1] in "gk123456789"
+        )  # recursion, and what a group has matched
+        if group or again or repeated > 1 or optional > _MOST_OPTIONAL:
+            return False
+        before = part
+    return True
 
 
 def _flat(step: _Step | None) -> list[_Step]:

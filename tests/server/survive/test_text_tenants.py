@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.server.serving import Server, until
 
 pytestmark = pytest.mark.xdist_group("server_text_tenants")
 
-SECONDS = 2
+SECONDS = 3
 PRIMES = (9973, 9967, 9949, 9941)
 
 
@@ -59,13 +58,12 @@ def slow(title: str) -> dict[str, Any]:
 
 
 def test_one_tenants_slow_schemas_leave_another_its_turn(server: Server) -> None:
-    titles = count()
     with (
         server.client(headers=bearer(key_of("heavy"))) as heavy,
         server.client(headers=bearer(key_of("light"))) as light,
-        ThreadPoolExecutor(6) as pool,
+        ThreadPoolExecutor(2) as pool,
     ):
-        sent = [pool.submit(constrained, heavy, slow(f"{next(titles)}")) for _ in range(6)]
+        sent = [pool.submit(constrained, heavy, slow(f"{number}")) for number in range(2)]
         until(lambda: "its job was guided_json" in server.log)
         assert not all(one.done() for one in sent)
         quick = {
@@ -76,17 +74,9 @@ def test_one_tenants_slow_schemas_leave_another_its_turn(server: Server) -> None
         assert constrained(light, quick).status_code == 200
         large = light.post("/tokenize", json={"prompt": "hello " * 20_000})
         assert large.status_code == 200, large.text
-        for answer in (one.result() for one in sent):
-            if answer.status_code == 429:
-                error_of(answer, 429)
-            else:
-                assert "longer than 2 s" in error_of(answer)["message"]
-
-
-def test_a_schema_that_took_too_long_is_refused_again_without_work(server: Server) -> None:
-    with server.client(headers=bearer(key_of("heavy"))) as heavy:
-        first = error_of(constrained(heavy, slow("again")))
-        assert "longer than 2 s" in first["message"]
+        errors = [error_of(one.result()) for one in sent]
+        assert all("longer than 3 s" in error["message"] for error in errors)
+        # What is known to take too long is refused again without work.
         done = server.log.count("its job was guided_json")
-        assert error_of(constrained(heavy, slow("again"))) == first
+        assert error_of(constrained(heavy, slow("1"))) == errors[1]
         assert server.log.count("its job was guided_json") == done

@@ -1,6 +1,7 @@
 """Tokenizers whose steps explode, loop or panic, and text workers that are stopped or killed while idle."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -23,8 +24,11 @@ SECONDS = 2
 
 GROWS, LOOPS, PANICS = "§", "¤", "¶"
 HOSTILE: dict[str, tuple[str, str]] = {
-    "explodes": (f"x {GROWS}", "more memory"),
-    "explodes in a text": ("hello " * 100 + GROWS + " world" * 100, "more memory"),
+    "explodes": (f"x {GROWS}", "more memory|longer than 2 s"),
+    "explodes in a text": (
+        "hello " * 100 + GROWS + " world" * 100,
+        "more memory|longer than 2 s",  # whichever is used up first
+    ),
     "loops": ((LOOPS * 20 + " ") * 700 + "x", "longer than 2 s"),
     "panics": (PANICS * 40 + "b", "tokenizer fails on this text"),
 }
@@ -102,7 +106,7 @@ def test_a_tokenizer_has_a_budget_for_a_short_text(
     path, body = requests(text)[route]
     answer = http.post(path, json=body)
     assert answer.status_code == 400, answer.text
-    assert said in answer.text
+    assert re.search(said, answer.text)
     assert "Traceback" not in server.log
     assert own.memory_info().rss < before + 100 * MIB
     path, body = requests("hello")[route]
