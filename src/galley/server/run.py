@@ -20,7 +20,7 @@ from galley.config import LOOPBACK_HOSTS, Settings
 from galley.errors import GalleyError
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
-from galley.machine import process_age
+from galley.machine import give_memory_back, process_age
 from galley.model_info import Ledger
 from galley.observe import logs
 from galley.observe.logs import say
@@ -69,6 +69,7 @@ def serve(settings: Settings, spawner: Spawner | None = None) -> int:
             few files that may be open.
     """
     _configure_logging(settings)
+    give_memory_back()
     # By default the collector runs so often that it makes parsing a large body three times as slow,
     # and everybody's tokens wait for it.
     gc.set_threshold(50_000, 20, 100)
