@@ -72,7 +72,8 @@ def serve(settings: Settings, spawner: Spawner | None = None) -> int:
     give_memory_back()
     # By default the collector runs so often that it makes parsing a large body three times as slow,
     # and everybody's tokens wait for it.
-    gc.set_threshold(50_000, 20, 100)
+    # Any more seldom, and closed connections, which are cycles in asyncio, would pile up.
+    gc.set_threshold(10_000, 20, 100)
     tenants = Tenants.load(settings)
     check_exposure(settings, tenants)
     encryption = tls.context(settings)
