@@ -1,5 +1,8 @@
 """Container limits decide sizes, not the host's: cgroup v2 and v1 trees as the kernel writes them."""
 
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,3 +137,32 @@ def test_a_limit_anywhere_above_this_process_counts(tmp_path: Path) -> None:
     )
     membership = "7:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc"
     assert memory(v1, meminfo(tmp_path, 64 * GIB), membership) == GIB
+
+
+_BUFFERS = """
+import sys
+from pathlib import Path
+from galley.machine import give_memory_back
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+if sys.argv[1] == "given back":
+    give_memory_back()
+b"x" * (8 << 20)  # from now on glibc takes buffers up to this size from the heap
+before = resident()
+large, small = [], []
+for _ in range(16):
+    large.append(b"x" * (4 << 20))
+    small.append(b"x" * 60_000)
+large.clear()
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc's allocator")
+@pytest.mark.parametrize("how", ["given back", "kept"])
+def test_large_buffers_are_given_back_in_spite_of_small_blocks(how: str) -> None:
+    command = [sys.executable, "-c", _BUFFERS, how]
+    kept = int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    assert (kept < 2**23) == (how == "given back"), kept

@@ -1,11 +1,13 @@
 """What this process may use of the machine: cores and memory, container limits included."""
 
+import ctypes
 import os
 import platform
 import re
 import resource
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,6 +19,13 @@ PROCESS = Path("/proc/self")
 
 ASSUMED_READ_RATE: Final = 1e9
 """Bytes a second of a disk that nobody has measured: a plain NVMe drive, or a fast cloud volume."""
+
+_TRIM_THRESHOLD: Final = -1
+_MMAP_THRESHOLD: Final = -3
+_ARENA_MAX: Final = -8
+"""Parameters of mallopt(3), from malloc.h."""
+_OWN_PAGES_BYTES: Final = 128 * 1024
+"""From this size on a buffer has pages of its own."""
 
 
 def available_cores(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
@@ -118,6 +127,20 @@ def process_age() -> float:
     after_name = _read(PROCESS / "stat").rpartition(")")[2].split()
     ticks = int(after_name[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def give_memory_back() -> None:
+    """Have glibc's allocator return what this process frees, which it does not by default.
+
+    Each thread would keep a heap of its own, and the first large buffer to be freed would have later ones
+    taken from the heap, too, where small blocks that stay hold them. Call before there are threads. Other
+    allocators are left as they are.
+    """
+    with suppress(OSError, AttributeError):
+        glibc = ctypes.CDLL(None)
+        glibc.mallopt(_ARENA_MAX, 1)
+        glibc.mallopt(_MMAP_THRESHOLD, _OWN_PAGES_BYTES)
+        glibc.mallopt(_TRIM_THRESHOLD, _OWN_PAGES_BYTES)
 
 
 def bytes_text(count: float) -> str:

@@ -21,6 +21,8 @@ from galley.errors import GalleyError, SettingsError
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
 from galley.machine import process_age
+from galley.machine import give_memory_back, process_age
+from galley.model_info import Ledger
 from galley.observe import logs
 from galley.observe.logs import say
 from galley.observe.tracing import Tracing
@@ -76,9 +78,11 @@ def serve(
             few files that may be open.
     """
     _configure_logging(settings)
+    give_memory_back()
     # By default the collector runs so often that it makes parsing a large body three times as slow,
     # and everybody's tokens wait for it.
-    gc.set_threshold(50_000, 20, 100)
+    # Any more seldom, and closed connections, which are cycles in asyncio, would pile up.
+    gc.set_threshold(10_000, 20, 100)
     tenants = Tenants.load(settings)
     check_exposure(settings, tenants)
     encryption = tls.context(settings)
