@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from galley.calibration.held_out import held_apart
 from galley.calibration.quantize import Plan, Quantizer, linear_weights
@@ -21,6 +21,7 @@ from galley.ops.executor import choose_executor
 from galley.quant.grid import Scheme, nearest
 from galley.settings.engine import EngineSettings
 from tests.checkpoints import random_ids
+from tests.checkpoints import make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker
 from tests.formats.compressed_files import INPUTS, args, groups_of, write_compressed
 from tests.formats.values import galleys_logits, relative, values_of
@@ -69,13 +70,29 @@ def test_what_galley_quantize_writes_is_read_exactly(
         if weight.zeros is not None:
             assert got.zeros is not None
             assert np.array_equal(got.zeros, weight.zeros)
-    if all(scheme.symmetric for scheme in schemes):  # transformers reads no others
-        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
-        with torch.no_grad():
-            expected = theirs(torch.tensor([IDS])).logits[0].numpy()
+    if all(scheme.symmetric for scheme in schemes):
+        expected = transformers_logits(tmp_path / "out")
         got_logits = galleys_logits(tmp_path / "out", IDS)
         assert relative(got_logits, expected) < 1e-3
         assert np.array_equal(got_logits.argmax(1), expected.argmax(1))
+
+
+def transformers_logits(folder: Path, **how: Any) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **how)
+    with torch.no_grad():
+        return model(torch.tensor([IDS])).logits[0].numpy()
+
+
+def test_zero_points_are_read_by_transformers_as_the_docs_say(tmp_path: Path) -> None:
+    """Not as they are, but as floats of bfloat16."""
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    plain = make_checkpoint(tmp_path / "plain", **shape)
+    quantized(plain, tmp_path / "out", Scheme(4, 32, symmetric=False))
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        transformers_logits(tmp_path / "out")
+    how = CompressedTensorsConfig(dequantize=True)
+    expected = transformers_logits(tmp_path / "out", quantization_config=how)
+    assert relative(galleys_logits(tmp_path / "out", IDS), expected) < 3e-2
 
 
 FLOATS = {"type": "float", "symmetric": True}

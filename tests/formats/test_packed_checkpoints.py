@@ -101,7 +101,7 @@ def test_what_is_converted_is_said_with_its_cost(
     write_gptq(plain, tmp_path / "made", 4, 32, act_order=True)
     with caplog.at_level("INFO", logger="galley.weights"):
         read_model(EngineSettings(), tmp_path / "made")
-    assert "14 matrices are int4 in the order of their activations" in caplog.text
+    assert "14 tensors are int4 in the order of their activations" in caplog.text
     assert "instead of" in caplog.text
 
 

@@ -65,7 +65,7 @@ def config_of(variant: str, checkpoint: CheckpointMaker, **changes: Any) -> dict
 
 
 GEMMA_ROPES = {
-    "full_attention": {"rope_type": "dynamic", "rope_theta": 1e6},
+    "full_attention": {"rope_type": "ntk", "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

@@ -245,7 +245,7 @@ def turned_by_window(
     say.
     """
     ropes = config.section("rope_parameters")
-    given = config.section("rope_scaling").over(ropes.section("full_attention"))
+    given = ropes.section("full_attention").updated(config.section("rope_scaling"))
     size = {"head_dim": c.head_dim, "max_positions": c.max_positions}
     whole = read_rope(
         config, **size, rope=given if ropes.has("full_attention") else None, theta=theta

@@ -200,9 +200,9 @@ class Fields:
         raw = {**values, **self._raw}
         return self._like(raw, self._prefix)
 
-    def over(self, others: "Fields") -> "Fields":
-        """The same fields, and those of ``others`` where these have none."""
-        return self._like({**others._raw, **self._raw}, self._prefix)
+    def updated(self, others: "Fields") -> "Fields":
+        """The same fields, and those of ``others``, which count where both have one."""
+        return self._like({**self._raw, **others._raw}, self._prefix)
 
     def with_value(self, name: str, of: str) -> "Fields":
         """The same fields, and in ``name`` what is in ``of``."""

@@ -35,7 +35,7 @@ def _ropes(c: Fields, head_dim: int, positions: int) -> dict[str, Rope]:
             c,
             head_dim=head_dim,
             max_positions=positions,
-            rope=scaling.over(given.section(kind)),
+            rope=given.section(kind).updated(scaling),
             theta=c.number(name, theta),
         )
         for kind, (name, theta) in thetas.items()

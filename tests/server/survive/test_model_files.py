@@ -77,6 +77,7 @@ def overflow(folder: Path) -> None:
 
 def shard(name: str) -> Callable[[Path], None]:
     def spoil(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
         (folder / INDEX).write_text(json.dumps({"weight_map": {NORM: name}}))
 
     return spoil
