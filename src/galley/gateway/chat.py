@@ -36,6 +36,8 @@ async def converse(
         EngineFailed: the engine will not come back.
     """
     backend = call.backend
+    if (derived := call.caller.derived) is not None:
+        conversation = conversation.headed_by(derived.system_prompt)
     prompt = await prompt_of(backend, conversation)
     params, new_parser = prepared(conversation, backend.format, backend.tokenizer, prompt, params)
     return Generation.submit(

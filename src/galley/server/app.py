@@ -26,6 +26,7 @@ from galley.server import (
     health,
     models,
     ollama,
+    ollama_create,
     ollama_embed,
     page_files,
     realtime,
@@ -41,7 +42,7 @@ from galley.server.openapi import Operation, document
 _PREFLIGHT_SECONDS: Final = 600
 
 _PROTOCOLS: Final = (
-    *(generate, responses, anthropic, ollama, ollama_embed),
+    *(generate, responses, anthropic, ollama, ollama_create, ollama_embed),
     *(embeddings, audio, models, tokenize, health),
 )
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 import msgspec
 from starlette.requests import Request
@@ -35,6 +35,7 @@ from galley.api.ollama_request import (
 from galley.errors import RequestError
 from galley.formats.gguf_file import is_gguf
 from galley.gateway.caller import Caller
+from galley.gateway.derived import Derived
 from galley.gateway.registry import Registry
 from galley.gateway.served import ServedModel
 from galley.server import body
@@ -91,6 +92,7 @@ class OllamaShown(TypedDict):
     model_info: dict[str, str | int]
     capabilities: list[str]
     parameters: str
+    system: NotRequired[str]
 
 
 class OllamaVersion(TypedDict):
@@ -128,7 +130,12 @@ def routes(models: Registry) -> list[Operation]:
 
     async def tags(_: Request) -> Response:
         """The served models, as Ollama lists them."""
-        answer: OllamaModels = {"models": [_listed(served) for served in models]}
+        answer: OllamaModels = {
+            "models": [
+                *(_listed(served) for served in models),
+                *(_listed_as(derived, models) for derived in models.derived.values()),
+            ]
+        }
         return Json(answer)
 
     async def running(_: Request) -> Response:
@@ -152,8 +159,9 @@ def routes(models: Registry) -> list[Operation]:
     async def show(request: Request) -> Response:
         """What is known of a model."""
         asked = await body.read(request, OllamaShowRequest, max_bytes=max_bytes)
-        find = models.find(name_of(models, _named(asked)))
-        return Json(_shown(await while_connected(request.receive, find)))
+        name = name_of(models, _named(asked))
+        served = await while_connected(request.receive, models.find(name))
+        return Json(_shown(served, models.derived.get(name)))
 
     async def pull(request: Request) -> Response:
         """Download a model from the hub."""
@@ -245,7 +253,7 @@ def _named(asked: OllamaShowRequest | OllamaPullRequest | OllamaDeleteRequest) -
 
 def name_of(models: Registry, asked: str) -> str:
     """The model's name here; Ollama's clients may have added a tag to it."""
-    return asked.removesuffix(_LATEST) if asked not in models.names else asked
+    return asked if models.knows(asked) else asked.removesuffix(_LATEST)
 
 
 async def _answer(
@@ -262,13 +270,13 @@ async def _answer(
         served = models.unload_soon(name, "generate", caller)
         reason: Literal["load", "unload"] = "unload" if served.on_request else "load"
         answer = without_prompt(asked, reason, asked.warnings())
-        return _respond_at_once(answer, streamed=asked.streamed)
+        return respond_at_once(answer, streamed=asked.streamed)
     served = await while_connected(request.receive, models.find(name, "generate", caller))
     served.keep_for(seconds)
     if not asks:
         warnings = asked.warnings(served.backend().engine.info.max_model_len)
         answer = without_prompt(asked, "load", warnings)
-        return _respond_at_once(answer, streamed=asked.streamed)
+        return respond_at_once(answer, streamed=asked.streamed)
     start = OllamaGeneration.start(served, asked, caller)
     generation = await while_connected(request.receive, start)
     return await _respond(request, generation, streamed=asked.streamed)
@@ -283,7 +291,8 @@ async def _respond(request: Request, answer: OllamaGeneration, *, streamed: bool
         answer.close()
 
 
-def _respond_at_once(answer: OllamaAnswer, *, streamed: bool) -> Response:
+def respond_at_once(answer: Mapping[str, Any], *, streamed: bool) -> Response:
+    """An answer that is there: a JSON, or the only line of a stream."""
     if not streamed:
         return Json(answer)
     return Response(msgspec.json.encode(answer) + b"\n", media_type=_Lines.media_type)
@@ -333,6 +342,20 @@ def _listed(served: ServedModel) -> OllamaModel:
     }
 
 
+def _listed_as(derived: Derived, models: Registry) -> OllamaModel:
+    """A further name of a model."""
+    listed = _listed(models.served(derived.base))
+    details: OllamaDetails = {**listed["details"], "parent_model": derived.base}
+    digest = hashlib.sha256(repr(derived).encode()).hexdigest()
+    return {
+        **listed,
+        "name": derived.name,
+        "model": derived.name,
+        "digest": digest,
+        "details": details,
+    }
+
+
 def _unloaded(served: ServedModel) -> OllamaModel:
     """A model that waits for a request: no more than its name is known."""
     details: OllamaDetails = {
@@ -353,7 +376,7 @@ def _unloaded(served: ServedModel) -> OllamaModel:
     }
 
 
-def _shown(served: ServedModel) -> OllamaShown:
+def _shown(served: ServedModel, derived: Derived | None) -> OllamaShown:
     backend = served.backend()
     info, chat_format = backend.engine.info, backend.format
     known: dict[str, str | int] = {
@@ -369,17 +392,18 @@ def _shown(served: ServedModel) -> OllamaShown:
         capabilities.append("tools")
     if chat_format.thinking is not None:
         capabilities.append("thinking")
-    return {
+    sampling = msgspec.structs.asdict(info.defaults) | dict(derived.sampling if derived else {})
+    shown: OllamaShown = {
         "modified_at": _time(backend.created),
         "details": _details(served),
         "model_info": known,
         "capabilities": capabilities,
         "parameters": "\n".join(
-            f"{name} {value}"
-            for name, value in msgspec.structs.asdict(info.defaults).items()
-            if value is not None
+            f"{name} {value}" for name, value in sampling.items() if value is not None
         ),
     }
+    system = (derived.system_prompt if derived else "") or backend.system_prompt
+    return {**shown, "system": system} if system else shown
 
 
 def _size(parameters: int) -> str:
