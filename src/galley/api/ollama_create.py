@@ -16,6 +16,9 @@ from galley.gateway.registry import Registry
 
 NAME_PATTERN: Final = r"\A[A-Za-z0-9][A-Za-z0-9_./-]{0,127}(:[A-Za-z0-9_.-]{1,64})?\Z"
 
+MAX_SYSTEM: Final = 64 * 1024
+"""Characters of a system prompt, which is kept."""
+
 _LATEST: Final = ":latest"
 
 Empty = Annotated[
@@ -35,7 +38,8 @@ class OllamaCreateRequest(Strict, frozen=True, kw_only=True):
         str | None, Meta(description="A served model, or MODEL:ADAPTER for a LoRA adapter of one.")
     ] = msgspec.field(default=None, name="from")
     system: Annotated[
-        str | None, Meta(description="System message of conversations that have none.")
+        Annotated[str, Meta(max_length=MAX_SYSTEM)] | None,
+        Meta(description="System message of conversations that have none."),
     ] = None
     parameters: Options = None
     license: Annotated[str | list[str] | None, Meta(description="Taken and not used.")] = None

@@ -260,17 +260,19 @@ class Registry:
             ModelError, SettingsError: the adapter cannot be used, or the model takes none.
             EngineNotReady, EngineFailed: as :meth:`ServedModel.backend`.
         """
-        if name in self._models:
+        if self.knows(name):
             raise Conflict(f"{name!r} is the name of a model: give the adapter another")
         return await model.adapters.load(model.backend().engine, name, path)
 
     async def unload_adapter(self, name: str) -> None:
-        """An adapter may not be named any more. Raises as :meth:`find`."""
+        """An adapter, and further names of it, may not be named any more. Raises as :meth:`find`."""
         model, adapter = self._meant(name)
         if adapter is None:
             raise UnknownModel(f"{name!r} is a model, no adapter")
         engine = model.backend().engine if model.is_loaded else None
         await model.adapters.unload(engine, adapter)
+        gone = (adapter, f"{model.name}:{adapter}")
+        self.derived = {n: one for n, one in self.derived.items() if one.base not in gone}
 
     def _unknown(self, name: str) -> UnknownModel:
         adapters = sum(len(model.adapters) for model in self)
