@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Final
 
 from galley.errors import SettingsError
-from galley.formats.source import BUNDLED, BUNDLED_SPEECH
 from galley.gateway.key_file import digest, read_key_file
 from galley.settings.config import Settings
+from galley.formats.source import BUNDLED, BUNDLED_EMBED, BUNDLED_SPEECH
 
 QUESTION: Final = "What is a KV cache?"
 TASK: Final = "Write the ticket as JSON."
 CALL: Final = Path(__file__).parents[1] / "examples/call.opus"
 
-READY: Final = re.compile(r"chat and speech are ready after .*:(?P<port>\d+)/v1$")
+READY: Final = re.compile(r"chat, speech and embed are ready after .*:(?P<port>\d+)/v1$")
 """What the server prints when it can answer."""
 
 BOUNDARY: Final = "part-of-a-form"
@@ -46,7 +46,8 @@ def main() -> int:
         keys += plain_keys(Path(settings.api_key_file))
     # A line in the log for each request would fall into the answer shown.
     quiet = {"GALLEY_LOG_LEVEL": "warning", **os.environ}
-    models = [f"chat={settings.model or BUNDLED}", f"speech={BUNDLED_SPEECH}"]
+    models = [f"chat={settings.model or BUNDLED}"]
+    models += [f"speech={BUNDLED_SPEECH}", f"embed={BUNDLED_EMBED}"]
     command = [sys.executable, "-m", "galley", "serve", *models]
     server = subprocess.Popen(command, env=quiet, stdout=subprocess.PIPE, text=True)
     assert server.stdout
@@ -157,6 +158,9 @@ Serving at {base}/v1 (documentation of the API: {base}/docs). Try:
     "messages": [{{"role": "user", "content": "What is continuous batching?"}}]}}'
 
   curl {base}/v1/audio/transcriptions{key} -F model=speech -F file=@{shown(CALL)}
+
+  curl {base}/v1/embeddings -H "Content-Type: application/json"{key} -d '{{
+    "model": "embed", "input": "What is continuous batching?"}}'
 
 Ctrl-C stops the server.
 """

@@ -8,12 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 from galley import LLM, SamplingParams
+from galley.formats.source import BUNDLED_MODELS
 
-from .command import environment, free_port
+from .command import environment, free_port, galley
 
 pytestmark = pytest.mark.xdist_group("cli-processes")
 
@@ -59,7 +61,11 @@ def test_answers_then_serving_until_stopped(checkpoint: Path, stop: signal.Signa
         assert f"Serving at http://127.0.0.1:{port}/v1" in output
         children = psutil.Process(process.pid).children(recursive=True)
         engines = [child for child in children if "galley.service.worker" in child.cmdline()]
-        assert len(engines) == 2
+        assert len(engines) == 3
+        asked = {"model": "embed", "input": "x"}
+        headers = {"Authorization": "Bearer key"}
+        url = f"http://127.0.0.1:{port}/v1/embeddings"
+        assert httpx.post(url, json=asked, headers=headers).json()["data"][0]["embedding"]
         if stop is signal.SIGINT:
             os.killpg(process.pid, stop)  # a terminal sends it to everybody
         else:
@@ -70,6 +76,12 @@ def test_answers_then_serving_until_stopped(checkpoint: Path, stop: signal.Signa
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def test_the_list_has_every_bundled_model() -> None:
+    listed = galley("list").stdout.splitlines()
+    bundled = {line.split()[0] for line in listed if "bundled" in line}
+    assert bundled == set(BUNDLED_MODELS)
 
 
 def test_a_server_that_cannot_start_ends_it(tmp_path: Path) -> None:

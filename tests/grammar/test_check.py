@@ -6,7 +6,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from galley.errors import CheckpointError, RequestError
 from galley.grammar.check import MAX_SOURCE, check
@@ -14,7 +14,7 @@ from galley.grammar.json_schema import MAX_SCHEMAS
 from galley.grammar.vocabulary import load_vocabulary
 from galley.types import Grammar, SamplingParams
 from tests.checkpoints import make_tokenizer
-from tests.grammar.accepting import accepts
+from tests.grammar.accepting import accepts, follows
 from tests.grammar.schemas import SCHEMAS, record
 
 DEEP = 64 * '{"type":"array","items":' + "{}" + 64 * "}"
@@ -193,6 +193,38 @@ def test_texts_of_a_format_are_those_that_a_validator_takes(
 def test_every_schema_of_the_list_compiles(vocabulary: LLTokenizer) -> None:
     for schema in SCHEMAS:
         assert check(Grammar("json_schema", json.dumps(schema)), vocabulary, "x").kind == "compiled"
+
+
+@pytest.mark.parametrize(
+    ("source", "texts"),
+    [
+        ("root ::= ( [x]* )*", {"": True, "xx": True, "y": False}),
+        ("root ::= ([x]? | b)+\nb ::= ([y]+)?", {"": True, "xyyx": True, "z": False}),
+        ('root ::= (("a"){2,3})*', {"": True, "aa": True, "aaaaa": True, "a": False}),
+        ('root ::= "a" <|end|> "b"', {"a": False, "ab": False}),
+        ('start: "a ::= b"', {"a ::= b": True}),
+        ('root ::= "<[10]>" [<] # not <[5]>', {"<[10]><": True, "a": False}),
+    ],
+)
+def test_gbnf_as_llama_cpp_reads_it(
+    source: str, texts: dict[str, bool], vocabulary: LLTokenizer
+) -> None:
+    compiled = check(Grammar("grammar", source), vocabulary, "x").source
+    assert {text: follows(compiled, vocabulary, text) for text in texts} == texts
+
+
+def test_tokens_of_gbnf(vocabulary: LLTokenizer) -> None:
+    def allowed(source: str, *tokens: int) -> bool:
+        compiled = check(Grammar("grammar", source), vocabulary, "x").source
+        matcher = LLMatcher(vocabulary, compiled, log_level=0)
+        return all(map(matcher.consume_token, tokens)) and matcher.is_accepting()
+
+    for source, other in (('root ::= <[10]> "a"?', 11), ("root ::= (<[10]>)+", 11)):
+        assert allowed(source, 10)
+        assert not allowed(source, other)
+    assert allowed("root ::= !<[10]>", 11)
+    assert not allowed("root ::= !<[10]>", 10)
+    assert allowed("root ::= rule rule\nrule ::= <[10]>", 10, 10)
 
 
 @pytest.mark.parametrize(

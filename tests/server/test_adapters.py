@@ -183,6 +183,20 @@ def test_hundreds_are_registered_while_two_are_in_memory(server: Server, folder:
     assert set(listed(server)) == {"tiny", "tiny:a"}
 
 
+def test_a_further_name_of_an_adapter_goes_with_it(server: Server, folder: Path) -> None:
+    assert load(server, "b", folder / "b").status_code == 200
+    made = {"model": "legal", "from": "tiny:b", "parameters": {"num_predict": 4}}
+    assert httpx.post(f"{server.url}/api/create", json=made, headers=ADMIN).status_code == 200
+    greedy = {"temperature": 0, "ignore_eos": True}
+    assert tokens(ask(server, "legal", **greedy)) == tokens(ask(server, "b", **greedy))
+    assert load(server, "legal", folder / "b").status_code == 409
+    assert unload(server, "b").status_code == 200
+    tags = httpx.get(f"{server.url}/api/tags", headers=USER)
+    assert tags.status_code == 200
+    assert "legal" not in tags.text
+    assert ask(server, "legal").status_code == 404
+
+
 def test_streams_keep_their_adapters_through_a_crash_and_an_unloading(
     server: Server, folder: Path
 ) -> None:

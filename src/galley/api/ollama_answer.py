@@ -141,7 +141,7 @@ class OllamaGeneration:
             GalleyError: as ``errors.to_api_error`` tells clients.
         """
         endpoint = CHAT if isinstance(asked, OllamaChatRequest) else GENERATE
-        with _named_as_given(), opened(Call(served, endpoint, caller)) as call:
+        with named_as_given(), opened(Call(served, endpoint, caller)) as call:
             params = asked.sampling()
             call.check_early(0)
             if isinstance(asked, OllamaGenerateRequest) and asked.raw:
@@ -241,7 +241,7 @@ def _now() -> str:
 
 
 @contextmanager
-def _named_as_given() -> Iterator[None]:
+def named_as_given() -> Iterator[None]:
     """Errors name the fields of this protocol."""
     try:
         yield

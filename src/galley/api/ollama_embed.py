@@ -19,6 +19,7 @@ from galley.gateway.caller import Caller
 from galley.gateway.served import ServedModel
 
 EMBED: Final = "/api/embed"
+EMBEDDINGS: Final = "/api/embeddings"
 
 _BILLION: Final = 10**9
 
@@ -57,6 +58,33 @@ class OllamaEmbedRequest(Strict, frozen=True, kw_only=True):
         return texts
 
 
+class OllamaEmbeddingRequest(Strict, frozen=True, kw_only=True):
+    """Body of `POST /api/embeddings`, which is older than `/api/embed` and takes one text."""
+
+    model: str
+    prompt: Annotated[str | None, Meta(description="Cut to what the model takes.")] = None
+    options: Annotated[
+        Options, Meta(description="Taken and not used; an answer's warning names unknown ones.")
+    ] = None
+    keep_alive: KeepAlive = None
+
+    def newer(self) -> OllamaEmbedRequest:
+        """The same for `/api/embed`. Raises RequestError."""
+        return OllamaEmbedRequest(
+            model=self.model,
+            input=self.prompt or "",
+            options=self.options,
+            keep_alive=self.keep_alive,
+        )
+
+
+class OllamaEmbedding(TypedDict):
+    """The vector of a text."""
+
+    embedding: list[float]
+    warnings: NotRequired[list[str]]
+
+
 class OllamaEmbeddings(TypedDict):
     """The vectors, in the order of the texts; durations in nanoseconds."""
 
@@ -82,7 +110,17 @@ def empty(asked: OllamaEmbedRequest) -> OllamaEmbeddings:
     return answer
 
 
-async def embed(served: ServedModel, asked: OllamaEmbedRequest, caller: Caller) -> OllamaEmbeddings:
+def older(answer: OllamaEmbeddings) -> OllamaEmbedding:
+    """An answer as ``/api/embeddings`` has it."""
+    embedding: OllamaEmbedding = {"embedding": next(iter(answer["embeddings"]), [])}
+    if "warnings" in answer:
+        embedding["warnings"] = answer["warnings"]
+    return embedding
+
+
+async def embed(
+    served: ServedModel, asked: OllamaEmbedRequest, caller: Caller, *, endpoint: str = EMBED
+) -> OllamaEmbeddings:
     """The answer to one request. Raises GalleyError as ``errors.to_api_error`` tells clients."""
     texts, answer = asked.texts(), empty(asked)
     if not texts:
@@ -90,7 +128,7 @@ async def embed(served: ServedModel, asked: OllamaEmbedRequest, caller: Caller) 
     wanted = Asked(
         texts=texts,
         params=names_of("input", len(texts)),
-        endpoint=EMBED,
+        endpoint=endpoint,
         truncate=None if asked.truncate is False else -1,
         dimensions=asked.dimensions,
         remedy="; leave truncate false out to have it cut",

@@ -122,13 +122,16 @@ class OllamaPull:
 
 
 async def delete(models: Registry, asked: str) -> OllamaProgress:
-    """Remove a model, all its revisions, from the hub library's cache.
+    """Remove a further name of a model, or a model, all its revisions, from the hub library's cache.
 
     Raises:
         RequestError: it comes with Galley, or names no model that could be at the hub.
         Conflict: it is served.
         ApiError: it is not there.
     """
+    own = asked if asked in models.derived else asked.removesuffix(":latest")
+    if models.derived.pop(own, None) is not None:
+        return {"status": _SUCCESS}
     name, _ = _meant(models, asked)
     if name in ("", *BUNDLED_MODELS):
         raise RequestError(f"{asked} comes with Galley, and goes with it", param="model")

@@ -111,21 +111,27 @@ class OllamaOptions(Strict, frozen=True, kw_only=True):
     use_mmap: Annotated[bool | None, Meta(description="Taken and not used.")] = None
     use_mlock: Annotated[bool | None, Meta(description="Taken and not used.")] = None
 
-    def sampling(self, grammar: Grammar | None) -> SamplingParams:
-        """The options as parameters.
-
-        Raises:
-            RequestError: a value is out of range.
-        """
-        given = {
+    @property
+    def given(self) -> dict[str, Any]:
+        """Fields of SamplingParams that the options ask for."""
+        given: dict[str, Any] = {
             field: value
             for name, field in _PASSED_ON.items()
             if (value := getattr(self, name)) is not None
         }
         if self.num_predict is not None and self.num_predict not in _WITHOUT_LIMIT:
             given["max_tokens"] = self.num_predict
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return SamplingParams(stop=stop, grammar=grammar, **given)
+        if self.stop:
+            given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return given
+
+    def sampling(self, grammar: Grammar | None) -> SamplingParams:
+        """The options as parameters.
+
+        Raises:
+            RequestError: a value is out of range.
+        """
+        return SamplingParams(grammar=grammar, **self.given)
 
 
 class _WithOptions(Strict, frozen=True, kw_only=True):

@@ -111,9 +111,10 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
             "generates."
         ),
     ] = None
-    temperature: Annotated[float | None, Meta(description="0 is greedy. Default: the model's.")] = (
-        None
-    )
+    temperature: Annotated[
+        Annotated[float, Meta(le=2.0)] | None,
+        Meta(description="In [0, 2]; 0 is greedy. Default: the model's."),
+    ] = None
     top_p: Annotated[float | None, Meta(description="In [0, 1]; 0 is greedy.")] = None
     top_k: Annotated[
         Annotated[int, Meta(lt=2**31)] | None, Meta(description="0 or -1 keeps all.")

@@ -6,9 +6,9 @@ import click
 
 from galley.cli.options import Command
 from galley.cli.terminal import ago, in_bytes, table
-from galley.errors import RequestError
+from galley.errors import ModelNotFound, RequestError
 from galley.formats.aliases import aliases_of
-from galley.formats.source import BUNDLED, BUNDLED_MODELS, hub_name, resolve_model
+from galley.formats.source import BUNDLED_MODELS, hub_name, resolve_model
 
 _MODEL = "hub id (org/name), GGUF file of one (org/name/FILE.gguf) or short name (llama3.2)"
 
@@ -42,8 +42,17 @@ def list_models() -> None:
     for model in stored_models():
         short = ", ".join(aliases_of(model.name))
         rows.append((model.name, short, in_bytes(model.size), ago(time.time() - model.modified)))
-    rows.append((BUNDLED, "", "bundled", ""))
+    rows += [(name, "", "bundled", "") for name in BUNDLED_MODELS if _is_here(name)]
     click.echo(table(("name", "short name", "size", "modified"), rows, left=(0, 1, 3)))
+
+
+def _is_here(bundled: str) -> bool:
+    """Whether this installation has the bundled model."""
+    try:
+        resolve_model(bundled)
+    except ModelNotFound:
+        return False
+    return True
 
 
 @click.command(cls=Command)

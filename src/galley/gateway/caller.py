@@ -12,6 +12,8 @@ import msgspec
 
 from galley.errors import RateLimited
 from galley.gateway.key_file import LOWEST_PRIORITY, Tenant
+from galley.gateway.derived import Derived
+from galley.gateway.key_file import Tenant
 from galley.gateway.tenants import ANYBODY, Account
 from galley.observe.tenants import TenantMetrics
 from galley.observe.tracing import Trace
@@ -31,6 +33,7 @@ class Caller:
         deadline: on the same clock: until when the answer is of use; infinite where that is not known.
         trace: what its trace will tell.
         adapter: the LoRA adapter that the request names, once its model is found.
+        derived: the further name by which the request names its model, if it does.
     """
 
     request_id: str
@@ -40,6 +43,7 @@ class Caller:
     deadline: float = math.inf
     trace: Trace = field(default_factory=Trace)
     adapter: Adapter | None = None
+    derived: Derived | None = None
 
     @property
     def tenant(self) -> Tenant:

@@ -42,6 +42,8 @@ async def converse(
         EngineFailed: the engine will not come back.
     """
     backend = call.backend
+    if (derived := call.caller.derived) is not None:
+        conversation = conversation.headed_by(derived.system_prompt)
     prompt = await prompt_of(backend, conversation, call.caller.share)
     if up_to_context and params.max_tokens is not None:
         limit = backend.engine.info.max_request_tokens

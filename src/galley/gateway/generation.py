@@ -96,6 +96,8 @@ class Generation:
             EngineFailed: the engine will not come back.
         """
         info = call.info
+        if (derived := call.caller.derived) is not None:
+            params, default_tokens = derived.applied(params), derived.max_tokens or default_tokens
         if default_tokens is not None:
             defaults = msgspec.structs.replace(info.defaults, max_tokens=default_tokens)
             info = msgspec.structs.replace(info, defaults=defaults)

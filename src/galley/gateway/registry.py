@@ -18,6 +18,7 @@ from galley.errors import (
 )
 from galley.gateway.adapters import ServedAdapter
 from galley.gateway.caller import Caller
+from galley.gateway.derived import MOST_DERIVED, Derived
 from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
 from galley.gateway.memory_plans import MemoryPlans
 from galley.gateway.on_request import OnRequest
@@ -50,6 +51,7 @@ class Registry:
 
     Attributes:
         settings: limits and addresses, which hold for all.
+        derived: further names of models, see :meth:`derive`.
     """
 
     def __init__(self, settings: Settings, spawner: Spawner | None = None) -> None:
@@ -62,6 +64,7 @@ class Registry:
         each = settings.each_model()
         models = [ServedModel(own, self.metrics, spawner, plans) for own in each]
         self._models = {model.name: model for model in models}
+        self.derived: dict[str, Derived] = {}
         self._on_request = OnRequest(
             [model for model in models if model.on_request],
             most=settings.max_loaded_models,
@@ -213,11 +216,38 @@ class Registry:
         self, name: str | None, task: Task | None, caller: Caller | None, *, priority: int = 0
     ) -> tuple[ServedModel, str | None]:
         """Model and adapter that a request means, as far as they can be checked before it is loaded."""
+        if name is not None and (derived := self.derived.get(name)) is not None:
+            name = derived.base
+            if caller is not None:
+                caller.derived = derived
         model, adapter = (self._only(task), None) if name is None else self._meant(name)
         if caller is not None:
             caller.record["model"] = model.name if adapter is None else f"{model.name}:{adapter}"
         model.check(task, caller, called=name, priority=priority)
         return model, adapter
+
+    def derive(self, derived: Derived) -> None:
+        """Serve a model under a further name, in the place of what had been made under that name before.
+
+        Raises:
+            Conflict: it is the name of a model or an adapter, or there are too many.
+        """
+        name = derived.name
+        if name in self._models or any(name in model.adapters for model in self):
+            raise Conflict(f"{name!r} is the name of a served model or adapter: give another")
+        if name not in self.derived and len(self.derived) >= MOST_DERIVED:
+            raise Conflict(
+                f"there are {MOST_DERIVED} further names; delete one (DELETE /api/delete)"
+            )
+        self.derived[name] = derived
+
+    def knows(self, name: str) -> bool:
+        """Whether a model, or a further name of one, is called so."""
+        return name in self._models or name in self.derived
+
+    def served(self, name: str) -> ServedModel:
+        """The model that has this name or this adapter, loaded or not. Raises as :meth:`find`."""
+        return self._meant(name)[0]
 
     def named(self, name: str) -> ServedModel:
         """The model of that name, loaded or not. Raises UnknownModel."""
@@ -256,17 +286,19 @@ class Registry:
             ModelError, SettingsError: the adapter cannot be used, or the model takes none.
             EngineNotReady, EngineFailed: as :meth:`ServedModel.backend`.
         """
-        if name in self._models:
+        if self.knows(name):
             raise Conflict(f"{name!r} is the name of a model: give the adapter another")
         return await model.adapters.load(model.backend().engine, name, path)
 
     async def unload_adapter(self, name: str) -> None:
-        """An adapter may not be named any more. Raises as :meth:`find`."""
+        """An adapter, and further names of it, may not be named any more. Raises as :meth:`find`."""
         model, adapter = self._meant(name)
         if adapter is None:
             raise UnknownModel(f"{name!r} is a model, no adapter")
         engine = model.backend().engine if model.is_loaded else None
         await model.adapters.unload(engine, adapter)
+        gone = (adapter, f"{model.name}:{adapter}")
+        self.derived = {n: one for n, one in self.derived.items() if one.base not in gone}
 
     def _unknown(self, name: str) -> UnknownModel:
         adapters = sum(len(model.adapters) for model in self)

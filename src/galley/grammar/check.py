@@ -154,12 +154,12 @@ def _lark(source: str, field: str) -> str:
         raise RequestError(
             f"{field}: '%json' is not supported; give the schema itself", param=field
         )
-    if "::=" not in source:
+    if "::=" not in source or re.search(r"(?m)^\s*(?:%llguidance\b|start\s*:(?!:))", source):
         return source
-    from llguidance.gbnf_to_lark import any_to_lark
+    from galley.grammar.gbnf import to_lark
 
     try:
-        converted: str = any_to_lark(source)
+        converted = to_lark(source)
     except Exception as error:  # its parser raises whatever its text makes it
         raise RequestError(
             f"{field}: not a GBNF grammar: {_line(str(error))}", param=field

@@ -25,6 +25,7 @@ from galley.server import (
     health,
     models,
     ollama,
+    ollama_create,
     ollama_embed,
     page_files,
     realtime,
@@ -42,7 +43,7 @@ from galley.settings.config import LOOPBACK_HOSTS
 _PREFLIGHT_SECONDS: Final = 600
 
 _PROTOCOLS: Final = (
-    *(generate, responses, anthropic, ollama, ollama_embed),
+    *(generate, responses, anthropic, ollama, ollama_create, ollama_embed),
     *(embeddings, audio, models, tokenize, health),
 )
 

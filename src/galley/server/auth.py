@@ -18,7 +18,10 @@ from galley.settings.config import LOOPBACK_HOSTS, Settings
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 """Answered without a key, for orchestrators; they tell nothing but up or down."""
 
-ADMIN_PATHS: Final = ("/admin", "/api/pull", "/api/delete", "/v1/adapters")
+ADMIN_PATHS: Final = (
+    *("/admin", "/api/pull", "/api/delete", "/api/create", "/api/copy"),
+    "/v1/adapters",
+)
 """They, and those below them, change the server, or what it has on disk."""
 
 KEY_PROTOCOL: Final = "openai-insecure-api-key."

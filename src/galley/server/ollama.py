@@ -1,10 +1,6 @@
 """Ollama's API: ``/api/chat``, ``/api/generate``, and what clients ask and want of models."""
 
-import hashlib
-import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final, Literal, TypedDict
 
 import msgspec
@@ -33,13 +29,19 @@ from galley.api.ollama_request import (
     OllamaShowRequest,
 )
 from galley.errors import RequestError
-from galley.formats.gguf_file import is_gguf
 from galley.gateway.caller import Caller
 from galley.gateway.registry import Registry
-from galley.gateway.served import ServedModel
 from galley.server import body
 from galley.server.access import caller_of, note_prompt
 from galley.server.answers import Json, LargeJson
+from galley.server.ollama_models import (
+    OllamaModels,
+    OllamaShown,
+    listed,
+    listed_as,
+    shown,
+    time_text,
+)
 from galley.server.openapi import Operation
 from galley.server.sse import EventStream, while_connected
 
@@ -48,49 +50,6 @@ _LATEST: Final = ":latest"
 
 _FOREVER: Final = "9999-12-31T23:59:59Z"
 """Until when a model stays loaded that was not loaded on request."""
-
-_STARTED: Final = int(time.time())
-
-
-class OllamaDetails(TypedDict):
-    """What a model is."""
-
-    parent_model: str
-    format: str
-    family: str
-    families: list[str]
-    parameter_size: str
-    quantization_level: str
-
-
-class OllamaModel(TypedDict, total=False):
-    """One model of a list. Bytes of ``size`` are those of its weights in memory."""
-
-    name: str
-    model: str
-    modified_at: str
-    size: int
-    digest: str
-    details: OllamaDetails
-    expires_at: str
-    size_vram: int
-    context_length: int
-
-
-class OllamaModels(TypedDict):
-    """The served models."""
-
-    models: list[OllamaModel]
-
-
-class OllamaShown(TypedDict):
-    """What is known of a model."""
-
-    modified_at: str
-    details: OllamaDetails
-    model_info: dict[str, str | int]
-    capabilities: list[str]
-    parameters: str
 
 
 class OllamaVersion(TypedDict):
@@ -128,7 +87,12 @@ def routes(models: Registry) -> list[Operation]:
 
     async def tags(_: Request) -> Response:
         """The served models, as Ollama lists them."""
-        answer: OllamaModels = {"models": [_listed(served) for served in models]}
+        answer: OllamaModels = {
+            "models": [
+                *(listed(served) for served in models),
+                *(listed_as(derived, models) for derived in models.derived.values()),
+            ]
+        }
         return Json(answer)
 
     async def running(_: Request) -> Response:
@@ -136,10 +100,10 @@ def routes(models: Registry) -> list[Operation]:
         answer: OllamaModels = {
             "models": [
                 {
-                    **_listed(served),
+                    **listed(served),
                     "expires_at": _FOREVER
                     if served.expires_at is None
-                    else _time(served.expires_at),
+                    else time_text(served.expires_at),
                     "size_vram": 0,
                     "context_length": served.backend().engine.info.max_model_len,
                 }
@@ -152,8 +116,9 @@ def routes(models: Registry) -> list[Operation]:
     async def show(request: Request) -> Response:
         """What is known of a model."""
         asked = await body.read(request, OllamaShowRequest, max_bytes=max_bytes)
-        find = models.find(name_of(models, _named(asked)))
-        return Json(_shown(await while_connected(request.receive, find)))
+        name = name_of(models, _named(asked))
+        served = await while_connected(request.receive, models.find(name))
+        return Json(shown(served, models.derived.get(name)))
 
     async def pull(request: Request) -> Response:
         """Download a model from the hub."""
@@ -245,7 +210,7 @@ def _named(asked: OllamaShowRequest | OllamaPullRequest | OllamaDeleteRequest) -
 
 def name_of(models: Registry, asked: str) -> str:
     """The model's name here; Ollama's clients may have added a tag to it."""
-    return asked.removesuffix(_LATEST) if asked not in models.names else asked
+    return asked if models.knows(asked) else asked.removesuffix(_LATEST)
 
 
 async def _answer(
@@ -262,13 +227,13 @@ async def _answer(
         served = models.unload_soon(name, "generate", caller)
         reason: Literal["load", "unload"] = "unload" if served.on_request else "load"
         answer = without_prompt(asked, reason, asked.warnings())
-        return _respond_at_once(answer, streamed=asked.streamed)
+        return respond_at_once(answer, streamed=asked.streamed)
     served = await while_connected(request.receive, models.find(name, "generate", caller))
     served.keep_for(seconds)
     if not asks:
         warnings = asked.warnings(served.backend().engine.info.max_model_len)
         answer = without_prompt(asked, "load", warnings)
-        return _respond_at_once(answer, streamed=asked.streamed)
+        return respond_at_once(answer, streamed=asked.streamed)
     start = OllamaGeneration.start(served, asked, caller)
     generation = await while_connected(request.receive, start)
     return await _respond(request, generation, streamed=asked.streamed)
@@ -283,7 +248,8 @@ async def _respond(request: Request, answer: OllamaGeneration, *, streamed: bool
         answer.close()
 
 
-def _respond_at_once(answer: OllamaAnswer, *, streamed: bool) -> Response:
+def respond_at_once(answer: Mapping[str, Any], *, streamed: bool) -> Response:
+    """An answer that is there: a JSON, or the only line of a stream."""
     if not streamed:
         return Json(answer)
     return Response(msgspec.json.encode(answer) + b"\n", media_type=_Lines.media_type)
@@ -303,92 +269,3 @@ class _Lines(EventStream):
     def encoded_error(self, error: Exception) -> bytes:
         """See :class:`EventStream`."""
         return self.encoded(envelope(error))
-
-
-def _details(served: ServedModel) -> OllamaDetails:
-    info = served.backend().engine.info
-    parameters = info.ledger.parameters if info.ledger is not None else 0
-    return {
-        "parent_model": "",
-        "format": "gguf" if is_gguf(Path(info.path)) else "safetensors",
-        "family": info.family,
-        "families": [info.family],
-        "parameter_size": _size(parameters),
-        "quantization_level": info.quantize if info.weights is None else info.weights.kind,
-    }
-
-
-def _listed(served: ServedModel) -> OllamaModel:
-    if served.on_request and not served.is_loaded:
-        return _unloaded(served)
-    backend = served.backend()
-    ledger = backend.engine.info.ledger
-    return {
-        "name": served.name,
-        "model": served.name,
-        "modified_at": _time(backend.created),
-        "size": ledger.weights if ledger is not None else 0,
-        "digest": hashlib.sha256(backend.files.encode()).hexdigest(),
-        "details": _details(served),
-    }
-
-
-def _unloaded(served: ServedModel) -> OllamaModel:
-    """A model that waits for a request: no more than its name is known."""
-    details: OllamaDetails = {
-        "parent_model": "",
-        "format": "",
-        "family": "",
-        "families": [],
-        "parameter_size": "",
-        "quantization_level": "",
-    }
-    return {
-        "name": served.name,
-        "model": served.name,
-        "modified_at": _time(_STARTED),
-        "size": 0,
-        "digest": hashlib.sha256(served.name.encode()).hexdigest(),
-        "details": details,
-    }
-
-
-def _shown(served: ServedModel) -> OllamaShown:
-    backend = served.backend()
-    info, chat_format = backend.engine.info, backend.format
-    known: dict[str, str | int] = {
-        "general.architecture": info.family,
-        f"{info.family}.context_length": info.max_model_len,
-        f"{info.family}.vocab_size": info.vocab_size,
-    }
-    if info.ledger is not None:
-        known["general.parameter_count"] = info.ledger.parameters
-    names = {"generate": "completion", "embed": "embedding"}
-    capabilities = [names[task] for task in info.tasks if task in names]
-    if chat_format.calls is not None and chat_format.writes_tools:
-        capabilities.append("tools")
-    if chat_format.thinking is not None:
-        capabilities.append("thinking")
-    return {
-        "modified_at": _time(backend.created),
-        "details": _details(served),
-        "model_info": known,
-        "capabilities": capabilities,
-        "parameters": "\n".join(
-            f"{name} {value}"
-            for name, value in msgspec.structs.asdict(info.defaults).items()
-            if value is not None
-        ),
-    }
-
-
-def _size(parameters: int) -> str:
-    """As Ollama writes it: ``1.2B``, ``25.3M``."""
-    for letter, unit in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
-        if parameters >= unit:
-            return f"{parameters / unit:.1f}{letter}"
-    return str(parameters)
-
-
-def _time(unix: int) -> str:
-    return datetime.fromtimestamp(unix, UTC).isoformat().replace("+00:00", "Z")

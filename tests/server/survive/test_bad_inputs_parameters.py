@@ -225,6 +225,8 @@ def test_row_16_token_ids_that_are_none(
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": 1e400}, "temperature"),
         ({"temperature": 1000}, "temperature"),
+        ({"temperature": 9}, "temperature"),
+        ({"temperature": 2.001}, "temperature"),
         ({"top_p": 1.1}, "top_p"),
         ({"top_p": -0.1}, "top_p"),
         ({"top_k": -2}, "top_k"),

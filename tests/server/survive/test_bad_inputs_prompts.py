@@ -88,7 +88,7 @@ def test_row_17_sampling_values_at_the_edge_harm_nobody(server: Server, http: ht
         {"temperature": 1e-310, "min_p": 0.1},
         {"temperature": 1e-310, "top_p": 0.5, "top_k": 3},
         {"temperature": 5e-324, "min_p": 5e-324, "top_p": 5e-324},
-        {"temperature": 100, "min_p": 1, "top_p": 1e-300},
+        {"temperature": 2, "min_p": 1, "top_p": 1e-300},
         {"repetition_penalty": 0.01, "temperature": 1e-40, "presence_penalty": -2},
         {"repetition_penalty": 100, "frequency_penalty": 2, "logit_bias": {"5": -100}},
         {"logit_bias": {str(i): -100 for i in range(320)}, "temperature": 1e-310},

@@ -1,0 +1,165 @@
+"""Ollama's API: what it tells of models."""
+
+import hashlib
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NotRequired, TypedDict
+
+import msgspec
+
+from galley.formats.gguf_file import is_gguf
+from galley.gateway.derived import Derived
+from galley.gateway.registry import Registry
+from galley.gateway.served import ServedModel
+
+_STARTED: Final = int(time.time())
+
+
+class OllamaDetails(TypedDict):
+    """What a model is."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaModel(TypedDict, total=False):
+    """One model of a list. Bytes of ``size`` are those of its weights in memory."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: OllamaDetails
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class OllamaModels(TypedDict):
+    """The served models."""
+
+    models: list[OllamaModel]
+
+
+class OllamaShown(TypedDict):
+    """What is known of a model."""
+
+    modified_at: str
+    details: OllamaDetails
+    model_info: dict[str, str | int]
+    capabilities: list[str]
+    parameters: str
+    system: NotRequired[str]
+
+
+def _details(served: ServedModel) -> OllamaDetails:
+    info = served.backend().engine.info
+    parameters = info.ledger.parameters if info.ledger is not None else 0
+    return {
+        "parent_model": "",
+        "format": "gguf" if is_gguf(Path(info.path)) else "safetensors",
+        "family": info.family,
+        "families": [info.family],
+        "parameter_size": _size(parameters),
+        "quantization_level": info.quantize if info.weights is None else info.weights.kind,
+    }
+
+
+def listed(served: ServedModel) -> OllamaModel:
+    """A served model, as lists have it."""
+    if served.on_request and not served.is_loaded:
+        return _unloaded(served)
+    backend = served.backend()
+    ledger = backend.engine.info.ledger
+    return {
+        "name": served.name,
+        "model": served.name,
+        "modified_at": time_text(backend.created),
+        "size": ledger.weights if ledger is not None else 0,
+        "digest": hashlib.sha256(backend.files.encode()).hexdigest(),
+        "details": _details(served),
+    }
+
+
+def listed_as(derived: Derived, models: Registry) -> OllamaModel:
+    """A further name of a model."""
+    base = listed(models.served(derived.base))
+    details: OllamaDetails = {**base["details"], "parent_model": derived.base}
+    digest = hashlib.sha256(repr(derived).encode()).hexdigest()
+    return {
+        **base,
+        "name": derived.name,
+        "model": derived.name,
+        "digest": digest,
+        "details": details,
+    }
+
+
+def _unloaded(served: ServedModel) -> OllamaModel:
+    """A model that waits for a request: no more than its name is known."""
+    details: OllamaDetails = {
+        "parent_model": "",
+        "format": "",
+        "family": "",
+        "families": [],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+    return {
+        "name": served.name,
+        "model": served.name,
+        "modified_at": time_text(_STARTED),
+        "size": 0,
+        "digest": hashlib.sha256(served.name.encode()).hexdigest(),
+        "details": details,
+    }
+
+
+def shown(served: ServedModel, derived: Derived | None) -> OllamaShown:
+    """What is known of a model, and of the further name by which it was asked for."""
+    backend = served.backend()
+    info, chat_format = backend.engine.info, backend.format
+    known: dict[str, str | int] = {
+        "general.architecture": info.family,
+        f"{info.family}.context_length": info.max_model_len,
+        f"{info.family}.vocab_size": info.vocab_size,
+    }
+    if info.ledger is not None:
+        known["general.parameter_count"] = info.ledger.parameters
+    names = {"generate": "completion", "embed": "embedding"}
+    capabilities = [names[task] for task in info.tasks if task in names]
+    if chat_format.calls is not None and chat_format.writes_tools:
+        capabilities.append("tools")
+    if chat_format.thinking is not None:
+        capabilities.append("thinking")
+    sampling = msgspec.structs.asdict(info.defaults) | dict(derived.sampling if derived else {})
+    answer: OllamaShown = {
+        "modified_at": time_text(backend.created),
+        "details": _details(served),
+        "model_info": known,
+        "capabilities": capabilities,
+        "parameters": "\n".join(
+            f"{name} {value}" for name, value in sampling.items() if value is not None
+        ),
+    }
+    system = (derived.system_prompt if derived else "") or backend.system_prompt
+    return {**answer, "system": system} if system else answer
+
+
+def _size(parameters: int) -> str:
+    """As Ollama writes it: ``1.2B``, ``25.3M``."""
+    for letter, unit in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if parameters >= unit:
+            return f"{parameters / unit:.1f}{letter}"
+    return str(parameters)
+
+
+def time_text(unix: int) -> str:
+    """A Unix time as Ollama writes it."""
+    return datetime.fromtimestamp(unix, UTC).isoformat().replace("+00:00", "Z")
