@@ -233,6 +233,9 @@ class ResponseRequest(ResponseCountRequest, frozen=True, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: Annotated[
+        Literal["in_memory", "24h"] | None, Meta(description="Taken and not used.")
+    ] = None
 
     @property
     def constrained_by(self) -> str:
