@@ -77,7 +77,7 @@ def test_a_stream_has_thinking_calls_and_text_apart(llm: LLM) -> None:
 
 
 def test_what_is_wrong_is_named(llm: LLM) -> None:
-    call = {"type": "function", "id": "1", "function": {"name": "f", "arguments": "[]"}}
+    call = {"type": "function", "id": "1", "function": {"name": "f"}}
     broken: Any = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
     cases: list[tuple[Any, dict[str, Any], str]] = [
         ("x", {"tool": []}, "tool"),
@@ -91,6 +91,14 @@ def test_what_is_wrong_is_named(llm: LLM) -> None:
         with pytest.raises(RequestError) as refused:
             llm.chat(messages, **options)
         assert refused.value.param == param
+
+
+@pytest.mark.parametrize("arguments", ["[]", '{"a": "x', "", {"a": 1}])
+def test_arguments_that_are_no_json_object_are_taken_back(llm: LLM, arguments: Any) -> None:
+    call = {"type": "function", "id": "1", "function": {"name": "f", "arguments": arguments}}
+    said: Any = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    [output] = llm.chat(said, SamplingParams(max_tokens=1))
+    assert output.choices[0].token_ids
 
 
 def test_a_parser_of_another_name_leaves_the_text_as_it_is(tmp_path: Path) -> None:
