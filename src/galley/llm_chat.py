@@ -9,6 +9,7 @@ from galley.errors import RequestError
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from galley.tools.conversation import Conversation, Tool, read_arguments
+from galley.tools.volatile import settle
 from galley.tools.formats import ChatFormat
 from galley.tools.parser import Parser
 from galley.tools.prepare import check_tools, prepared, variables_of
@@ -90,7 +91,7 @@ def chat_prompt(
     check_tools(conversation, format)
     ids = template.encode(
         tokenizer,
-        conversation.messages,
+        settle(conversation.messages, format.volatile_lines),
         tools=[tool.as_templates_expect() for tool in conversation.offered],
         variables=variables_of(conversation, format),
         continue_last=conversation.continues,

@@ -67,7 +67,7 @@ async def prompt_of(backend: Backend, conversation: Conversation) -> list[int]:
     """
     check_tools(conversation, backend.format)
     return await backend.text.chat(
-        settle(conversation.messages, backend.volatile_lines),
+        settle(conversation.messages, backend.format.volatile_lines),
         tools=[tool.as_templates_expect() for tool in conversation.offered],
         variables=variables_of(conversation, backend.format),
         continue_last=conversation.continues,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 from galley.config import Settings
-from galley.engine_settings import VolatileLines
 from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError
 from galley.formats.gguf_file import is_gguf
 from galley.formats.source import BUNDLED, resolve_model
@@ -50,7 +49,6 @@ class Backend:
         format: how the model is told of tools, and writes calls and thinking.
         created: Unix time at which the model became ready.
         files: what the model was loaded from, see :func:`fingerprint`.
-        volatile_lines: what becomes of them in prompts.
         calls: that are open; the engine ends after them when the model has been reloaded.
     """
 
@@ -60,7 +58,6 @@ class Backend:
     format: ChatFormat
     created: int
     files: str
-    volatile_lines: VolatileLines
     calls: "WeakSet[Any]" = field(default_factory=WeakSet)
 
     async def close(self) -> None:
@@ -284,6 +281,7 @@ class ServedModel:
                 template,
                 tool_parser=self.settings.tool_parser,
                 reasoning_parser=self.settings.reasoning_parser,
+                volatile_lines=self.settings.volatile_lines,
             )
             if template.exists:
                 await text.warm()
@@ -291,15 +289,7 @@ class ServedModel:
         except BaseException:
             await engine.close()
             raise
-        return Backend(
-            engine,
-            tokenizer,
-            text,
-            form,
-            created=int(time.time()),
-            files=files,
-            volatile_lines=self.settings.volatile_lines,
-        )
+        return Backend(engine, tokenizer, text, form, created=int(time.time()), files=files)
 
     async def close(self) -> None:
         """End the model's processes, and those of files that were served before. Idempotent."""
