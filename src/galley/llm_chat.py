@@ -9,10 +9,10 @@ from galley.errors import RequestError
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from galley.tools.conversation import Conversation, Tool, read_arguments
-from galley.tools.volatile import settle
 from galley.tools.formats import ChatFormat
 from galley.tools.parser import Parser
 from galley.tools.prepare import check_tools, prepared, variables_of
+from galley.tools.volatile import settle
 from galley.types import SamplingParams
 
 
