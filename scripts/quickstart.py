@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from galley.errors import SettingsError
+from galley.formats.source import BUNDLED, BUNDLED_EMBED, BUNDLED_SPEECH
 from galley.gateway.key_file import digest, read_key_file
 from galley.settings.config import Settings
-from galley.formats.source import BUNDLED, BUNDLED_EMBED, BUNDLED_SPEECH
 
 QUESTION: Final = "What is a KV cache?"
 TASK: Final = "Write the ticket as JSON."

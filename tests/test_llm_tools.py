@@ -77,7 +77,7 @@ def test_a_stream_has_thinking_calls_and_text_apart(llm: LLM) -> None:
 
 
 def test_what_is_wrong_is_named(llm: LLM) -> None:
-    call = {"type": "function", "id": "1", "function": {"name": "f", "arguments": "[]"}}
+    call = {"type": "function", "id": "1", "function": {"name": "f"}}
     broken: Any = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
     cases: list[tuple[Any, dict[str, Any], str]] = [
         ("x", {"tool": []}, "tool"),
@@ -91,6 +91,29 @@ def test_what_is_wrong_is_named(llm: LLM) -> None:
         with pytest.raises(RequestError) as refused:
             llm.chat(messages, **options)
         assert refused.value.param == param
+
+
+@pytest.mark.parametrize("arguments", ["[]", '{"a": "x', "", {"a": 1}])
+def test_arguments_that_are_no_json_object_are_taken_back(llm: LLM, arguments: Any) -> None:
+    call = {"type": "function", "id": "1", "function": {"name": "f", "arguments": arguments}}
+    said: Any = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    [output] = llm.chat(said, SamplingParams(max_tokens=1))
+    assert output.choices[0].token_ids
+
+
+def test_volatile_lines_are_left_out_of_prompts(tmp_path: Path) -> None:
+    folder = make_calling(tmp_path / "calling")
+    head = "x-anthropic-billing-header: cch=1;"
+    said: Any = [
+        {"role": "system", "content": f"{head}\nBe brief."},
+        {"role": "user", "content": "x"},
+    ]
+    counts = []
+    for how in ("keep", "drop"):
+        with LLM(folder, kv_cache_tokens=1024, threads=1, volatile_lines=how) as llm:
+            [output] = llm.chat([said], SamplingParams(max_tokens=1))
+            counts.append(output.prompt_tokens)
+    assert counts[0] > counts[1] + 10
 
 
 def test_a_parser_of_another_name_leaves_the_text_as_it_is(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from galley.formats.weights import IntWeight
 from galley.ops.executor import choose_executor
 from galley.quant.grid import Scheme, nearest
 from galley.settings.engine import EngineSettings
-from tests.checkpoints import random_ids
 from tests.checkpoints import make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker
 from tests.formats.compressed_files import INPUTS, args, groups_of, write_compressed

@@ -109,6 +109,69 @@ def test_a_system_message_may_stand_anywhere(server: Server, where: int) -> None
     assert counts[0]["input_tokens"] > plain["input_tokens"]
 
 
+def changed(kind: str) -> Any:
+    tool = {"type": "tool_reference", "name": "get_weather"}
+    return {"role": "system", "content": [{"type": kind, "tool": tool}]}
+
+
+NAMED: Any = {"messages": ASKED}
+WITHOUT: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"tools": [TOOL], "messages": [*ASKED, changed("tool_removal")]}, NAMED),
+    ({"tools": [TOOL], "messages": [*ASKED, changed("tool_addition")]}, {"tools": [TOOL], **NAMED}),
+    (
+        {"tools": [TOOL], "messages": [changed("tool_removal"), *ASKED, changed("tool_addition")]},
+        {"tools": [TOOL], **NAMED},
+    ),
+    (
+        {
+            "messages": [
+                *ASKED,
+                {"role": "system", "content": "x", "clear_at": "next_user_message"},
+                *ASKED,
+            ]
+        },
+        {"messages": [*ASKED, *ASKED]},
+    ),
+    (
+        {
+            "messages": [
+                *ASKED,
+                {"role": "system", "content": "x", "clear_at": "next_user_message"},
+            ]
+        },
+        {"messages": [*ASKED, {"role": "system", "content": "x"}]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "same"), WITHOUT)
+def test_system_messages_change_what_the_model_is_told(
+    server: Server, asked: dict[str, Any], same: dict[str, Any]
+) -> None:
+    counts = [
+        httpx.post(
+            f"{server.url}{PATH}/count_tokens", json=body, headers={"x-api-key": "sk-1"}
+        ).json()
+        for body in (asked, same)
+    ]
+    assert counts[0] == counts[1]
+    assert counts[0]["input_tokens"]
+
+
+def test_a_tool_that_was_found_is_told_by_its_name(server: Server) -> None:
+    found = {"type": "tool_reference", "tool_name": "get_weather"}
+    told = {"type": "text", "text": "get_weather"}
+    counts = []
+    for block in (found, told):
+        result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [block]}
+        messages = [*ASKED, CALL, {"role": "user", "content": [result]}]
+        answer = post(server, messages=messages, tools=[{**TOOL, "defer_loading": True}])
+        assert answer.status_code == 200, answer.text
+        usage = answer.json()["usage"]
+        counts.append(usage["input_tokens"] + usage["cache_read_input_tokens"])
+    assert counts[0] == counts[1]
+
+
 @pytest.mark.parametrize("display", [None, "summarized", "omitted"])
 def test_adaptive_thinking_is_told_as_it_is_asked_for(
     client: Anthropic, display: str | None
@@ -351,6 +414,8 @@ def test_a_call_that_breaks_off_in_a_stream_is_told_once() -> None:
             "output_config",
         ),
         ({"speed": "fast"}, "speed"),
+        ({"messages": [changed("tool_removal")]}, "messages"),
+        ({"messages": [{**ASKED[0], "clear_at": "never"}]}, "clear_at"),
         ({"mcp_servers": [{"type": "url", "url": "x", "name": "x"}]}, "mcp_servers"),
         ({"tools": [{**TOOL, "allowed_callers": ["code_execution_20250825"]}]}, "allowed_callers"),
         (

@@ -1,5 +1,6 @@
 """Messages of Anthropic's API, block by block, and what they are to the models."""
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -62,11 +63,46 @@ class ToolUseBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="too
     toolset_name: None = None
 
 
+class FoundToolBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="tool_reference"):
+    """A tool that another one has found; the model is told its name, and of all tools anyway."""
+
+    tool_name: Annotated[str, Meta(pattern=TOOL_NAME_PATTERN)]
+    cache_control: CacheControl | None = None
+
+    @property
+    def text(self) -> str:
+        """What the model is told."""
+        return self.tool_name
+
+
+class ChangedTool(Strict, frozen=True, kw_only=True):
+    """One of the request's `tools`."""
+
+    type: Literal["tool_reference"]
+    name: Annotated[str, Meta(pattern=TOOL_NAME_PATTERN)]
+
+
+class ToolAdditionBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="tool_addition"):
+    """A tool may be called from here on; the model is told of it from the beginning."""
+
+    tool: ChangedTool
+    cache_control: CacheControl | None = None
+
+
+class ToolRemovalBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="tool_removal"):
+    """A tool may not be called from here on."""
+
+    tool: ChangedTool
+    cache_control: CacheControl | None = None
+
+
 class ToolResultBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="tool_result"):
     """What a tool answered."""
 
     tool_use_id: Annotated[str, Meta(max_length=256)]
-    content: str | Annotated[list[TextBlock], Meta(max_length=MAX_PARTS)] | None = None
+    content: (
+        str | Annotated[list[TextBlock | FoundToolBlock], Meta(max_length=MAX_PARTS)] | None
+    ) = None
     is_error: Annotated[
         bool | None, Meta(description="Taken and not used: the content says it.")
     ] = None
@@ -75,11 +111,17 @@ class ToolResultBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="
 
 
 Block: TypeAlias = (
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+    TextBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ToolAdditionBlock
+    | ToolRemovalBlock
 )
 
 _OF_ROLE: dict[str, tuple[type[msgspec.Struct], ...]] = {
-    "system": (TextBlock,),
+    "system": (TextBlock, ToolAdditionBlock, ToolRemovalBlock),
     "user": (TextBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
 }
@@ -90,8 +132,14 @@ class AnthropicMessage(Strict, frozen=True, kw_only=True):
 
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], Meta(max_length=MAX_PARTS)]
+    clear_at: Annotated[
+        Literal["next_user_message", "never"] | None,
+        Meta(description="Of the role `system`: whether a later user's message takes it away."),
+    ] = None
 
     def __post_init__(self) -> None:
+        if self.clear_at is not None and self.role != "system":
+            raise RequestError("clear_at goes with the role system", param="clear_at")
         for block in self.content if isinstance(self.content, list) else ():
             if not isinstance(block, _OF_ROLE[self.role]):
                 raise RequestError(
@@ -112,7 +160,8 @@ class AnthropicMessage(Strict, frozen=True, kw_only=True):
             if isinstance(block, ToolResultBlock)
         ]
         texts = [block.text for block in blocks if isinstance(block, TextBlock)]
-        if texts or self.role == "assistant" or not plain:
+        changes = any(isinstance(b, ToolAdditionBlock | ToolRemovalBlock) for b in blocks)
+        if texts or self.role == "assistant" or not (plain or changes):
             between = "\n\n" if self.role == "system" else ""
             message: dict[str, Any] = {"role": self.role, "content": between.join(texts)}
             thinking = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
@@ -133,7 +182,27 @@ class AnthropicMessage(Strict, frozen=True, kw_only=True):
         return plain
 
 
-def text_of(content: str | list[TextBlock], between: str = "") -> str:
+def kept_messages(messages: Sequence[AnthropicMessage]) -> Iterator[AnthropicMessage]:
+    """The messages without those that a later user's has taken away."""
+    last = max((n for n, m in enumerate(messages) if m.role == "user"), default=-1)
+    for index, message in enumerate(messages):
+        if message.clear_at != "next_user_message" or index > last:
+            yield message
+
+
+def removed_tools(messages: Sequence[AnthropicMessage]) -> set[str]:
+    """Names of the tools that may not be called behind these messages."""
+    removed: set[str] = set()
+    for message in messages:
+        for block in message.content if isinstance(message.content, list) else ():
+            if isinstance(block, ToolRemovalBlock):
+                removed.add(block.tool.name)
+            elif isinstance(block, ToolAdditionBlock):
+                removed.discard(block.tool.name)
+    return removed
+
+
+def text_of(content: str | Sequence[TextBlock | FoundToolBlock], between: str = "") -> str:
     """The content as one text."""
     return content if isinstance(content, str) else between.join(block.text for block in content)
 

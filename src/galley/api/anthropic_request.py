@@ -12,7 +12,14 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from galley.api.anthropic_blocks import AnthropicMessage, CacheControl, TextBlock, text_of
+from galley.api.anthropic_blocks import (
+    AnthropicMessage,
+    CacheControl,
+    TextBlock,
+    kept_messages,
+    removed_tools,
+    text_of,
+)
 from galley.api.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -147,7 +154,11 @@ class CountRequest(Strict, frozen=True, kw_only=True):
         Raises:
             RequestError: fields contradict each other, or ask for what is not supported.
         """
-        messages = [turn for message in self.messages for turn in message.plain()]
+        kept = kept_messages(self.messages)
+        messages = [turn for message in kept for turn in message.plain()]
+        if not messages:
+            raise RequestError("messages: none of them says anything", param="messages")
+        removed = removed_tools(self.messages)
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": text_of(self.system, "\n\n")})
         choice, thinking = self.tool_choice, self.thinking
@@ -162,6 +173,7 @@ class CountRequest(Strict, frozen=True, kw_only=True):
                     field=f"tools[{index}].input_schema",
                 )
                 for index, tool in enumerate(self.tools or ())
+                if tool.name not in removed
             ),
             choice="auto" if choice is None else _CHOICES[choice.type],
             named=None if choice is None else choice.name,

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from galley.errors import RequestError
-from galley.tools.conversation import TOOL_NAME, Conversation, Tool
+from galley.tools.conversation import TOOL_NAME, Conversation, Tool, read_arguments
 
 # Bounds far beyond use, which keep the work that a hostile body can ask for small.
 MAX_MESSAGES: Final = 4096
@@ -161,18 +161,6 @@ class NamedTool(Strict, frozen=True, kw_only=True):
 
 Tools: TypeAlias = Annotated[list[ToolField], Meta(max_length=MAX_TOOLS)]
 Choice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
-
-
-def read_arguments(text: str) -> dict[str, Any] | str:
-    """A call's arguments: the object that is written, or the text itself if that is none.
-
-    An answer that was cut off within a call comes back so, with every later turn.
-    """
-    try:
-        arguments = msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        return text
-    return arguments if isinstance(arguments, dict) else text
 
 
 def conversation_of(

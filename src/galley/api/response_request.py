@@ -17,12 +17,11 @@ from galley.api.messages import (
     MAX_PARTS,
     MAX_TOOLS,
     Strict,
-    read_arguments,
 )
 from galley.api.response_tools import ResponseTool, ToolName, full_name, model_tools
 from galley.api.structured_output import ANY_OBJECT, schema_grammar
 from galley.errors import RequestError
-from galley.tools.conversation import Conversation
+from galley.tools.conversation import Conversation, read_arguments
 from galley.types import Grammar, SamplingParams
 
 MAX_METADATA: Final = 64
@@ -233,6 +232,9 @@ class ResponseRequest(ResponseCountRequest, frozen=True, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: Annotated[
+        Literal["in_memory", "24h"] | None, Meta(description="Taken and not used.")
+    ] = None
 
     @property
     def constrained_by(self) -> str:

@@ -170,6 +170,9 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
     store: Annotated[bool | None, Meta(description="Taken and not used: nothing is stored.")] = None
     safety_identifier: Annotated[str | None, Meta(description="Taken and not used.")] = None
     prompt_cache_key: Annotated[str | None, Meta(description="Taken and not used.")] = None
+    prompt_cache_retention: Annotated[
+        Literal["in_memory", "24h"] | None, Meta(description="Taken and not used.")
+    ] = None
     service_tier: Literal["auto", "default"] | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonField = None
@@ -222,6 +225,9 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     ] = None
     response_format: ResponseFormat | None = None
     tools: Annotated[Tools | None, Meta(description="Functions that the model may call.")] = None
+    verbosity: Annotated[
+        Literal["low", "medium", "high"] | None, Meta(description="Taken and not used.")
+    ] = None
     functions: Annotated[
         Annotated[list[Any], Meta(max_length=0)] | None, Meta(description="See `tools`.")
     ] = None

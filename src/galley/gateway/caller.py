@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 
 from galley.errors import RateLimited
-from galley.gateway.key_file import LOWEST_PRIORITY, Tenant
 from galley.gateway.derived import Derived
-from galley.gateway.key_file import Tenant
+from galley.gateway.key_file import LOWEST_PRIORITY, Tenant
 from galley.gateway.tenants import ANYBODY, Account
 from galley.observe.tenants import TenantMetrics
 from galley.observe.tracing import Trace

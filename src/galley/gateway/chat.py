@@ -79,7 +79,7 @@ async def prompt_of(backend: Backend, conversation: Conversation, share: Share) 
     check_tools(conversation, backend.format)
     conversation = conversation.headed_by(backend.system_prompt)
     return await backend.text.of(share).chat(
-        settle(conversation.messages, backend.volatile_lines),
+        settle(conversation.messages, backend.format.volatile_lines),
         tools=[tool.as_templates_expect() for tool in conversation.offered],
         variables=variables_of(conversation, backend.format),
         continue_last=conversation.continues,

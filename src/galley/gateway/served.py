@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
+from galley.settings.config import Settings
 from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError
 from galley.formats.gguf_file import is_gguf
 from galley.formats.source import BUNDLED, resolve_model
@@ -53,7 +54,6 @@ class Backend:
         created: Unix time at which the model became ready.
         files: what the model was loaded from, see :func:`fingerprint`.
         system_prompt: of conversations that have none.
-        volatile_lines: what becomes of them in prompts.
         calls: that are open; the engine ends after them when the model has been reloaded.
     """
 
@@ -65,7 +65,6 @@ class Backend:
     created: int
     files: str
     system_prompt: str = ""
-    volatile_lines: VolatileLines = "keep"
     calls: "WeakSet[Any]" = field(default_factory=WeakSet)
 
     async def close(self) -> None:
@@ -304,6 +303,7 @@ class ServedModel:
                 template,
                 tool_parser=self.settings.tool_parser,
                 reasoning_parser=self.settings.reasoning_parser,
+                volatile_lines=self.settings.volatile_lines,
             )
             self.adapters.serve(await self.adapters.begin(engine))
             decoder = None if info.speech is None else await asyncio.to_thread(self._decoder)
@@ -320,7 +320,6 @@ class ServedModel:
             created=int(time.time()),
             files=files,
             system_prompt=self.settings.system_prompt,
-            volatile_lines=self.settings.volatile_lines,
         )
 
     def _decoder(self) -> "Decoder":

@@ -8,10 +8,11 @@ import msgspec
 from galley.errors import RequestError
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
-from galley.tools.conversation import Conversation, Tool
+from galley.tools.conversation import Conversation, Tool, read_arguments
 from galley.tools.formats import ChatFormat
 from galley.tools.parser import Parser
 from galley.tools.prepare import check_tools, markers_of, prepared, variables_of
+from galley.tools.volatile import settle
 from galley.types import SamplingParams
 
 
@@ -90,7 +91,7 @@ def chat_prompt(
     check_tools(conversation, format)
     ids = template.encode(
         tokenizer,
-        conversation.messages,
+        settle(conversation.messages, format.volatile_lines),
         tools=[tool.as_templates_expect() for tool in conversation.offered],
         variables=variables_of(conversation, format),
         continue_last=conversation.continues,
@@ -117,19 +118,17 @@ def _tool(tool: Mapping[str, Any], index: int) -> Tool:
 
 
 def _with_dictionaries(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with the arguments of its calls, which may be JSON's text, as dictionaries."""
+    """The message with the arguments of its calls, where they are the text of an object, as that."""
     message = dict(message)
     calls = []
     for call in message.get("tool_calls") or ():
         try:
             function = dict(call["function"])
             if isinstance(function["arguments"], str):
-                function["arguments"] = msgspec.json.decode(
-                    function["arguments"] or "{}", type=dict
-                )
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+                function["arguments"] = read_arguments(function["arguments"])
+        except (KeyError, TypeError, ValueError) as error:
             raise RequestError(
-                "messages: the arguments of a call must be a dictionary or the text of a JSON object",
+                "messages: a call must have a function with arguments, a dictionary or text",
                 param="messages",
             ) from error
         calls.append({**call, "function": function})

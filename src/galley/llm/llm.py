@@ -171,6 +171,7 @@ class LLM(Closable):
             self._template,
             tool_parser=settings.tool_parser,
             reasoning_parser=settings.reasoning_parser,
+            volatile_lines=settings.volatile_lines,
         )
 
     def __repr__(self) -> str:

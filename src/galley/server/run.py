@@ -20,9 +20,7 @@ from galley import __version__
 from galley.errors import GalleyError, SettingsError
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
-from galley.machine import process_age
 from galley.machine import give_memory_back, process_age
-from galley.model_info import Ledger
 from galley.observe import logs
 from galley.observe.logs import say
 from galley.observe.tracing import Tracing

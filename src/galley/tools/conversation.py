@@ -115,3 +115,15 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
         if self.named is not None:
             return tuple(tool for tool in self.tools if tool.name == self.named)
         return () if self.choice == "none" else self.tools
+
+
+def read_arguments(text: str) -> dict[str, Any] | str:
+    """A call's arguments: the object that is written, or the text itself if that is none.
+
+    An answer that was cut off within a call comes back so, with every later turn.
+    """
+    try:
+        arguments = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return text
+    return arguments if isinstance(arguments, dict) else text

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from galley.settings.engine import ReasoningParser, ToolParser
+from galley.settings.engine import ReasoningParser, ToolParser, VolatileLines
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from galley.tools import deepseek, granite, harmony, hermes, llama, mistral, phi, pythonic, qwen_xml
@@ -64,6 +64,7 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         thinking: a name of :data:`THINKING`; None: the model does not think, or nobody wants it apart.
         variables: that its chat template reads.
         writes_tools: the template can tell the model of tools.
+        volatile_lines: what becomes of them in the model's prompts.
     """
 
     calls: str | None = None
@@ -71,6 +72,7 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     thinking: str | None = None
     variables: frozenset[str] = frozenset()
     writes_tools: bool = False
+    volatile_lines: VolatileLines = "keep"
 
     def marker_tokens(self, tokenizer: Tokenizer, parser: Parser) -> frozenset[int]:
         """Tokens that are a marker of ``parser``, which wants to see their text and their places."""
@@ -128,6 +130,7 @@ def chat_format(
     *,
     tool_parser: ToolParser = "auto",
     reasoning_parser: ReasoningParser = "auto",
+    volatile_lines: VolatileLines = "keep",
 ) -> ChatFormat:
     """The format of a model with this chat template.
 
@@ -135,6 +138,7 @@ def chat_format(
         template: the model's.
         tool_parser: a name of :data:`FORMATS`, "auto" or "off".
         reasoning_parser: a name of :data:`THINKING`, "auto" or "off".
+        volatile_lines: as the settings have it.
     """
     calls = _chosen(tool_parser, _calls_of(template.source))
     return ChatFormat(
@@ -143,6 +147,7 @@ def chat_format(
         thinking=_chosen(reasoning_parser, _thinking_of(template.source)),
         variables=template.variables,
         writes_tools="tools" in template.variables,
+        volatile_lines=volatile_lines,
     )
 
 

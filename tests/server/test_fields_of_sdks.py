@@ -1,0 +1,99 @@
+"""Every field that the SDKs know is taken, or refused on purpose: a newer SDK shows what is new."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from anthropic.types import (
+    CacheControlEphemeralParam,
+    TextBlockParam,
+    ThinkingConfigAdaptiveParam,
+    ToolParam,
+    ToolResultBlockParam,
+    ToolUseBlockParam,
+    message_create_params,
+)
+from anthropic.types import beta as beta_types
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import input_token_count_params, response_create_params
+
+from galley.api import anthropic_blocks as blocks
+from galley.api import anthropic_request
+from galley.api.response_request import ResponseCountRequest, ResponseRequest
+from galley.api.schemas import ChatRequest, CompletionRequest
+from galley.api.validate import validate
+from galley.errors import RequestError
+
+HEADERS = ("betas", "user_profile_id", "workspace_id")
+"""Parameters that the SDK sends as headers."""
+
+SAID: Any = [{"role": "user", "content": "x"}]
+MESSAGES: dict[str, Any] = {"messages": SAID, "max_tokens": 1}
+REQUESTS: list[tuple[Any, type[msgspec.Struct], dict[str, Any], set[str]]] = [
+    (
+        message_create_params.MessageCreateParamsBase,
+        anthropic_request.MessagesRequest,
+        MESSAGES,
+        set(),
+    ),
+    (
+        beta_types.message_create_params.MessageCreateParamsBase,
+        anthropic_request.MessagesRequest,
+        MESSAGES,
+        {"billing_policy", "compaction", "fallback_credit_token", "thread"},
+    ),
+    (
+        chat_create_params.CompletionCreateParamsBase,
+        ChatRequest,
+        {"messages": SAID},
+        {"moderation", "prompt_cache_options"},
+    ),
+    (
+        completion_create_params.CompletionCreateParamsBase,
+        CompletionRequest,
+        {"prompt": "x"},
+        set(),
+    ),
+    (
+        response_create_params.ResponseCreateParamsBase,
+        ResponseRequest,
+        {"input": "x"},
+        {"access_programs", "context_management", "image", "moderation", "prompt_cache_options"},
+    ),
+    (
+        input_token_count_params.InputTokenCountParams,
+        ResponseCountRequest,
+        {"input": "x"},
+        {"personality"},
+    ),
+]
+PARTS: list[tuple[Any, type[msgspec.Struct]]] = [
+    (ToolParam, anthropic_request.AnthropicTool),
+    (ToolUseBlockParam, blocks.ToolUseBlock),
+    (ToolResultBlockParam, blocks.ToolResultBlock),
+    (TextBlockParam, blocks.TextBlock),
+    (CacheControlEphemeralParam, blocks.CacheControl),
+    (ThinkingConfigAdaptiveParam, anthropic_request.Thinking),
+]
+
+
+def fields(params: Any) -> set[str]:
+    return set(params.__required_keys__ | params.__optional_keys__)
+
+
+@pytest.mark.parametrize(("params", "model", "least", "refused"), REQUESTS)
+def test_every_field_of_a_request_is_known(
+    params: Any, model: type[msgspec.Struct], least: dict[str, Any], refused: set[str]
+) -> None:
+    assert fields(params) - set(model.__struct_fields__) - set(HEADERS) == refused
+    validate(model, least)
+    for name in refused:
+        with pytest.raises(RequestError) as error:
+            validate(model, least | {name: "x"})
+        assert error.value.param == name
+
+
+@pytest.mark.parametrize(("params", "model"), PARTS)
+def test_every_field_of_a_part_is_known(params: Any, model: type[msgspec.Struct]) -> None:
+    assert fields(params) - set(model.__struct_fields__) <= {"type"}
