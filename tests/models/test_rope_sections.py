@@ -45,7 +45,10 @@ SAID: dict[str, dict[str, Any]] = {
     "dynamic": {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_theta": 5000.0},
     "trained-outside": {"rope_scaling": LLAMA3, "original_max_position_embeddings": 100},
 }
-LAYERS: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+LAYERS: dict[str, Any] = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 8,
+}
 
 
 def turned(config: dict[str, Any]) -> list[tuple[Any, float]]:
