@@ -262,9 +262,10 @@ class _Rows(NamedTuple):
     def _scales(self, scale: Variable) -> Floats:
         """[rows, 1]: what an integer stands for."""
         divisors = scale.data.copy().view(np.float32)[self.first : self.first + self.rows, None]
-        if not (np.isfinite(divisors) & (divisors > 0)).all():
+        with np.errstate(divide="ignore", over="ignore"):
+            scales: Floats = np.float32(1) / divisors
+        if not (np.isfinite(scales) & (scales > 0)).all():
             raise self.file.wrong(scale.name, "has a scale that is no positive number")
-        scales: Floats = np.float32(1) / divisors
         return scales
 
 
