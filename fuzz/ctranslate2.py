@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from galley.engine.read_model import read_model
-from galley.engine_settings import EngineSettings
 from galley.errors import GalleyError
 from galley.formats.reader import open_checkpoint
+from galley.settings.engine import EngineSettings
 
 MOST_MESSAGE: Final = 4000
 """Characters of the longest sensible error."""
