@@ -164,6 +164,17 @@ def test_what_speech_detection_cannot_do_is_named(
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize("size", [1_000, 65_537, 300_000])
+def test_a_recording_that_is_sent_as_text_is_told_how_to_be_sent(size: int, server: Server) -> None:
+    answer = httpx.post(
+        f"{server.url}{TRANSCRIPTIONS}",
+        files={"file": (None, b"x" * size), "model": (None, b"hearing")},
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "file"
+    assert "with a filename" in answer.json()["error"]["message"]
+
+
 def test_a_stream_brings_the_same_text_in_pieces(
     client: OpenAI, speech: bytes, expected: str
 ) -> None:

@@ -88,6 +88,12 @@ async def _parsed(request: Request) -> FormData:
     except ClientDisconnect:
         raise ClientGone("client hung up while sending its request") from None
     except HTTPException as error:
+        if "maximum size" in str(error.detail):
+            raise RequestError(
+                f"a field of the form has more than {_MAX_FIELD_BYTES // 1024} KiB of text; a recording is "
+                "sent as a file, with a filename (curl: -F file=@recording.wav, not file=<recording.wav)",
+                param="file",
+            ) from None
         raise RequestError(f"The body is no form that can be read: {error.detail}") from None
     except OSError as error:
         log.warning("an upload cannot be kept in the temporary folder: %s", error)
