@@ -15,11 +15,10 @@ from galley.protocols.anthropic.answers import (
     named_as_given,
 )
 from galley.protocols.anthropic.schemas import CountRequest, MessagesRequest
-from galley.protocols.http import body
-from galley.protocols.http.caller import caller_of, note_prompt
-from galley.protocols.http.json_answers import Json, LargeJson
+from galley.protocols.http.admit import admit, admit_unqueued
+from galley.protocols.http.json_answers import Json
 from galley.protocols.http.openapi import Operation
-from galley.protocols.http.sse import NamedEventStream, while_connected
+from galley.protocols.http.sse import NamedEventStream, respond, while_connected
 
 
 class _Operation(Operation):
@@ -28,35 +27,21 @@ class _Operation(Operation):
 
 def routes(models: Registry) -> list[Operation]:
     """The routes, answered by ``models``."""
-    max_bytes = models.settings.max_body_bytes
-    timeout = models.settings.request_timeout
 
     async def messages(request: Request) -> Response:
         """Answer a conversation, as Anthropic's Messages API does."""
-        caller = caller_of(request, timeout=timeout)
-        models.expect("generate", caller)
-        asked = await body.read(request, MessagesRequest, max_bytes=max_bytes)
-        note_prompt(caller, asked.messages, models.settings)
-        find = models.find(asked.model, "generate", caller)
-        served = await while_connected(request.receive, find)
+        asked, caller, served = await admit(
+            models, request, MessagesRequest, "generate", prompt=lambda asked: asked.messages
+        )
         start = MessageAnswer.start(served, asked, caller)
         answer = await while_connected(request.receive, start)
-        if asked.stream:
-            return _Events(answer.events(), answer.close)
-        try:
-            return LargeJson(await while_connected(request.receive, answer.whole()))
-        finally:
-            answer.close()
+        return await respond(request, answer, _Events if asked.stream else None)
 
     async def count_tokens(request: Request) -> Response:
         """How many tokens a conversation has."""
-        models.expect("generate")
-        asked = await body.read(request, CountRequest, max_bytes=max_bytes)
-        find = models.find(asked.model, "generate")
-        backend = (await while_connected(request.receive, find)).backend()
+        asked, caller, served = await admit_unqueued(models, request, CountRequest, "generate")
         with named_as_given():
-            share = caller_of(request).share
-            prompt = await prompt_of(backend, asked.conversation(), share)
+            prompt = await prompt_of(served.backend(), asked.conversation(), caller.share)
         answer: InputTokens = {"input_tokens": len(prompt)}
         return Json(answer)
 

@@ -8,7 +8,7 @@ import msgspec
 
 from galley.errors import RequestError
 
-Model = TypeVar("Model", bound=msgspec.Struct)
+Model = TypeVar("Model")
 Path = tuple[str | int, ...]
 
 _AT: Final = re.compile(r" - at `\$((?:\.\w+|\[\d+\]|\[\.\.\.\])*)`\Z")

@@ -4,7 +4,6 @@ import asyncio
 import re
 from typing import Final, TypeVar
 
-import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
@@ -28,7 +27,7 @@ _CHARSET = re.compile(r"""charset=["']?([\w-]*)""", re.IGNORECASE)
 _CHARSETS: Final = ("utf-8", "utf8", "us-ascii")
 """UTF-8, what many write for it, and a part of it."""
 
-Model = TypeVar("Model", bound=msgspec.Struct)
+Model = TypeVar("Model")
 
 
 async def read(request: Request, model: type[Model], *, max_bytes: int) -> Model:

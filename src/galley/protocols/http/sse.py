@@ -1,19 +1,21 @@
-"""Server-sent events as OpenAI's clients read them, and work that ends when its client hangs up."""
+"""Answers sent whole or as events, and work that ends when its client hangs up."""
 
 import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from galley.errors import GalleyError
 from galley.protocols.common.errors import envelope, to_api_error
 from galley.protocols.http.errors import CLIENT_GONE, ClientGone, note_error
+from galley.protocols.http.json_answers import LargeJson
 
 log = logging.getLogger("galley.server")
 
@@ -117,6 +119,31 @@ class NamedEventStream(EventStream):
         """See :class:`EventStream`."""
         self.sent += 1
         return b"event: " + str(event["type"]).encode() + b"\n" + data_event(event)
+
+
+class Answer(Protocol):
+    """What is told of a request's work, and ends it."""
+
+    def events(self) -> AsyncGenerator[Mapping[str, Any], None]:
+        """The answer as it comes."""
+
+    async def whole(self) -> Mapping[str, Any]:
+        """The answer when it is complete."""
+
+    def close(self) -> None:
+        """Cancel what still runs. Idempotent."""
+
+
+async def respond(
+    request: Request, answer: Answer, stream: type[EventStream] | None = None
+) -> Response:
+    """Send an answer as ``stream``, or whole if that is None. The answer is closed in every case."""
+    if stream is not None:
+        return stream(answer.events(), answer.close)
+    try:
+        return LargeJson(await while_connected(request.receive, answer.whole()))
+    finally:
+        answer.close()
 
 
 def data_event(value: Mapping[str, Any]) -> bytes:

@@ -172,7 +172,7 @@ class OllamaGeneration:
         calls = [_called(call.name, call.arguments) for call in answer.calls]
         return self._last(self._piece(answer.text, answer.reasoning, calls), finish)
 
-    async def lines(self) -> AsyncGenerator[OllamaAnswer, None]:
+    async def events(self) -> AsyncGenerator[OllamaAnswer, None]:
         """The streamed answer; calls come when they are complete. Raises as :meth:`whole`."""
         calls: dict[int, tuple[str, list[str]]] = {}
         finish: Finish | None = None

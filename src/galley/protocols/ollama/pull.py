@@ -72,7 +72,7 @@ class OllamaPull:
         self._stopped = False
         self._progress = (0, 0)
 
-    async def lines(self) -> AsyncGenerator[OllamaProgress, None]:
+    async def events(self) -> AsyncGenerator[OllamaProgress, None]:
         """Progress, until it is complete. Raises ApiError if the model cannot be had."""
         yield {"status": "pulling manifest"}
         work = asyncio.ensure_future(in_daemon_thread(self._download))
@@ -94,7 +94,7 @@ class OllamaPull:
 
     async def whole(self) -> OllamaProgress:
         """The last line. Raises as :meth:`lines`."""
-        async for line in self.lines():
+        async for line in self.events():
             last = line
         return last
 

@@ -12,10 +12,10 @@ from galley.errors import RequestError
 from galley.gateway.caller import Caller
 from galley.gateway.registry import Registry
 from galley.protocols.http import body
-from galley.protocols.http.caller import caller_of, note_prompt
-from galley.protocols.http.json_answers import Json, LargeJson
+from galley.protocols.http.admit import read
+from galley.protocols.http.json_answers import Json
 from galley.protocols.http.openapi import Operation
-from galley.protocols.http.sse import EventStream, while_connected
+from galley.protocols.http.sse import EventStream, respond, while_connected
 from galley.protocols.ollama import answers as ollama_answer
 from galley.protocols.ollama.answers import (
     OllamaAnswer,
@@ -67,22 +67,19 @@ class OllamaOperation(Operation):
 def routes(models: Registry) -> list[Operation]:
     """The routes, answered by ``models``."""
     max_bytes = models.settings.max_body_bytes
-    timeout = models.settings.request_timeout
 
     async def chat(request: Request) -> Response:
         """Answer a conversation, as Ollama does."""
-        caller = caller_of(request, timeout=timeout)
-        models.expect("generate", caller)
-        asked = await body.read(request, OllamaChatRequest, max_bytes=max_bytes)
-        note_prompt(caller, asked.messages, models.settings)
+        asked, caller = await read(
+            models, request, OllamaChatRequest, "generate", prompt=lambda asked: asked.messages
+        )
         return await _answer(models, request, asked, caller, asks=bool(asked.messages))
 
     async def generate(request: Request) -> Response:
         """Answer a prompt, as Ollama does."""
-        caller = caller_of(request, timeout=timeout)
-        models.expect("generate", caller)
-        asked = await body.read(request, OllamaGenerateRequest, max_bytes=max_bytes)
-        note_prompt(caller, asked.prompt, models.settings)
+        asked, caller = await read(
+            models, request, OllamaGenerateRequest, "generate", prompt=lambda asked: asked.prompt
+        )
         return await _answer(models, request, asked, caller, asks=bool(asked.prompt))
 
     async def tags(_: Request) -> Response:
@@ -124,12 +121,7 @@ def routes(models: Registry) -> list[Operation]:
         """Download a model from the hub."""
         asked = await body.read(request, OllamaPullRequest, max_bytes=max_bytes)
         download = OllamaPull(models, _named(asked))
-        if asked.streamed:
-            return _Lines(download.lines(), download.close)
-        try:
-            return Json(await while_connected(request.receive, download.whole()))
-        finally:
-            download.close()
+        return await respond(request, download, _Lines if asked.streamed else None)
 
     async def delete_model(request: Request) -> Response:
         """Remove a downloaded model."""
@@ -236,16 +228,7 @@ async def _answer(
         return respond_at_once(answer, streamed=asked.streamed)
     start = OllamaGeneration.start(served, asked, caller)
     generation = await while_connected(request.receive, start)
-    return await _respond(request, generation, streamed=asked.streamed)
-
-
-async def _respond(request: Request, answer: OllamaGeneration, *, streamed: bool) -> Response:
-    if streamed:
-        return _Lines(answer.lines(), answer.close)
-    try:
-        return LargeJson(await while_connected(request.receive, answer.whole()))
-    finally:
-        answer.close()
+    return await respond(request, generation, _Lines if asked.streamed else None)
 
 
 def respond_at_once(answer: Mapping[str, Any], *, streamed: bool) -> Response:

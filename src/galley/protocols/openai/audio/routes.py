@@ -12,6 +12,7 @@ from galley.errors import GalleyError, SettingsError
 from galley.gateway.call import Call
 from galley.gateway.registry import Registry
 from galley.protocols.common.errors import ApiError
+from galley.protocols.http.admit import find
 from galley.protocols.http.budget import ByteBudget
 from galley.protocols.http.caller import caller_of
 from galley.protocols.http.forms import Upload, read_form
@@ -80,8 +81,7 @@ async def _answer(
     with ExitStack() as held:
         asked, upload = await read_form(request, model, max_bytes=limit, budget=budget)
         held.callback(upload.close)
-        find = models.find(asked.model, task, caller)
-        served = await while_connected(request.receive, find)
+        served = await find(models, request, asked, task, caller)
         call = Call(served, ENDPOINTS[task], caller)
         held.callback(call.close)
         begin = _begun(call, asked, upload)

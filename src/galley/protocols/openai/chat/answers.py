@@ -189,7 +189,7 @@ class ChatAnswer:
             "usage": usage(self._generation.usage(), self._generation.receipt),
         }
 
-    async def chunks(self) -> AsyncGenerator[ChatChunk, None]:
+    async def events(self) -> AsyncGenerator[ChatChunk, None]:
         """The streamed answer. Raises as :meth:`whole`."""
         asked, created = self._asked, int(time.time())
 

@@ -179,7 +179,7 @@ class CompletionAnswer:
         choices = [_joined(choice) for choice in parts]
         return {**self._answer(choices), "usage": self._usage()}
 
-    async def chunks(self) -> AsyncGenerator[Completion, None]:
+    async def events(self) -> AsyncGenerator[Completion, None]:
         """The streamed answer. Raises as :meth:`whole`."""
         asked = self._asked
         async with aclosing(self._pieces()) as pieces:

@@ -4,37 +4,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from galley.gateway.registry import Registry
-from galley.protocols.http import body
-from galley.protocols.http.caller import caller_of, note_prompt
-from galley.protocols.http.json_answers import LargeJson
+from galley.protocols.http.admit import admit
 from galley.protocols.http.openapi import Operation
-from galley.protocols.http.sse import EventStream, while_connected
+from galley.protocols.http.sse import EventStream, respond, while_connected
 from galley.protocols.openai.completions.answers import ENDPOINT, Completion, CompletionAnswer
 from galley.protocols.openai.completions.schemas import CompletionRequest
 
 
 def routes(models: Registry) -> list[Operation]:
     """The route, answered by ``models``."""
-    max_bytes = models.settings.max_body_bytes
-    timeout = models.settings.request_timeout
 
     async def plain_completions(request: Request) -> Response:
         """Continue prompts. In a text, special tokens' text means those tokens."""
-        caller = caller_of(request, timeout=timeout)
-        models.expect("generate", caller)
-        asked = await body.read(request, CompletionRequest, max_bytes=max_bytes)
-        note_prompt(caller, asked.prompt, models.settings)
-        find = models.find(asked.model, "generate", caller, priority=asked.priority or 0)
-        served = await while_connected(request.receive, find)
-        answer = await while_connected(
-            request.receive, CompletionAnswer.start(served, asked, caller)
+        asked, caller, served = await admit(
+            models, request, CompletionRequest, "generate", prompt=lambda asked: asked.prompt
         )
-        if asked.stream:
-            return EventStream(answer.chunks(), answer.close)
-        try:
-            return LargeJson(await while_connected(request.receive, answer.whole()))
-        finally:
-            answer.close()
+        start = CompletionAnswer.start(served, asked, caller)
+        answer = await while_connected(request.receive, start)
+        return await respond(request, answer, EventStream if asked.stream else None)
 
     stream = {"text/event-stream": {"description": "Events, each with JSON as its data."}}
     return [

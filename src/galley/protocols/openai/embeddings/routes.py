@@ -7,8 +7,7 @@ from starlette.responses import Response
 
 from galley.gateway.registry import Registry
 from galley.protocols.common.messages import Strict
-from galley.protocols.http import body
-from galley.protocols.http.caller import caller_of, note_prompt
+from galley.protocols.http.admit import admit, find, read
 from galley.protocols.http.json_answers import LargeJson
 from galley.protocols.http.openapi import Handler, Operation
 from galley.protocols.http.sse import while_connected
@@ -30,41 +29,31 @@ RERANK_2: Final = "/v2/rerank"
 
 def routes(models: Registry) -> list[Operation]:
     """The routes, answered by ``models``."""
-    max_bytes = models.settings.max_body_bytes
-    timeout = models.settings.request_timeout
 
     async def embed(request: Request) -> Response:
         """The vectors of texts."""
-        caller = caller_of(request, timeout=timeout)
-        models.expect("embed", caller)
-        asked = await body.read(request, EmbeddingsRequest, max_bytes=max_bytes)
-        note_prompt(caller, asked.input, models.settings)
-        find = models.find(asked.model, "embed", caller, priority=asked.priority or 0)
-        served = await while_connected(request.receive, find)
+        asked, caller, served = await admit(
+            models, request, EmbeddingsRequest, "embed", prompt=lambda asked: asked.input
+        )
         work = embeddings.embeddings(served, asked, caller)
         return LargeJson(await while_connected(request.receive, work))
 
     async def rerank(request: Request) -> Response:
         """Documents by how well they answer a query."""
-        caller = caller_of(request, timeout=timeout)
-        models.expect("rerank", caller)
-        asked = await body.read(request, RerankRequest, max_bytes=max_bytes)
-        note_prompt(caller, asked.query, models.settings)
-        find = models.find(asked.model, "rerank", caller, priority=asked.priority or 0)
-        served = await while_connected(request.receive, find)
+        asked, caller, served = await admit(
+            models, request, RerankRequest, "rerank", prompt=lambda asked: asked.query
+        )
         version: Literal["1", "2"] = "2" if request.url.path.endswith(RERANK_2) else "1"
         work = embeddings.rerank(served, asked, caller, version)
         return LargeJson(await while_connected(request.receive, work))
 
     async def score(request: Request) -> Response:
         """How well texts go together: a reranker's score of each pair, or the cosine of their vectors."""
-        caller = caller_of(request, timeout=timeout)
-        models.expect(None, caller)
-        asked = await body.read(request, ScoreRequest, max_bytes=max_bytes)
-        note_prompt(caller, asked.text_1, models.settings)
-        task, priority = models.task_of_pairs(asked.model), asked.priority or 0
-        find = models.find(asked.model, task, caller, priority=priority)
-        served = await while_connected(request.receive, find)
+        asked, caller = await read(
+            models, request, ScoreRequest, None, prompt=lambda asked: asked.text_1
+        )
+        task = models.task_of_pairs(asked.model)
+        served = await find(models, request, asked, task, caller)
         check_task_of_score(served)
         work = embeddings.score(served, asked, caller)
         return LargeJson(await while_connected(request.receive, work))

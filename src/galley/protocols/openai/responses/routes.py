@@ -11,11 +11,11 @@ from galley.gateway.chat import prompt_of
 from galley.gateway.registry import Registry
 from galley.protocols.common.errors import ApiError
 from galley.protocols.common.validate import validate
-from galley.protocols.http import body
-from galley.protocols.http.caller import caller_of, note_prompt
+from galley.protocols.http.admit import admit, admit_unqueued
+from galley.protocols.http.caller import caller_of
 from galley.protocols.http.json_answers import Json, LargeJson
 from galley.protocols.http.openapi import Operation
-from galley.protocols.http.sse import NamedEventStream, while_connected
+from galley.protocols.http.sse import NamedEventStream, respond, while_connected
 from galley.protocols.openai.responses import answers as response_answer
 from galley.protocols.openai.responses.answers import (
     InputTokenCount,
@@ -52,26 +52,16 @@ _ONE: Final = response_answer.ENDPOINT + "/{response_id}"
 
 def routes(models: Registry) -> list[Operation]:
     """The routes, answered by ``models``; what is stored is stored here."""
-    max_bytes = models.settings.max_body_bytes
-    timeout = models.settings.request_timeout
     store = ResponseStore(models.settings)
 
     async def responses(request: Request) -> Response:
         """Answer a conversation, as OpenAI's Responses API does."""
-        caller = caller_of(request, timeout=timeout)
-        models.expect("generate", caller)
-        asked = await body.read(request, ResponseRequest, max_bytes=max_bytes)
-        note_prompt(caller, asked.input, models.settings)
-        find = models.find(asked.model, "generate", caller)
-        served = await while_connected(request.receive, find)
+        asked, caller, served = await admit(
+            models, request, ResponseRequest, "generate", prompt=lambda asked: asked.input
+        )
         start = ResponseAnswer.start(served, asked, caller, store)
         answer = await while_connected(request.receive, start)
-        if asked.stream:
-            return _Events(answer.events(), answer.close)
-        try:
-            return LargeJson(await while_connected(request.receive, answer.whole()))
-        finally:
-            answer.close()
+        return await respond(request, answer, _Events if asked.stream else None)
 
     async def get_response(request: Request) -> Response:
         """A stored response; with `stream`, events that tell it."""
@@ -94,14 +84,12 @@ def routes(models: Registry) -> list[Operation]:
 
     async def count_tokens(request: Request) -> Response:
         """How many tokens a conversation has."""
-        caller = caller_of(request)
-        models.expect("generate")
-        asked = await body.read(request, ResponseCountRequest, max_bytes=max_bytes)
-        find = models.find(asked.model, "generate")
-        backend = (await while_connected(request.receive, find)).backend()
+        asked, caller, served = await admit_unqueued(
+            models, request, ResponseCountRequest, "generate"
+        )
         with named_as_given():
             earlier = await earlier_items(asked, caller, store)
-            prompt = await prompt_of(backend, asked.as_conversation(earlier), caller.share)
+            prompt = await prompt_of(served.backend(), asked.as_conversation(earlier), caller.share)
         answer: InputTokenCount = {
             "object": "response.input_tokens",
             "input_tokens": len(prompt),

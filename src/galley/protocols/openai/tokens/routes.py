@@ -8,11 +8,9 @@ from starlette.responses import Response
 from galley.errors import RequestError
 from galley.gateway.registry import Registry
 from galley.gateway.served import Backend
-from galley.protocols.http import body
-from galley.protocols.http.caller import caller_of
+from galley.protocols.http.admit import admit_unqueued
 from galley.protocols.http.json_answers import Json
 from galley.protocols.http.openapi import Operation
-from galley.protocols.http.sse import while_connected
 from galley.protocols.openai.tokens.answers import Text, Tokens
 from galley.protocols.openai.tokens.schemas import DetokenizeRequest, TokenizeRequest
 from galley.service.text_pool import TextWork
@@ -25,15 +23,12 @@ LEAST_TOKENS: Final = 64 * 1024
 
 def routes(models: Registry) -> list[Operation]:
     """The routes, answered by ``models``."""
-    max_bytes = models.settings.max_body_bytes
 
     async def tokenize(request: Request) -> Response:
         """The token ids of a prompt, or of messages as the chat template writes them."""
-        models.expect()
-        asked = await body.read(request, TokenizeRequest, max_bytes=max_bytes)
-        find = models.find(asked.model)
-        backend = (await while_connected(request.receive, find)).backend()
-        tokens = await _tokens(backend, backend.text.of(caller_of(request).share), asked)
+        asked, caller, served = await admit_unqueued(models, request, TokenizeRequest)
+        backend = served.backend()
+        tokens = await _tokens(backend, backend.text.of(caller.share), asked)
         answer: Tokens = {
             "tokens": tokens,
             "count": len(tokens),
@@ -43,12 +38,10 @@ def routes(models: Registry) -> list[Operation]:
 
     async def detokenize(request: Request) -> Response:
         """The text of token ids, special tokens included."""
-        models.expect()
-        asked = await body.read(request, DetokenizeRequest, max_bytes=max_bytes)
-        find = models.find(asked.model)
-        backend = (await while_connected(request.receive, find)).backend()
+        asked, caller, served = await admit_unqueued(models, request, DetokenizeRequest)
+        backend = served.backend()
         _check_ids(asked.tokens, backend)
-        text = await backend.text.of(caller_of(request).share).decode(asked.tokens)
+        text = await backend.text.of(caller.share).decode(asked.tokens)
         answer: Text = {"prompt": text}
         return Json(answer)
 
