@@ -1,7 +1,7 @@
 """The HTTP application: routes, middlewares and the pages that describe it."""
 
 from functools import cache
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from starlette.applications import Starlette
@@ -38,10 +38,19 @@ from galley.settings.config import LOOPBACK_HOSTS
 
 _PREFLIGHT_SECONDS: Final = 600
 
-_PROTOCOLS: Final = (
+
+class Served(Protocol):
+    """A module whose routes are served."""
+
+    def routes(self, models: Registry) -> list[Operation]:
+        """The routes, answered by ``models``."""
+
+
+PROTOCOLS: tuple[Served, ...] = (
     *(chat, completions, responses, anthropic, ollama, ollama_create, ollama_embed),
     *(embeddings, audio, models, tokens, health),
 )
+"""What is served to those who may use the models."""
 
 
 def create_app(
@@ -80,7 +89,7 @@ def create_app(
     middleware.append(Middleware(DrainGate, lifecycle=registry.lifecycle))
     middleware.append(Middleware(DecodeBodies))
     operations: list[Operation] = [
-        route for protocol in _PROTOCOLS for route in protocol.routes(registry)
+        route for protocol in PROTOCOLS for route in protocol.routes(registry)
     ]
     operations += [*admin.routes(tenants, registry), *adapters.routes(registry)]
     routes = [*operations, *realtime.routes(registry), *_pages(operations)]

@@ -1,20 +1,21 @@
 """Anthropic's Messages API: answers, whole and as events, and errors."""
 
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
+from functools import partial
 from typing import Any, Final, Literal, NotRequired, Self, TypedDict
 
 import msgspec
 
-from galley.errors import RequestError
 from galley.gateway.call import Call, opened
 from galley.gateway.caller import Caller
 from galley.gateway.chat import converse
 from galley.gateway.generation import Finish, Generation
 from galley.gateway.served import ServedModel
 from galley.protocols.anthropic.schemas import MessagesRequest
-from galley.protocols.common.errors import naming_message, to_api_error
-from galley.tools.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text, whole
+from galley.protocols.common.errors import naming_message, renamed, to_api_error
+from galley.protocols.common.generated import whole_answer
+from galley.tools.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text
 
 ENDPOINT: Final = "/v1/messages"
 
@@ -34,6 +35,9 @@ _NAMES: Final = {
     "stop": "stop_sequences",
 }
 """Fields as errors of the core name them -> as this protocol does."""
+
+named_as_given: Final = partial(renamed, _NAMES)
+"""A context in which errors name the fields of this protocol."""
 
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
@@ -150,13 +154,7 @@ class MessageAnswer:
 
     async def whole(self) -> AnthropicAnswer:
         """The complete answer. Raises EngineError or Draining if there is none."""
-        events: list[Event] = []
-        finish: Finish | None = None
-        async with aclosing(self._generation.pieces()) as pieces:
-            async for piece in pieces:
-                events += piece.events
-                finish = piece.finish or finish
-        answer = whole(events)
+        answer, finish = await whole_answer(self._generation)
         content: list[dict[str, Any]] = []
         if answer.reasoning:
             told = "" if self._asked.omits_thinking else answer.reasoning
@@ -279,16 +277,3 @@ class _Blocks:
 
     def _delta(self, delta: dict[str, Any]) -> MessageEvent:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
-
-
-@contextmanager
-def named_as_given() -> Iterator[None]:
-    """Errors name the fields of this protocol."""
-    try:
-        yield
-    except RequestError as error:
-        name = _NAMES.get(error.param or "")
-        if name is None:
-            raise
-        message = str(error).replace(error.param or "", name)
-        raise RequestError(message, param=name, code=error.code) from None

@@ -1,7 +1,8 @@
 """Every exception as OpenAI's error envelope, ``{"error": {message, type, param, code}}``, and status."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, TypedDict
 
 from galley.errors import (
@@ -137,6 +138,19 @@ def naming_message(error: Exception) -> str:
     if told.param is not None and told.param not in message:
         message = f"{told.param}: {message}"
     return _shortened(message)
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Raise errors within by a protocol's own names of fields. ``names``: the core's -> the protocol's."""
+    try:
+        yield
+    except RequestError as error:
+        param = error.param or ""
+        if param not in names:
+            raise
+        message = str(error).replace(param, names[param])
+        raise RequestError(message, param=names[param], code=error.code) from None
 
 
 def envelope(error: Exception) -> dict[str, dict[str, str | None]]:

@@ -1,21 +1,22 @@
 """Ollama's API: answers, whole and line by line, and errors."""
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Literal, NotRequired, Self, TypedDict
 
 import msgspec
 
-from galley.errors import RequestError
 from galley.gateway.call import Call, opened
 from galley.gateway.caller import Caller
 from galley.gateway.chat import converse
 from galley.gateway.generation import Finish, Generation
 from galley.gateway.served import ServedModel
-from galley.protocols.common.errors import naming_message
+from galley.protocols.common.errors import naming_message, renamed
+from galley.protocols.common.generated import whole_answer
 from galley.protocols.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
-from galley.tools.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text, whole
+from galley.tools.events import Arguments, CallEnd, CallStart, Reasoning, Text
 
 PREFIX: Final = "/api/"
 CHAT: Final = f"{PREFIX}chat"
@@ -36,6 +37,9 @@ _NAMES: Final = {
     },
 }
 """Fields as errors of the core name them -> as this protocol does."""
+
+named_as_given: Final = partial(renamed, _NAMES)
+"""A context in which errors name the fields of this protocol."""
 
 
 class OllamaError(TypedDict):
@@ -162,13 +166,7 @@ class OllamaGeneration:
 
     async def whole(self) -> OllamaAnswer:
         """The complete answer. Raises EngineError or Draining if there is none."""
-        events: list[Event] = []
-        finish: Finish | None = None
-        async with aclosing(self._generation.pieces()) as pieces:
-            async for piece in pieces:
-                events += piece.events
-                finish = piece.finish or finish
-        answer = whole(events)
+        answer, finish = await whole_answer(self._generation)
         calls = [_called(call.name, call.arguments) for call in answer.calls]
         return self._last(self._piece(answer.text, answer.reasoning, calls), finish)
 
@@ -238,16 +236,3 @@ def _called(name: str, arguments: str) -> OllamaCall:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
-
-
-@contextmanager
-def named_as_given() -> Iterator[None]:
-    """Errors name the fields of this protocol."""
-    try:
-        yield
-    except RequestError as error:
-        name = _NAMES.get(error.param or "")
-        if name is None:
-            raise
-        message = str(error).replace(error.param or "", name)
-        raise RequestError(message, param=name, code=error.code) from None

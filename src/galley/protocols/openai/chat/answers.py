@@ -1,16 +1,16 @@
 """Chat completions: a conversation in, an answer out."""
 
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Final, Literal, NotRequired, Self, TypedDict
 
-from galley.errors import RequestError
 from galley.gateway.call import Call, opened
 from galley.gateway.caller import Caller
 from galley.gateway.chat import converse
 from galley.gateway.generation import Finish, Generation, Piece, check_count
 from galley.gateway.served import ServedModel
+from galley.protocols.common.errors import renamed
 from galley.protocols.openai.chat.schemas import ChatRequest
 from galley.protocols.openai.encoded import encoded
 from galley.protocols.openai.usage import (
@@ -155,7 +155,9 @@ class ChatAnswer:
         Raises:
             GalleyError: as ``errors.to_api_error`` tells clients.
         """
-        with _named_as_given(asked), opened(Call(served, ENDPOINT, caller)) as call:
+        # It has two names in chat; errors use the one that the request used.
+        names = {"max_tokens": asked.limit_name}
+        with renamed(names), opened(Call(served, ENDPOINT, caller)) as call:
             params = asked.sampling()
             conversation = asked.conversation()
             check_count(served, 1, params.n, "messages")
@@ -319,15 +321,3 @@ def _token(entry: TokenText) -> TopLogprob:
         "logprob": max(entry.logprob, LOWEST_LOGPROB),
         "bytes": list(entry.bytes),
     }
-
-
-@contextmanager
-def _named_as_given(asked: ChatRequest) -> Iterator[None]:
-    """``max_tokens`` has two names in chat; errors use the one that the request used."""
-    try:
-        yield
-    except RequestError as error:
-        if error.param != "max_tokens":
-            raise
-        message = str(error).replace("max_tokens", asked.limit_name)
-        raise RequestError(message, param=asked.limit_name, code=error.code) from None

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
 from typing import Any, Final, Literal, NotRequired, Self, TypedDict
 
 import msgspec
@@ -14,7 +15,7 @@ from galley.gateway.caller import Caller
 from galley.gateway.chat import converse
 from galley.gateway.generation import Finish, Generation
 from galley.gateway.served import ServedModel
-from galley.protocols.common.errors import to_api_error
+from galley.protocols.common.errors import renamed, to_api_error
 from galley.protocols.openai.responses.items import Items
 from galley.protocols.openai.responses.schemas import (
     InputItem,
@@ -35,6 +36,9 @@ _NAMES: Final = {
     "reasoning_effort": "reasoning.effort",
 }
 """Fields as errors of the core name them -> as this protocol does."""
+
+named_as_given: Final = partial(renamed, _NAMES)
+"""A context in which errors name the fields of this protocol."""
 
 
 class InputDetails(TypedDict):
@@ -303,16 +307,3 @@ def error_event(error: Exception) -> dict[str, Any]:
     """The last event of a stream that cannot go on."""
     told = to_api_error(error)
     return {"type": "error", "code": told.code, "message": str(told), "param": told.param}
-
-
-@contextmanager
-def named_as_given() -> Iterator[None]:
-    """Errors name the fields of this protocol."""
-    try:
-        yield
-    except RequestError as error:
-        name = _NAMES.get(error.param or "")
-        if name is None:
-            raise
-        message = str(error).replace(error.param or "", name)
-        raise RequestError(message, param=name, code=error.code) from None
