@@ -1,8 +1,8 @@
 """Fuzz target: bodies of requests, events of live sessions and multipart forms.
 
-The first byte chooses what the rest is read as. JSON goes through :func:`galley.api.json_body.parse_json`,
-:func:`galley.api.validate.validate` and the struct's own rules; a form through the parser that the server
-uses, where the first line is the Content-Type header.
+The first byte chooses what the rest is read as. JSON goes through ``parse_json`` and ``validate`` of
+``galley.protocols.common`` and the struct's own rules; a form through the parser that the server uses,
+where the first line is the Content-Type header.
 """
 
 import asyncio
@@ -18,21 +18,22 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Message
 
-from galley.api.errors import MAX_MESSAGE, envelope
-from galley.api.json_body import parse_json
-from galley.api.realtime import EVENTS, FlatSessionUpdate, SessionUpdate, Settings
-from galley.api.schemas import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-    TranscriptionRequest,
-    TranslationRequest,
-)
-from galley.api.validate import validate
 from galley.errors import GalleyError, RequestError
-from galley.server.budget import ByteBudget
-from galley.server.forms import read_form
+from galley.protocols.common.errors import MAX_MESSAGE, envelope
+from galley.protocols.common.json_body import parse_json
+from galley.protocols.common.validate import validate
+from galley.protocols.http.budget import ByteBudget
+from galley.protocols.http.forms import read_form
+from galley.protocols.openai.audio.schemas import TranscriptionRequest, TranslationRequest
+from galley.protocols.openai.chat.schemas import ChatRequest
+from galley.protocols.openai.completions.schemas import CompletionRequest
+from galley.protocols.openai.realtime.schemas import (
+    EVENTS,
+    FlatSessionUpdate,
+    SessionUpdate,
+    Settings,
+)
+from galley.protocols.openai.tokens.schemas import DetokenizeRequest, TokenizeRequest
 from galley.speech.options import TurnOptions
 
 _BUDGET: Final = ByteBudget(1 << 20, of="bodies", setting="--max-upload-bytes", code="")

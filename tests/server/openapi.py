@@ -17,8 +17,8 @@ from schemathesis.specs.openapi.checks import (
 
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
+from galley.protocols.http.openapi import document
 from galley.server.app import create_app
-from galley.server.openapi import document
 from galley.settings.config import Settings
 from tests.server.serving import Server
 

@@ -38,6 +38,7 @@ class Server:
         wait: bool = True,
         environ: dict[str, str] | None = None,
         open_files: int | None = None,
+        module: str = "galley",
         **settings: Any,
     ) -> None:
         self.log_path = log
@@ -48,7 +49,7 @@ class Server:
         settings = {"port": 0, "speculation": "off", **settings}
         flags = [part for name, value in settings.items() for part in _flag(name, value)]
         models = [str(model)] if isinstance(model, Path | str) else model
-        self._command = [sys.executable, "-m", "galley", "serve", *models, *flags]
+        self._command = [sys.executable, "-m", module, "serve", *models, *flags]
 
     def __enter__(self) -> Self:
         with self.log_path.open("wb") as log:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from anthropic import Anthropic
 
-from galley.api.anthropic_answer import _Blocks
+from galley.protocols.anthropic.answers import _Blocks
 from galley.tools.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text
 from tests.server.serving import Server
 from tests.tools.checkpoint import make_calling

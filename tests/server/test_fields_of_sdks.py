@@ -18,12 +18,13 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import input_token_count_params, response_create_params
 
-from galley.api import anthropic_blocks as blocks
-from galley.api import anthropic_request
-from galley.api.response_request import ResponseCountRequest, ResponseRequest
-from galley.api.schemas import ChatRequest, CompletionRequest
-from galley.api.validate import validate
 from galley.errors import RequestError
+from galley.protocols.anthropic import blocks
+from galley.protocols.anthropic import schemas as anthropic_request
+from galley.protocols.common.validate import validate
+from galley.protocols.openai.chat.schemas import ChatRequest
+from galley.protocols.openai.completions.schemas import CompletionRequest
+from galley.protocols.openai.responses.schemas import ResponseCountRequest, ResponseRequest
 
 HEADERS = ("betas", "user_profile_id", "workspace_id")
 """Parameters that the SDK sends as headers."""

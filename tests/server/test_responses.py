@@ -9,9 +9,9 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 from pydantic import BaseModel
 
-from galley.api.response_items import Items
-from galley.api.response_request import ResponseRequest
-from galley.api.validate import validate
+from galley.protocols.common.validate import validate
+from galley.protocols.openai.responses.items import Items
+from galley.protocols.openai.responses.schemas import ResponseRequest
 from galley.tools.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text
 from tests.server.refusals import error_of
 from tests.server.serving import Server

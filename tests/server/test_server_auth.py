@@ -18,10 +18,10 @@ from galley.gateway.caller import Caller
 from galley.gateway.key_file import Tenant
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Account, Tenants
+from galley.protocols.http.openapi import document
 from galley.server import page_files, run
 from galley.server.app import create_app
 from galley.server.auth import ADMIN_PATHS, check_exposure
-from galley.server.openapi import document
 from galley.settings.config import Settings
 from tests.server.conftest import CONTEXT
 from tests.server.serving import Server

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
 from galley.observe.resources import GPU_METRICS
+from galley.protocols.http.openapi import document
 from galley.server.app import create_app
-from galley.server.openapi import document
 from galley.settings.config import Settings
 from galley.settings.engine import setting_types
 from galley.speech.audio import Recording

@@ -10,9 +10,9 @@ import pytest
 
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
+from galley.protocols.http.openapi import Operation
 from galley.server.app import create_app
 from galley.server.auth import ADMIN_PATHS
-from galley.server.openapi import Operation
 from galley.settings.config import Settings
 from tests.server.conftest import ADMIN_KEY
 from tests.server.openapi import ADAPTERS, OF_VECTORS, OPERATIONS, PAGE, SPOKEN, check_answers

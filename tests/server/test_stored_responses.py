@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import OpenAI
 
-from galley.api.response_store import ResponseStore, StoredResponse
+from galley.protocols.openai.responses.store import ResponseStore, StoredResponse
 from galley.settings.config import Settings
 from tests.server.key_files import KeyFile, bearer, key_of
 from tests.server.refusals import error_of

@@ -11,9 +11,9 @@ import pytest
 from openai import OpenAI, pydantic_function_tool
 from pydantic import BaseModel, Field
 
-from galley.api.schemas import TranscriptionRequest
-from galley.api.validate import validate
 from galley.errors import RequestError
+from galley.protocols.common.validate import validate
+from galley.protocols.openai.audio.schemas import TranscriptionRequest
 from tests.server.raw import CHAT
 from tests.server.refusals import error_of
 from tests.server.serving import Server

@@ -1,4 +1,4 @@
-"""One line of a batch: checked and answered as over HTTP, by ``galley.api`` through the gateway."""
+"""One line of a batch: checked and answered as over HTTP, by ``galley.protocols`` through the gateway."""
 
 import asyncio
 import logging
@@ -7,18 +7,20 @@ from typing import Any, Literal
 
 import msgspec
 
-from galley.api.chat import ChatAnswer
-from galley.api.completions import CompletionAnswer
-from galley.api.embedding_request import EmbeddingsRequest
-from galley.api.embeddings import EMBEDDINGS, embeddings
-from galley.api.errors import envelope, to_api_error
-from galley.api.json_body import parse_json
-from galley.api.schemas import ChatRequest, CompletionRequest, Strict
-from galley.api.validate import validate
 from galley.cli.batch_files import result_id
 from galley.errors import EngineFailed, RequestError, Unavailable
 from galley.gateway.caller import Caller
 from galley.gateway.registry import Registry
+from galley.protocols.common.errors import envelope, to_api_error
+from galley.protocols.common.json_body import parse_json
+from galley.protocols.common.messages import Strict
+from galley.protocols.common.validate import validate
+from galley.protocols.openai.chat.answers import ChatAnswer
+from galley.protocols.openai.chat.schemas import ChatRequest
+from galley.protocols.openai.completions.answers import CompletionAnswer
+from galley.protocols.openai.completions.schemas import CompletionRequest
+from galley.protocols.openai.embeddings.answers import EMBEDDINGS, embeddings
+from galley.protocols.openai.embeddings.schemas import EmbeddingsRequest
 from galley.service.client import LONGEST_WAIT
 
 log = logging.getLogger("galley.batch")

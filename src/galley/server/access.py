@@ -1,36 +1,25 @@
 """One log line, one count, one id and an answer for each request or WebSocket. Never its text or key."""
 
 import logging
-import math
 import re
 import secrets
 import time
 from typing import Any, Final
 
-import msgspec
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from galley.errors import RequestError
-from galley.gateway.caller import Caller
 from galley.observe.logs import quoted, readable
 from galley.observe.metrics import Metrics
 from galley.observe.tracing import Finished, Trace, Tracing
+from galley.protocols.http.errors import BEGINNINGS, CLIENT_GONE, error_response
 from galley.server.drain import PROBES
-from galley.server.errors import BEGINNINGS, CLIENT_GONE, error_response
-from galley.settings.config import MOST_TIMEOUT, Settings
 
 log = logging.getLogger("galley.access")
 
-TIMEOUT_HEADER: Final = "x-request-timeout"
-"""Seconds from its arrival after which a request's answer is of no use."""
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 
-_TIMEOUT_CHARACTERS: Final = 32
-_LOGGED_BYTES: Final = 16 * 1024
-"""Of a prompt that is logged."""
 
 _SWITCHING_PROTOCOLS: Final = 101
 _REQUEST_ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -145,50 +134,10 @@ class AccessLog:
         return "/".join(s if not s or s in self._words else "*" for s in segments)
 
 
-def caller_of(request: HTTPConnection, *, timeout: float = math.inf) -> Caller:
-    """Who asks, as the middlewares found out, and until when the answer is of use.
-
-    Args:
-        request: whose header ``x-request-timeout`` says how many seconds after its arrival that is.
-        timeout: what holds without the header, in seconds.
-
-    Raises:
-        RequestError: the header is no number of seconds.
-    """
-    state = request.state
-    deadline = state.arrived + _timeout(request.headers.get(TIMEOUT_HEADER), timeout)
-    return Caller(
-        state.request_id, state.account, state.record, state.arrived, deadline, state.trace
-    )
-
-
-def note_prompt(caller: Caller, prompt: object, settings: Settings) -> None:
-    """Put the beginning of a prompt into the log record, where prompts are logged."""
-    if settings.log_prompts:
-        text = msgspec.json.encode(prompt)[:_LOGGED_BYTES]
-        caller.record["prompt_text"] = text.decode(errors="replace")
-
-
 def _given_id(scope: Scope) -> str | None:
     """The id that the client gave the request, if that can stand in a log as it is."""
     given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
     return given if _REQUEST_ID.fullmatch(given) else None
-
-
-def _timeout(given: str | None, default: float) -> float:
-    if given is None:
-        return default
-    try:
-        seconds = float(given) if len(given) < _TIMEOUT_CHARACTERS else math.nan
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= MOST_TIMEOUT:
-        raise RequestError(
-            f"The header {TIMEOUT_HEADER} is {given[:_TIMEOUT_CHARACTERS]!r}; it takes seconds, above 0 "
-            f"and at most {MOST_TIMEOUT:.0f}",
-            param=TIMEOUT_HEADER,
-        )
-    return seconds
 
 
 def _route(scope: Scope) -> str:

@@ -1,20 +1,60 @@
 """``/v1/adapters``: LoRA adapters are listed, loaded and unloaded while the models serve; admins only."""
 
+from typing import Annotated, Literal, TypedDict
+
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from galley.api.errors import ApiError
-from galley.api.responses import AdapterCard, AdapterList, AdapterUnloaded
-from galley.api.schemas import AdapterRequest
 from galley.errors import ModelError, SettingsError
 from galley.gateway.adapters import ServedAdapter
 from galley.gateway.registry import Registry
 from galley.gateway.served import ServedModel
-from galley.server import body
-from galley.server.answers import Json
-from galley.server.openapi import Operation
+from galley.protocols.common.errors import ApiError
+from galley.protocols.common.messages import Strict
+from galley.protocols.http import body
+from galley.protocols.http.json_answers import Json
+from galley.protocols.http.openapi import Operation
+from galley.settings.config import ADAPTER_NAME
 
 PATH = "/v1/adapters"
+
+
+class AdapterRequest(Strict, frozen=True, kw_only=True):
+    """Body of `POST /v1/adapters`: a LoRA adapter in a folder of the server, in PEFT's layout.
+
+    `model` is what it is added to, where there are several.
+    """
+
+    name: Annotated[str, Meta(pattern=ADAPTER_NAME, max_length=100)]
+    path: str
+    model: str | None = None
+
+
+class AdapterCard(TypedDict):
+    """A LoRA adapter of `model`. Requests say its `id` or `name` as their model."""
+
+    id: str
+    object: Literal["adapter"]
+    created: int
+    name: str
+    model: str
+    path: str
+
+
+class AdapterList(TypedDict):
+    """Answer of `GET /v1/adapters`."""
+
+    object: Literal["list"]
+    data: list[AdapterCard]
+
+
+class AdapterUnloaded(TypedDict):
+    """The LoRA adapter that requests may not name any more."""
+
+    id: str
+    object: Literal["adapter"]
+    deleted: Literal[True]
 
 
 def routes(models: Registry) -> list[Operation]:

@@ -1,20 +1,60 @@
 """``/admin``: what operators ask and tell the server. ``auth.RequireKey`` lets admin keys alone in here."""
 
 import time
+from typing import TypedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from galley.api.errors import ApiError
-from galley.api.responses import LimitState, Reloaded, TenantList, TenantState
-from galley.api.schemas import ReloadRequest
 from galley.errors import ModelError
 from galley.gateway.rates import Bucket, LastMinute
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Account, Tenants
-from galley.server import body
-from galley.server.answers import Json
-from galley.server.openapi import Operation
+from galley.protocols.common.errors import ApiError
+from galley.protocols.common.messages import Strict
+from galley.protocols.http import body
+from galley.protocols.http.json_answers import Json
+from galley.protocols.http.openapi import Operation
+
+
+class ReloadRequest(Strict, frozen=True, kw_only=True):
+    """Body of `POST /admin/reload`: which model's files are to be loaded again."""
+
+    model: str
+
+
+class LimitState(TypedDict):
+    """One limit per minute: its size, None without one, what is left, and what the last minute used."""
+
+    limit: int | None
+    remaining: int | None
+    last_minute: int
+
+
+class TenantState(TypedDict):
+    """What a tenant may do, and does now."""
+
+    name: str
+    weight: float
+    priority: int
+    admin: bool
+    max_context: int | None
+    concurrency: int | None
+    running: int
+    requests: LimitState
+    tokens: LimitState
+
+
+class TenantList(TypedDict):
+    """All tenants of the key file."""
+
+    tenants: list[TenantState]
+
+
+class Reloaded(TypedDict):
+    """The model that was loaded again."""
+
+    model: str
 
 
 def routes(tenants: Tenants, models: Registry) -> list[Operation]:

@@ -1,7 +1,7 @@
 """The HTTP application: routes, middlewares and the pages that describe it."""
 
 from functools import cache
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from starlette.applications import Starlette
@@ -14,38 +14,43 @@ from starlette.routing import BaseRoute, Route
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
 from galley.observe.tracing import Tracing
-from galley.server import (
-    adapters,
-    admin,
-    anthropic,
-    audio,
-    embeddings,
-    errors,
-    generate,
-    health,
-    models,
-    ollama,
-    ollama_create,
-    ollama_embed,
-    page_files,
-    realtime,
-    responses,
-    tokenize,
-)
+from galley.protocols.anthropic import routes as anthropic
+from galley.protocols.http import errors
+from galley.protocols.http.budget import ByteBudget
+from galley.protocols.http.openapi import Operation, document
+from galley.protocols.ollama import create_routes as ollama_create
+from galley.protocols.ollama import embed_routes as ollama_embed
+from galley.protocols.ollama import routes as ollama
+from galley.protocols.openai.audio import routes as audio
+from galley.protocols.openai.chat import routes as chat
+from galley.protocols.openai.completions import routes as completions
+from galley.protocols.openai.embeddings import routes as embeddings
+from galley.protocols.openai.models import routes as models
+from galley.protocols.openai.realtime import routes as realtime
+from galley.protocols.openai.responses import routes as responses
+from galley.protocols.openai.tokens import routes as tokens
+from galley.server import adapters, admin, health, page_files
 from galley.server.access import AccessLog
 from galley.server.auth import OPEN_PATHS, RequireHost, RequireKey
-from galley.server.budget import ByteBudget
 from galley.server.decoding import DecodeBodies
 from galley.server.drain import DrainGate
-from galley.server.openapi import Operation, document
 from galley.settings.config import LOOPBACK_HOSTS
 
 _PREFLIGHT_SECONDS: Final = 600
 
-_PROTOCOLS: Final = (
-    *(generate, responses, anthropic, ollama, ollama_create, ollama_embed),
-    *(embeddings, audio, models, tokenize, health),
+
+class Served(Protocol):
+    """A module whose routes are served."""
+
+    def routes(self, models: Registry) -> list[Operation]:
+        """The routes, answered by ``models``."""
+
+
+PROTOCOLS: tuple[Served, ...] = (
+    *(chat, completions, responses, anthropic, ollama, ollama_create, ollama_embed),
+    *(embeddings, audio, models, tokens, health),
 )
+"""What is served to those who may use the models."""
 
 
 def create_app(
@@ -84,7 +89,7 @@ def create_app(
     middleware.append(Middleware(DrainGate, lifecycle=registry.lifecycle))
     middleware.append(Middleware(DecodeBodies))
     operations: list[Operation] = [
-        route for protocol in _PROTOCOLS for route in protocol.routes(registry)
+        route for protocol in PROTOCOLS for route in protocol.routes(registry)
     ]
     operations += [*admin.routes(tenants, registry), *adapters.routes(registry)]
     routes = [*operations, *realtime.routes(registry), *_pages(operations)]

@@ -9,10 +9,10 @@ from typing import Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from galley.api.errors import ApiError
 from galley.errors import SettingsError
 from galley.gateway.tenants import Account, Tenants
-from galley.server.errors import BEGINNINGS, error_response
+from galley.protocols.common.errors import ApiError
+from galley.protocols.http.errors import BEGINNINGS, error_response
 from galley.settings.config import LOOPBACK_HOSTS, Settings
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})

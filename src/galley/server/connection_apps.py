@@ -4,9 +4,9 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from galley.api.errors import ApiError
+from galley.protocols.common.errors import ApiError
+from galley.protocols.http.errors import error_response
 from galley.server.drain import PROBES
-from galley.server.errors import error_response
 
 
 def only_probes(app: Any) -> Any:

@@ -10,9 +10,9 @@ from typing import Any, Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from galley.api.errors import ApiError
 from galley.errors import RequestError
-from galley.server.errors import error_response
+from galley.protocols.common.errors import ApiError
+from galley.protocols.http.errors import error_response
 
 _PART_BYTES: Final = 64 * 1024
 """Decoded at once; the rest of the server has a turn before the next ones."""

@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from galley.errors import Draining
 from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
-from galley.server.errors import error_response
+from galley.protocols.http.errors import error_response
 
 PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
 """Answered in every state; they neither wait for a drain nor hold it up."""

@@ -1,13 +1,20 @@
 """Liveness, readiness and metrics."""
 
+from typing import TypedDict
+
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from galley.api.responses import Status
 from galley.gateway.registry import Registry
-from galley.server.answers import Json
-from galley.server.openapi import Operation
+from galley.protocols.http.json_answers import Json
+from galley.protocols.http.openapi import Operation
+
+
+class Status(TypedDict):
+    """Answer of `GET /health` and `GET /ready`."""
+
+    status: str
 
 
 def routes(models: Registry) -> list[Operation]:

@@ -21,9 +21,9 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from galley.api.errors import ApiError, envelope, to_api_error
 from galley.errors import Draining
 from galley.gateway.lifecycle import RETRY_SECONDS
+from galley.protocols.common.errors import ApiError, envelope, to_api_error
 from galley.server.connection_apps import only_probes, until_closed
 from galley.server.front_door import NOT_READ, Admission, FrontDoor
 from galley.server.head import Head, fault_of, fault_of_handshake

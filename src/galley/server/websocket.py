@@ -2,22 +2,7 @@
 
 import asyncio
 import importlib.util
-from collections.abc import Mapping
-from typing import Any, Final, Literal, cast
-
-import msgspec
-from starlette.websockets import WebSocket, WebSocketDisconnect
-
-from galley.api.json_body import parse_json
-from galley.errors import RequestError
-from galley.server.body import LARGE
-from galley.server.errors import ClientGone
-
-_SEND_SECONDS: Final = 10.0
-"""A client that does not read for so long is given up."""
-
-_CLOSED: Final = (1000, 1001, 1005)
-"""Codes of a client that is through: none given, normal, going away."""
+from typing import Any, Literal, cast
 
 Protocol = type[asyncio.Protocol] | Literal["none"]
 
@@ -43,56 +28,3 @@ def _late_protocol(**arguments: Any) -> asyncio.Protocol:
     from galley.server.websocket_protocol import BoundedWebSocketProtocol
 
     return BoundedWebSocketProtocol(**arguments)
-
-
-class EventSocket:
-    """An accepted WebSocket on which both sides send JSON objects."""
-
-    def __init__(self, socket: WebSocket) -> None:
-        self._socket = socket
-
-    async def receive(self, seconds: float) -> dict[str, Any] | None:
-        """The next object; None if the client has closed the connection.
-
-        Raises:
-            RequestError: something else came.
-            TimeoutError: nothing came for so long.
-            ClientGone: the connection is lost.
-        """
-        # wait_for would swallow a cancellation that comes together with a message (Python 3.11).
-        async with asyncio.timeout(seconds):
-            message = await self._socket.receive()
-        if message["type"] == "websocket.disconnect":
-            # A connection that is lost has a code, too, but no reason, not even an empty one.
-            if message["code"] in _CLOSED and "reason" in message:
-                return None
-            raise ClientGone("client hung up")
-        text = message.get("text")
-        if text is None:
-            raise RequestError("Events are JSON in text frames; this was a binary frame")
-        data = text.encode()
-        if len(data) > LARGE:
-            return await asyncio.to_thread(parse_json, data, what="The event")
-        return parse_json(data, what="The event")
-
-    async def send(self, event: Mapping[str, Any]) -> None:
-        """Send an object; waits while the client reads slowly.
-
-        Raises:
-            ClientGone: it is gone, or has not read for a while.
-        """
-        try:
-            async with asyncio.timeout(_SEND_SECONDS):
-                await self._socket.send_text(msgspec.json.encode(event).decode())
-        except TimeoutError:
-            raise ClientGone("client reads too slowly") from None
-        except (WebSocketDisconnect, RuntimeError) as error:  # starlette's ways to say it
-            raise ClientGone("client hung up") from error
-
-    async def close(self, code: int, reason: str) -> None:
-        """End it; ``reason`` has at most 123 bytes. Harmless when it has ended."""
-        try:
-            async with asyncio.timeout(_SEND_SECONDS):
-                await self._socket.close(code, reason)
-        except (TimeoutError, WebSocketDisconnect, RuntimeError):
-            pass

@@ -1,0 +1,267 @@
+"""Anthropic's Messages API: what requests hold, field by field, and what they are to the models.
+
+Fields that are taken and change nothing: ``metadata``, ``service_tier`` (one of ``auto`` and
+``standard_only``: there is one), ``speed`` (``standard``), ``cache_control`` (prefixes are cached anyway),
+``eager_input_streaming`` (all input of tools streams) and the ``signature`` of thinking that is sent back.
+``context_management`` is taken, and answers say that no edit was applied. Images, documents and tools that
+a server would run are refused by name.
+"""
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from galley.errors import RequestError
+from galley.protocols.anthropic.blocks import (
+    AnthropicMessage,
+    CacheControl,
+    TextBlock,
+    kept_messages,
+    removed_tools,
+    text_of,
+)
+from galley.protocols.common.messages import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOL_BYTES,
+    MAX_TOOLS,
+    TOOL_NAME_PATTERN,
+    Strict,
+)
+from galley.protocols.common.structured_output import schema_grammar
+from galley.tools.conversation import Conversation, Tool
+from galley.types import SamplingParams
+
+MAX_STOPS: Final = 2048
+
+_EFFORTS: Final = {"max": "xhigh"}
+
+
+class AnthropicTool(Strict, frozen=True, kw_only=True):
+    """A tool that the client runs."""
+
+    name: Annotated[str, Meta(pattern=TOOL_NAME_PATTERN)]
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    eager_input_streaming: Annotated[bool | None, Meta(description="All input streams.")] = None
+    defer_loading: Annotated[
+        bool | None, Meta(description="Taken and not used: the model is told of all tools.")
+    ] = None
+    allowed_callers: Annotated[list[Literal["direct"]], Meta(max_length=1)] | None = None
+    input_examples: Annotated[
+        Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)] | None,
+        Meta(description="The model is told of them as `examples` of the schema."),
+    ] = None
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The schema of the input, with the examples."""
+        if not self.input_examples:
+            return self.input_schema
+        return {**self.input_schema, "examples": self.input_examples}
+
+    def __post_init__(self) -> None:
+        size = len(msgspec.json.encode(self))
+        if size > MAX_TOOL_BYTES:
+            raise RequestError(
+                f"input_schema: the tool's JSON has {size} bytes, at most {MAX_TOOL_BYTES}",
+                param="input_schema",
+            )
+
+
+class ToolChoice(Strict, frozen=True, kw_only=True):
+    """Whether tools are called."""
+
+    type: Literal["auto", "any", "none", "tool"]
+    name: Annotated[str | None, Meta(description="With the type `tool`.")] = None
+    disable_parallel_tool_use: bool | None = None
+
+    def __post_init__(self) -> None:
+        if (self.type == "tool") != (self.name is not None):
+            raise RequestError("name goes with the type tool, which needs it", param="name")
+
+
+class Thinking(Strict, frozen=True, kw_only=True):
+    """Whether the model thinks before it answers, and how long."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="With the type `enabled`.")
+    ] = None
+    display: Annotated[
+        Literal["summarized", "omitted"] | None,
+        Meta(description="`omitted`: thinking is told as a block without text."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if (self.type == "enabled") != (self.budget_tokens is not None):
+            raise RequestError(
+                "budget_tokens goes with the type enabled, which needs it", param="budget_tokens"
+            )
+
+
+class OutputFormat(Strict, frozen=True, kw_only=True):
+    """The form of the answer."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Strict, frozen=True, kw_only=True):
+    """The form of the answer, and how much thinking goes into it."""
+
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class Metadata(Strict, frozen=True, kw_only=True):
+    """Taken and not used."""
+
+    user_id: str | None = None
+
+
+class ContextManagement(Strict, frozen=True, kw_only=True):
+    """What may be left out of a long conversation. Nothing is: answers tell no ``applied_edits``."""
+
+    edits: Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)] | None = None
+
+
+class CountRequest(Strict, frozen=True, kw_only=True):
+    """Body of `POST /v1/messages/count_tokens`."""
+
+    messages: Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    model: str | None = None
+    system: str | Annotated[list[TextBlock], Meta(max_length=MAX_PARTS)] | None = None
+    tools: Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: Annotated[
+        OutputFormat | None, Meta(description="Older name of `output_config.format`.")
+    ] = None
+    cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
+    speed: Literal["standard"] | None = None
+    mcp_servers: Annotated[list[Any], Meta(max_length=0)] | None = None
+
+    def conversation(self) -> Conversation:
+        """What is to be answered, and how.
+
+        Raises:
+            RequestError: fields contradict each other, or ask for what is not supported.
+        """
+        kept = kept_messages(self.messages)
+        messages = [turn for message in kept for turn in message.plain()]
+        if not messages:
+            raise RequestError("messages: none of them says anything", param="messages")
+        removed = removed_tools(self.messages)
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": text_of(self.system, "\n\n")})
+        choice, thinking = self.tool_choice, self.thinking
+        return Conversation(
+            messages=messages,
+            tools=tuple(
+                Tool(
+                    name=tool.name,
+                    description=tool.description,
+                    parameters=tool.schema,
+                    strict=bool(tool.strict),
+                    field=f"tools[{index}].input_schema",
+                )
+                for index, tool in enumerate(self.tools or ())
+                if tool.name not in removed
+            ),
+            choice="auto" if choice is None else _CHOICES[choice.type],
+            named=None if choice is None else choice.name,
+            parallel=choice is None or not choice.disable_parallel_tool_use,
+            continues=messages[-1]["role"] == "assistant",
+            effort=self._effort(),
+            effort_is_hint=thinking is None or thinking.type == "adaptive",
+            max_thinking_tokens=None if thinking is None else thinking.budget_tokens,
+        )
+
+    def _effort(self) -> str | None:
+        given = self.output_config.effort if self.output_config is not None else None
+        if self.thinking is not None and self.thinking.type == "disabled":
+            if given is not None:
+                raise RequestError(
+                    "output_config.effort does not go with thinking that is disabled",
+                    param="output_config.effort",
+                )
+            return "none"
+        if given is not None:
+            return _EFFORTS.get(given, given)
+        return "medium" if self.thinking is not None else None
+
+
+class MessagesRequest(CountRequest, frozen=True, kw_only=True):
+    """Body of `POST /v1/messages`."""
+
+    max_tokens: Annotated[int, Meta(ge=1)]
+    stream: bool | None = None
+    stop_sequences: Annotated[list[str], Meta(max_length=MAX_STOPS)] | None = None
+    temperature: Annotated[float | None, Meta(description="0 is greedy. Default: the model's.")] = (
+        None
+    )
+    top_p: float | None = None
+    top_k: Annotated[int, Meta(lt=2**31)] | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    container: None = None
+    diagnostics: None = None
+    fallbacks: None = None
+    inference_geo: None = None
+
+    @property
+    def constrained_by(self) -> str:
+        """The field that says what form the answer has; empty if none does."""
+        if self.output_format is not None:
+            return "output_format.schema"
+        return "" if self._schema is None else "output_config.format.schema"
+
+    @property
+    def omits_thinking(self) -> bool:
+        """Whether thinking is told without its text."""
+        return self.thinking is not None and self.thinking.display == "omitted"
+
+    @property
+    def _schema(self) -> dict[str, Any] | None:
+        newer = None if self.output_config is None else self.output_config.format
+        chosen = newer or self.output_format
+        return None if chosen is None else chosen.schema
+
+    def sampling(self) -> SamplingParams:
+        """How to generate.
+
+        Raises:
+            RequestError: a value is out of range.
+        """
+        given = {
+            name: value
+            for name in ("temperature", "top_p", "top_k")
+            if (value := getattr(self, name)) is not None
+        }
+        if self.output_format is not None and self.output_config is not None:
+            raise RequestError(
+                "output_format is an older name of output_config.format; give one",
+                param="output_format",
+            )
+        schema = self._schema
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            stop=tuple(self.stop_sequences or ()),
+            grammar=None if schema is None else schema_grammar(schema),
+            **given,
+        )
+
+
+_CHOICES: Final[dict[str, Literal["auto", "required", "none"]]] = {
+    "auto": "auto",
+    "any": "required",
+    "none": "none",
+    "tool": "auto",
+}

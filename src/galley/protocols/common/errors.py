@@ -1,0 +1,170 @@
+"""Every exception as OpenAI's error envelope, ``{"error": {message, type, param, code}}``, and status."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final, TypedDict
+
+from galley.errors import (
+    AudioTooLong,
+    Conflict,
+    DeadlineExceeded,
+    Draining,
+    GalleyError,
+    MemoryPressure,
+    QueueFull,
+    RateLimited,
+    RequestError,
+    SlowReader,
+    Unavailable,
+    UnknownModel,
+)
+
+MAX_MESSAGE: Final = 480
+"""Characters of an error's message: it quotes values of the request, which may be long."""
+_MAX_BEGINNING: Final = 320
+
+
+class ErrorDetail(TypedDict):
+    """What went wrong, and in which field."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(TypedDict):
+    """Every answer but 2xx."""
+
+    error: ErrorDetail
+
+
+class ApiError(GalleyError):
+    """What a client is told.
+
+    Attributes:
+        status: of the HTTP answer, or of the line in a file of results.
+        headers: of the HTTP answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+
+_UNAVAILABLE: Final = {Draining: "draining", MemoryPressure: "memory_pressure"}
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """What the client is told about ``error``; anything unforeseen keeps its details to the log."""
+    match error:
+        case ApiError():
+            return error
+        case UnknownModel():
+            return ApiError(404, str(error), param=error.param, code=error.code)
+        case Conflict():
+            return ApiError(409, str(error), code=error.code)
+        case AudioTooLong():
+            return ApiError(413, str(error), param=error.param, code="audio_too_long")
+        case RequestError():
+            return ApiError(400, str(error), param=error.param, code=error.code)
+        case QueueFull():
+            return ApiError(
+                429,
+                str(error),
+                type="rate_limit_error",
+                code="queue_full",
+                headers=_retry_after(error),
+            )
+        case RateLimited():
+            return ApiError(
+                429,
+                str(error),
+                # OpenAI's types are those of its two limits.
+                type="tokens" if error.limit == "tokens" else "requests",
+                code="rate_limit_exceeded",
+                headers=_retry_after(error),
+            )
+        case Unavailable():
+            code = _UNAVAILABLE.get(type(error), "engine_not_ready")
+            return ApiError(
+                503,
+                str(error),
+                type="service_unavailable",
+                code=code,
+                headers=_retry_after(error),
+            )
+        case DeadlineExceeded():
+            return ApiError(504, str(error), type="timeout_error", code="deadline_exceeded")
+        case SlowReader():
+            return ApiError(408, str(error), type="timeout_error", code="slow_reader")
+        case GalleyError():
+            return ApiError(500, str(error), type="internal_error", code="engine_error")
+        case _:
+            return ApiError(
+                500,
+                "Internal error; the server's log has the details under this answer's X-Request-Id",
+                type="internal_error",
+                code="internal_error",
+            )
+
+
+def _shortened(message: str) -> str:
+    """A message of bearable length: its beginning says what is wrong, its end what to do."""
+    if len(message) <= MAX_MESSAGE:
+        return message
+    beginning = f"{message[:_MAX_BEGINNING]} [...] "
+    return beginning + message[len(beginning) - MAX_MESSAGE :]
+
+
+def naming_message(error: Exception) -> str:
+    """An error's message for protocols that have no field for what it is about: it names that itself."""
+    told = to_api_error(error)
+    message = str(told)
+    if told.param is not None and told.param not in message:
+        message = f"{told.param}: {message}"
+    return _shortened(message)
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Raise errors within by a protocol's own names of fields. ``names``: the core's -> the protocol's."""
+    try:
+        yield
+    except RequestError as error:
+        param = error.param or ""
+        if param not in names:
+            raise
+        message = str(error).replace(param, names[param])
+        raise RequestError(message, param=names[param], code=error.code) from None
+
+
+def envelope(error: Exception) -> dict[str, dict[str, str | None]]:
+    """The body that OpenAI's clients read."""
+    told = to_api_error(error)
+    return {
+        "error": {
+            "message": _shortened(str(told)),
+            "type": told.type,
+            "param": told.param,
+            "code": told.code,
+        }
+    }
+
+
+def _retry_after(error: Unavailable) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}

@@ -1,0 +1,100 @@
+"""Reading a request's JSON body, up to a limit; a protocol's ``schemas`` say what may be in it."""
+
+import asyncio
+import re
+from typing import Final, TypeVar
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+
+from galley.protocols.common.errors import ApiError
+from galley.protocols.common.json_body import parse_json
+from galley.protocols.common.validate import validate
+from galley.protocols.http.budget import ByteBudget
+from galley.protocols.http.errors import TOO_LARGE, ClientGone
+
+LARGE: Final = 256 * 1024
+"""Bytes from which on a body takes so long that it is read in a thread."""
+
+_UNDECLARED: Final = frozenset(("", "application/x-www-form-urlencoded"))
+"""Types that clients send which were not told of any."""
+
+_BROWSER_HEADERS: Final = ("origin", "sec-fetch-site")
+"""Browsers send one of these with every POST, and no page can take it away (Fetch standard)."""
+
+_CHARSET = re.compile(r"""charset=["']?([\w-]*)""", re.IGNORECASE)
+
+_CHARSETS: Final = ("utf-8", "utf8", "us-ascii")
+"""UTF-8, what many write for it, and a part of it."""
+
+Model = TypeVar("Model")
+
+
+async def read(request: Request, model: type[Model], *, max_bytes: int) -> Model:
+    """The request's body as ``model``.
+
+    Raises:
+        ApiError: 415 for a body that is declared as something else than JSON in UTF-8, 413 for one over
+            ``max_bytes``, 503 while too many bodies are on their way; reading stops there.
+        RequestError: not JSON, not an object, or a field that ``model`` refuses; ``param`` names it.
+        ClientGone: the client hung up before the body was complete.
+    """
+    _check_content_type(request.headers)
+    data = await _read_bytes(request, max_bytes)
+    if len(data) > LARGE:
+        return await asyncio.to_thread(_parse, model, data)
+    return _parse(model, data)
+
+
+def _parse(model: type[Model], data: bytes) -> Model:
+    return validate(model, parse_json(data))
+
+
+def _check_content_type(headers: Headers) -> None:
+    """Raise ApiError unless the body may be read as JSON.
+
+    Any page may have a browser send other types than JSON here without asking first, so browsers have to
+    declare it. ``curl -d``, which says that it sends a form, is taken at its body's word.
+    """
+    header = headers.get("content-type", "")
+    kind = header.partition(";")[0].strip().lower()
+    charset = _CHARSET.search(header)
+    from_browser = any(name in headers for name in _BROWSER_HEADERS)
+    declared = kind == "application/json" or (kind in _UNDECLARED and not from_browser)
+    if not declared or (charset and charset[1].lower() not in _CHARSETS):
+        raise ApiError(
+            415,
+            f"Content-Type must be application/json (in UTF-8), got {header[:80]!r}",
+            code="unsupported_media_type",
+        )
+
+
+async def _read_bytes(request: Request, max_bytes: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+    budget: ByteBudget = request.app.state.body_budget
+    body = bytearray()
+    try:
+        while True:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone("client hung up while sending its request")
+            part = message.get("body", b"")
+            if len(body) + len(part) > max_bytes:
+                raise _too_large(max_bytes)
+            budget.take(len(part))
+            body += part
+            if not message.get("more_body", False):
+                return bytes(body)
+    finally:
+        budget.give_back(len(body))
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        f"The body is larger than {max_bytes} bytes (--max-body-bytes)",
+        code=TOO_LARGE,
+        headers={"Connection": "close"},  # the rest of the body may be endless
+    )

@@ -1,0 +1,39 @@
+"""A bound on what the bodies of all requests hold together."""
+
+from typing import Final
+
+from galley.protocols.common.errors import ApiError
+
+_RETRY_SECONDS: Final = "5"
+
+
+class ByteBudget:
+    """Bytes that requests may hold together."""
+
+    def __init__(self, limit: int, *, of: str, setting: str, code: str) -> None:
+        """
+        Args:
+            limit: in bytes.
+            of: what is held, for the error.
+            setting: the flag that sets the limit, for the error.
+            code: the error's.
+        """
+        self._limit = self._left = limit
+        self._of, self._setting, self._code = of, setting, code
+
+    def take(self, size: int) -> None:
+        """Count ``size`` bytes more. Raises ApiError (503), and counts nothing, if that is too much."""
+        if size > self._left:
+            raise ApiError(
+                503,
+                f"{self._of} may have {self._limit} bytes together ({self._setting}), and have them "
+                "now: try again later",
+                type="service_unavailable",
+                code=self._code,
+                headers={"Retry-After": _RETRY_SECONDS, "Connection": "close"},
+            )
+        self._left -= size
+
+    def give_back(self, size: int) -> None:
+        """Bytes taken before are free again."""
+        self._left += size

@@ -1,0 +1,176 @@
+"""Reading a multipart form with one file: bounded, strict, and with errors that name the field."""
+
+import logging
+import os
+from collections.abc import Callable, Set
+from contextlib import ExitStack
+from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
+
+import msgspec
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message
+
+from galley.errors import RequestError
+from galley.protocols.common.errors import ApiError
+from galley.protocols.common.validate import validate
+from galley.protocols.http.budget import ByteBudget
+from galley.protocols.http.errors import TOO_LARGE, ClientGone
+
+log = logging.getLogger("galley.server")
+
+_MAX_FIELDS: Final = 64
+_MAX_FIELD_BYTES: Final = 64 * 1024
+_RETRY_SECONDS: Final = "30"
+"""When to come back to a server whose temporary folder is full."""
+
+Model = TypeVar("Model", bound=msgspec.Struct)
+
+
+class Upload(NamedTuple):
+    """A file that came with a form: in memory, or in the temporary folder if it is large.
+
+    Whoever got it calls ``close``, which removes the file and gives its bytes back to the budget.
+    """
+
+    name: str
+    file: BinaryIO
+    close: Callable[[], None]
+
+
+async def read_form(
+    request: Request, model: type[Model], *, max_bytes: int, budget: ByteBudget
+) -> tuple[Model, Upload]:
+    """The form's fields as ``model``, and its field ``file``.
+
+    A field that ``model`` has as a sequence may be sent as ``name[]``, and several times.
+
+    Args:
+        request: whose body is read.
+        model: what the fields are.
+        max_bytes: that the body may have.
+        budget: for the bytes of all uploads that are not closed yet.
+
+    Raises:
+        ApiError: 415 for a body that is no multipart form, 413 for one over ``max_bytes``, 503 while the
+            budget is spent or the temporary folder takes nothing; reading stops there.
+        RequestError: not a form, or a field that ``model`` refuses; ``param`` names it.
+        ClientGone: the client hung up before the body was complete.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "multipart/form-data":
+        raise ApiError(
+            415,
+            f"Content-Type must be multipart/form-data, got {kind[:80]!r}",
+            code="unsupported_media_type",
+        )
+    with ExitStack() as held:
+        body = _Bounded(request, max_bytes, budget)
+        held.callback(body.give_back)
+        form = await _parsed(Request(request.scope, body.receive))
+        for _, value in form.multi_items():
+            if isinstance(value, UploadFile):
+                held.callback(value.file.close)
+        lists = {f.name for f in msgspec.structs.fields(model) if isinstance(f.default, tuple)}
+        asked = validate(model, _values(form, lists), text=True)
+        file = _file(form)
+        name = (file.filename or "the recording")[:100]
+        return asked, Upload(name, file.file, held.pop_all().close)
+
+
+async def _parsed(request: Request) -> FormData:
+    """The request's form. An error leaves no file open (see starlette's parser)."""
+    try:
+        return await request.form(
+            max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES
+        )
+    except ClientDisconnect:
+        raise ClientGone("client hung up while sending its request") from None
+    except HTTPException as error:
+        if "maximum size" in str(error.detail):
+            raise RequestError(
+                f"A field of the form has more than {_MAX_FIELD_BYTES} bytes of text: send the recording "
+                "as a file, with a filename (curl -F file=@call.wav, not -F file=<call.wav)",
+                param="file",
+            ) from None
+        raise RequestError(f"The body is no form that can be read: {error.detail}") from None
+    except OSError as error:
+        log.warning("an upload cannot be kept in the temporary folder: %s", error)
+        why = os.strerror(error.errno) if error.errno else "it cannot be used"
+        raise ApiError(
+            503,
+            f"The server's temporary folder takes no upload: {why}",
+            type="service_unavailable",
+            code="no_space_for_uploads",
+            headers={"Retry-After": _RETRY_SECONDS, "Connection": "close"},
+        ) from None
+
+
+class _Bounded:
+    """Receives a body up to a limit, and counts it on a budget."""
+
+    def __init__(self, request: Request, limit: int, budget: ByteBudget) -> None:
+        self._receive = request.receive
+        self._limit = limit
+        self._budget = budget
+        self._taken = 0
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > limit:
+            raise self._too_large()
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        size = len(message.get("body", b""))
+        if self._taken + size > self._limit:
+            raise self._too_large()
+        self._budget.take(size)
+        self._taken += size
+        return message
+
+    def give_back(self) -> None:
+        """The body is needed no more."""
+        self._budget.give_back(self._taken)
+        self._taken = 0
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413,
+            f"The body is larger than {self._limit} bytes (--max-audio-bytes)",
+            param="file",
+            code=TOO_LARGE,
+            headers={"Connection": "close"},  # the rest of the body may be endless
+        )
+
+
+def _values(form: FormData, lists: Set[str]) -> dict[str, Any]:
+    """Field name -> its text; a list of texts for those in ``lists``."""
+    values: dict[str, Any] = {}
+    for key in form:
+        if key == "file":
+            continue
+        name = key.removesuffix("[]")
+        if name == "file":
+            raise RequestError("one recording is taken, in the field file", param="file[]")
+        if name in values:
+            raise RequestError(f"{name[:64]}: given both with and without []", param=name[:64])
+        given = form.getlist(key)
+        if any(not isinstance(value, str) for value in given):
+            raise RequestError(f"{name[:64]}: expected text, got a file", param=name[:64])
+        repeated = key.endswith("[]") or len(given) > 1
+        values[name] = list(given) if repeated or name in lists else given[0]
+    return values
+
+
+def _file(form: FormData) -> UploadFile:
+    given = form.getlist("file")
+    if not given:
+        raise RequestError("Missing field 'file'", param="file")
+    if len(given) > 1:
+        raise RequestError(f"one recording is taken, got {len(given)}", param="file")
+    [file] = given
+    if not isinstance(file, UploadFile):
+        raise RequestError(
+            "file: expected a recording, got text: send its bytes, with a filename", param="file"
+        )
+    return file

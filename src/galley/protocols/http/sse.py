@@ -1,0 +1,165 @@
+"""Answers sent whole or as events, and work that ends when its client hangs up."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from galley.errors import GalleyError
+from galley.protocols.common.errors import envelope, to_api_error
+from galley.protocols.http.errors import CLIENT_GONE, ClientGone, note_error
+from galley.protocols.http.json_answers import LargeJson
+
+log = logging.getLogger("galley.server")
+
+DONE: Final = b"data: [DONE]\n\n"
+
+_LINE_ENDS: Final = tuple((c.encode(), json.dumps(c)[1:-1].encode()) for c in "\x85\u2028\u2029")
+
+T = TypeVar("T")
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled as soon as the client hangs up.
+
+    The request's body must have been read.
+
+    Raises:
+        ClientGone: it hung up first.
+    """
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone("client hung up")
+    finally:
+        task.cancel()
+        watch.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+class EventStream(Response):
+    """``events``, each as one ``data:`` line, then ``[DONE]``; an error on the way is an event too.
+
+    ``close`` is called in every case, even if the client hung up before the first event. Other protocols'
+    streams override how events are written.
+    """
+
+    media_type = "text/event-stream"
+    probe = b":\n\n"
+    """What clients ignore; see :meth:`galley.server.http_protocol.BoundedHttpProtocol.eof_received`."""
+    ending = DONE
+
+    def encoded(self, event: Mapping[str, Any]) -> bytes:
+        """One event as it is sent."""
+        return data_event(event)
+
+    def encoded_error(self, error: Exception) -> bytes:
+        """The last event, if the stream cannot go on."""
+        return data_event(envelope(error))
+
+    def __init__(
+        self, events: AsyncGenerator[Mapping[str, Any], None], close: Callable[[], None]
+    ) -> None:
+        # X-Accel-Buffering: nginx would otherwise collect events before it passes them on.
+        super().__init__(headers={"X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream; returns when it is complete or the client gone."""
+        scope["state"]["probe"] = self.probe
+        try:
+            await while_connected(receive, self._send_all(send, scope))
+        except ClientGone:
+            scope["state"]["record"]["status"] = CLIENT_GONE
+        finally:
+            self._close()
+
+    async def _send_all(self, send: Send, scope: Scope) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        async with aclosing(self._events) as events:
+            await send(start)
+            try:
+                async for event in events:
+                    await _send_body(send, self.encoded(event))
+                if self.ending:
+                    await _send_body(send, self.ending)
+            except Exception as error:  # the status line is gone: this is the only place to tell it
+                if not isinstance(error, GalleyError):
+                    log.exception("stream %s failed", scope["state"]["request_id"])
+                told = to_api_error(error)
+                note_error(scope, told)
+                scope["state"]["record"]["status"] = told.status
+                await _send_body(send, self.encoded_error(error))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class NamedEventStream(EventStream):
+    """Events whose names are their types; nothing stands behind the last.
+
+    Attributes:
+        sent: how many there were.
+    """
+
+    ending = b""
+    sent = 0
+
+    def encoded(self, event: Mapping[str, Any]) -> bytes:
+        """See :class:`EventStream`."""
+        self.sent += 1
+        return b"event: " + str(event["type"]).encode() + b"\n" + data_event(event)
+
+
+class Answer(Protocol):
+    """What is told of a request's work, and ends it."""
+
+    def events(self) -> AsyncGenerator[Mapping[str, Any], None]:
+        """The answer as it comes."""
+
+    async def whole(self) -> Mapping[str, Any]:
+        """The answer when it is complete."""
+
+    def close(self) -> None:
+        """Cancel what still runs. Idempotent."""
+
+
+async def respond(
+    request: Request, answer: Answer, stream: type[EventStream] | None = None
+) -> Response:
+    """Send an answer as ``stream``, or whole if that is None. The answer is closed in every case."""
+    if stream is not None:
+        return stream(answer.events(), answer.close)
+    try:
+        return LargeJson(await while_connected(request.receive, answer.whole()))
+    finally:
+        answer.close()
+
+
+def data_event(value: Mapping[str, Any]) -> bytes:
+    """A server-sent event without a name."""
+    data = msgspec.json.encode(value)
+    # No line ends in an event stream, but Python clients that split text with str.splitlines (httpx's
+    # iter_lines is one) would see half an event. JSON has them only within strings.
+    for character, escaped in _LINE_ENDS:
+        data = data.replace(character, escaped)
+    return b"data: " + data + b"\n\n"
+
+
+async def _send_body(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,238 @@
+"""Ollama's API: answers, whole and line by line, and errors."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final, Literal, NotRequired, Self, TypedDict
+
+import msgspec
+
+from galley.gateway.call import Call, opened
+from galley.gateway.caller import Caller
+from galley.gateway.chat import converse
+from galley.gateway.generation import Finish, Generation
+from galley.gateway.served import ServedModel
+from galley.protocols.common.errors import naming_message, renamed
+from galley.protocols.common.generated import whole_answer
+from galley.protocols.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
+from galley.tools.events import Arguments, CallEnd, CallStart, Reasoning, Text
+
+PREFIX: Final = "/api/"
+CHAT: Final = f"{PREFIX}chat"
+GENERATE: Final = f"{PREFIX}generate"
+
+_BILLION: Final = 10**9
+_NAMES: Final = {
+    "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    "penalty_window": "options.repeat_last_n",
+    "reasoning_effort": "think",
+    **{
+        name: f"options.{name}"
+        for name in (
+            *("temperature", "top_p", "top_k", "min_p", "seed", "stop"),
+            *("presence_penalty", "frequency_penalty"),
+        )
+    },
+}
+"""Fields as errors of the core name them -> as this protocol does."""
+
+named_as_given: Final = partial(renamed, _NAMES)
+"""A context in which errors name the fields of this protocol."""
+
+
+class OllamaError(TypedDict):
+    """Every answer but 2xx."""
+
+    error: str
+
+
+class OllamaCalled(TypedDict):
+    """The function of a call."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCall(TypedDict):
+    """A call of a tool."""
+
+    function: OllamaCalled
+
+
+class OllamaSaid(TypedDict):
+    """The assistant's message, or a piece of it."""
+
+    role: str
+    content: str
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[list[OllamaCall]]
+
+
+class OllamaAnswer(TypedDict):
+    """An answer, or a piece of it; the last piece has the counts, and durations in nanoseconds.
+
+    ``warnings`` tell what of the request is not as it asked.
+    """
+
+    model: str
+    created_at: str
+    done: bool
+    message: NotRequired[OllamaSaid]
+    response: NotRequired[str]
+    thinking: NotRequired[str]
+    done_reason: NotRequired[str]
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
+    warnings: NotRequired[list[str]]
+
+
+def envelope(error: Exception) -> OllamaError:
+    """The body that Ollama's clients read."""
+    return {"error": naming_message(error)}
+
+
+def without_prompt(
+    asked: OllamaChatRequest | OllamaGenerateRequest,
+    reason: Literal["load", "unload"],
+    warnings: list[str],
+) -> OllamaAnswer:
+    """The answer to a request that asks for nothing but that the model be loaded, or unloaded."""
+    chat = isinstance(asked, OllamaChatRequest)
+    said: dict[str, Any] = (
+        {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
+    )
+    answer: OllamaAnswer = {
+        "model": asked.model,
+        "created_at": _now(),
+        **said,  # type: ignore[typeddict-item]
+        "done": True,
+        "done_reason": reason,
+    }
+    if warnings:
+        answer["warnings"] = warnings
+    return answer
+
+
+class OllamaGeneration:
+    """The answer to one request, on its way; ask for it whole or in lines, once."""
+
+    def __init__(
+        self,
+        call: Call,
+        asked: OllamaChatRequest | OllamaGenerateRequest,
+        generation: Generation,
+    ) -> None:
+        """Made by :meth:`start`."""
+        self._call = call
+        self._name = asked.model
+        self._warnings = asked.warnings(call.info.max_model_len)
+        self._generation = generation
+        self._chat = isinstance(asked, OllamaChatRequest)
+
+    @classmethod
+    async def start(
+        cls, served: ServedModel, asked: OllamaChatRequest | OllamaGenerateRequest, caller: Caller
+    ) -> Self:
+        """Hand the request to the engine; ``asked.stream`` is not looked at.
+
+        Raises:
+            GalleyError: as ``errors.to_api_error`` tells clients.
+        """
+        endpoint = CHAT if isinstance(asked, OllamaChatRequest) else GENERATE
+        with named_as_given(), opened(Call(served, endpoint, caller)) as call:
+            params = asked.sampling()
+            call.check_early(0)
+            if isinstance(asked, OllamaGenerateRequest) and asked.raw:
+                params = await call.text.check_grammar(params, asked.constrained_by)
+                prompts = await call.text.encode([asked.prompt or ""])
+                generation = Generation.submit(
+                    call, params, prompts, priority=0, cache_salt=None, prompt_param="prompt"
+                )
+            else:
+                generation = await converse(
+                    call, asked.conversation(), params, constrained_by=asked.constrained_by
+                )
+        return cls(call, asked, generation)
+
+    def close(self) -> None:
+        """Cancel what still runs. Idempotent."""
+        self._generation.close()
+
+    async def whole(self) -> OllamaAnswer:
+        """The complete answer. Raises EngineError or Draining if there is none."""
+        answer, finish = await whole_answer(self._generation)
+        calls = [_called(call.name, call.arguments) for call in answer.calls]
+        return self._last(self._piece(answer.text, answer.reasoning, calls), finish)
+
+    async def events(self) -> AsyncGenerator[OllamaAnswer, None]:
+        """The streamed answer; calls come when they are complete. Raises as :meth:`whole`."""
+        calls: dict[int, tuple[str, list[str]]] = {}
+        finish: Finish | None = None
+        async with aclosing(self._generation.pieces()) as pieces:
+            async for piece in pieces:
+                for event in piece.events:
+                    match event:
+                        case Text():
+                            yield self._piece(event.text)
+                        case Reasoning():
+                            yield self._piece("", event.text)
+                        case CallStart():
+                            calls[event.index] = (event.name, [])
+                        case Arguments():
+                            calls[event.index][1].append(event.text)
+                        case CallEnd(broken=False):
+                            name, arguments = calls.pop(event.index)
+                            yield self._piece("", "", [_called(name, "".join(arguments))])
+                finish = piece.finish or finish
+        yield self._last(self._piece(""), finish)
+
+    def _piece(
+        self, text: str, thinking: str = "", calls: list[OllamaCall] | None = None
+    ) -> OllamaAnswer:
+        answer: OllamaAnswer = {"model": self._name, "created_at": _now(), "done": False}
+        if not self._chat:
+            answer["response"] = text
+            if thinking:
+                answer["thinking"] = thinking
+            return answer
+        said: OllamaSaid = {"role": "assistant", "content": text}
+        if thinking:
+            said["thinking"] = thinking
+        if calls:
+            said["tool_calls"] = calls
+        answer["message"] = said
+        return answer
+
+    def _last(self, answer: OllamaAnswer, finish: Finish | None) -> OllamaAnswer:
+        counts, receipt = self._generation.usage(), self._generation.receipt
+        total = receipt.queue_seconds + receipt.prefill_seconds + receipt.decode_seconds
+        answer["done"] = True
+        answer["done_reason"] = "length" if finish == "length" else "stop"
+        answer["total_duration"] = int(_BILLION * total)
+        answer["load_duration"] = 0
+        answer["prompt_eval_count"] = counts.prompt
+        prefill, decode = receipt.prefill_seconds, receipt.decode_seconds
+        if not decode and counts.generated:
+            # A first token comes with the prompt's last: it gets a token's share of that time.
+            decode = prefill / (counts.prompt + 1)
+            prefill -= decode
+        answer["prompt_eval_duration"] = int(_BILLION * prefill)
+        answer["eval_count"] = counts.generated
+        answer["eval_duration"] = int(_BILLION * decode)
+        if self._warnings:
+            answer["warnings"] = self._warnings
+        return answer
+
+
+def _called(name: str, arguments: str) -> OllamaCall:
+    return {"function": {"name": name, "arguments": msgspec.json.decode(arguments)}}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")

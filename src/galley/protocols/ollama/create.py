@@ -1,0 +1,127 @@
+"""Ollama's ``/api/create`` and ``/api/copy``: further names of served models, until the server ends."""
+
+from dataclasses import replace
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from galley.errors import RequestError
+from galley.gateway.derived import Derived
+from galley.gateway.registry import Registry
+from galley.protocols.common.messages import Strict
+from galley.protocols.ollama.answers import named_as_given
+from galley.protocols.ollama.pull import OllamaProgress
+from galley.protocols.ollama.schemas import Options, known_options, option_warnings
+
+NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,127}(:[A-Za-z0-9_.-]{1,64})?\Z"
+
+MAX_SYSTEM: Final = 64 * 1024
+"""Characters of a system prompt, which is kept."""
+
+_LATEST: Final = ":latest"
+
+Empty = Annotated[
+    Annotated[dict[str, Any], Meta(max_length=0)] | None, Meta(description="Not supported.")
+]
+
+
+class OllamaCreateRequest(Strict, frozen=True, kw_only=True):
+    """Body of `POST /api/create`: what a Modelfile says, as Ollama's clients send it."""
+
+    model: Annotated[str, Meta(pattern=NAME_PATTERN)] | None = None
+    name: Annotated[
+        Annotated[str, Meta(pattern=NAME_PATTERN)] | None,
+        Meta(description="Older name of `model`."),
+    ] = None
+    base: Annotated[
+        str | None, Meta(description="A served model, or MODEL:ADAPTER for a LoRA adapter of one.")
+    ] = msgspec.field(default=None, name="from")
+    system: Annotated[
+        Annotated[str, Meta(max_length=MAX_SYSTEM)] | None,
+        Meta(description="System message of conversations that have none."),
+    ] = None
+    parameters: Options = None
+    license: Annotated[str | list[str] | None, Meta(description="Taken and not used.")] = None
+    stream: Annotated[bool | None, Meta(description="Default: true.")] = None
+    template: Annotated[
+        Literal[""] | None,
+        Meta(description="Not supported: chat templates are Jinja, and the checkpoint's."),
+    ] = None
+    adapters: Annotated[
+        Annotated[dict[str, Any], Meta(max_length=0)] | None,
+        Meta(
+            description="Not supported: load an adapter (`adapter`, `/v1/adapters`), and name it in `from`."
+        ),
+    ] = None
+    files: Empty = None
+    messages: Annotated[
+        Annotated[list[Any], Meta(max_length=0)] | None, Meta(description="Not supported.")
+    ] = None
+    quantize: Annotated[Literal[""] | None, Meta(description="Not supported.")] = None
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the answer comes in lines."""
+        return self.stream is not False
+
+
+class OllamaCopyRequest(Strict, frozen=True, kw_only=True):
+    """Body of `POST /api/copy`."""
+
+    source: str
+    destination: Annotated[str, Meta(pattern=NAME_PATTERN)]
+
+
+class OllamaCreated(OllamaProgress, total=False):
+    """That it is done; ``warnings`` tell what of the request is not used."""
+
+    warnings: list[str]
+
+
+def create(models: Registry, asked: OllamaCreateRequest) -> OllamaCreated:
+    """Serve a model under a further name.
+
+    Raises:
+        RequestError: a field is missing, or a parameter has a value that it cannot have.
+        UnknownModel: there is no such model.
+        Conflict: the name is taken.
+    """
+    name = asked.model or asked.name
+    if not name or not asked.base:
+        missing = "from" if name else "model"
+        raise RequestError(f"Missing field {missing!r}", param=missing)
+    try:
+        with named_as_given():
+            options = known_options(asked.parameters)
+            options.sampling(None)
+    except RequestError as error:
+        param = (error.param or "").replace("options", "parameters", 1)
+        raise RequestError(str(error).replace("options.", "parameters.", 1), param=param) from None
+    base = _derived_of(models, asked.base)
+    models.derive(
+        Derived(
+            name.removesuffix(_LATEST),
+            base.base,
+            base.system_prompt if asked.system is None else asked.system,
+            {**base.sampling, **options.given},
+        )
+    )
+    created: OllamaCreated = {"status": "success"}
+    if warnings := option_warnings(asked.parameters):
+        created["warnings"] = [warning.replace("options.", "parameters.") for warning in warnings]
+    return created
+
+
+def copy(models: Registry, asked: OllamaCopyRequest) -> OllamaCreated:
+    """Serve what has one name under another, too. Raises UnknownModel or Conflict."""
+    source = _derived_of(models, asked.source)
+    models.derive(replace(source, name=asked.destination.removesuffix(_LATEST)))
+    return {"status": "success"}
+
+
+def _derived_of(models: Registry, asked: str) -> Derived:
+    """What a name stands for: that of a model, of an adapter, or one that was made here before."""
+    name = asked if models.knows(asked) else asked.removesuffix(_LATEST)
+    models.served(models.derived[name].base if name in models.derived else name)
+    return models.derived.get(name) or Derived("", name)

@@ -1,0 +1,54 @@
+"""Ollama's ``/api/create`` and ``/api/copy``."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galley.gateway.registry import Registry
+from galley.protocols.http import body
+from galley.protocols.http.json_answers import Json
+from galley.protocols.http.openapi import Operation
+from galley.protocols.ollama.create import (
+    OllamaCopyRequest,
+    OllamaCreated,
+    OllamaCreateRequest,
+    copy,
+    create,
+)
+from galley.protocols.ollama.routes import OllamaOperation, respond_at_once
+
+
+def routes(models: Registry) -> list[Operation]:
+    """The routes, for further names of ``models``."""
+    max_bytes = models.settings.max_body_bytes
+
+    async def create_model(request: Request) -> Response:
+        """Serve a model under a further name, with a system prompt and sampling of its own."""
+        asked = await body.read(request, OllamaCreateRequest, max_bytes=max_bytes)
+        return respond_at_once(create(models, asked), streamed=asked.streamed)
+
+    async def copy_model(request: Request) -> Response:
+        """Serve a model under a further name."""
+        asked = await body.read(request, OllamaCopyRequest, max_bytes=max_bytes)
+        return Json(copy(models, asked))
+
+    lines = {"application/x-ndjson": {"description": "The same, as a line."}}
+    return [
+        OllamaOperation(
+            "POST",
+            "/api/create",
+            create_model,
+            tag="Ollama",
+            body=OllamaCreateRequest,
+            answers={200: {"application/json": OllamaCreated, **lines}},
+            errors={409},
+        ),
+        OllamaOperation(
+            "POST",
+            "/api/copy",
+            copy_model,
+            tag="Ollama",
+            body=OllamaCopyRequest,
+            answers={200: OllamaCreated},
+            errors={409},
+        ),
+    ]

@@ -1,0 +1,171 @@
+"""Ollama's API: models downloaded into the hub library's cache, and removed from it."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator
+from typing import Annotated, Final, Literal, NotRequired, TypedDict
+
+from msgspec import Meta
+
+from galley.errors import Conflict, ModelError, ModelNotFound, RequestError
+from galley.formats.hub_cache import remove
+from galley.formats.source import BUNDLED_MODELS, hub_name, resolve_model
+from galley.gateway.daemon_thread import in_daemon_thread
+from galley.gateway.registry import Registry
+from galley.protocols.common.errors import ApiError
+from galley.protocols.common.messages import Strict
+
+_TELL_SECONDS: Final = 0.25
+_SUCCESS: Final = "success"
+
+
+class OllamaPullRequest(Strict, frozen=True, kw_only=True):
+    """Body of `POST /api/pull`."""
+
+    model: Annotated[str | None, Meta(description="A hub id, a short name or a served model.")] = (
+        None
+    )
+    name: Annotated[str | None, Meta(description="Older name of `model`.")] = None
+    stream: bool | None = None
+    insecure: Literal[False] | None = None
+
+    @property
+    def streamed(self) -> bool:
+        """Whether progress is told as it comes."""
+        return self.stream is not False
+
+
+class OllamaDeleteRequest(Strict, frozen=True, kw_only=True):
+    """Body of `DELETE /api/delete`."""
+
+    model: str | None = None
+    name: Annotated[str | None, Meta(description="Older name of `model`.")] = None
+
+
+class OllamaProgress(TypedDict):
+    """What is being done; ``completed`` and ``total`` are bytes of the files that were not here."""
+
+    status: str
+    digest: NotRequired[str]
+    total: NotRequired[int]
+    completed: NotRequired[int]
+
+
+class _Stopped(Exception):
+    """Nobody waits for a download any more."""
+
+
+class OllamaPull:
+    """A download on its way."""
+
+    def __init__(self, models: Registry, asked: str) -> None:
+        """
+        Args:
+            models: served ones are known by their names here, others by those of the hub.
+            asked: the name in the request.
+
+        Raises:
+            RequestError: it names no model that could be at the hub.
+        """
+        self._name, self._revision = _meant(models, asked)
+        self._served = _serving(models, self._name)
+        self._stopped = False
+        self._progress = (0, 0)
+
+    async def events(self) -> AsyncGenerator[OllamaProgress, None]:
+        """Progress, until it is complete. Raises ApiError if the model cannot be had."""
+        yield {"status": "pulling manifest"}
+        work = asyncio.ensure_future(in_daemon_thread(self._download))
+        told = self._progress
+        while not work.done():
+            await asyncio.wait({work}, timeout=_TELL_SECONDS)
+            if self._progress != told:
+                told = self._progress
+                yield self._line()
+        try:
+            work.result()
+        except ModelError as error:
+            raise ApiError(400, str(error), param="model", code="model_unusable") from error
+        if not self._served:
+            yield {
+                "status": f"{self._name} is here; it is served when the server is started with it"
+            }
+        yield {"status": _SUCCESS}
+
+    async def whole(self) -> OllamaProgress:
+        """The last line. Raises as :meth:`lines`."""
+        async for line in self.events():
+            last = line
+        return last
+
+    def close(self) -> None:
+        """Stop it; what is complete is kept. Idempotent."""
+        self._stopped = True
+
+    def _download(self) -> None:
+        resolve_model(self._name, revision=self._revision, on_bytes=self._note)
+
+    def _note(self, completed: int, total: int) -> None:
+        if self._stopped:
+            raise _Stopped
+        self._progress = completed, total
+
+    def _line(self) -> OllamaProgress:
+        completed, total = self._progress
+        return {
+            "status": f"pulling {self._name}",
+            # Ollama's clients show a bar for each; here all files are one.
+            "digest": f"sha256:{hashlib.sha256(self._name.encode()).hexdigest()}",
+            "total": max(completed, total),
+            "completed": completed,
+        }
+
+
+async def delete(models: Registry, asked: str) -> OllamaProgress:
+    """Remove a further name of a model, or a model, all its revisions, from the hub library's cache.
+
+    Raises:
+        RequestError: it comes with Galley, or names no model that could be at the hub.
+        Conflict: it is served.
+        ApiError: it is not there.
+    """
+    own = asked if asked in models.derived else asked.removesuffix(":latest")
+    if models.derived.pop(own, None) is not None:
+        return {"status": _SUCCESS}
+    name, _ = _meant(models, asked)
+    if name in ("", *BUNDLED_MODELS):
+        raise RequestError(f"{asked} comes with Galley, and goes with it", param="model")
+    if served := _serving(models, name):
+        raise Conflict(f"{name} is served as {served!r}, whose engine may have to start again")
+    try:
+        await in_daemon_thread(lambda: remove(name))
+    except ModelNotFound as error:
+        raise ApiError(404, str(error), param="model", code="model_not_found") from error
+    return {"status": _SUCCESS}
+
+
+def _meant(models: Registry, asked: str) -> tuple[str, str]:
+    """The model that a name means, as the settings name models, and its revision."""
+    for served in models:
+        if asked.removesuffix(":latest") == served.name:
+            return served.settings.model, served.settings.revision
+    if asked in BUNDLED_MODELS:
+        return asked, "main"
+    name = hub_name(asked)
+    if name is None:
+        raise RequestError(
+            f"model: {asked[:100]!r} is no served model, hub id (org/name), GGUF file of one "
+            "(org/name/FILE.gguf) or short name (llama3.2)",
+            param="model",
+        )
+    return name, "main"
+
+
+def _serving(models: Registry, name: str) -> str:
+    """The name in the API of a model that is served from ``name``; empty if none is."""
+    for served in models:
+        model = served.settings.model
+        model = hub_name(model) or model
+        if name == model or model.startswith(f"{name}/"):
+            return served.name
+    return ""

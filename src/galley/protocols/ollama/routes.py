@@ -1,0 +1,254 @@
+"""Ollama's API: ``/api/chat``, ``/api/generate``, and what clients ask and want of models."""
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypedDict
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galley import __version__
+from galley.errors import RequestError
+from galley.gateway.caller import Caller
+from galley.gateway.registry import Registry
+from galley.protocols.http import body
+from galley.protocols.http.admit import read
+from galley.protocols.http.json_answers import Json
+from galley.protocols.http.openapi import Operation
+from galley.protocols.http.sse import EventStream, respond, while_connected
+from galley.protocols.ollama import answers as ollama_answer
+from galley.protocols.ollama.answers import (
+    OllamaAnswer,
+    OllamaError,
+    OllamaGeneration,
+    envelope,
+    without_prompt,
+)
+from galley.protocols.ollama.models import (
+    OllamaModels,
+    OllamaShown,
+    listed,
+    listed_as,
+    shown,
+    time_text,
+)
+from galley.protocols.ollama.pull import (
+    OllamaDeleteRequest,
+    OllamaProgress,
+    OllamaPull,
+    OllamaPullRequest,
+    delete,
+)
+from galley.protocols.ollama.schemas import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
+
+_LATEST: Final = ":latest"
+"""Ollama's clients add it to names without a tag."""
+
+_FOREVER: Final = "9999-12-31T23:59:59Z"
+"""Until when a model stays loaded that was not loaded on request."""
+
+
+class OllamaVersion(TypedDict):
+    """Of this server."""
+
+    version: str
+
+
+class OllamaOperation(Operation):
+    """A route whose errors are Ollama's."""
+
+    error = OllamaError
+
+
+def routes(models: Registry) -> list[Operation]:
+    """The routes, answered by ``models``."""
+    max_bytes = models.settings.max_body_bytes
+
+    async def chat(request: Request) -> Response:
+        """Answer a conversation, as Ollama does."""
+        asked, caller = await read(
+            models, request, OllamaChatRequest, "generate", prompt=lambda asked: asked.messages
+        )
+        return await _answer(models, request, asked, caller, asks=bool(asked.messages))
+
+    async def generate(request: Request) -> Response:
+        """Answer a prompt, as Ollama does."""
+        asked, caller = await read(
+            models, request, OllamaGenerateRequest, "generate", prompt=lambda asked: asked.prompt
+        )
+        return await _answer(models, request, asked, caller, asks=bool(asked.prompt))
+
+    async def tags(_: Request) -> Response:
+        """The served models, as Ollama lists them."""
+        answer: OllamaModels = {
+            "models": [
+                *(listed(served) for served in models),
+                *(listed_as(derived, models) for derived in models.derived.values()),
+            ]
+        }
+        return Json(answer)
+
+    async def running(_: Request) -> Response:
+        """The loaded models."""
+        answer: OllamaModels = {
+            "models": [
+                {
+                    **listed(served),
+                    "expires_at": _FOREVER
+                    if served.expires_at is None
+                    else time_text(served.expires_at),
+                    "size_vram": 0,
+                    "context_length": served.backend().engine.info.max_model_len,
+                }
+                for served in models
+                if served.is_loaded or not served.on_request
+            ]
+        }
+        return Json(answer)
+
+    async def show(request: Request) -> Response:
+        """What is known of a model."""
+        asked = await body.read(request, OllamaShowRequest, max_bytes=max_bytes)
+        name = name_of(models, _named(asked))
+        served = await while_connected(request.receive, models.find(name))
+        return Json(shown(served, models.derived.get(name)))
+
+    async def pull(request: Request) -> Response:
+        """Download a model from the hub."""
+        asked = await body.read(request, OllamaPullRequest, max_bytes=max_bytes)
+        download = OllamaPull(models, _named(asked))
+        return await respond(request, download, _Lines if asked.streamed else None)
+
+    async def delete_model(request: Request) -> Response:
+        """Remove a downloaded model."""
+        asked = await body.read(request, OllamaDeleteRequest, max_bytes=max_bytes)
+        return Json(await delete(models, _named(asked)))
+
+    async def version(_: Request) -> Response:
+        """The server's version."""
+        answer: OllamaVersion = {"version": __version__}
+        return Json(answer)
+
+    lines = {"application/x-ndjson": {"description": "Pieces of the answer, one JSON in a line."}}
+    answers = {200: {"application/json": OllamaAnswer, **lines}}
+    about = "The answer; unless `stream` is false, in pieces"
+    return [
+        OllamaOperation(
+            "POST",
+            ollama_answer.CHAT,
+            chat,
+            tag="Ollama",
+            body=OllamaChatRequest,
+            answers=answers,
+            about=about,
+        ),
+        OllamaOperation(
+            "POST",
+            ollama_answer.GENERATE,
+            generate,
+            tag="Ollama",
+            body=OllamaGenerateRequest,
+            answers=answers,
+            about=about,
+        ),
+        OllamaOperation("GET", "/api/tags", tags, tag="Ollama", answers={200: OllamaModels}),
+        OllamaOperation("GET", "/api/ps", running, tag="Ollama", answers={200: OllamaModels}),
+        OllamaOperation(
+            "POST",
+            "/api/show",
+            show,
+            tag="Ollama",
+            body=OllamaShowRequest,
+            answers={200: OllamaShown},
+        ),
+        OllamaOperation(
+            "GET",
+            "/api/version",
+            version,
+            tag="Ollama",
+            answers={200: OllamaVersion},
+        ),
+        OllamaOperation(
+            "POST",
+            "/api/pull",
+            pull,
+            tag="Ollama",
+            body=OllamaPullRequest,
+            answers={200: {"application/json": OllamaProgress, **lines}},
+            about="That it is done; unless `stream` is false, what is being done, line by line",
+        ),
+        OllamaOperation(
+            "DELETE",
+            "/api/delete",
+            delete_model,
+            tag="Ollama",
+            body=OllamaDeleteRequest,
+            answers={200: OllamaProgress},
+            errors={409},
+        ),
+    ]
+
+
+def _named(asked: OllamaShowRequest | OllamaPullRequest | OllamaDeleteRequest) -> str:
+    name = asked.model or asked.name
+    if not name:
+        raise RequestError("Missing field 'model'", param="model")
+    return name
+
+
+def name_of(models: Registry, asked: str) -> str:
+    """The model's name here; Ollama's clients may have added a tag to it."""
+    return asked if models.knows(asked) else asked.removesuffix(_LATEST)
+
+
+async def _answer(
+    models: Registry,
+    request: Request,
+    asked: OllamaChatRequest | OllamaGenerateRequest,
+    caller: Caller,
+    *,
+    asks: bool,
+) -> Response:
+    """Answer what is asked; a request that asks nothing has the model loaded, or unloaded."""
+    name, seconds = name_of(models, asked.model), asked.kept_seconds
+    if not asks and seconds == 0:
+        served = models.unload_soon(name, "generate", caller)
+        reason: Literal["load", "unload"] = "unload" if served.on_request else "load"
+        answer = without_prompt(asked, reason, asked.warnings())
+        return respond_at_once(answer, streamed=asked.streamed)
+    served = await while_connected(request.receive, models.find(name, "generate", caller))
+    served.keep_for(seconds)
+    if not asks:
+        warnings = asked.warnings(served.backend().engine.info.max_model_len)
+        answer = without_prompt(asked, "load", warnings)
+        return respond_at_once(answer, streamed=asked.streamed)
+    start = OllamaGeneration.start(served, asked, caller)
+    generation = await while_connected(request.receive, start)
+    return await respond(request, generation, _Lines if asked.streamed else None)
+
+
+def respond_at_once(answer: Mapping[str, Any], *, streamed: bool) -> Response:
+    """An answer that is there: a JSON, or the only line of a stream."""
+    if not streamed:
+        return Json(answer)
+    return Response(msgspec.json.encode(answer) + b"\n", media_type=_Lines.media_type)
+
+
+class _Lines(EventStream):
+    """One JSON in a line; nothing stands behind the last."""
+
+    media_type = "application/x-ndjson"
+    probe = b" "
+    ending = b""
+
+    def encoded(self, event: Mapping[str, Any]) -> bytes:
+        """See :class:`EventStream`."""
+        return msgspec.json.encode(event) + b"\n"
+
+    def encoded_error(self, error: Exception) -> bytes:
+        """See :class:`EventStream`."""
+        return self.encoded(envelope(error))

@@ -1,0 +1,136 @@
+"""Transcriptions and translations: a recording in, what is said in it out."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeAlias
+
+from galley.gateway.call import Call
+from galley.protocols.openai.audio.schemas import TranslationRequest
+from galley.protocols.openai.usage import AudioUsage, audio_usage
+
+if TYPE_CHECKING:
+    from galley.speech.chunk_source import ChunkSource
+    from galley.speech.results import Info, Segment
+    from galley.speech.session import Session
+
+TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
+TRANSLATIONS: Final = "/v1/audio/translations"
+ENDPOINTS: Final = {"transcribe": TRANSCRIPTIONS, "translate": TRANSLATIONS}
+"""Task -> the route that does it."""
+
+Event: TypeAlias = Mapping[str, Any]
+_CHUNKS_IN_FLIGHT: Final = 8
+"""Chunks of one recording; the engine is shared with all other requests."""
+
+
+class Transcript:
+    """One recording on its way to text; ask for it whole or as events, once."""
+
+    def __init__(
+        self,
+        call: Call,
+        session: "Session",
+        chunks: "ChunkSource",
+    ) -> None:
+        """Made by :meth:`begin`."""
+        self._call = call
+        self._session = session
+        self._chunks = chunks
+
+    @classmethod
+    def begin(
+        cls,
+        call: Call,
+        asked: TranslationRequest,
+        file: BinaryIO,
+        name: str,
+    ) -> Self:
+        """Open the recording and find out whether it can be transcribed. Takes a while.
+
+        Args:
+            call: closed with the transcript; whoever made it closes it if there is none.
+            file: the recording; the caller closes it, after the transcript.
+            name: of the file, for errors.
+
+        Raises:
+            ModelError, AudioError, RequestError: the recording or the request is wrong for this model.
+        """
+        from galley.speech.session import Session
+
+        options, raw = asked.options(), asked.raw
+        model = call.served.speech_model(call.backend)
+        session = Session(
+            model.tokens,
+            options,
+            call.caller.request_id,
+            max_chunks=_CHUNKS_IN_FLIGHT,
+            pads=model.pads,
+            cache_salt=call.caller.cache_salt(),
+        )
+        most = call.served.settings.max_audio_seconds
+        decoder = call.backend.decoder
+        assert decoder is not None  # the model hears
+        recording = decoder.open(file, raw=raw, name=name, max_seconds=most, track=asked.track)
+        return cls(call, session, model.chunks(recording, options))
+
+    async def page(self, asked: TranslationRequest) -> bytes:
+        """The whole transcript as it was asked for."""
+        from galley.speech import captions
+
+        segments = [segment async for segment in self._segments()]
+        match asked.response_format:
+            case "json":
+                return captions.as_json(segments, self._usage(), self._info().warnings)
+            case "text":
+                return (captions.text_of(segments) + "\n").encode()
+            case "srt":
+                return "".join(captions.as_srt(segments)).encode()
+            case "vtt":
+                return "".join(captions.as_vtt(segments)).encode()
+            case "verbose_json":
+                return captions.as_verbose_json(
+                    segments, self._info(), asked.granularities, self._usage()
+                )
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """OpenAI's events: each segment's text as it becomes certain, and all of it at the end."""
+        from galley.speech.captions import text_of
+
+        segments: list[Segment] = []
+        async with aclosing(self._segments()) as found:
+            async for segment in found:
+                delta = segment.text if segments else segment.text.lstrip()
+                segments.append(segment)
+                yield {"type": "transcript.text.delta", "delta": delta}
+        done = {"type": "transcript.text.done", "text": text_of(segments)}
+        warnings = self._info().warnings
+        yield {**done, **({"warnings": warnings} if warnings else {}), "usage": self._usage()}
+
+    def close(self) -> None:
+        """Close the recording, and cancel what still runs. Idempotent."""
+        self._call.close()
+        self._chunks.close()
+
+    def _usage(self) -> AudioUsage:
+        return audio_usage(self._info().duration, self._call.receipt)
+
+    def _info(self) -> "Info":
+        return self._chunks.info(self._session)
+
+    async def _segments(self) -> "AsyncGenerator[Segment, None]":
+        from galley.speech.async_transcribe import transcribe_async
+
+        reason = "cancelled"
+        try:
+            segments = transcribe_async(self._call, self._session, self._chunks)
+            async with aclosing(segments):
+                async for segment in segments:
+                    yield segment
+            reason = "stop"
+            self._call.recording_done(self._info().duration)
+        except Exception:
+            reason = "error"
+            raise
+        finally:
+            self._call.close()
+            self._call.audio_ended(self._info().duration, reason)

@@ -1,0 +1,131 @@
+"""``POST /v1/audio/transcriptions`` and ``/v1/audio/translations``: a recording, and what is said in it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing, suppress
+from typing import Any, Final, Literal
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galley.errors import GalleyError, SettingsError
+from galley.gateway.call import Call
+from galley.gateway.registry import Registry
+from galley.protocols.common.errors import ApiError
+from galley.protocols.http.admit import find
+from galley.protocols.http.budget import ByteBudget
+from galley.protocols.http.caller import caller_of
+from galley.protocols.http.forms import Upload, read_form
+from galley.protocols.http.openapi import Operation
+from galley.protocols.http.sse import EventStream, while_connected
+from galley.protocols.openai.audio.answers import ENDPOINTS, Event, Transcript
+from galley.protocols.openai.audio.schemas import TranscriptionRequest, TranslationRequest
+
+_MEDIA_TYPES: Final = {
+    "json": "application/json",
+    "verbose_json": "application/json",
+    "text": "text/plain; charset=utf-8",
+    "srt": "text/plain; charset=utf-8",
+    "vtt": "text/vtt; charset=utf-8",
+}
+
+_ANSWER: Final[dict[str, Any]] = {
+    "application/json": {"type": "object"},
+    "text/plain": {"type": "string"},
+    "text/vtt": {"type": "string"},
+    "text/event-stream": {"description": "Events, each with JSON as its data."},
+}
+
+
+def routes(models: Registry) -> list[Operation]:
+    """The routes, answered by ``models``."""
+    settings = models.settings
+    budget = ByteBudget(
+        settings.max_upload_bytes or 4 * settings.max_audio_bytes,
+        of="The recordings of all requests",
+        setting="--max-upload-bytes",
+        code="too_many_uploads",
+    )
+
+    async def transcriptions(request: Request) -> Response:
+        """What is said in a recording, in its language."""
+        return await _answer(models, budget, request, TranscriptionRequest, "transcribe")
+
+    async def translations(request: Request) -> Response:
+        """What is said in a recording, in English."""
+        return await _answer(models, budget, request, TranslationRequest, "translate")
+
+    about = "The transcript in `response_format`; with `stream`, as events"
+    return [
+        Operation(
+            "POST", path, handler, tag="audio", form=form, answers={200: _ANSWER}, about=about
+        )
+        for path, handler, form in (
+            (ENDPOINTS["transcribe"], transcriptions, TranscriptionRequest),
+            (ENDPOINTS["translate"], translations, TranslationRequest),
+        )
+    ]
+
+
+async def _answer(
+    models: Registry,
+    budget: ByteBudget,
+    request: Request,
+    model: type[TranslationRequest],
+    task: Literal["transcribe", "translate"],
+) -> Response:
+    caller = caller_of(request)
+    models.expect(task, caller)
+    await asyncio.to_thread(require_extra)
+    limit = models.settings.max_audio_bytes
+    with ExitStack() as held:
+        asked, upload = await read_form(request, model, max_bytes=limit, budget=budget)
+        held.callback(upload.close)
+        served = await find(models, request, asked, task, caller)
+        call = Call(served, ENDPOINTS[task], caller)
+        held.callback(call.close)
+        begin = _begun(call, asked, upload)
+        transcript = await while_connected(request.receive, begin)
+        held.callback(transcript.close)
+        if asked.stream:
+            events = transcript.events()
+            # What is wrong from the beginning still has a status line to say so.
+            first = await while_connected(request.receive, _next(events))
+            return EventStream(_from(first, events), held.pop_all().close)
+        page = await while_connected(request.receive, transcript.page(asked))
+    return Response(page, media_type=_MEDIA_TYPES[asked.response_format])
+
+
+async def _begun(call: Call, asked: TranslationRequest, upload: Upload) -> Transcript:
+    """:meth:`Transcript.begin` in a thread. When cancelled it waits for the thread, which has the file."""
+    begin = asyncio.to_thread(Transcript.begin, call, asked, upload.file, upload.name)
+    work = asyncio.ensure_future(begin)
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        with suppress(GalleyError):
+            (await work).close()
+        raise
+
+
+def require_extra() -> None:
+    """Raises ApiError 501 if a package of the extra ``speech`` is missing. Slow the first time."""
+    from galley import speech
+
+    try:
+        speech.require_extra()
+    except SettingsError as error:
+        raise ApiError(
+            501, str(error), type="internal_error", code="speech_not_installed"
+        ) from error
+
+
+async def _next(events: AsyncGenerator[Event, None]) -> Event:
+    return await anext(events)
+
+
+async def _from(first: Event, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    async with aclosing(events):
+        yield first
+        async for event in events:
+            yield event

@@ -1,0 +1,323 @@
+"""Chat completions: a conversation in, an answer out."""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Final, Literal, NotRequired, Self, TypedDict
+
+from galley.gateway.call import Call, opened
+from galley.gateway.caller import Caller
+from galley.gateway.chat import converse
+from galley.gateway.generation import Finish, Generation, Piece, check_count
+from galley.gateway.served import ServedModel
+from galley.protocols.common.errors import renamed
+from galley.protocols.openai.chat.schemas import ChatRequest
+from galley.protocols.openai.encoded import encoded
+from galley.protocols.openai.usage import (
+    ChunkUsage,
+    Usage,
+    usage,
+)
+from galley.text.stream import TokenText, describe
+from galley.text.tokenizer import Tokenizer
+from galley.tools.events import Arguments, CallStart, Event, Reasoning, Text, whole
+from galley.types import TokenLogprob
+
+ENDPOINT: Final = "/v1/chat/completions"
+
+LOWEST_LOGPROB: Final = -9999.0
+"""What OpenAI's API says for minus infinity, which JSON cannot."""
+
+
+class TopLogprob(TypedDict):
+    """One alternative; ``bytes`` is exact where ``token`` is not valid UTF-8."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TopLogprob):
+    """The chosen token and its best alternatives."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """Log-probabilities of a chat choice."""
+
+    content: list[ChatLogprob]
+    refusal: None
+
+
+class CalledFunction(TypedDict, total=False):
+    """A function that is called; ``arguments`` is the text of a JSON object, in a stream a piece of it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallDetails(TypedDict):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ToolCallDelta(TypedDict):
+    """What a chunk adds to the call ``index``; id, type and name come with the first."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: CalledFunction
+
+
+class ChatMessage(TypedDict):
+    """The answer. Without text beside calls ``content`` is null.
+
+    ``reasoning_content`` is the model's thinking; ``warning`` says why calls in the text were not read.
+    """
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallDetails]]
+    warning: NotRequired[str]
+
+
+class ChatChoice(TypedDict):
+    """One complete answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+
+
+class ChatCompletion(TypedDict):
+    """Answer of `POST /v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(TypedDict, total=False):
+    """What a chunk adds."""
+
+    role: Literal["assistant"]
+    content: str
+    reasoning_content: str
+    tool_calls: list[ToolCallDelta]
+    warning: str
+
+
+class ChatChunkChoice(TypedDict):
+    """What a chunk adds to one choice."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+
+
+class ChatChunk(ChunkUsage):
+    """One event of a streamed chat answer; ``usage`` is there as `stream_options` ask for it."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+
+
+class ChatAnswer:
+    """The answer to one request, on its way; ask for it whole or in chunks, once."""
+
+    def __init__(self, call: Call, asked: ChatRequest, generation: Generation) -> None:
+        """Made by :meth:`start`."""
+        self._model = call.model
+        self._asked = asked
+        self._caller = call.caller
+        self._generation = generation
+        self._tokenizer = call.backend.tokenizer
+
+    @classmethod
+    async def start(cls, served: ServedModel, asked: ChatRequest, caller: Caller) -> Self:
+        """Hand the request to the engine; ``asked.stream`` is not looked at.
+
+        Raises:
+            GalleyError: as ``errors.to_api_error`` tells clients.
+        """
+        # It has two names in chat; errors use the one that the request used.
+        names = {"max_tokens": asked.limit_name}
+        with renamed(names), opened(Call(served, ENDPOINT, caller)) as call:
+            params = asked.sampling()
+            conversation = asked.conversation()
+            check_count(served, 1, params.n, "messages")
+            call.check_early(asked.priority or 0)
+            generation = await converse(
+                call,
+                conversation,
+                params,
+                priority=asked.priority or 0,
+                cache_salt=asked.cache_salt,
+                constrained_by=asked.constrained_by,
+            )
+        return cls(call, asked, generation)
+
+    def close(self) -> None:
+        """Cancel what still runs. Idempotent."""
+        self._generation.close()
+
+    async def whole(self) -> ChatCompletion:
+        """The complete answer. Raises EngineError or Draining if there is none."""
+        choices = [_Whole(index) for index in range(self._generation.choices)]
+        async with aclosing(self._generation.pieces()) as pieces:
+            async for piece in pieces:
+                choices[piece.choice].add(piece, _entries(self._tokenizer, piece))
+        return {
+            "id": f"chatcmpl-{self._caller.request_id}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": self._model,
+            "choices": [choice.built(logprobs=bool(self._asked.logprobs)) for choice in choices],
+            "usage": usage(self._generation.usage(), self._generation.receipt),
+        }
+
+    async def events(self) -> AsyncGenerator[ChatChunk, None]:
+        """The streamed answer. Raises as :meth:`whole`."""
+        asked, created = self._asked, int(time.time())
+
+        def chunk(*choices: ChatChunkChoice) -> ChatChunk:
+            value: ChatChunk = {
+                "id": f"chatcmpl-{self._caller.request_id}",
+                "object": "chat.completion.chunk",
+                "created": created,
+                "model": self._model,
+                "choices": list(choices),
+            }
+            if asked.continuous_usage:
+                return {**value, "usage": usage(self._generation.usage())}
+            return {**value, "usage": None} if asked.include_usage else value
+
+        for index in range(self._generation.choices):
+            yield chunk(_choice(index, {"role": "assistant", "content": ""}))
+        async with aclosing(self._generation.pieces()) as pieces:
+            async for piece in pieces:
+                entries = _entries(self._tokenizer, piece)
+                logprobs: ChatLogprobs | None = None
+                if asked.logprobs:
+                    logprobs = {"content": entries, "refusal": None}
+                deltas = list(filter(None, map(_delta, piece.events)))
+                # Log-probabilities come with what their tokens add, or by themselves.
+                for delta in deltas or ([{"content": ""}] if entries else ()):
+                    yield chunk(_choice(piece.choice, delta, logprobs))
+                    logprobs = {"content": [], "refusal": None} if asked.logprobs else None
+                if piece.finish is not None:
+                    yield chunk(_choice(piece.choice, {}, finish=piece.finish))
+        if asked.include_usage:
+            generation = self._generation
+            yield {**chunk(), "usage": usage(generation.usage(), generation.receipt)}
+
+
+class _Whole:
+    """A choice that grows piece by piece; log-probabilities, of which there may be millions, as JSON."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._events: list[Event] = []
+        self._entries: list[ChatLogprob] = []
+        self._finish: Finish = "stop"
+
+    def add(self, piece: Piece, entries: Sequence[ChatLogprob]) -> None:
+        self._events += piece.events
+        self._entries += [encoded(entry) for entry in entries]
+        self._finish = piece.finish or self._finish
+
+    def built(self, *, logprobs: bool) -> ChatChoice:
+        answer = whole(self._events)
+        message: ChatMessage = {
+            "role": "assistant",
+            "content": None if answer.calls and not answer.text else answer.text,
+            "refusal": None,
+        }
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in answer.calls
+            ]
+        if answer.warnings:
+            message["warning"] = "; ".join(answer.warnings)
+        return {
+            "index": self._index,
+            "message": message,
+            "logprobs": {"content": self._entries, "refusal": None} if logprobs else None,
+            "finish_reason": self._finish,
+        }
+
+
+def _delta(event: Event) -> ChatDelta | None:
+    """What a chunk tells of an event; None if it tells nothing."""
+    match event:
+        case Text(warning=None):
+            return {"content": event.text}
+        case Text(warning=str(warning), repeats=True):
+            return {"warning": warning}
+        case Text(warning=str(warning)):
+            return {"content": event.text, "warning": warning}
+        case Reasoning():
+            return {"reasoning_content": event.text}
+        case CallStart():
+            function: CalledFunction = {"name": event.name, "arguments": ""}
+            return {
+                "tool_calls": [
+                    {
+                        "index": event.index,
+                        "id": event.id,
+                        "type": "function",
+                        "function": function,
+                    }
+                ]
+            }
+        case Arguments():
+            return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+    return None
+
+
+def _choice(
+    index: int,
+    delta: ChatDelta,
+    logprobs: ChatLogprobs | None = None,
+    finish: Finish | None = None,
+) -> ChatChunkChoice:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+
+def _entries(tokenizer: Tokenizer, piece: Piece) -> list[ChatLogprob]:
+    return [_entry(tokenizer, logprob) for logprob in piece.delta.logprobs or []]
+
+
+def _entry(tokenizer: Tokenizer, logprob: TokenLogprob) -> ChatLogprob:
+    chosen, top = describe(tokenizer, logprob)
+    return {**_token(chosen), "top_logprobs": [_token(entry) for entry in top]}
+
+
+def _token(entry: TokenText) -> TopLogprob:
+    return {
+        "token": entry.text,
+        "logprob": max(entry.logprob, LOWEST_LOGPROB),
+        "bytes": list(entry.bytes),
+    }

@@ -1,0 +1,37 @@
+"""``POST /v1/completions``."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galley.gateway.registry import Registry
+from galley.protocols.http.admit import admit
+from galley.protocols.http.openapi import Operation
+from galley.protocols.http.sse import EventStream, respond, while_connected
+from galley.protocols.openai.completions.answers import ENDPOINT, Completion, CompletionAnswer
+from galley.protocols.openai.completions.schemas import CompletionRequest
+
+
+def routes(models: Registry) -> list[Operation]:
+    """The route, answered by ``models``."""
+
+    async def plain_completions(request: Request) -> Response:
+        """Continue prompts. In a text, special tokens' text means those tokens."""
+        asked, caller, served = await admit(
+            models, request, CompletionRequest, "generate", prompt=lambda asked: asked.prompt
+        )
+        start = CompletionAnswer.start(served, asked, caller)
+        answer = await while_connected(request.receive, start)
+        return await respond(request, answer, EventStream if asked.stream else None)
+
+    stream = {"text/event-stream": {"description": "Events, each with JSON as its data."}}
+    return [
+        Operation(
+            "POST",
+            ENDPOINT,
+            plain_completions,
+            tag="generation",
+            body=CompletionRequest,
+            answers={200: {"application/json": Completion, **stream}},
+            about="The completions; with `stream`, chunks of them as server-sent events",
+        ),
+    ]

@@ -1,0 +1,71 @@
+"""``POST /v1/embeddings``, ``/v1/rerank`` and ``/v1/score``."""
+
+from typing import Final, Literal
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galley.gateway.registry import Registry
+from galley.protocols.common.messages import Strict
+from galley.protocols.http.admit import admit, find, read
+from galley.protocols.http.json_answers import LargeJson
+from galley.protocols.http.openapi import Handler, Operation
+from galley.protocols.http.sse import while_connected
+from galley.protocols.openai.embeddings import answers as embeddings
+from galley.protocols.openai.embeddings.answers import (
+    Embeddings,
+    Ranking,
+    Scores,
+    check_task_of_score,
+)
+from galley.protocols.openai.embeddings.schemas import (
+    EmbeddingsRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+
+RERANK_2: Final = "/v2/rerank"
+
+
+def routes(models: Registry) -> list[Operation]:
+    """The routes, answered by ``models``."""
+
+    async def embed(request: Request) -> Response:
+        """The vectors of texts."""
+        asked, caller, served = await admit(
+            models, request, EmbeddingsRequest, "embed", prompt=lambda asked: asked.input
+        )
+        work = embeddings.embeddings(served, asked, caller)
+        return LargeJson(await while_connected(request.receive, work))
+
+    async def rerank(request: Request) -> Response:
+        """Documents by how well they answer a query."""
+        asked, caller, served = await admit(
+            models, request, RerankRequest, "rerank", prompt=lambda asked: asked.query
+        )
+        version: Literal["1", "2"] = "2" if request.url.path.endswith(RERANK_2) else "1"
+        work = embeddings.rerank(served, asked, caller, version)
+        return LargeJson(await while_connected(request.receive, work))
+
+    async def score(request: Request) -> Response:
+        """How well texts go together: a reranker's score of each pair, or the cosine of their vectors."""
+        asked, caller = await read(
+            models, request, ScoreRequest, None, prompt=lambda asked: asked.text_1
+        )
+        task = models.task_of_pairs(asked.model)
+        served = await find(models, request, asked, task, caller)
+        check_task_of_score(served)
+        work = embeddings.score(served, asked, caller)
+        return LargeJson(await while_connected(request.receive, work))
+
+    def operation(path: str, handler: Handler, asked: type[Strict], answer: type) -> Operation:
+        return Operation("POST", path, handler, tag="vectors", body=asked, answers={200: answer})
+
+    return [
+        operation(embeddings.EMBEDDINGS, embed, EmbeddingsRequest, Embeddings),
+        *(
+            operation(path, rerank, RerankRequest, Ranking)
+            for path in (embeddings.RERANK, RERANK_2, "/rerank")
+        ),
+        *(operation(path, score, ScoreRequest, Scores) for path in (embeddings.SCORE, "/score")),
+    ]

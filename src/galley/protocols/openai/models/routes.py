@@ -1,0 +1,132 @@
+"""The routes that list the served models."""
+
+import time
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galley.gateway.adapters import ServedAdapter
+from galley.gateway.registry import Registry
+from galley.gateway.served import ServedModel
+from galley.protocols.anthropic.models import (
+    AnthropicModel,
+    AnthropicModels,
+    ModelsQuery,
+    model_of,
+    page_of,
+)
+from galley.protocols.common.validate import validate
+from galley.protocols.http.json_answers import Json
+from galley.protocols.http.openapi import Operation
+from galley.protocols.openai.models.answers import ModelCard, ModelList, ModelState
+
+_ANTHROPIC: Final = "anthropic-version"
+"""Header of Anthropic's clients, which no others send."""
+
+_STARTED: Final = int(time.time())
+"""``created`` of models that are not loaded."""
+
+
+def routes(models: Registry) -> list[Operation]:
+    """``GET /v1/models`` and ``GET /v1/models/{model}``."""
+
+    async def list_models(request: Request) -> Response:
+        """All served models; page by page in Anthropic's form for its clients."""
+        cards = [card(models, model) for model in models]
+        cards += [_adapter_card(model, one) for model in models for one in model.adapters]
+        if _ANTHROPIC in request.headers:
+            query = validate(ModelsQuery, dict(request.query_params), text=True)
+            return Json(page_of(cards, query))
+        answer: ModelList = {"object": "list", "data": cards}
+        return Json(answer)
+
+    async def get_model(request: Request) -> Response:
+        """One served model or adapter; its name may hold slashes."""
+        name = request.path_params["model"]
+        adapters = (
+            _adapter_card(model, one)
+            for model in models
+            for one in model.adapters
+            if name == model.name_with(one.adapter)
+        )
+        found = next(adapters, None) or card(models, models.named(name))
+        return Json(model_of(found) if _ANTHROPIC in request.headers else found)
+
+    return [
+        _Listed(
+            "GET",
+            "/v1/models",
+            list_models,
+            tag="models",
+            answers={200: (ModelList, AnthropicModels)},
+        ),
+        Operation(
+            "GET",
+            "/v1/models/{model:path}",
+            get_model,
+            tag="models",
+            answers={200: (ModelCard, AnthropicModel)},
+        ),
+    ]
+
+
+class _Listed(Operation):
+    query = ModelsQuery
+
+
+def card(models: Registry, served: ServedModel) -> ModelCard:
+    """What clients are told of a model.
+
+    Raises:
+        EngineNotReady: the server starts, and the model is not loaded yet.
+        EngineFailed: its engine is gone for good, and it is not one that is loaded on request.
+    """
+    if served.on_request and (not served.is_loaded or served.state == "failed"):
+        state: ModelState = "loading" if models.is_loading(served) else "unloaded"
+        return {
+            "id": served.name,
+            "object": "model",
+            "created": _STARTED,
+            "owned_by": "galley",
+            "max_model_len": None,
+            "tasks": list(served.tasks or ()),
+            "weights": None,
+            "state": state,
+            "memory": None,
+            "expires_at": None,
+            "parent": None,
+        }
+    backend = served.backend()
+    info, ledger = backend.engine.info, served.ledger
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": backend.created,
+        "owned_by": "galley",
+        "max_model_len": info.max_request_tokens,
+        "tasks": list(info.tasks),
+        "weights": info.weights,
+        "state": "loaded",
+        "memory": None if ledger is None else ledger.total - ledger.reserve,
+        "expires_at": served.expires_at,
+        "parent": None,
+    }
+
+
+def _adapter_card(served: ServedModel, one: ServedAdapter) -> ModelCard:
+    """What clients are told of an adapter that they may name."""
+    info = served.info
+    return {
+        "id": served.name_with(one.adapter),
+        "object": "model",
+        "created": one.created,
+        "owned_by": "galley",
+        "max_model_len": None if info is None else info.max_request_tokens,
+        "tasks": list(served.tasks or ()),
+        "weights": None,
+        "state": "loaded" if served.is_loaded else "unloaded",
+        "memory": None,
+        "expires_at": served.expires_at,
+        "parent": served.name,
+    }

@@ -1,0 +1,356 @@
+"""``/v1/realtime``: live audio over a WebSocket and its transcript: OpenAI's transcription sessions."""
+
+import asyncio
+import binascii
+import itertools
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from galley.errors import EngineError, GalleyError, QueueFull, RequestError, Unavailable
+from galley.gateway.call import Call, opened
+from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
+from galley.gateway.registry import Registry
+from galley.gateway.served import ServedModel
+from galley.protocols.common.errors import ApiError, envelope
+from galley.protocols.common.validate import validate
+from galley.protocols.http.body import LARGE
+from galley.protocols.http.caller import caller_of
+from galley.protocols.http.errors import ClientGone, error_response
+from galley.protocols.http.websocket import EventSocket
+from galley.protocols.openai.audio.routes import require_extra
+from galley.protocols.openai.realtime.schemas import (
+    EVENTS,
+    MAX_EVENT_ID,
+    Append,
+    FlatSessionUpdate,
+    SessionUpdate,
+    Settings,
+)
+
+if TYPE_CHECKING:
+    from galley.speech.live_events import LiveEvent
+    from galley.speech.model import SpeechModel
+
+log = logging.getLogger("galley.server")
+
+ENDPOINT: Final = "/v1/realtime"
+_PATIENCE_SECONDS: Final = 30.0
+_QUERY: Final = frozenset({"model", "intent"})
+_BUFFER: Final = "input_audio_buffer."
+_TEXT: Final = "conversation.item.input_audio_transcription."
+_FIRST: Final = asyncio.FIRST_COMPLETED
+
+NORMAL, GOING_AWAY, INTERNAL_ERROR, TRY_AGAIN = 1000, 1001, 1011, 1013
+"""Close codes (RFC 6455, 7.4.1; 1013 by IANA's registry)."""
+
+
+def routes(models: Registry) -> list[BaseRoute]:
+    """The route, answered by ``models``."""
+    places = _Places(models.settings.max_live_streams)
+
+    async def realtime(socket: WebSocket) -> None:
+        """What is said, while it is said."""
+        try:
+            places.take()
+        except QueueFull as error:
+            await socket.send_denial_response(error_response(error))
+            return
+        try:
+            await _serve(models, socket)
+        finally:
+            places.leave()
+
+    async def no_upgrade(_: Request) -> Response:
+        """Whoever comes without a WebSocket, or to a server that has none."""
+        await asyncio.to_thread(require_extra)
+        raise ApiError(
+            426,
+            f"{ENDPOINT} is a WebSocket: connect with one",
+            code="upgrade_required",
+            headers={"Upgrade": "websocket"},
+        )
+
+    return [
+        WebSocketRoute(ENDPOINT, realtime),
+        Route(ENDPOINT, no_upgrade, include_in_schema=False),
+    ]
+
+
+class _Places:
+    """Counts the open live streams, up to a limit."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken = 0
+
+    def take(self) -> None:
+        if self._taken >= self._most:
+            raise QueueFull(
+                f"{self._taken} live streams are open, at most {self._most} may "
+                "(--max-live-streams)",
+                retry_after=RETRY_SECONDS,
+            )
+        self._taken += 1
+
+    def leave(self) -> None:
+        self._taken -= 1
+
+
+async def _serve(models: Registry, socket: WebSocket) -> None:
+    """One connection, from the handshake on."""
+    try:
+        await asyncio.to_thread(require_extra)
+        served = await _asked_for(models, socket)
+        call = Call(served, ENDPOINT, caller_of(socket))
+        with opened(call):
+            # Its files are checked before the handshake is answered.
+            model = await asyncio.to_thread(served.speech_model, call.backend)
+    except GalleyError as error:
+        await socket.send_denial_response(error_response(error))
+        return
+    offered = socket.scope.get("subprotocols", [])
+    flat = "realtime=v1" in socket.headers.get("openai-beta", "")
+    with opened(call):
+        await socket.accept("realtime" if "realtime" in offered else None)
+        idle = models.settings.live_idle_seconds
+        connection = _Connection(EventSocket(socket), call, model, flat=flat, idle_seconds=idle)
+    await connection.serve(models.lifecycle)
+
+
+async def _asked_for(models: Registry, socket: WebSocket) -> ServedModel:
+    models.expect("transcribe")
+    query = socket.query_params
+    for name in query:
+        if name not in _QUERY:
+            raise RequestError(f"Unsupported query parameter {name[:64]!r}", param=name[:64])
+    if query.get("intent", "transcription") != "transcription":
+        raise RequestError(
+            f"intent must be transcription, got {query['intent'][:64]!r}", param="intent"
+        )
+    return await models.find(query.get("model"), "transcribe")
+
+
+class _Connection:
+    """A connected client, and the live stream of its audio."""
+
+    def __init__(
+        self,
+        socket: EventSocket,
+        call: Call,
+        model: "SpeechModel",
+        *,
+        flat: bool,
+        idle_seconds: float,
+    ) -> None:
+        """A client that sends nothing for ``idle_seconds`` is taken for gone."""
+        from galley.speech.live_stream import LiveStream
+        from galley.speech.options import TurnOptions
+
+        self._socket = socket
+        self._idle_seconds = idle_seconds
+        self._call = call
+        self._id = call.caller.request_id
+        self._settings = Settings(call.served.name, TurnOptions(), flat=flat)
+        session = model.live(
+            self._settings.options(), self._id, cache_salt=call.caller.cache_salt()
+        )
+        self._stream: LiveStream = LiveStream(
+            self._call,
+            session,
+            tell=self._tell,
+            patience=_PATIENCE_SECONDS,
+        )
+        self._numbers = itertools.count(1)
+        self._handling = asyncio.Lock()
+        """Held while an event of the client's is handled."""
+        self._event_id: str | None = None
+        """The id of the client's event that is being handled."""
+        self._last_item: str | None = None
+        self._turns = 0
+
+    async def serve(self, lifecycle: Lifecycle) -> None:
+        """Serve the connection until it ends."""
+        code, reason, finish = NORMAL, "", "stop"
+        try:
+            code, reason = await self._until_over(lifecycle)
+        except ClientGone:
+            finish = "cancelled"
+        except Exception as error:
+            if not isinstance(error, GalleyError):
+                log.exception("stream %s failed", self._id)
+            code = TRY_AGAIN if isinstance(error, Unavailable) else INTERNAL_ERROR
+            finish = "error"
+            with suppress(ClientGone):
+                await self._refuse(error)
+        finally:
+            self._call.close()
+            self._call.audio_ended(self._stream.seconds, finish, turns=self._turns)
+        await self._socket.close(code, reason)
+
+    async def _until_over(self, lifecycle: Lifecycle) -> tuple[int, str]:
+        """Code and reason to close with.
+
+        Raises:
+            ClientGone: it hung up.
+            Unavailable, EngineError: the stream cannot go on.
+        """
+        await self._send(self._session_event("created"))
+        working = asyncio.create_task(self._stream.run())
+        listening = asyncio.create_task(self._listen())
+        draining = asyncio.create_task(lifecycle.draining())
+        try:
+            await asyncio.wait({working, listening, draining}, return_when=_FIRST)
+            if draining.done() and not working.done() and not listening.done():
+                async with self._handling:  # a thread that has audio cannot be cancelled
+                    listening.cancel()
+                await asyncio.wait({listening})
+                await self._drain(working)
+                return GOING_AWAY, "the server is shutting down"
+            if working.done():
+                working.result()
+            reason = listening.result()
+            if reason:  # the client is silent, but still there to be told
+                await self._drain(working)
+            return NORMAL, reason
+        finally:
+            for task in (working, listening, draining):
+                task.cancel()
+            await asyncio.gather(working, listening, draining, return_exceptions=True)
+
+    async def _drain(self, working: "asyncio.Task[None]") -> None:
+        """Bring what has been heard to its end."""
+        with suppress(RequestError):  # nothing was
+            await self._stream.commit()
+        settled = asyncio.create_task(self._stream.settled())
+        await asyncio.wait({settled, working}, return_when=_FIRST)
+        settled.cancel()
+        if working.done():
+            working.result()
+
+    async def _listen(self) -> str:
+        """Handle the client's events; why no more come. Raises ClientGone."""
+        while True:
+            self._event_id = None
+            try:
+                event = await self._socket.receive(self._idle_seconds)
+                if event is None:
+                    return ""
+                async with self._handling:
+                    await self._handle(event)
+            except TimeoutError:
+                return f"nothing came for {self._idle_seconds:g} s"
+            except RequestError as error:
+                await self._refuse(error)
+
+    async def _handle(self, event: dict[str, Any]) -> None:
+        kind, event_id = event.get("type"), event.get("event_id")
+        if isinstance(event_id, str):
+            self._event_id = event_id[:MAX_EVENT_ID]
+        if not isinstance(kind, str) or kind not in EVENTS:
+            raise RequestError(
+                f"Unknown event type {str(kind)[:64]!r}; known: {', '.join(EVENTS)}", param="type"
+            )
+        asked = validate(EVENTS[kind], event)
+        match asked:
+            case Append():
+                audio = asked.audio
+                large = len(audio) > LARGE
+                data = await asyncio.to_thread(_decoded, audio) if large else _decoded(audio)
+                await self._stream.append(data)
+            case SessionUpdate() | FlatSessionUpdate():
+                settings = self._settings.updated(asked)
+                await self._configure(settings)
+            case _ if kind.endswith("commit"):
+                await self._stream.commit()
+            case _:
+                await self._stream.clear()
+                await self._send({"type": f"{_BUFFER}cleared"})
+
+    async def _configure(self, settings: Settings) -> None:
+        try:
+            await self._stream.configure(settings.coding, settings.rate, settings.options())
+        except RequestError as error:
+            raise settings.located(error) from None
+        self._settings = settings
+        await self._send(self._session_event("updated"))
+
+    # What the client is told.
+
+    async def _tell(self, events: "Sequence[LiveEvent]") -> None:
+        for event in events:
+            for message in self._messages(event):
+                await self._send(message)
+
+    def _messages(self, event: "LiveEvent") -> list[dict[str, Any]]:
+        from galley.speech import live_events as live
+
+        item: dict[str, Any] = {"item_id": self._item_id(event.turn)}
+        part = {**item, "content_index": 0}
+        match event:
+            case live.SpeechStarted():
+                return [{"type": f"{_BUFFER}speech_started", "audio_start_ms": event.at_ms, **item}]
+            case live.SpeechStopped():
+                return [{"type": f"{_BUFFER}speech_stopped", "audio_end_ms": event.at_ms, **item}]
+            case live.Committed():
+                return self._committed(event.turn)
+            case live.Delta():
+                return [{"type": f"{_TEXT}delta", "delta": event.text, **part}]
+            case live.Interim() if self._settings.interim:
+                return [{"type": f"{_TEXT}interim", "text": event.text, **part}]
+            case live.Interim():
+                return []
+            case live.Completed():
+                self._turns += 1
+                usage = {"type": "duration", "seconds": round(event.seconds, 3)}
+                return [
+                    {"type": f"{_TEXT}completed", "transcript": event.text, "usage": usage, **part}
+                ]
+            case live.Failed():
+                error = envelope(EngineError(event.message))["error"]
+                return [{"type": f"{_TEXT}failed", "error": error, **part}]
+
+    def _committed(self, turn: int) -> list[dict[str, Any]]:
+        item_id, before = self._item_id(turn), self._last_item
+        self._last_item = item_id
+        item = {
+            "id": item_id,
+            "object": "realtime.item",
+            "type": "message",
+            "status": "completed",
+            "role": "user",
+            "content": [{"type": "input_audio", "transcript": None}],
+        }
+        place = {"previous_item_id": before}
+        kinds = ["created"] if self._settings.flat else ["added", "done"]
+        return [
+            {"type": f"{_BUFFER}committed", "item_id": item_id, **place},
+            *({"type": f"conversation.item.{kind}", "item": item, **place} for kind in kinds),
+        ]
+
+    def _session_event(self, what: str) -> dict[str, Any]:
+        kind = "transcription_session" if self._settings.flat else "session"
+        return {"type": f"{kind}.{what}", "session": self._settings.shown(f"sess_{self._id}")}
+
+    async def _refuse(self, error: Exception) -> None:
+        told = envelope(error)["error"]
+        await self._send({"type": "error", "error": {**told, "event_id": self._event_id}})
+
+    async def _send(self, event: dict[str, Any]) -> None:
+        await self._socket.send({"event_id": f"event_{self._id}_{next(self._numbers)}", **event})
+
+    def _item_id(self, turn: int) -> str:
+        return f"item_{self._id}_{turn}"
+
+
+def _decoded(audio: str) -> bytes:
+    try:
+        return binascii.a2b_base64(audio, strict_mode=True)
+    except ValueError as error:
+        raise RequestError(f"audio is not base64: {error}", param="audio") from None

@@ -1,0 +1,305 @@
+"""The events that ``/v1/realtime`` takes, and the settings of a transcription session.
+
+OpenAI has two spellings of them: ``session.update`` with nested settings, and the older
+``transcription_session.update`` with flat ones. Of a setting that an update leaves out the value stays.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+
+from msgspec import UNSET, Meta, UnsetType
+
+from galley.errors import RequestError
+from galley.protocols.common.messages import Strict
+
+if TYPE_CHECKING:
+    from galley.speech.options import LiveOptions, TurnOptions
+    from galley.speech.pcm import Coding
+
+INTERIM: Final = "item.input_audio_transcription.interim"
+"""What ``include`` may ask for: events with text that is not final. Galley's own.
+
+OpenAI's log-probabilities are taken and not told: the session that the server tells of leaves them out.
+"""
+
+MAX_EVENT_ID: Final = 512
+
+Include: TypeAlias = Annotated[
+    list[
+        Literal["item.input_audio_transcription.interim", "item.input_audio_transcription.logprobs"]
+    ],
+    Meta(max_length=8),
+]
+
+
+_FLAT_FORMATS: Final[dict[str, Literal["audio/pcm", "audio/pcmu", "audio/pcma"]]] = {
+    "pcm16": "audio/pcm",
+    "g711_ulaw": "audio/pcmu",
+    "g711_alaw": "audio/pcma",
+}
+
+
+class ServerVad(Strict, frozen=True, kw_only=True):
+    """Turns end with silence.
+
+    Whether a response follows does not matter: a transcription session makes none.
+    """
+
+    type: Literal["server_vad"]
+    create_response: bool | None = None
+    interrupt_response: bool | None = None
+    idle_timeout_ms: None = None
+    threshold: float | None = None
+    prefix_padding_ms: int | None = None
+    silence_duration_ms: int | None = None
+
+
+class Transcription(Strict, frozen=True, kw_only=True):
+    """What is transcribed how."""
+
+    model: str | None = None
+    language: str | UnsetType | None = UNSET
+    prompt: Annotated[str, Meta(max_length=10_000)] | UnsetType | None = UNSET
+
+
+class Format(Strict, frozen=True, kw_only=True):
+    """Mono samples: of 16 bits, little-endian, OpenAI's at 24,000 Hz alone; or a telephone's of 8 bits."""
+
+    type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
+    rate: int | None = None
+
+    def __post_init__(self) -> None:
+        low, high = (8_000, 48_000) if self.type == "audio/pcm" else (8_000, 8_000)
+        if self.rate is not None and not low <= self.rate <= high:
+            range_ = f"{low}" if low == high else f"between {low} and {high}"
+            raise RequestError(
+                f"rate: must be {range_} Hz for {self.type}, got {self.rate}", param="rate"
+            )
+
+    def hertz(self, before: str, rate: int) -> int:
+        """``rate``, or what is in force: a format of the same type ``before`` had that ``rate``."""
+        if self.rate is not None:
+            return self.rate
+        return rate if self.type == before else 24_000 if self.type == "audio/pcm" else 8_000
+
+
+class NoiseReduction(Strict, frozen=True, kw_only=True):
+    """Taken, and not done: the session that the server tells of has none."""
+
+    type: Literal["near_field", "far_field"]
+
+
+class AudioInput(Strict, frozen=True, kw_only=True):
+    """``session.audio.input``."""
+
+    format: Format | None = None
+    noise_reduction: NoiseReduction | None = None
+    transcription: Transcription | None = None
+    turn_detection: ServerVad | UnsetType | None = UNSET
+
+
+class Audio(Strict, frozen=True, kw_only=True):
+    """``session.audio``."""
+
+    input: AudioInput | None = None
+
+
+class Session(Strict, frozen=True, kw_only=True):
+    """``session`` of ``session.update``."""
+
+    type: Literal["transcription"]
+    audio: Audio | None = None
+    include: Include | None = None
+
+    @property
+    def source(self) -> AudioInput:
+        """The settings of the audio."""
+        return (self.audio and self.audio.input) or AudioInput()
+
+
+class FlatSession(Strict, frozen=True, kw_only=True):
+    """``session`` of ``transcription_session.update``."""
+
+    input_audio_format: Literal["pcm16", "g711_ulaw", "g711_alaw"] | None = None
+    input_audio_noise_reduction: NoiseReduction | None = None
+    input_audio_transcription: Transcription | None = None
+    turn_detection: ServerVad | UnsetType | None = UNSET
+    include: Include | None = None
+
+    @property
+    def source(self) -> AudioInput:
+        """The settings of the audio, as the other dialect has them."""
+        name = self.input_audio_format
+        return AudioInput(
+            format=None if name is None else Format(type=_FLAT_FORMATS[name]),
+            transcription=self.input_audio_transcription,
+            turn_detection=self.turn_detection,
+        )
+
+
+class Event(Strict, frozen=True, kw_only=True):
+    """What every event may have."""
+
+    type: str
+    event_id: Annotated[str, Meta(max_length=MAX_EVENT_ID)] | None = None
+
+
+class SessionUpdate(Event, frozen=True, kw_only=True):
+    """``session.update``."""
+
+    session: Session
+
+
+class FlatSessionUpdate(Event, frozen=True, kw_only=True):
+    """``transcription_session.update``."""
+
+    session: FlatSession
+
+
+class Append(Event, frozen=True, kw_only=True):
+    """``input_audio_buffer.append``: base64 of audio in the session's format."""
+
+    audio: str
+
+
+EVENTS: Final[dict[str, type[Event]]] = {
+    "session.update": SessionUpdate,
+    "transcription_session.update": FlatSessionUpdate,
+    "input_audio_buffer.append": Append,
+    "input_audio_buffer.commit": Event,
+    "input_audio_buffer.clear": Event,
+}
+
+_CODINGS: Final[dict[str, "Coding"]] = {
+    "audio/pcm": "s16le",
+    "audio/pcmu": "mulaw",
+    "audio/pcma": "alaw",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of one session.
+
+    Attributes:
+        model: the served model's name.
+        format: "audio/pcm", "audio/pcmu" or "audio/pcma".
+        rate: in Hz.
+        language: None: detected.
+        turns: when they end; None: the client commits them.
+        interim: tell text that is not final, too.
+        flat: the client speaks the older dialect.
+    """
+
+    model: str
+    turns: "TurnOptions | None"
+    format: str = "audio/pcm"
+    rate: int = 24_000
+    language: str | None = None
+    prompt: str = ""
+    interim: bool = False
+    flat: bool = False
+
+    def updated(self, event: SessionUpdate | FlatSessionUpdate) -> "Settings":
+        """With what an event says.
+
+        Raises:
+            RequestError: a value is out of range, or it is of another model; ``param`` names it.
+        """
+        flat = isinstance(event, FlatSessionUpdate)
+        session, source = event.session, event.session.source
+        changes: dict[str, Any] = {"flat": flat}
+        if session.include is not None:
+            changes["interim"] = INTERIM in session.include
+        if source.format is not None:
+            changes["format"] = source.format.type
+            changes["rate"] = source.format.hertz(self.format, self.rate)
+        settings = dataclasses.replace(self, **changes)
+        try:
+            if source.transcription is not None:
+                settings = settings._with_transcription(source.transcription)
+            if source.turn_detection is not UNSET:
+                settings = settings._with_turns(source.turn_detection)
+            settings.options()
+        except RequestError as error:
+            raise settings.located(error) from None
+        return settings
+
+    def located(self, error: RequestError) -> RequestError:
+        """An error of ``galley.speech``'s options, with the place of its value in an event."""
+        of_transcription = error.param in Transcription.__struct_fields__
+        if self.flat:
+            parent = "input_audio_transcription" if of_transcription else "turn_detection"
+        else:
+            parent = f"audio.input.{'transcription' if of_transcription else 'turn_detection'}"
+        return RequestError(str(error), param=f"session.{parent}.{error.param}", code=error.code)
+
+    @property
+    def coding(self) -> "Coding":
+        """The format as ``galley.speech`` names it."""
+        return _CODINGS[self.format]
+
+    def options(self) -> "LiveOptions":
+        """The settings as ``galley.speech`` has them. Raises RequestError for a language that is none."""
+        from galley.speech.options import LiveOptions, TurnOptions
+
+        return LiveOptions(
+            language=self.language,
+            prompt=self.prompt,
+            turns=self.turns or TurnOptions(),
+            commit_turns=self.turns is not None,
+        )
+
+    def shown(self, session_id: str) -> dict[str, Any]:
+        """``session`` of the server's events."""
+        transcription = {"model": self.model, "language": self.language, "prompt": self.prompt}
+        turns = self.turns and {"type": "server_vad", **dataclasses.asdict(self.turns)}
+        include = [INTERIM] if self.interim else None
+        if self.flat:
+            names: dict[str, str] = {value: key for key, value in _FLAT_FORMATS.items()}
+            return {
+                "id": session_id,
+                "object": "realtime.transcription_session",
+                "input_audio_format": names[self.format],
+                "input_audio_transcription": transcription,
+                "input_audio_noise_reduction": None,
+                "turn_detection": turns,
+                "include": include,
+            }
+        return {
+            "id": session_id,
+            "object": "realtime.transcription_session",
+            "type": "transcription",
+            "audio": {
+                "input": {
+                    "format": {"type": self.format, "rate": self.rate},
+                    "transcription": transcription,
+                    "noise_reduction": None,
+                    "turn_detection": turns,
+                }
+            },
+            "include": include,
+        }
+
+    def _with_transcription(self, given: Transcription) -> "Settings":
+        if given.model not in (None, self.model):
+            raise RequestError(
+                f"this connection is to {self.model!r}; name another model in its URL: ?model=...",
+                param="model",
+                code="model_not_found",
+            )
+        language = self.language if given.language is UNSET else given.language
+        prompt = self.prompt if given.prompt is UNSET else given.prompt or ""
+        return dataclasses.replace(self, language=language, prompt=prompt)
+
+    def _with_turns(self, given: ServerVad | None) -> "Settings":
+        from galley.speech.options import TurnOptions
+
+        if given is None:
+            return dataclasses.replace(self, turns=None)
+        names = ("threshold", "prefix_padding_ms", "silence_duration_ms")
+        values = {name: value for name in names if (value := getattr(given, name)) is not None}
+        return dataclasses.replace(
+            self, turns=dataclasses.replace(self.turns or TurnOptions(), **values)
+        )

@@ -1,0 +1,309 @@
+"""OpenAI's Responses API: answers, whole and as events."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final, Literal, NotRequired, Self, TypedDict
+
+import msgspec
+
+from galley.errors import RequestError
+from galley.gateway.call import Call, opened
+from galley.gateway.caller import Caller
+from galley.gateway.chat import converse
+from galley.gateway.generation import Finish, Generation
+from galley.gateway.served import ServedModel
+from galley.protocols.common.errors import renamed, to_api_error
+from galley.protocols.openai.responses.items import Items
+from galley.protocols.openai.responses.schemas import (
+    InputItem,
+    ResponseCountRequest,
+    ResponseRequest,
+)
+from galley.protocols.openai.responses.store import ResponseStore, StoredResponse
+from galley.protocols.openai.responses.tools import offered
+from galley.protocols.openai.usage import ReceiptFields, told_receipt
+
+ENDPOINT: Final = "/v1/responses"
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+_NAMES: Final = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+}
+"""Fields as errors of the core name them -> as this protocol does."""
+
+named_as_given: Final = partial(renamed, _NAMES)
+"""A context in which errors name the fields of this protocol."""
+
+
+class InputDetails(TypedDict):
+    """Where the prompt's tokens came from. All that is computed may be cached, which costs nothing."""
+
+    cached_tokens: int
+    cache_write_tokens: Literal[0]
+
+
+class OutputDetails(TypedDict):
+    """What the generated tokens were."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(ReceiptFields):
+    """Tokens of one request, and its receipt."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class IncompleteDetails(TypedDict):
+    """Why an answer is not complete."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseObject(TypedDict):
+    """The answer to one request; ``output`` has items of the types reasoning, message, function_call."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Status
+    background: Literal[False]
+    error: None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None
+    metadata: dict[str, str]
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: dict[str, str | None]
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: bool
+    temperature: float
+    presence_penalty: float
+    frequency_penalty: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_logprobs: Literal[0]
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+    usage: ResponseUsage | None
+    user: str | None
+
+
+class InputTokenCount(TypedDict):
+    """Answer of `POST /v1/responses/input_tokens`."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class ResponseEvent(TypedDict):
+    """An event of a stream; which further fields it has follows from its type."""
+
+    type: str
+    sequence_number: int
+    response: NotRequired[ResponseObject]
+    output_index: NotRequired[int]
+    content_index: NotRequired[int]
+    item_id: NotRequired[str]
+    item: NotRequired[dict[str, Any]]
+    part: NotRequired[dict[str, Any]]
+    delta: NotRequired[str]
+    text: NotRequired[str]
+    arguments: NotRequired[str]
+
+
+class ResponseAnswer:
+    """The answer to one request, on its way; ask for it whole or in events, once."""
+
+    def __init__(
+        self,
+        call: Call,
+        asked: ResponseRequest,
+        generation: Generation,
+        earlier: list[InputItem],
+        store: ResponseStore,
+    ) -> None:
+        """Made by :meth:`start`."""
+        self._sampling = asked.sampling().resolved(call.info.defaults)
+        self._call = call
+        self._asked = asked
+        self._generation = generation
+        self._earlier = earlier
+        self._store = store
+        self._stored = store.is_on and asked.store is not False
+        self._created = int(time.time())
+        names = {one.name: (one.namespace, one.function.name) for one in offered(asked.tools)}
+        self._items = Items(call.caller.request_id, names, streamed=bool(asked.stream))
+
+    @classmethod
+    async def start(
+        cls, served: ServedModel, asked: ResponseRequest, caller: Caller, store: ResponseStore
+    ) -> Self:
+        """Hand the request to the engine; ``asked.stream`` is not looked at.
+
+        Args:
+            store: has what the request goes on from, and gets the answer.
+
+        Raises:
+            GalleyError: as ``errors.to_api_error`` tells clients.
+        """
+        if asked.store and not store.is_on:
+            raise RequestError(
+                "store: this server stores no responses (--stored-responses); only false is supported",
+                param="store",
+            )
+        earlier = await earlier_items(asked, caller, store)
+        with named_as_given(), opened(Call(served, ENDPOINT, caller)) as call:
+            params, conversation = asked.sampling(), asked.as_conversation(earlier)
+            call.check_early(0)
+            generation = await converse(
+                call, conversation, params, constrained_by=asked.constrained_by
+            )
+        return cls(call, asked, generation, earlier, store)
+
+    def close(self) -> None:
+        """Cancel what still runs. Idempotent."""
+        self._generation.close()
+
+    async def whole(self) -> ResponseObject:
+        """The complete answer. Raises EngineError or Draining if there is none."""
+        finish: Finish | None = None
+        async with aclosing(self._generation.pieces()) as pieces:
+            async for piece in pieces:
+                for event in piece.events:
+                    for _ in self._items.of(event):
+                        pass
+                finish = piece.finish or finish
+        for _ in self._items.ended(cut=finish == "length"):
+            pass
+        return await self._complete(finish)
+
+    async def events(self) -> AsyncGenerator[ResponseEvent, None]:
+        """The streamed answer, in the documented order. Raises as :meth:`whole`."""
+        count = 0
+
+        def numbered(fields: dict[str, Any]) -> ResponseEvent:
+            nonlocal count
+            count += 1
+            return {**fields, "sequence_number": count - 1}  # type: ignore[typeddict-item]
+
+        for kind in ("response.created", "response.in_progress"):
+            yield numbered({"type": kind, "response": self._response(None)})
+        finish: Finish | None = None
+        async with aclosing(self._generation.pieces()) as pieces:
+            async for piece in pieces:
+                for event in piece.events:
+                    for made in self._items.of(event):
+                        yield numbered(made)
+                finish = piece.finish or finish
+        for made in self._items.ended(cut=finish == "length"):
+            yield numbered(made)
+        response = await self._complete(finish)
+        yield numbered({"type": f"response.{response['status']}", "response": response})
+
+    async def _complete(self, finish: Finish | None) -> ResponseObject:
+        """The whole answer, and a copy of it in the store."""
+        response = self._response(finish)
+        if self._stored:
+            made = await asyncio.to_thread(
+                StoredResponse.of, response, self._earlier, self._asked.input
+            )
+            kept = self._store.keep(self._call.caller.tenant.name, response["id"], made)
+            response["store"] = self._stored = kept
+        return response
+
+    def _response(self, finish: Finish | None) -> ResponseObject:
+        asked = self._asked
+        status: Status = "completed"
+        if finish is None:
+            status = "in_progress"
+        elif finish == "length":
+            status = "incomplete"
+        return {
+            "id": f"resp_{self._call.caller.request_id}",
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if finish == "length" else None,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": asked.metadata or {},
+            "model": self._call.model,
+            "output": self._items.done if finish is not None else [],
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "previous_response_id": asked.previous_response_id,
+            "prompt_cache_key": asked.prompt_cache_key,
+            "reasoning": _told(asked.reasoning) or {"effort": None, "summary": None},
+            "safety_identifier": asked.safety_identifier,
+            "service_tier": "default",
+            "store": self._stored,
+            "temperature": self._sampling.temperature or 0.0,
+            "presence_penalty": self._sampling.presence_penalty or 0.0,
+            "frequency_penalty": self._sampling.frequency_penalty or 0.0,
+            "text": {"format": {"type": "text"}} | _given(asked.text),
+            "tool_choice": _told(asked.tool_choice) or "auto",
+            "tools": _told(asked.tools) or [],
+            "top_logprobs": 0,
+            "top_p": 1.0 if self._sampling.top_p is None else self._sampling.top_p,
+            "truncation": asked.truncation or "disabled",
+            "usage": None if finish is None else self._usage(),
+            "user": asked.user,
+        }
+
+    def _usage(self) -> ResponseUsage:
+        counts = self._generation.usage()
+        return {
+            "input_tokens": counts.prompt,
+            "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
+            "output_tokens": counts.generated,
+            "output_tokens_details": {"reasoning_tokens": counts.reasoning or 0},
+            "total_tokens": counts.prompt + counts.generated,
+            **told_receipt(self._generation.receipt),
+        }
+
+
+async def earlier_items(
+    asked: ResponseCountRequest, caller: Caller, store: ResponseStore
+) -> list[InputItem]:
+    """Items of the response that a request goes on from. Raises RequestError if it is not there."""
+    if asked.previous_response_id is None:
+        return []
+    previous = store.previous(caller.tenant.name, asked.previous_response_id)
+    # It may be megabytes, and others wait meanwhile.
+    return await asyncio.to_thread(previous.conversation)
+
+
+def _told(value: Any) -> Any:
+    return msgspec.to_builtins(value)
+
+
+def _given(value: msgspec.Struct | None) -> dict[str, Any]:
+    return {name: field for name, field in (_told(value) or {}).items() if field is not None}
+
+
+def error_event(error: Exception) -> dict[str, Any]:
+    """The last event of a stream that cannot go on."""
+    told = to_api_error(error)
+    return {"type": "error", "code": told.code, "message": str(told), "param": told.param}

@@ -1,0 +1,172 @@
+"""OpenAI's Responses API: ``/v1/responses``, and the responses that are stored."""
+
+from typing import Final, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galley.errors import RequestError
+from galley.gateway.chat import prompt_of
+from galley.gateway.registry import Registry
+from galley.protocols.common.errors import ApiError
+from galley.protocols.common.validate import validate
+from galley.protocols.http.admit import admit, admit_unqueued
+from galley.protocols.http.caller import caller_of
+from galley.protocols.http.json_answers import Json, LargeJson
+from galley.protocols.http.openapi import Operation
+from galley.protocols.http.sse import NamedEventStream, respond, while_connected
+from galley.protocols.openai.responses import answers as response_answer
+from galley.protocols.openai.responses.answers import (
+    InputTokenCount,
+    ResponseAnswer,
+    ResponseObject,
+    earlier_items,
+    error_event,
+    named_as_given,
+)
+from galley.protocols.openai.responses.replay import RetrieveQuery, replayed
+from galley.protocols.openai.responses.schemas import ResponseCountRequest, ResponseRequest
+from galley.protocols.openai.responses.store import (
+    ItemList,
+    ItemsQuery,
+    ResponseDeleted,
+    ResponseStore,
+    StoredResponse,
+    page_of,
+)
+
+
+class _Stored(Operation):
+    query = RetrieveQuery
+
+
+class _Items(Operation):
+    query = ItemsQuery
+
+
+Query = TypeVar("Query", bound=msgspec.Struct)
+
+_ONE: Final = response_answer.ENDPOINT + "/{response_id}"
+
+
+def routes(models: Registry) -> list[Operation]:
+    """The routes, answered by ``models``; what is stored is stored here."""
+    store = ResponseStore(models.settings)
+
+    async def responses(request: Request) -> Response:
+        """Answer a conversation, as OpenAI's Responses API does."""
+        asked, caller, served = await admit(
+            models, request, ResponseRequest, "generate", prompt=lambda asked: asked.input
+        )
+        start = ResponseAnswer.start(served, asked, caller, store)
+        answer = await while_connected(request.receive, start)
+        return await respond(request, answer, _Events if asked.stream else None)
+
+    async def get_response(request: Request) -> Response:
+        """A stored response; with `stream`, events that tell it."""
+        query = _query(request, RetrieveQuery)
+        found = _found(store, request)
+        if query.stream:
+            return _Events(replayed(found, query.starting_after), lambda: None)
+        if query.starting_after is not None:
+            raise RequestError("starting_after goes with stream=true", param="starting_after")
+        return Response(found.answer, media_type="application/json")
+
+    async def cancel_response(request: Request) -> Response:
+        """Refused: there are no background responses, and whoever reads a stream ends it by closing it."""
+        _found(store, request)
+        raise ApiError(
+            400,
+            "Only a background response can be cancelled, and this server makes none: this one is complete",
+            param="response_id",
+        )
+
+    async def count_tokens(request: Request) -> Response:
+        """How many tokens a conversation has."""
+        asked, caller, served = await admit_unqueued(
+            models, request, ResponseCountRequest, "generate"
+        )
+        with named_as_given():
+            earlier = await earlier_items(asked, caller, store)
+            prompt = await prompt_of(served.backend(), asked.as_conversation(earlier), caller.share)
+        answer: InputTokenCount = {
+            "object": "response.input_tokens",
+            "input_tokens": len(prompt),
+        }
+        return Json(answer)
+
+    async def delete_response(request: Request) -> Response:
+        """Forget a stored response."""
+        name = request.path_params["response_id"]
+        if not store.remove(caller_of(request).tenant.name, name):
+            raise _not_found(name)
+        answer: ResponseDeleted = {"id": name, "object": "response", "deleted": True}
+        return Json(answer)
+
+    async def list_input_items(request: Request) -> Response:
+        """What a stored response was made from, page by page."""
+        query = _query(request, ItemsQuery)
+        return LargeJson(page_of(_found(store, request), query))
+
+    stream = {"text/event-stream": {"description": "Named events, each with JSON as its data."}}
+    return [
+        Operation(
+            "POST",
+            response_answer.ENDPOINT,
+            responses,
+            tag="generation",
+            body=ResponseRequest,
+            answers={200: {"application/json": ResponseObject, **stream}},
+            about="The answer; with `stream`, events of it",
+        ),
+        Operation(
+            "POST",
+            response_answer.ENDPOINT + "/input_tokens",
+            count_tokens,
+            tag="generation",
+            body=ResponseCountRequest,
+            answers={200: InputTokenCount},
+        ),
+        _Stored(
+            "GET",
+            _ONE,
+            get_response,
+            tag="generation",
+            answers={200: {"application/json": ResponseObject, **stream}},
+        ),
+        Operation("POST", _ONE + "/cancel", cancel_response, tag="generation", answers={}),
+        Operation(
+            "DELETE", _ONE, delete_response, tag="generation", answers={200: ResponseDeleted}
+        ),
+        _Items(
+            "GET",
+            _ONE + "/input_items",
+            list_input_items,
+            tag="generation",
+            answers={200: ItemList},
+        ),
+    ]
+
+
+def _query(request: Request, model: type[Query]) -> Query:
+    """What stands behind the path. Raises RequestError for what is not of ``model``."""
+    return validate(model, dict(request.query_params), text=True)
+
+
+def _found(store: ResponseStore, request: Request) -> StoredResponse:
+    name = request.path_params["response_id"]
+    found = store.find(caller_of(request).tenant.name, name)
+    if found is None:
+        raise _not_found(name)
+    return found
+
+
+def _not_found(name: str) -> ApiError:
+    return ApiError(404, f"Response with id {name[:100]!r} not found", param="response_id")
+
+
+class _Events(NamedEventStream):
+    def encoded_error(self, error: Exception) -> bytes:
+        """See :class:`galley.protocols.http.sse.EventStream`."""
+        return self.encoded(error_event(error) | {"sequence_number": self.sent})

@@ -1,0 +1,305 @@
+"""OpenAI's Responses API: what requests hold, field by field, and what they are to the models.
+
+Fields that are taken and change nothing: ``user``, ``safety_identifier``, ``prompt_cache_key`` (prefixes
+are cached anyway), ``metadata`` (told again in the answer), ``client_metadata``, ``service_tier`` (``auto``
+and ``default``: there is one), ``include`` of what answers never have or always have, ``reasoning.summary``
+(thinking is told as it is), ``text.verbosity`` and ``truncation`` (nothing is cut off a conversation: one
+that is too long is refused).
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from msgspec import Meta
+
+from galley.errors import RequestError
+from galley.protocols.common.messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Strict
+from galley.protocols.common.structured_output import ANY_OBJECT, schema_grammar
+from galley.protocols.openai.responses.tools import ResponseTool, ToolName, full_name, model_tools
+from galley.tools.conversation import Conversation, read_arguments
+from galley.types import Grammar, SamplingParams
+
+MAX_METADATA: Final = 64
+CallId: TypeAlias = Annotated[str, Meta(max_length=256)]
+
+_NEEDED: Final = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
+_ALLOWED: Final = {
+    "message": ("phase", "warning"),
+    "function_call": ("namespace",),
+    "function_call_output": (),
+    "reasoning": ("summary", "content", "encrypted_content"),
+}
+_ALWAYS: Final = ("type", "id", "status")
+
+
+class ContentPart(Strict, frozen=True, kw_only=True):
+    """A piece of text in an item."""
+
+    type: Literal["input_text", "output_text", "reasoning_text"]
+    text: str
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    logprobs: Annotated[list[Any] | None, Meta(description="Taken and not used.")] = None
+
+
+class InputItem(Strict, frozen=True, kw_only=True):
+    """One item of a conversation; which fields it has follows from its type."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
+    call_id: CallId | None = None
+    name: ToolName | None = None
+    arguments: Annotated[
+        str | None,
+        Meta(description="A JSON object, as text. Other text is given to the template as it is."),
+    ] = None
+    output: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
+    summary: Annotated[list[Any], Meta(max_length=MAX_PARTS)] | None = None
+    encrypted_content: Annotated[
+        str | None,
+        Meta(description="Taken and not used: only the server that wrote it can read it."),
+    ] = None
+    phase: Annotated[str | None, Meta(description="Taken and not used.")] = None
+    namespace: ToolName | None = None
+    warning: Annotated[str | None, Meta(description="As answers have it; not used.")] = None
+
+    def __post_init__(self) -> None:
+        needed = _NEEDED[self.type]
+        for field in self.__struct_fields__:
+            if field in _ALWAYS:
+                continue
+            given = getattr(self, field) is not None
+            if field in needed and not given:
+                raise RequestError(f"{field}: an item of type {self.type} needs it", param=field)
+            if given and field not in needed and field not in _ALLOWED[self.type]:
+                raise RequestError(f"{field}: not in an item of type {self.type}", param=field)
+
+
+class NamedFunction(Strict, frozen=True, kw_only=True):
+    """A ``tool_choice`` that names a tool."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(Strict, frozen=True, kw_only=True):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Meta(max_length=256)] | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: Annotated[bool | None, Meta(description="The schema is enforced in every case.")] = None
+
+    def __post_init__(self) -> None:
+        if (self.type == "json_schema") != (self.schema is not None):
+            raise RequestError(
+                "schema goes with the type json_schema, which needs it", param="schema"
+            )
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must be; None for any text."""
+        if self.schema is not None:
+            return schema_grammar(self.schema)
+        return ANY_OBJECT if self.type == "json_object" else None
+
+
+class TextOptions(Strict, frozen=True, kw_only=True):
+    """Options of the answer's text."""
+
+    format: TextFormat | None = None
+    verbosity: Annotated[
+        Literal["low", "medium", "high"] | None, Meta(description="Taken and not used.")
+    ] = None
+
+
+class ReasoningOptions(Strict, frozen=True, kw_only=True):
+    """How much to think."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    summary: Annotated[
+        Literal["auto", "concise", "detailed"] | None,
+        Meta(description="Taken and not used: thinking is told as it is."),
+    ] = None
+
+
+class ResponseStreamOptions(Strict, frozen=True, kw_only=True):
+    """Options of a stream."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+Include: TypeAlias = Literal[
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+class ResponseCountRequest(Strict, frozen=True, kw_only=True):
+    """Body of `POST /v1/responses/input_tokens`."""
+
+    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    model: str | None = None
+    instructions: str | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None,
+        Meta(description="Taken and not used: nothing is cut off."),
+    ] = None
+    previous_response_id: Annotated[
+        str | None, Meta(description="The conversation goes on from this response.")
+    ] = None
+    conversation: Annotated[None, Meta(description="See `previous_response_id`.")] = None
+
+    def as_conversation(self, earlier: Sequence[InputItem] = ()) -> Conversation:
+        """What is to be answered, and how.
+
+        Args:
+            earlier: items of the conversation before this request's.
+
+        Raises:
+            RequestError: fields contradict each other.
+        """
+        choice = self.tool_choice
+        items = self.input
+        if isinstance(items, str):
+            items = [InputItem(role="user", content=items)]
+        if len(earlier) + len(items) > MAX_MESSAGES:
+            raise RequestError(
+                f"input: the conversation would have {len(earlier) + len(items)} items, at most "
+                f"{MAX_MESSAGES} are taken",
+                param="input",
+            )
+        return Conversation(
+            messages=_begun(self.instructions, _turns([*earlier, *items])),
+            tools=model_tools(self.tools),
+            choice=choice if isinstance(choice, str) else "auto",
+            named=choice.name if isinstance(choice, NamedFunction) else None,
+            parallel=self.parallel_tool_calls is not False,
+            effort=None if self.reasoning is None else self.reasoning.effort,
+        )
+
+
+class ResponseRequest(ResponseCountRequest, frozen=True, kw_only=True):
+    """Body of `POST /v1/responses`."""
+
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] | None = None
+    client_metadata: Annotated[
+        Annotated[dict[str, Any], Meta(max_length=MAX_METADATA)] | None,
+        Meta(description="Taken and not used."),
+    ] = None
+    store: Annotated[
+        bool | None, Meta(description="Whether the answer is kept; it is if the server keeps any.")
+    ] = None
+    service_tier: Literal["auto", "default"] | None = None
+    background: Literal[False] | None = None
+    include: Annotated[
+        Annotated[list[Include], Meta(max_length=16)] | None,
+        Meta(description="Nothing is left out that could be included."),
+    ] = None
+    top_logprobs: Literal[0] | None = None
+    max_tool_calls: None = None
+    prompt: None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: Annotated[
+        Literal["in_memory", "24h"] | None, Meta(description="Taken and not used.")
+    ] = None
+
+    @property
+    def constrained_by(self) -> str:
+        """The field that says what form the answer has; empty if none does."""
+        return "text.format" if self._grammar is not None else ""
+
+    @property
+    def _grammar(self) -> Grammar | None:
+        chosen = None if self.text is None else self.text.format
+        return None if chosen is None else chosen.grammar
+
+    def sampling(self) -> SamplingParams:
+        """How to generate. Raises RequestError if a value is out of range."""
+        given = {
+            name: value
+            for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+            if (value := getattr(self, name)) is not None
+        }
+        return SamplingParams(max_tokens=self.max_output_tokens, grammar=self._grammar, **given)
+
+
+def _begun(instructions: str | None, turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages behind one system message, which many templates allow at most.
+
+    It has the instructions, which stand above all else, and what the conversation itself begins with.
+    """
+    first = next((n for n, turn in enumerate(turns) if turn["role"] != "system"), len(turns))
+    said = [turn["content"] for turn in turns[:first]]
+    if instructions is not None:
+        said.insert(0, instructions)
+    system = [{"role": "system", "content": "\n\n".join(said)}] if said else []
+    return system + turns[first:]
+
+
+def _turns(items: list[InputItem]) -> list[dict[str, Any]]:
+    """Items as messages: thinking and calls belong to the assistant's message before or behind them."""
+    turns: list[dict[str, Any]] = []
+    own: dict[str, Any] | None = None  # the assistant's, to which more may be added
+    for item in items:
+        match item.type:
+            case "message" if item.role != "assistant":
+                own = None
+                role = "system" if item.role == "developer" else item.role
+                turns.append({"role": role, "content": _text(item.content)})
+                continue
+            case "function_call_output":
+                own = None
+                output = {
+                    "role": "tool",
+                    "content": _text(item.output),
+                    "tool_call_id": item.call_id,
+                }
+                turns.append(output)
+                continue
+        if own is None or (item.type == "message" and own["content"]):
+            own = {"role": "assistant", "content": ""}
+            turns.append(own)
+        if item.type == "message":
+            own["content"] = _text(item.content)
+        elif item.type == "reasoning":
+            own["reasoning_content"] = own.get("reasoning_content", "") + _text(item.content)
+        else:
+            name = full_name(item.namespace, item.name or "")
+            function = {"name": name, "arguments": read_arguments(item.arguments or "")}
+            call = {"type": "function", "id": item.call_id, "function": function}
+            own.setdefault("tool_calls", []).append(call)
+    return turns
+
+
+def _text(content: str | list[ContentPart] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)

@@ -1,0 +1,227 @@
+"""Responses that are kept, so that a later request can go on from them: in memory, each tenant's alone."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypedDict
+
+import msgspec
+from msgspec import Meta
+
+from galley.errors import RequestError
+from galley.protocols.common.messages import Strict
+from galley.protocols.openai.responses.schemas import InputItem
+from galley.settings.config import Settings
+
+_PREFIXES: Final = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+}
+_KINDS: Final = {"assistant": "output_text"}
+"""Role to the type of its parts of text, where that is not ``input_text``."""
+
+
+class ResponseDeleted(TypedDict):
+    """Answer of `DELETE /v1/responses/{response_id}`."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ItemsQuery(Strict, frozen=True, kw_only=True):
+    """Which items, of those that a response was made from."""
+
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    order: Annotated[Literal["asc", "desc"], Meta(description="desc: from the latest item on.")] = (
+        "desc"
+    )
+    after: Annotated[str, Meta(description="An item's id: the page begins behind it.")] = ""
+
+
+class ItemList(TypedDict):
+    """Answer of `GET /v1/responses/{response_id}/input_items`."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class _Output(msgspec.Struct):
+    output: list[InputItem]
+
+
+class StoredResponse(NamedTuple):
+    """A response and what it answers.
+
+    Attributes:
+        answer: the response object, as JSON.
+        items: what it was made from, as JSON: the items of its request behind all those before.
+    """
+
+    answer: bytes
+    items: bytes
+
+    @classmethod
+    def of(
+        cls, answer: Any, earlier: Sequence[InputItem], given: str | Sequence[InputItem]
+    ) -> "StoredResponse":
+        """A response with the items of the conversation that came before its request, and with those."""
+        if isinstance(given, str):
+            given = [InputItem(role="user", content=given)]
+        items = _listed([*earlier, *given], answer["id"])
+        return cls(msgspec.json.encode(answer), msgspec.json.encode(items))
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return len(self.answer) + len(self.items)
+
+    def conversation(self) -> list[InputItem]:
+        """All items up to and with the answer's."""
+        said = msgspec.json.decode(self.items, type=list[InputItem])
+        return said + msgspec.json.decode(self.answer, type=_Output).output
+
+
+class ResponseStore:
+    """The responses of all tenants, within bounds of their number, bytes and age.
+
+    When it is full, the oldest response goes of the tenant that holds the most of what is short: responses
+    or bytes. So who holds less than its share, of all that the store takes, loses none to others.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` is in seconds and never goes back."""
+        self._most = settings.stored_responses
+        self._most_bytes = settings.stored_response_bytes
+        self._seconds = settings.stored_response_seconds
+        self._clock = clock
+        self._count = self._bytes = 0
+        self._tenants: dict[str, _Shelf] = {}
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is kept."""
+        return self._most > 0
+
+    def keep(self, tenant: str, name: str, response: StoredResponse) -> bool:
+        """Put a response in; False if it alone is larger than all may be together."""
+        if not self.is_on or response.size > self._most_bytes:
+            return False
+        self._drop_old()
+        shelf = self._tenants.setdefault(tenant, _Shelf())
+        shelf.responses[name] = (self._clock() + self._seconds, response)
+        self._changed(shelf, response, +1)
+        while self._count > self._most or self._bytes > self._most_bytes:
+            # The newest stays, or a tenant with a long conversation could store nothing beside others.
+            others = [
+                t for t, has in self._tenants.items() if t != tenant or len(has.responses) > 1
+            ]
+            by_number = self._count > self._most
+            largest = max(others, key=lambda other: self._tenants[other].held(by_number))
+            self.remove(largest, next(iter(self._tenants[largest].responses)))
+        return True
+
+    def find(self, tenant: str, name: str) -> StoredResponse | None:
+        """A tenant's response of that id; None if it is not there any more, or was another tenant's."""
+        self._drop_old()
+        shelf = self._tenants.get(tenant)
+        found = None if shelf is None else shelf.responses.get(name)
+        return None if found is None else found[1]
+
+    def previous(self, tenant: str, name: str) -> StoredResponse:
+        """The response that a request goes on from. Raises RequestError if there is none."""
+        found = self.find(tenant, name)
+        if found is None:
+            why = "it may have been deleted, or made room for later ones"
+            raise RequestError(
+                f"Previous response with id {name[:100]!r} not found: "
+                f"{why if self.is_on else 'this server stores none (--stored-responses)'}",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return found
+
+    def remove(self, tenant: str, name: str) -> bool:
+        """Take a response out; False if it is not there."""
+        shelf = self._tenants.get(tenant)
+        if shelf is None or name not in shelf.responses:
+            return False
+        _, response = shelf.responses.pop(name)
+        self._changed(shelf, response, -1)
+        if not shelf.responses:
+            del self._tenants[tenant]
+        return True
+
+    def _changed(self, shelf: "_Shelf", response: StoredResponse, sign: int) -> None:
+        self._count += sign
+        self._bytes += sign * response.size
+        shelf.bytes += sign * response.size
+
+    def _drop_old(self) -> None:
+        """Take out what is too old; a tenant's responses lie in the order of their ages."""
+        now = self._clock()
+        for tenant, shelf in list(self._tenants.items()):
+            while shelf.responses:
+                name, (until, _) = next(iter(shelf.responses.items()))
+                if until > now:
+                    break
+                self.remove(tenant, name)
+
+
+class _Shelf:
+    """One tenant's responses, the oldest first, each with the time until which it is kept."""
+
+    def __init__(self) -> None:
+        self.responses: OrderedDict[str, tuple[float, StoredResponse]] = OrderedDict()
+        self.bytes = 0
+
+    def held(self, by_number: bool) -> int:
+        """How many responses, or their bytes."""
+        return len(self.responses) if by_number else self.bytes
+
+
+def _listed(items: Sequence[InputItem], response_id: str) -> list[dict[str, Any]]:
+    """Items as they are told again: each with an id of its own, its text in parts."""
+    listed = []
+    seen: set[str] = set()
+    for index, item in enumerate(items):
+        fields = {k: v for k, v in msgspec.to_builtins(item).items() if v is not None}
+        name = fields.get("id") or ""
+        if not name or name in seen:
+            name = f"{_PREFIXES[item.type]}_{response_id.removeprefix('resp_')}-in{index}"
+        seen.add(name)
+        if item.type == "message" and isinstance(item.content, str):
+            part = {"type": _KINDS.get(item.role or "", "input_text"), "text": item.content}
+            fields["content"] = [part | ({"annotations": []} if item.role == "assistant" else {})]
+        listed.append(fields | {"id": name, "status": item.status or "completed"})
+    return listed
+
+
+def page_of(response: StoredResponse, query: ItemsQuery) -> ItemList:
+    """The items that a response was made from, as the query wants them.
+
+    Raises:
+        RequestError: there is no item of the id ``after``.
+    """
+    items: list[dict[str, Any]] = msgspec.json.decode(response.items)
+    if query.order == "desc":
+        items.reverse()
+    first = 0
+    if query.after:
+        places = (place for place, item in enumerate(items) if item["id"] == query.after)
+        if (place := next(places, None)) is None:
+            raise RequestError(f"after: there is no item {query.after[:100]!r}", param="after")
+        first = place + 1
+    page = items[first : first + query.limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": first + len(page) < len(items),
+    }

@@ -1,0 +1,108 @@
+"""Tools of the Responses API: functions, functions in namespaces, and a search that nobody runs."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from galley.errors import RequestError
+from galley.protocols.common.messages import MAX_TOOL_BYTES, MAX_TOOLS, TOOL_NAME_PATTERN, Strict
+from galley.tools.conversation import TOOL_NAME, Tool
+
+ToolName: TypeAlias = Annotated[str, Meta(pattern=TOOL_NAME_PATTERN)]
+
+
+class ResponseFunction(Strict, frozen=True, kw_only=True, tag_field="type", tag="function"):
+    """A function that the model may call."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: Annotated[
+        bool | None, Meta(description="Taken and not used: the model is told of all functions.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        size = len(msgspec.json.encode(self))
+        if size > MAX_TOOL_BYTES:
+            raise RequestError(
+                f"parameters: the tool's JSON has {size} bytes, at most {MAX_TOOL_BYTES}",
+                param="parameters",
+            )
+
+
+class ResponseNamespace(Strict, frozen=True, kw_only=True, tag_field="type", tag="namespace"):
+    """Functions of one name before theirs; the model calls them `namespace.name`."""
+
+    name: ToolName
+    tools: Annotated[list[ResponseFunction], Meta(max_length=MAX_TOOLS)]
+    description: Annotated[str | None, Meta(description="Taken and not used.")] = None
+
+
+class ResponseSearch(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="type",
+    tag="web_search",
+    omit_defaults=True,
+):
+    """Taken, because agents send it with all they ask, and not used: the model is not told of it."""
+
+    external_web_access: bool | None = None
+    search_context_size: str | None = None
+    filters: dict[str, Any] | None = None
+    user_location: dict[str, Any] | None = None
+
+
+ResponseTool: TypeAlias = ResponseFunction | ResponseNamespace | ResponseSearch
+
+
+class Offered(NamedTuple):
+    """A function as clients know it, and as the model does."""
+
+    namespace: str | None
+    function: ResponseFunction
+    field: str
+
+    @property
+    def name(self) -> str:
+        """As the model knows it."""
+        return full_name(self.namespace, self.function.name)
+
+
+def full_name(namespace: str | None, name: str) -> str:
+    """A function's name as the model knows it."""
+    return name if namespace is None else f"{namespace}.{name}"
+
+
+def offered(tools: Sequence[ResponseTool] | None) -> Iterator[Offered]:
+    """All functions. Raises RequestError for a name that is too long with its namespace."""
+    for index, tool in enumerate(tools or ()):
+        if isinstance(tool, ResponseFunction):
+            yield Offered(None, tool, f"tools[{index}]")
+        elif isinstance(tool, ResponseNamespace):
+            for place, function in enumerate(tool.tools):
+                one = Offered(tool.name, function, f"tools[{index}].tools[{place}]")
+                if not TOOL_NAME.fullmatch(one.name):
+                    raise RequestError(
+                        f"{one.field}.name: {one.name[:64]!r}... is longer than a tool's name may be",
+                        param=f"{one.field}.name",
+                    )
+                yield one
+
+
+def model_tools(tools: Sequence[ResponseTool] | None) -> tuple[Tool, ...]:
+    """The functions as the model is told of them. Raises RequestError as :func:`offered`."""
+    return tuple(
+        Tool(
+            name=one.name,
+            description=one.function.description,
+            parameters=one.function.parameters,
+            strict=bool(one.function.strict),
+            field=f"{one.field}.parameters",
+        )
+        for one in offered(tools)
+    )

@@ -1,0 +1,1 @@
+"""``/tokenize`` and ``/detokenize``, shaped as in vLLM's API."""

@@ -1,0 +1,116 @@
+"""``POST /tokenize`` and ``/detokenize``, shaped as in vLLM's API."""
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galley.errors import RequestError
+from galley.gateway.registry import Registry
+from galley.gateway.served import Backend
+from galley.protocols.http.admit import admit_unqueued
+from galley.protocols.http.json_answers import Json
+from galley.protocols.http.openapi import Operation
+from galley.protocols.openai.tokens.answers import Text, Tokens
+from galley.protocols.openai.tokens.schemas import DetokenizeRequest, TokenizeRequest
+from galley.service.text_pool import TextWork
+from galley.text.tokenizer import CERTAINLY_LONG
+from galley.tools.conversation import Conversation
+
+LEAST_TOKENS: Final = 64 * 1024
+"""What is tokenised and made text with any model; with a longer context, as much as that holds."""
+
+
+def routes(models: Registry) -> list[Operation]:
+    """The routes, answered by ``models``."""
+
+    async def tokenize(request: Request) -> Response:
+        """The token ids of a prompt, or of messages as the chat template writes them."""
+        asked, caller, served = await admit_unqueued(models, request, TokenizeRequest)
+        backend = served.backend()
+        tokens = await _tokens(backend, backend.text.of(caller.share), asked)
+        answer: Tokens = {
+            "tokens": tokens,
+            "count": len(tokens),
+            "max_model_len": backend.engine.info.max_request_tokens,
+        }
+        return Json(answer)
+
+    async def detokenize(request: Request) -> Response:
+        """The text of token ids, special tokens included."""
+        asked, caller, served = await admit_unqueued(models, request, DetokenizeRequest)
+        backend = served.backend()
+        _check_ids(asked.tokens, backend)
+        text = await backend.text.of(caller.share).decode(asked.tokens)
+        answer: Text = {"prompt": text}
+        return Json(answer)
+
+    return [
+        Operation(
+            "POST",
+            "/tokenize",
+            tokenize,
+            tag="tokens",
+            body=TokenizeRequest,
+            answers={200: Tokens},
+        ),
+        Operation(
+            "POST",
+            "/detokenize",
+            detokenize,
+            tag="tokens",
+            body=DetokenizeRequest,
+            answers={200: Text},
+        ),
+    ]
+
+
+async def _tokens(backend: Backend, text: TextWork, asked: TokenizeRequest) -> list[int]:
+    """Raises RequestError if there is not exactly one thing to tokenise, or it is too large."""
+    if (asked.prompt is None) == (asked.messages is None):
+        raise RequestError("give either prompt or messages", param="prompt")
+    if asked.prompt is not None:
+        if asked.add_generation_prompt is not None:
+            raise RequestError(
+                "add_generation_prompt goes with messages", param="add_generation_prompt"
+            )
+        _check_chars([asked.prompt], backend, "prompt")
+        [ids] = await text.encode(
+            [asked.prompt], add_special_tokens=asked.add_special_tokens is not False
+        )
+        return ids
+    if asked.add_special_tokens is not None:
+        raise RequestError(
+            "add_special_tokens goes with prompt; the chat template adds its own",
+            param="add_special_tokens",
+        )
+    conversation = Conversation(messages=[message.plain() for message in asked.messages or []])
+    messages = conversation.headed_by(backend.system_prompt).messages
+    _check_chars([message.text or "" for message in asked.messages or []], backend, "messages")
+    return await text.chat(messages, add_generation_prompt=asked.add_generation_prompt is not False)
+
+
+def _most_tokens(backend: Backend) -> int:
+    return max(LEAST_TOKENS, backend.engine.info.max_request_tokens)
+
+
+def _check_chars(texts: list[str], backend: Backend, param: str) -> None:
+    """By the characters alone: counting the tokens of too long a text is the work to be avoided."""
+    most, count = CERTAINLY_LONG * _most_tokens(backend), sum(map(len, texts))
+    if count > most:
+        raise RequestError(
+            f"{param}: {count} characters; at most {most} are tokenised", param=param
+        )
+
+
+def _check_ids(tokens: list[int], backend: Backend) -> None:
+    vocab_size, most = backend.engine.info.vocab_size, _most_tokens(backend)
+    if len(tokens) > most:
+        raise RequestError(
+            f"tokens: {len(tokens)} ids; at most {most} are made text", param="tokens"
+        )
+    outside = next((token for token in tokens if not 0 <= token < vocab_size), None)
+    if outside is not None:
+        raise RequestError(
+            f"tokens holds id {outside}; ids run from 0 to {vocab_size - 1}", param="tokens"
+        )
