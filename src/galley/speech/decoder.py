@@ -16,6 +16,7 @@ from typing import BinaryIO, Final, Protocol, Self
 import numpy as np
 
 from galley.errors import AudioError, AudioTooLong, EngineError, EngineNotReady, RequestError
+from galley.machine import nameless_file
 from galley.service.spawn import Spawned, spawn_decoder
 from galley.speech.decode_frames import (
     MOST_BYTES,
@@ -330,7 +331,7 @@ def _of_file(file: BinaryIO) -> _Descriptor:
 def _copied(file: BinaryIO) -> _Descriptor:
     """A copy in memory, which the decoder can read."""
     start = file.tell()
-    number = os.memfd_create("recording")
+    number = nameless_file("recording")
     try:
         with os.fdopen(os.dup(number), "wb") as copy:
             while part := file.read(_COPIED):
