@@ -121,8 +121,7 @@ def _physical_memory() -> Memory:
 
 def cpu_name(cpuinfo: Path = CPUINFO) -> str:
     """The CPU's name in /proc/cpuinfo; on ARM, where that file has no name, the architecture."""
-    text = cpuinfo.read_text() if cpuinfo.exists() else ""
-    match = re.search(r"model name\s*: (.*)", text)
+    match = re.search(r"model name\s*: (.*)", _read(cpuinfo))
     return match[1] if match else platform.machine()
 
 
