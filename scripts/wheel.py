@@ -52,7 +52,7 @@ def build_sdist(programs: Path, target: Path) -> Path:
 def build_wheel(programs: Path, sdist: Path, target: Path) -> Path:
     """Build a wheel from a source distribution into ``target``, repaired on Linux.
 
-    libstdc++ and libgcc are linked statically: else the wheel would need this system's, and with them a newer
+    libstdc++ and libgcc are linked statically: else the wheel would need this system's, and get a newer
     manylinux tag than its C library asks for.
     """
     with tempfile.TemporaryDirectory() as folder:
