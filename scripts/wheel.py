@@ -52,8 +52,8 @@ def build_sdist(programs: Path, target: Path) -> Path:
 def build_wheel(programs: Path, sdist: Path, target: Path) -> Path:
     """Build a wheel from a source distribution into ``target``, repaired on Linux.
 
-    libstdc++ and libgcc are linked statically: else the wheel would need this system's, and get a newer
-    manylinux tag than its C library asks for.
+    libstdc++ is linked statically: else the wheel would need this system's, and get a newer manylinux tag
+    than its C library asks for.
     """
     with tempfile.TemporaryDirectory() as folder:
         raw, repaired = Path(folder, "raw"), Path(folder, "repaired")
@@ -62,7 +62,7 @@ def build_wheel(programs: Path, sdist: Path, target: Path) -> Path:
         if sys.platform != "linux":
             subprocess.run(command, check=True, env=os.environ | {"GALLEY_REQUIRE_NATIVE": "1"})
             return _moved(raw, target)
-        command.append("--config-settings=cmake.define.GALLEY_STATIC_RUNTIME=ON")
+        command.append("--config-settings=cmake.define.GALLEY_STATIC_STDCXX=ON")
         subprocess.run(command, check=True, env=os.environ | {"GALLEY_REQUIRE_NATIVE": "1"})
         (wheel,) = raw.iterdir()
         # It runs patchelf from the PATH.
