@@ -97,7 +97,7 @@ def test_a_failed_compilation_installs_python_alone_unless_the_native_module_is_
     assert pip_install("torch") in message
     assert "C++17 compiler" in message
     # pip would install the wheel that it kept of the installation without.
-    assert f"--no-cache-dir {DISTRIBUTION}" in message
+    assert "--no-cache-dir" in message
 
 
 def test_one_wheel_is_for_all_versions_from_3_12_on() -> None:
