@@ -143,6 +143,7 @@ def sdist(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @BUILDS
+@pytest.mark.timeout(3600)
 def test_the_source_distribution_holds_all_that_the_repository_does(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -152,6 +153,7 @@ def test_the_source_distribution_holds_all_that_the_repository_does(sdist: Path)
 
 
 @BUILDS
+@pytest.mark.timeout(3600)
 def test_without_a_compiler_the_bundled_model_answers_on_the_reference_executor(
     sdist: Path, tmp_path: Path
 ) -> None:
