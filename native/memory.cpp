@@ -38,8 +38,10 @@ Memory::Memory(std::size_t bytes) : size_(bytes) {
     auto address = reinterpret_cast<std::uintptr_t>(mapped_);
     if (huge) address = (address + kHugePage - 1) / kHugePage * kHugePage;
     data_ = reinterpret_cast<uint8_t*>(address);
+#if defined(MADV_HUGEPAGE)  // of Linux
     // A refusal only costs speed.
     if (huge) (void)madvise(data_, bytes, MADV_HUGEPAGE);
+#endif
 }
 
 Memory::~Memory() {

@@ -1,7 +1,9 @@
 #include "pool.hpp"
 
 #include <pthread.h>
+#if defined(__linux__)
 #include <sched.h>
+#endif
 
 #include <algorithm>
 #include <chrono>
@@ -22,12 +24,15 @@ void relax() {
 #endif
 }
 
-void pin(std::thread& thread, int cpu) {
+// Elsewhere than on Linux the system alone chooses where threads run.
+void pin([[maybe_unused]] std::thread& thread, [[maybe_unused]] int cpu) {
+#if defined(__linux__)
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(cpu, &set);
     // A refusal (a cpuset that changed meanwhile) only costs speed.
     (void)pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
+#endif
 }
 
 std::atomic<int> forks{0};

@@ -24,7 +24,7 @@ def build() -> None:
     command += ["--no-deps", "--upgrade", "--target", str(FOLDER)]
     command += ["--config-settings=cmake.define.GALLEY_SANITIZE=ON"]
     command += [f"--config-settings=build-dir={FOLDER / 'cmake'}", str(ROOT)]
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, env=os.environ | {"GALLEY_REQUIRE_NATIVE": "1"})
 
 
 def restart() -> None:

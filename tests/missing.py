@@ -48,3 +48,27 @@ def _path(folder: Path) -> dict[str, str]:
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     }
+
+
+_NO_LINUX = """
+import builtins, io, os, time
+
+del os.sched_getaffinity, os.memfd_create, os.posix_fallocate, time.CLOCK_BOOTTIME
+
+
+def _hiding(real):
+    def opened(path, *args, **kwargs):
+        if isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(("/proc/", "/sys/")):
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return real(path, *args, **kwargs)
+    return opened
+
+
+io.open = builtins.open = _hiding(io.open)
+os.stat, os.scandir, os.listdir = map(_hiding, (os.stat, os.scandir, os.listdir))
+"""
+
+
+def without_linux(folder: Path, *names: str) -> dict[str, str]:
+    """Variables for processes that lack what Linux alone has, and these modules."""
+    return _at_start(folder, _FORBID.format(names=names) + _NO_LINUX)

@@ -4,18 +4,25 @@ import ctypes
 import os
 import platform
 import re
-import resource
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 CPUINFO = Path("/proc/cpuinfo")
 MEMBERSHIP = Path("/proc/self/cgroup")
 PROCESS = Path("/proc/self")
+
+_IMPORTED: Final = time.monotonic()
 
 ASSUMED_READ_RATE: Final = 1e9
 """Bytes a second of a disk that nobody has measured: a plain NVMe drive, or a fast cloud volume."""
@@ -33,7 +40,7 @@ def available_cores(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int
 
     Of a quota whole cores: a thread beyond it would have the kernel stop all of them again and again.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = len(usable_cpus())
     for folder in _folders(cgroup, membership, "cpu"):
         v2 = _read(folder / "cpu.max").split()
         v1 = [_read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
@@ -42,6 +49,13 @@ def available_cores(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int
                 quota, period = map(int, limit)
                 cores = min(cores, max(1, quota // period))
     return cores
+
+
+def usable_cpus() -> set[int]:
+    """Numbers of the CPUs that this process may run on: all of them where the system keeps no such list."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 _left_to_others = 0
@@ -77,7 +91,8 @@ def held_memory(pid: int) -> int:
     Pages of mapped files are available memory to the kernel, but not to a cgroup's limit (:func:`memory`).
     """
     status = _table(_read(Path("/proc") / str(pid) / "status"))
-    limited = memory().limit < int(_table(_read(MEMINFO))["MemTotal:"]) * 1024
+    total = _table(_read(MEMINFO)).get("MemTotal:", "0")
+    limited = memory().limit < int(total) * 1024
     names = ("RssAnon:", "RssShmem:", *(("RssFile:",) if limited else ()))
     return sum(int(status.get(name, 0)) * 1024 for name in names)
 
@@ -85,6 +100,8 @@ def held_memory(pid: int) -> int:
 def memory(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path = MEMINFO) -> Memory:
     """Of the machine, or of the cgroup (v1 or v2) that leaves least."""
     table = _table(_read(meminfo))
+    if not table:
+        return _physical_memory()
     least = Memory(*(int(table[name]) * 1024 for name in ("MemTotal:", "MemAvailable:")))
     for folder in _folders(cgroup, membership, "memory"):
         for limit_file, usage_file, own, mapped in (
@@ -105,26 +122,50 @@ def memory(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path =
     return least
 
 
+def _physical_memory() -> Memory:
+    """Without /proc (macOS): what is available is not said, so half of it is taken to be."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Memory(total, total // 2)
+
+
 def cpu_name(cpuinfo: Path = CPUINFO) -> str:
     """The CPU's name in /proc/cpuinfo; on ARM, where that file has no name, the architecture."""
-    text = cpuinfo.read_text() if cpuinfo.exists() else ""
-    match = re.search(r"model name\s*: (.*)", text)
+    match = re.search(r"model name\s*: (.*)", _read(cpuinfo))
     return match[1] if match else platform.machine()
 
 
 def address_space_left() -> int:
     """Bytes that ``ulimit -v`` lets this process map beside what it has; without a limit far too many."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
+    if resource is None:
         return sys.maxsize
-    pages = int(_read(PROCESS / "statm").split()[0])
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    statm = _read(PROCESS / "statm").split()
+    if limit == resource.RLIM_INFINITY or not statm:
+        return sys.maxsize
+    pages = int(statm[0])
     return max(0, limit - pages * resource.getpagesize())
 
 
+def nameless_file(name: str) -> int:
+    """Descriptor of a new file that ends with it: in memory on Linux, in the temporary folder elsewhere.
+
+    ``name`` is for whoever lists a process's files.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    with tempfile.TemporaryFile(prefix=name) as file:
+        return os.dup(file.fileno())
+
+
 def process_age() -> float:
-    """Seconds since this process began, as the kernel has it (proc(5), ``starttime``)."""
+    """Seconds since this process began, as the kernel has it (proc(5), ``starttime``).
+
+    Without /proc (macOS): since this module was imported.
+    """
     # The command's name, in brackets, may hold anything.
     after_name = _read(PROCESS / "stat").rpartition(")")[2].split()
+    if not after_name:
+        return time.monotonic() - _IMPORTED
     ticks = int(after_name[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 

@@ -3,7 +3,6 @@
 The results file is the only record of progress. A line is in it whole or it is not done.
 """
 
-import fcntl
 import io
 import json
 import os
@@ -18,6 +17,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from galley.errors import RequestError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 NEWLINE: Final = b"\n"
 _OK: Final = 200
@@ -169,7 +173,8 @@ class Results:
             except OSError as error:
                 raise RequestError(f"cannot write {path}: {error.strerror}") from error
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.close()
                 raise RequestError(f"{path}: another process writes this file") from None
@@ -229,7 +234,8 @@ class Results:
             os.close(descriptor)
             kept = FileIO(name, "a+b")
             try:
-                fcntl.flock(kept, fcntl.LOCK_EX)
+                if fcntl is not None:
+                    fcntl.flock(kept, fcntl.LOCK_EX)
                 shutil.copymode(path, name)
                 with path.open("rb") as lines, io.BufferedWriter(FileIO(name, "ab")) as copy:
                     copy.writelines(line for line in lines if failure_of(json.loads(line)) is None)

@@ -1,10 +1,9 @@
 """Cores against quota and threads, their siblings, NUMA nodes, and who else wants them."""
 
-import os
 from typing import Final
 
 from galley.doctor.findings import Asked, Finding
-from galley.machine import available_cores
+from galley.machine import available_cores, usable_cpus
 
 _BUSY: Final = 0.25
 """Share of the cores that others use, from which it is said."""
@@ -17,7 +16,7 @@ def check(asked: Asked) -> list[Finding]:
 
 def _threads(asked: Asked) -> Finding:
     host, settings = asked.host, asked.settings
-    affinity = len(os.sched_getaffinity(0))
+    affinity = len(usable_cpus())
     cores = available_cores(host.cgroup, host.membership)
     threads = settings.threads or cores
     models = max(1, len(settings.models))
@@ -70,7 +69,7 @@ def _threads(asked: Asked) -> Finding:
 
 
 def _siblings(asked: Asked) -> list[Finding]:
-    mine = os.sched_getaffinity(0)
+    mine = usable_cpus()
     lists = {
         int(path.parent.parent.name.removeprefix("cpu")): path.read_text().strip()
         for path in asked.host.paths(
@@ -97,7 +96,7 @@ def _numa(asked: Asked) -> Finding:
     nodes = {}
     for path in asked.host.paths("/sys/devices/system/node", "node[0-9]*/cpulist"):
         nodes[path.parent.name] = cpus_in(path.read_text().strip())
-    mine = os.sched_getaffinity(0)
+    mine = usable_cpus()
     used = sorted(name for name, cpus in nodes.items() if cpus & mine)
     if len(used) < 2:
         return Finding(

@@ -1,13 +1,17 @@
 """Memory: what may be taken, huge pages, swap."""
 
 import re
-import resource
 from typing import Final
 
 from msgspec.structs import replace
 
 from galley.doctor.findings import Asked, Finding
 from galley.machine import bytes_text, memory
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 _LITTLE: Final = 2 << 30
 """Bytes below which hardly a model of use fits."""
@@ -56,6 +60,8 @@ def _limits(asked: Asked) -> Finding:
 
 
 def _address_space() -> list[Finding]:
+    if resource is None:
+        return []
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return []

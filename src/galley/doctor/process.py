@@ -1,10 +1,14 @@
 """What the server's process needs of the system: its port, and files that may be open."""
 
-import resource
 import socket
 from typing import Final
 
 from galley.doctor.findings import Asked, Finding
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 _FEW: Final = 4096
 """Open files below which connections run out before the engine does."""
@@ -12,7 +16,7 @@ _FEW: Final = 4096
 
 def check(asked: Asked) -> list[Finding]:
     """The port and the limit on open files."""
-    return [_port(asked), _files()]
+    return [_port(asked)] if resource is None else [_port(asked), _files()]
 
 
 def _port(asked: Asked) -> Finding:

@@ -1,5 +1,6 @@
 """Metrics of what a server takes of its machine: memory of container and processes, and GPUs."""
 
+import mmap
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ GPU_METRICS: Final = {
 }
 """Name -> help of what is there only where NVML finds a GPU."""
 
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_PAGE_BYTES: Final = mmap.PAGESIZE
 
 
 class ResourceCollector(Collector):

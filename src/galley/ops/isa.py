@@ -1,12 +1,12 @@
 """Which kernels the native code runs, and on which cores."""
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
 from galley import _native
 from galley.errors import SettingsError
+from galley.machine import usable_cpus
 
 ISA_VARIABLE: Final = "GALLEY_CPU_ISA"
 
@@ -29,7 +29,7 @@ def choose_isa(environ: Mapping[str, str]) -> str:
 
 def cpus_to_pin(threads: int) -> list[int]:
     """Where to pin the threads: nowhere if there are more cores, which another process may want."""
-    cpus = sorted(os.sched_getaffinity(0))
+    cpus = sorted(usable_cpus())
     return cpus if len(cpus) == threads else []
 
 

@@ -363,7 +363,8 @@ def _written(path: Path, size: int) -> Iterator[int]:
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         # A full disk is known at once, before it is filled.
-        os.posix_fallocate(descriptor, 0, size)
+        if hasattr(os, "posix_fallocate"):  # not macOS
+            os.posix_fallocate(descriptor, 0, size)
         yield descriptor
         os.fsync(descriptor)
         os.replace(partial, path)

@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -73,8 +74,9 @@ class WeightCheck:
             self._check(first)
         finally:
             self._first_checked.set()
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
+        if sys.platform == "linux":  # elsewhere threads have no priority of their own
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
         if not self._damage:
             self._check(self._entries[len(first) :])
 

@@ -11,7 +11,6 @@ One timer looks at all connections (:meth:`FrontDoor._sweep`); a request arms no
 import asyncio
 import ipaddress
 import logging
-import resource
 import socket
 import ssl
 import time
@@ -23,6 +22,11 @@ from typing import Final, Protocol
 from galley.errors import SettingsError
 from galley.server.turns import Turns
 from galley.settings.config import Settings
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 log = logging.getLogger("galley.server")
 
@@ -232,6 +236,8 @@ class FrontDoor:
 
 def raise_descriptor_limit() -> None:
     """Let this process, and the engines it starts, open as many files as the system lets them."""
+    if resource is None:
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -241,8 +247,10 @@ def raise_descriptor_limit() -> None:
 
 
 def _most_connections(wanted: int | None, models: int) -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    files = _MOST_DESCRIPTORS
+    if resource is not None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        files = files if soft == resource.RLIM_INFINITY else soft
     reserved = _RESERVED_DESCRIPTORS + _DESCRIPTORS_PER_MODEL * models + SURPLUS
     # Two for each connection: a large upload is a file while it is read.
     most = (files - reserved) // 2

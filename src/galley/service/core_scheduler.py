@@ -11,12 +11,18 @@ The cores are locked by a byte of a file that the engines share. The kernel free
 dies, at any moment. The file also holds the engines' accounts; what a dead engine leaves there is harmless.
 """
 
-import fcntl
 import mmap
 import os
 import time
 from collections.abc import Callable
 from typing import Final
+
+from galley.machine import nameless_file
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 TURN_SECONDS: Final = 0.010
 """Length of a turn while another engine waits; an engine that nobody waits for goes on."""
@@ -37,7 +43,7 @@ _STEP_ASIDE_SECONDS: Final = 0.0002
 
 def core_scheduler_file(engines: int) -> int:
     """The descriptor of a new file, which as many engines can share. It has no name to be cleaned up."""
-    file = os.memfd_create("galley-core-scheduler")
+    file = nameless_file("galley-core-scheduler")
     os.truncate(file, engines * _BYTES)
     return file
 

@@ -106,7 +106,8 @@ class DecodeWorker:
         os.close(file)
 
     def _become_fork(self, parent: int) -> None:
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(0)
         signal.set_wakeup_fd(-1)

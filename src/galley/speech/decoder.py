@@ -24,6 +24,7 @@ from galley.errors import (
     QueueFull,
     RequestError,
 )
+from galley.machine import nameless_file
 from galley.service.spawn import Spawned, spawn_decoder
 from galley.speech.decode_frames import (
     MOST_BYTES,
@@ -363,7 +364,7 @@ def _of_file(file: BinaryIO) -> _Descriptor:
 def _copied(file: BinaryIO) -> _Descriptor:
     """A copy in memory, which the decoder can read."""
     start = file.tell()
-    number = os.memfd_create("recording")
+    number = nameless_file("recording")
     try:
         with os.fdopen(os.dup(number), "wb") as copy:
             while part := file.read(_COPIED):

@@ -5,7 +5,6 @@ import dataclasses
 import datetime
 import functools
 import math
-import resource
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,6 +18,11 @@ from galley.bench.serve.results import Point, Report
 from galley.bench.serve.words import Words
 from galley.bench.serve.workload import Prepared, Workload
 from galley.errors import EngineError, SettingsError
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 _TICK: Final = 0.25  # seconds between two looks of the progress bar
 
@@ -206,5 +210,7 @@ async def _first_model(client: Client) -> str:
 
 def _allow_files() -> None:
     """Takes as many open files, that is connections, as the system allows this process."""
+    if resource is None:
+        return
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
