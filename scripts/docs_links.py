@@ -26,8 +26,12 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         if target.is_relative_to(docs):
             return link[0]
         if not target.exists():
-            raise FileNotFoundError(f"{page.file.src_uri} links to {link['path']}, which does not exist")
+            raise FileNotFoundError(
+                f"{page.file.src_uri} links to {link['path']}, which does not exist"
+            )
         kind = "tree" if target.is_dir() else "blob"
-        return f"]({config.repo_url}/{kind}/main/{target.relative_to(ROOT).as_posix()}{link['rest']})"
+        return (
+            f"]({config.repo_url}/{kind}/main/{target.relative_to(ROOT).as_posix()}{link['rest']})"
+        )
 
     return LINK.sub(replaced, markdown)
