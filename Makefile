@@ -9,12 +9,13 @@ LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check --constrain
 PIP := $(LOUD_PIP) --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint test-clients clients audit schema soak fuzz fixtures sanitize thorough sdist wheel bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
+.PHONY: help run test lint docs test-clients clients audit schema soak fuzz fixtures sanitize thorough sdist wheel bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
 
 help:
 	@echo "make run         serve the bundled models, show what they answer, keep serving (PORT=8000)"
 	@echo "make test        lint, types, import rules and tests"
 	@echo "make lint        ruff, mypy, import-linter, the audit of dependencies and clang-format only"
+	@echo "make docs        the documentation site, in build/site (mkdocs-material)"
 	@echo "make test-clients  LangChain, LiteLLM, instructor and the llm command against a real server; sentence-transformers"
 	@echo "make clients     the newest Claude Code, Codex, opencode, SDKs, LangChain and LiteLLM: requests recorded again, and replayed"
 	@echo "make sanitize    the kernel tests under the address and undefined-behaviour sanitizers (GCC)"
@@ -46,6 +47,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/audit.py
 	$(BIN)/clang-format --dry-run --Werror $$(find native tests -name "*.?pp")
+
+docs: $(VENV)-docs/.installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --strict
 
 test-clients: $(VENV)-clients/.installed
 	$(VENV)-clients/bin/python -m pytest tests/clients
@@ -107,7 +111,7 @@ demo-speech-model: $(VENV)/.installed-dev
 	$(BIN)/python -m recipes.speech.heads
 
 clean:
-	rm -rf $(VENV) $(VENV)-clients dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-clients $(VENV)-docs dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The stamps make a second run quick; a change of the pins installs again.
 # So does a change of the native code, which is compiled then.
@@ -126,6 +130,14 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt tests/real_models.txt $(N
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed-dev
 	@$(PIP) --editable '.[fuzz]'
+	@touch $@
+
+# The site is made from docstrings without importing Galley, so nothing is compiled for it.
+DOCS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])
+
+$(VENV)-docs/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@$(PYTHON) -m venv $(VENV)-docs
+	@$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $$($(BIN)/python -c '$(DOCS)')
 	@touch $@
 
 # uv, because pip tries version after version of what these clients want, for more than half an hour.

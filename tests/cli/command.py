@@ -1,10 +1,16 @@
 """The command line as users have it: a process."""
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import click
+
+from galley.cli.main import app
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -50,3 +56,18 @@ def start_galley(*args: str | Path) -> subprocess.Popen[str]:
         text=True,
         env=environment(),
     )
+
+
+def parsed_command(command: str) -> dict[str, Any]:
+    """What ``galley`` makes of a command, without running it."""
+    program, *words = shlex.split(command, comments=True)
+    assert program == "galley"
+    made: click.Command = app
+    context = click.Context(app)
+    while isinstance(made, click.Group):
+        child = made.get_command(context, words.pop(0))
+        assert child, command
+        made = child
+        if isinstance(made, click.Group):
+            context = click.Context(made, parent=context)
+    return made.make_context(made.name, words, parent=context).params

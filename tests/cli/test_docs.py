@@ -2,13 +2,19 @@
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import click
+import pytest
+import yaml
 from scripts import benchmarks_page
 
 from galley.observe.metrics import Metrics
 from galley.observe.resources import GPU_METRICS
 from galley.settings.config import Settings
+from tests.cli.command import parsed_command
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ROOT / "docs/operations/settings.md"
@@ -54,3 +60,47 @@ def test_every_metric_is_described() -> None:
     names = {name for name in names if not name.endswith("_created")}
     described = set(re.findall(r"`(galley_\w+)`", METRICS.read_text(encoding="utf-8")))
     assert described == names | GPU_METRICS.keys()
+
+
+def test_the_site_has_every_page() -> None:
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    listed = list(leaves(site["nav"]))
+    assert sorted(listed) == sorted(
+        page.relative_to(ROOT / "docs").as_posix() for page in ROOT.glob("docs/**/*.md")
+    )
+
+
+def leaves(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for child in nav if isinstance(nav, list) else nav.values():
+            yield from leaves(child)
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Each command of galley's in a page's blocks of code, on one line."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    for line in text.splitlines():
+        if re.match(r"(    )?galley [a-z]", line) and " [--" not in line:
+            yield re.sub(r" (>>?|\|\|) .*", "", line.strip())
+
+
+SHOWN = [
+    (page, command)
+    for page in (*ROOT.glob("docs/**/*.md"), ROOT / "README.md")
+    for command in commands(page)
+]
+
+
+def test_pages_show_commands() -> None:
+    assert len(SHOWN) > 40
+
+
+@pytest.mark.parametrize(("page", "command"), SHOWN, ids=[command for _, command in SHOWN])
+def test_a_command_that_a_page_shows_is_understood(page: Path, command: str) -> None:
+    try:
+        parsed_command(command)
+    except click.BadParameter as error:  # a file of the reader's
+        if not re.fullmatch(r"(File|Path) '[\w.]+' does not exist\.", error.message):
+            raise

@@ -1,16 +1,30 @@
 """Flags of other servers: those that mean the same work, the others say what to use."""
 
+import dataclasses
+import inspect
+import itertools
+import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+from faster_whisper import WhisperModel
+from faster_whisper.vad import VadOptions
 
+import galley as galley_package
 from galley.cli.main import app
 from galley.cli.other_servers import FLAGS, Flag, markdown
 from galley.cli.serve import serve
-from tests.cli.command import galley
+from galley.cli.transcribe import transcribe_options
+from galley.settings.engine import EngineSettings
+from tests.cli.command import galley, parsed_command
 
-PAGE = Path(__file__).parents[2] / "docs" / "from-other-servers.md"
+DOCS = Path(__file__).parents[2] / "docs"
+COMMANDS = DOCS / "from-other-servers.md"
+VLLM = DOCS / "how-to/from-vllm.md"
+OLLAMA = DOCS / "how-to/from-ollama.md"
+FASTER_WHISPER = DOCS / "how-to/from-faster-whisper.md"
 
 VALUES = {
     "--kv-dtype": "int8",
@@ -75,7 +89,99 @@ def test_the_command_line_of_the_shell_says_so() -> None:
     assert "--gpu-memory-utilization is a flag of vLLM: use --kv-memory-fraction" in done.stderr
 
 
-def test_the_page_has_the_table() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert markdown("vLLM") in page
-    assert markdown("llama-server") in page
+def test_the_pages_have_the_tables() -> None:
+    assert markdown("vLLM") in VLLM.read_text(encoding="utf-8")
+    assert markdown("llama-server") in OLLAMA.read_text(encoding="utf-8")
+
+
+def rows(page: Path, heading: str) -> list[list[str]]:
+    """The code in each row of the table under a heading, cell by cell; empty where there is none."""
+    _, _, section = page.read_text(encoding="utf-8").partition(f"# {heading}\n")
+    lines = itertools.takewhile(lambda line: not line.startswith("#"), section.splitlines())
+    table = [line for line in lines if line.startswith("| `")]
+    return [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in table]
+
+
+SIDE_BY_SIDE = rows(COMMANDS, "Commands side by side")
+
+
+@pytest.mark.parametrize(("there", "here"), SIDE_BY_SIDE, ids=[row[0] for row in SIDE_BY_SIDE])
+def test_a_command_of_the_table_is_one_of_galleys(there: str, here: str) -> None:
+    made = parsed_command(here)
+    if there.startswith(("vllm serve ", "llama-server ")):
+        _, _, flags = there.partition("serve " if there.startswith("vllm") else "llama-server ")
+        assert serve_with(flags) == made
+
+
+OLLAMAS = rows(OLLAMA, "Environment variables") + rows(OLLAMA, "Modelfiles")
+
+
+@pytest.mark.parametrize(("there", "here", "note"), OLLAMAS, ids=[row[0] for row in OLLAMAS])
+def test_what_ollama_reads_has_a_flag(there: str, here: str, note: str) -> None:
+    if here.startswith("galley "):
+        parsed_command(here)
+        return
+    given = serve_with(here)
+    plain = parsed()
+    assert {name for name in plain if given[name] != plain[name]}
+    names = [word for word in shlex.split(here) if word.startswith("--")]
+    assert all(
+        given[name[2:].replace("-", "_")] != plain[name[2:].replace("-", "_")] for name in names
+    )
+
+
+MODEL = rows(FASTER_WHISPER, "The model")
+OPTIONS = rows(FASTER_WHISPER, "A transcription")
+
+
+@pytest.mark.parametrize(("there", "here", "flag"), MODEL, ids=[row[0] for row in MODEL])
+def test_a_faster_whisper_model_has_a_counterpart(there: str, here: str, flag: str) -> None:
+    inspect.signature(WhisperModel.__init__).bind(None, "tiny", **keywords(there))
+    settings = EngineSettings(**keywords(here))
+    [(name, value)] = keywords(here).items()
+    assert getattr(settings, name) == value
+    assert transcribe_with(flag)[name] == value
+
+
+@pytest.mark.parametrize(("there", "here", "flag"), OPTIONS, ids=[row[0] for row in OPTIONS])
+def test_a_faster_whisper_option_has_a_counterpart(there: str, here: str, flag: str) -> None:
+    given = keywords(there)
+    inspect.signature(WhisperModel.transcribe).bind(None, "call.wav", **given)
+    if "vad_parameters" in given:
+        VadOptions(**given["vad_parameters"])
+    options = galley_package.TranscribeOptions(**keywords(here))
+    if flag:
+        names = ("language", "task", "prompt", "hotwords", "beam_size", "vad")
+        params = transcribe_with(flag)
+        made = transcribe_options(**{name: params[name] for name in names})
+        if params["word_timestamps"]:
+            made = dataclasses.replace(made, word_timestamps=True)
+        assert made == options
+
+
+def test_defaults_that_differ_from_faster_whispers_are_those_that_the_page_names() -> None:
+    theirs = inspect.signature(WhisperModel.transcribe).parameters
+    ours = galley_package.TranscribeOptions()
+    assert theirs["vad_filter"].default is False
+    assert ours.speech is not None
+    assert theirs["condition_on_previous_text"].default is True
+    assert not ours.rules.condition_on_previous_text
+    for name in ("beam_size", "best_of", "compression_ratio_threshold", "log_prob_threshold"):
+        assert theirs[name].default == getattr(ours.rules, name)
+    assert theirs["no_speech_threshold"].default == ours.rules.no_speech_threshold
+    assert tuple(theirs["temperature"].default) == ours.rules.temperatures
+
+
+def keywords(code: str) -> dict[str, Any]:
+    """The keyword arguments that a cell of a table shows."""
+    made = eval(f"dict({code})", {"galley": galley_package})  # our own page
+    assert made
+    return dict(made)
+
+
+def serve_with(flags: str) -> dict[str, Any]:
+    return parsed_command(f"galley serve {flags}")
+
+
+def transcribe_with(flags: str) -> dict[str, Any]:
+    return parsed_command(f"galley transcribe call.wav {flags}")

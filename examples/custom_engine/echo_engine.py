@@ -1,0 +1,96 @@
+"""An engine of your own behind Galley's server: it answers a prompt with the prompt's own tokens.
+
+    pip install ./examples/custom_engine
+    galley serve galley-demo --engine echo
+
+Galley serves it like its own: protocols, queue, limits, supervision, receipts and metrics. A real one would
+drive another runtime. The methods are those of ``galley.service.protocol.Engine``.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from galley.settings.engine import EngineSettings
+from galley.types import EngineRequest, OnPhase, Output, SamplingDefaults, Timing
+from galley.types.model_info import EngineStats, ModelInfo, OnLedger, StepCosts
+
+
+class EchoEngine:
+    """Returns one token of each request per step."""
+
+    def __init__(self, info: ModelInfo) -> None:
+        """``info`` describes the model to the server."""
+        self.info = info
+        self.is_live = False
+        self._running: dict[str, tuple[EngineRequest, int]] = {}
+        self._steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has anything to do."""
+        return bool(self._running)
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counts for the metrics."""
+        return EngineStats(running=len(self._running), kv_total_blocks=1, steps=self._steps)
+
+    def add(self, request: EngineRequest) -> None:
+        """Start a request. ``request.output`` has the tokens of an engine that died before."""
+        self._running[request.id] = request, len(request.output)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Drop requests whose clients have disconnected or whose deadlines have passed."""
+        for request_id in request_ids:
+            self._running.pop(request_id, None)
+
+    def step(self) -> list[Output]:
+        """Advance every request by one token."""
+        self._steps += 1
+        return [self._advance(*running) for running in list(self._running.values())]
+
+    def close(self) -> None:
+        """Free what the engine holds."""
+        self._running.clear()
+
+    def _advance(self, request: EngineRequest, done: int) -> Output:
+        token = request.prompt[done % len(request.prompt)]
+        self._running[request.id] = request, done + 1
+        is_last = done + 1 == request.sampling.max_tokens
+        if is_last:
+            del self._running[request.id]
+        return Output(
+            request_id=request.id,
+            tokens=[token],
+            finish_reason="length" if is_last else None,
+            timing=Timing(),
+        )
+
+
+def load(
+    settings: EngineSettings,
+    folder: Path,
+    on_phase: OnPhase | None = None,
+    pause: Callable[[], None] | None = None,
+    on_ledger: OnLedger | None = None,
+) -> EchoEngine:
+    """Load the model; see ``galley.service.protocol.EngineLoader``. The tokenizer is that of ``folder``."""
+    context = settings.max_model_len or 2048
+    info = ModelInfo(
+        name="echo",
+        path=str(folder),
+        family="echo",
+        tasks=("generate",),
+        executor="echo",
+        dtype="none",
+        quantize="none",
+        activations="none",
+        kv_dtype="none",
+        vocab_size=4096,
+        max_model_len=context,
+        kv_cache_tokens=context,
+        eos_token_ids=(),
+        defaults=SamplingDefaults(),
+        costs=StepCosts(weight_bytes=0, kv_bytes_per_token=0, row_operations=0, logit_operations=0),
+    )
+    return EchoEngine(info)
