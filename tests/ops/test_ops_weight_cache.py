@@ -329,7 +329,7 @@ with LLM(sys.argv[1], quantize="int4", kv_cache_tokens=256, threads=1) as llm:
 """
 
 
-def test_row_36_a_full_disk_means_uncached_service(cache: Path, model: Path) -> None:
+def test_a_full_disk_means_uncached_service(cache: Path, model: Path) -> None:
     cache.mkdir(parents=True)
     # What the system allows a file is as good as a full disk: the write fails in its midst.
     limit = "import resource, signal; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"

@@ -82,9 +82,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("name", "answer", "reason"), BROKEN)
-def test_row_27_calls_that_are_none_are_text_with_a_warning(
-    name: str, answer: str, reason: str
-) -> None:
+def test_malformed_calls_are_text_with_a_warning(name: str, answer: str, reason: str) -> None:
     for chunks in ([answer], list(answer)):
         text, _, calls, warnings = read(name, chunks)
         assert calls == []
@@ -307,7 +305,7 @@ BEGINNINGS = (
 
 
 @BY_FORMAT
-def test_row_27_each_character_is_looked_at_a_bounded_number_of_times(name: str) -> None:
+def test_each_character_is_examined_a_bounded_number_of_times(name: str) -> None:
     """Counted, not timed: what is waiting to be looked at stays short while an answer comes."""
     for filling in ("x", " ", "<", '{"a":', "[", "\n"):
         for prefix in BEGINNINGS:
