@@ -30,6 +30,7 @@ from galley.ops.sampling import token_logprob
 from galley.types import SamplingDefaults
 from tests.checkpoints import VOCAB_SIZE, random_ids
 from tests.conftest import CheckpointMaker
+from tests.thorough import examples
 
 DEFAULTS = SamplingDefaults()
 PROMPT = [9, 8, 7, 6]
@@ -150,7 +151,7 @@ def reference(logits: np.ndarray, params: SamplingParams) -> torch.Tensor:
     return torch.softmax(scores[0], -1)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     seed=st.integers(0, 10_000),
     temperature=st.floats(0.1, 3.0),

@@ -13,7 +13,7 @@ from tests.missing import without
 from tests.server.refusals import error_of
 from tests.server.serving import Server
 
-pytestmark = pytest.mark.xdist_group("first-day")
+pytestmark = pytest.mark.xdist_group("default_server")
 
 CHAT = "/v1/chat/completions"
 MESSAGE = '{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}'

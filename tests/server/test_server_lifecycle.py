@@ -22,7 +22,7 @@ from tests.missing import late_engine
 from tests.server.conftest import CONTEXT
 from tests.server.serving import Server, events, until
 
-pytestmark = pytest.mark.xdist_group("server_lifecycle")
+pytestmark = pytest.mark.xdist_group("default_server")
 
 PLAIN = "/v1/completions"
 LONG: dict[str, Any] = {

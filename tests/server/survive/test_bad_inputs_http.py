@@ -12,7 +12,7 @@ from tests.server.raw import CHAT, Raw
 from tests.server.refusals import error_of
 from tests.server.serving import Server
 
-pytestmark = pytest.mark.xdist_group("server_bad_inputs_http")
+pytestmark = pytest.mark.xdist_group("default_server")
 
 PLAIN = "/v1/completions"
 JSON = {"Content-Type": "application/json"}

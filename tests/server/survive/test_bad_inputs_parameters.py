@@ -11,7 +11,7 @@ from tests.server.conftest import CONTEXT
 from tests.server.raw import CHAT
 from tests.server.refusals import error_of
 
-pytestmark = pytest.mark.xdist_group("server_bad_inputs_parameters")
+pytestmark = pytest.mark.xdist_group("default_server")
 
 PLAIN = "/v1/completions"
 JSON = {"Content-Type": "application/json"}

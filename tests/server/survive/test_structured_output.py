@@ -10,7 +10,7 @@ from tests.server.raw import CHAT
 from tests.server.refusals import error_of
 from tests.server.serving import Server
 
-pytestmark = pytest.mark.xdist_group("server_survive_structured_output")
+pytestmark = pytest.mark.xdist_group("default_server")
 
 CYCLE = "start: r0\n" + "".join(
     f'r{i}: r{(i + 1) % 5000} | "a" r{(i + 1) % 5000}\n' for i in range(5000)

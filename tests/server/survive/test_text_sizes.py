@@ -4,6 +4,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,20 @@ import httpx
 import psutil
 import pytest
 
+from tests.server.conftest import with_defaults
 from tests.server.containers import memory_limit
 from tests.server.refusals import error_of
 from tests.server.serving import Server, until
 
 pytestmark = pytest.mark.xdist_group("server_text_sizes")
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Its own: its memory is measured, and text workers are killed."""
+    with with_defaults(model, tmp_path_factory.mktemp("text_sizes")) as running:
+        yield running
+
 
 CHAT = "/v1/chat/completions"
 MIB = 2**20
