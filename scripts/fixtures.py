@@ -8,6 +8,7 @@ versions. To follow a release, raise its version there, make the files again, an
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -43,7 +44,10 @@ def make(name: str, entry: Mapping[str, Any]) -> None:
     python = interpreter(name, entry["packages"])
     with tempfile.TemporaryDirectory() as temporary:
         module = f"tests.formats.peer_files.{entry['script']}"
-        subprocess.run([str(python), "-m", module, temporary], check=True, cwd=ROOT)
+        # Tools write sets as lists: always in the same order, so that only what changed differs.
+        environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [str(python), "-m", module, temporary]
+        subprocess.run(command, check=True, cwd=ROOT, env=environment)
         for written in entry["writes"]:
             shutil.rmtree(FOLDER / written, ignore_errors=True)
             shutil.copytree(Path(temporary) / written, FOLDER / written)

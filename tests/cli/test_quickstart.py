@@ -92,7 +92,7 @@ def test_a_server_that_cannot_start_ends_it(tmp_path: Path) -> None:
 
 
 def test_any_port_and_a_key_from_a_file(checkpoint: Path, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("\nfirst\nsecond\n")
+    (tmp_path / "keys").write_text("\nfirst-key\nsecond-key\n")
     process = start(checkpoint, 0, GALLEY_API_KEY_FILE=str(tmp_path / "keys"))
     try:
         output = read_until(process, b"Ctrl-C stops the server.").decode()

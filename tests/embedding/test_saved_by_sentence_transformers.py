@@ -35,7 +35,7 @@ def test_vectors_are_those_that_it_makes(name: str) -> None:
             assert llm.embed(TEXTS, truncate=True, dimensions=16).shape == (len(TEXTS), 16)
 
 
-@pytest.mark.parametrize("name", set(RERANKERS) - {"rerank-tanh"})
+@pytest.mark.parametrize("name", sorted(set(RERANKERS) - {"rerank-tanh"}))
 def test_scores_are_those_that_it_makes(name: str) -> None:
     with LLM(str(FOLDER / name), dtype="float32", weight_cache=False, threads=1) as llm:
         got = llm.rerank(TEXTS[0], TEXTS)

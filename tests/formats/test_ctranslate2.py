@@ -1,5 +1,6 @@
 """Whisper folders that CTranslate2's own converter writes are read as the checkpoints they were made of."""
 
+import json
 import os
 import shutil
 import struct
@@ -44,13 +45,15 @@ def converted(original: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 def values(weight: Weight) -> NDArray[np.float32]:
     if isinstance(weight, IntWeight):
-        return weight.q.astype(np.float32) * weight.scales
+        made: NDArray[np.float32] = weight.q.astype(np.float32) * weight.scales
+        return made
     assert isinstance(weight, DenseWeight)
     if weight.dtype == "BF16":
         bits = weight.data.view(np.uint16).astype(np.uint32) << 16
         return bits.view(np.float32).reshape(weight.shape)
     kind: Any = {"F32": np.float32, "F16": np.float16}[weight.dtype]
-    return weight.data.view(kind).astype(np.float32).reshape(weight.shape)
+    floats: NDArray[np.float32] = weight.data.view(kind).astype(np.float32).reshape(weight.shape)
+    return floats
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -111,7 +114,7 @@ def test_a_recordings_text_is_that_of_the_original(
 def test_an_older_converters_vocabulary_is_read(converted: dict[str, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(converted["float16"], tmp_path / "model")
     before = open_checkpoint(folder).generation
-    tokens = __import__("json").loads((folder / "vocabulary.json").read_text())
+    tokens = json.loads((folder / "vocabulary.json").read_text())
     (folder / "vocabulary.txt").write_text("".join(f"{token}\n" for token in tokens))
     (folder / "vocabulary.json").unlink()
     assert open_checkpoint(folder).generation == before

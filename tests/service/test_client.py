@@ -294,14 +294,14 @@ def test_start_errors_keep_their_type(checkpoint: CheckpointMaker, tmp_path: Pat
 
 
 def test_defaults_come_from_the_model_and_choices_get_seeds() -> None:
-    choices = expand([1, 2], SamplingParams(n=3, seed=-1), INFO, request_id="x")
+    choices = expand([1, 2], SamplingParams(n=3, seed=-2), INFO, request_id="x")
     assert [c.id for c in choices] == ["x-0", "x-1", "x-2"]
     assert {c.sampling.temperature for c in choices} == {0.6}
     assert {c.sampling.top_k for c in choices} == {20}
     assert {c.sampling.max_tokens for c in choices} == {46}
-    assert choices[0].sampling.seed == 2**64 - 1
+    assert choices[0].sampling.seed == 2**64 - 2
     assert len({c.sampling.seed for c in choices}) == 3
-    assert choices[2].sampling.seed == choice_seed(2**64 - 1, 2)
+    assert choices[2].sampling.seed == choice_seed(2**64 - 2, 2)
     unseeded = [expand([1], SamplingParams(), INFO, request_id="x")[0] for _ in range(2)]
     assert unseeded[0].sampling.seed != unseeded[1].sampling.seed
 

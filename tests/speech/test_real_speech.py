@@ -1,31 +1,20 @@
 """What a published Whisper hears in people's recordings: nothing that was said is lost, or said twice."""
 
-import itertools
-import random
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from galley import TranscribeOptions, Transcriber
+from galley import LiveOptions, TranscribeOptions, Transcriber
 from galley.speech.audio import Samples
+from galley.speech.live_events import Completed
 from tests import real, thorough
+from tests.real_clips import CONDITIONS, Condition, shuffled
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("real-speech")]
 
 RATE = 16_000
 SAID = real.words(real.JFK)
-
-CLIPS = (
-    ("jfk.flac", 0.1, 10.8, real.JFK),
-    ("jfk.flac", 0.1, 2.5, "And so my fellow Americans"),
-    ("jfk.flac", 3.1, 4.6, "Ask not"),
-    ("jfk.flac", 8.0, 10.7, "ask what you can do for your country"),
-    ("trn03.wav", 5.4, 6.86, "What I'm having is"),
-    ("trn03.wav", 10.95, 12.8, "not finding out why"),
-    ("trn05.wav", 8.0, 8.5, "Okay"),
-)
-"""File, seconds, and what is said."""
 
 
 @pytest.fixture(scope="module")
@@ -84,42 +73,33 @@ def test_a_talk_cut_anywhere_keeps_its_words(
     assert abs(len(got) - 2 * len(SAID) - len(alone)) <= 2
 
 
-def shuffled(seed: int, seconds: float) -> tuple[Samples, list[str]]:
-    """Clips in any order with pauses of any length, and what is said in them."""
-    chance = random.Random(seed)
-    parts: list[Samples] = []
-    said: list[str] = []
-    while sum(map(len, parts)) < seconds * RATE:
-        name, start, end, text = chance.choice(CLIPS)
-        clip = real.recording(name)[round(start * RATE) : round(end * RATE)]
-        parts += [clip * (0.5 / np.abs(clip).max()), silence(chance.uniform(0.1, 2.0))]
-        said += real.words(text)
-    return np.concatenate(parts), said
-
-
+@pytest.mark.parametrize("condition", CONDITIONS if thorough.THOROUGH else ["plain"])
 def test_shuffled_clips_are_heard_no_worse_than_by_faster_whisper(
-    transcriber: Transcriber,
+    transcriber: Transcriber, condition: Condition
 ) -> None:
     from faster_whisper import WhisperModel
 
     peer = WhisperModel(str(real.whisper()), compute_type="float32")
     ours = theirs = 0
     for seed in range(6 if thorough.THOROUGH else 1):
-        samples, said = shuffled(seed, 100 if thorough.THOROUGH else 30)
+        samples, said = shuffled(seed, 100 if thorough.THOROUGH else 30, condition)
         ours += real.errors(said, heard(transcriber, samples))
         text = " ".join(segment.text for segment in peer.transcribe(samples)[0])
         theirs += real.errors(said, real.words(text))
     assert ours <= theirs
 
 
+@pytest.mark.parametrize("decibels", [-40, -50])
+def test_quiet_speech_is_heard_word_for_word(
+    transcriber: Transcriber, jfk: Samples, decibels: int
+) -> None:
+    assert heard(transcriber, jfk * np.float32(10 ** (decibels / 20))) == SAID
+
+
 def test_live_audio_and_files_agree(transcriber: Transcriber, jfk: Samples) -> None:
-    samples = np.concatenate([jfk, silence(1.5)])
-    live = transcriber.live()
-    events = list(
-        itertools.chain.from_iterable(
-            live.feed(samples[first : first + RATE // 2])
-            for first in range(0, len(samples), RATE // 2)
-        )
-    )
-    text = " ".join(event.text for event in events if type(event).__name__ == "Completed")
-    assert real.errors(SAID, real.words(text)) <= 1
+    """Of a turn that the client commits, which is heard in one, as a file is."""
+    live = transcriber.live(LiveOptions(commit_turns=False, interval_ms=5_000))
+    for first in range(0, len(jfk), RATE):
+        live.feed(jfk[first : first + RATE])
+    texts = [event.text for event in live.commit() if isinstance(event, Completed)]
+    assert real.errors(heard(transcriber, jfk), real.words(" ".join(texts))) == 0

@@ -221,18 +221,18 @@ def _vocabulary(folder: Path) -> list[str]:
 
 
 class _Rows(NamedTuple):
-    """Some of the rows of a variable, which are a tensor of the model."""
+    """Some of the rows of a variable, ``rows`` from the ``first`` one on: a tensor of the model."""
 
     file: CTranslate2File
     variable: Variable
     scale: Variable | None
     name: str
     first: int
-    count: int
+    rows: int
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.count, *self.variable.shape[1:])
+        return (self.rows, *self.variable.shape[1:])
 
     @property
     def info(self) -> TensorInfo:
@@ -246,7 +246,7 @@ class _Rows(NamedTuple):
     def _data(self) -> Any:
         """A copy: the file's variables lie at any address."""
         size = self.variable.data.nbytes // self.variable.shape[0]
-        return self.variable.data[self.first * size : (self.first + self.count) * size].copy()
+        return self.variable.data[self.first * size : (self.first + self.rows) * size].copy()
 
     def read(self) -> Weight:
         """Raises CheckpointError if a scale is none."""
@@ -254,17 +254,18 @@ class _Rows(NamedTuple):
         if self.scale is None:
             return DenseWeight(self.name, cast(WeightType, self.variable.dtype), self.shape, data)
         scales = self._scales(self.scale)
-        q = data.view(np.int8).reshape(self.count, -1)
+        q = data.view(np.int8).reshape(self.rows, -1)
         if len(self.shape) != 2:
             return DenseWeight(self.name, "F32", self.shape, as_floats(q * scales, "F32"))
         return IntWeight(self.name, 8, q, q.shape[1], scales, None, "F32")
 
     def _scales(self, scale: Variable) -> Floats:
         """[rows, 1]: what an integer stands for."""
-        divisors = scale.data.copy().view(np.float32)[self.first : self.first + self.count, None]
-        if not (np.isfinite(divisors) & (divisors > 0)).all():
+        divisors = scale.data.copy().view(np.float32)[self.first : self.first + self.rows, None]
+        with np.errstate(divide="ignore", over="ignore"):
+            scales: Floats = np.float32(1) / divisors
+        if not (np.isfinite(scales) & (scales > 0)).all():
             raise self.file.wrong(scale.name, "has a scale that is no positive number")
-        scales: Floats = np.float32(1) / divisors
         return scales
 
 
@@ -273,7 +274,7 @@ def _matrices(file: CTranslate2File) -> dict[str, Matrix]:
     for rows in _all_rows(file):
         stored = rows.variable.dtype.lower()
         change = "its kernel takes no integers" if rows.scale and len(rows.shape) != 2 else ""
-        size = rows.variable.data.nbytes // rows.variable.shape[0] * rows.count
+        size = rows.variable.data.nbytes // rows.variable.shape[0] * rows.rows
         made[rows.name] = Matrix(rows.info, partial(_Rows.read, rows), stored, size, change)
     return made
 

@@ -134,10 +134,10 @@ class _Reader:
         self._number("I")  # revision of the spec: renamed variables are missed by name
         places: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
         for _ in range(self._count("variables")):
-            name, *place = self._variable()
+            name, dtype, shape, begin, size = self._variable()
             if name in places:
                 raise self._wrong("stands twice", name)
-            places[name] = (place[0], place[1], place[2], place[3])
+            places[name] = (dtype, shape, begin, size)
         aliases = {self._text(): self._text() for _ in range(self._count("aliases"))}
         if self._file.tell() != self._size:
             raise self._wrong(

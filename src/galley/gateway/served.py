@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
-from galley.settings.config import Settings
 from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError
 from galley.formats.gguf_file import is_gguf
 from galley.formats.source import BUNDLED, resolve_model
@@ -27,7 +26,6 @@ from galley.service.spawn import Spawner
 from galley.service.text_pool import TextPool
 from galley.service.watchdog import Watchdog
 from galley.settings.config import Settings
-from galley.settings.engine import VolatileLines
 from galley.speech import require_installed
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer

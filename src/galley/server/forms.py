@@ -88,7 +88,7 @@ async def _parsed(request: Request) -> FormData:
     except ClientDisconnect:
         raise ClientGone("client hung up while sending its request") from None
     except HTTPException as error:
-        if "Part exceeded maximum size" in error.detail:
+        if "maximum size" in str(error.detail):
             raise RequestError(
                 f"A field of the form has more than {_MAX_FIELD_BYTES} bytes of text: send the recording "
                 "as a file, with a filename (curl -F file=@call.wav, not -F file=<call.wav)",

@@ -14,7 +14,7 @@ from galley.speech.results import Info
 from galley.speech.segmenter import AllSpeech, VadStream
 from galley.speech.session import Session
 from galley.speech.sources import Samples
-from galley.speech.vad import Levelled, SpeechDetector
+from galley.speech.vad import Levelled, SpeechDetector, levelled
 
 
 class ChunkSource:
@@ -72,7 +72,8 @@ class ChunkSource:
                     session.end()
                 else:
                     self._heard = True
-                    session.add(chunk, self._features(chunk.samples))
+                    peak = float(np.abs(chunk.samples).max(initial=0.0))
+                    session.add(chunk, self._features(levelled(chunk.samples, peak)))
 
     def info(self, session: Session) -> Info:
         """What is known of the recording by what was read, and transcribed in ``session``, so far."""

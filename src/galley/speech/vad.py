@@ -13,7 +13,9 @@ from galley.speech.segmenter import VAD_FRAME, VadStream
 _CONTEXT: Final = 64
 """Samples before a frame that the model gets together with the frame."""
 _LEVEL: Final = 0.1
-"""Peak that quiet audio is raised to, for the detector alone: 20 dB below full scale."""
+"""Peak that quiet audio is raised to: 20 dB below full scale."""
+_QUIET: Final = 0.03
+"""Audio with a lower peak is quiet: 30 dB below full scale."""
 _MOST_GAIN: Final = 100.0
 """40 dB."""
 _FADING: Final = 0.93
@@ -53,12 +55,18 @@ class Levelled:
         """See :meth:`VadStream.feed`."""
         faded = self._peak * _FADING ** (len(samples) / SAMPLE_RATE)
         self._peak = max(faded, float(np.abs(samples).max(initial=0.0)))
-        gain = min(_MOST_GAIN, _LEVEL / self._peak) if self._peak else 1.0
-        return self._detector.feed(samples * np.float32(gain) if gain > 1.0 else samples)
+        return self._detector.feed(levelled(samples, self._peak))
 
     def finish(self) -> NDArray[np.float32]:
         """See :meth:`VadStream.finish`."""
         return self._detector.finish()
+
+
+def levelled(samples: NDArray[np.float32], peak: float) -> NDArray[np.float32]:
+    """Quiet audio as loud as usual: raised to 20 dB below full scale, by 40 dB at most; other as it is."""
+    if not 0.0 < peak < _QUIET:
+        return samples
+    return samples * np.float32(min(_MOST_GAIN, _LEVEL / peak))
 
 
 class SileroStream:

@@ -51,22 +51,29 @@ def without_late(messages: Sequence[dict[str, Any]]) -> Messages:
     waiting: Messages = []
     for message in messages[first:]:
         if message.get("role") == "system":
-            if placed and placed[-1].get("role") in _TAKES_MORE and not waiting:
-                placed[-1] = {**placed[-1], "content": _joined([placed[-1], message])}
-            else:
-                waiting.append(message)
+            waiting.append(message)
             continue
-        if waiting:
-            told = _joined(waiting)
-            waiting = []
-            if message.get("role") == "user":
-                message = {**message, "content": f"{told}\n\n{_text(message)}"}
-            else:
-                placed.append({"role": "user", "content": told})
-        placed.append(message)
+        placed.append(_settled(placed, waiting, message))
+        waiting = []
     if waiting:
-        placed.append({"role": "user", "content": _joined(waiting)})
+        if placed and placed[-1].get("role") in _TAKES_MORE:
+            placed[-1] = {**placed[-1], "content": _joined([placed[-1], *waiting])}
+        else:
+            placed.append({"role": "user", "content": _joined(waiting)})
     return placed
+
+
+def _settled(placed: Messages, waiting: Messages, message: dict[str, Any]) -> dict[str, Any]:
+    """The next message, once the system messages before it stand there or in ``placed``."""
+    if not waiting:
+        return message
+    if placed and placed[-1].get("role") in _TAKES_MORE:
+        placed[-1] = {**placed[-1], "content": _joined([placed[-1], *waiting])}
+    elif message.get("role") == "user":
+        return {**message, "content": _joined([*waiting, message])}
+    else:
+        placed.append({"role": "user", "content": _joined(waiting)})
+    return message
 
 
 def _joined(messages: Sequence[dict[str, Any]]) -> str:

@@ -1,5 +1,6 @@
 """TLS, cross-origin requests, and headers that every answer has."""
 
+import json
 import re
 import ssl
 import subprocess
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from galley.errors import SettingsError
 from galley.server import tls
@@ -131,6 +134,17 @@ def test_a_client_without_tls_learns_nothing(server: TlsServer) -> None:
         assert b"HTTP/1.1 200" not in plain.rest()
         assert silent.rest() == b""
     assert "Traceback" not in server.log
+
+
+def test_a_websocket_over_tls_is_answered(server: TlsServer) -> None:
+    context = ssl.create_default_context(cafile=str(server.cert))
+    url = f"wss://127.0.0.1:{server.port}/v1/realtime"
+    for key, status in (("secret", 400), ("wrong", 401)):
+        headers = {"Authorization": f"Bearer {key}"}
+        with pytest.raises(InvalidStatus) as denied:
+            connect(url, ssl=context, additional_headers=headers)
+        assert denied.value.response.status_code == status
+        assert json.loads(denied.value.response.body or b"")["error"]["message"]
 
 
 def test_without_cors_origin_preflights_are_refused(model: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,6 +126,15 @@ def test_a_wish_for_another_protocol_is_ignored(server: Server, protocol: str, h
     first = parsed(received)
     size = int(first.headers["content-length"])
     assert json.loads(first.content[:size]) == expected
+
+
+def test_curl_that_prefers_http_2_is_answered(server: Server) -> None:
+    version = subprocess.run(["curl", "--version"], capture_output=True, text=True, check=True)
+    if "HTTP2" not in version.stdout:
+        pytest.skip("curl knows no HTTP/2 here")
+    command = ["curl", "-sS", "--http2", "-d", TOKENIZE.decode(), f"{server.url}/tokenize"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout)["count"] > 0
 
 
 def test_a_body_behind_an_upgrade_is_no_request(server: Server) -> None:

