@@ -17,6 +17,8 @@ settings.load_profile("galley")
 # Tests run two at a time on small machines; compute threads beyond that would only fight.
 os.environ.setdefault("GALLEY_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where a test asks torch for more threads, these sleep rather than spin on cores that other tests have.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ["HF_HUB_OFFLINE"] = "1"
 # An HTTP client reads every authority of the machine when it is made, and hundreds are; who tests TLS
 # names the certificate that it trusts.

@@ -90,11 +90,11 @@ def test_a_seed_of_minus_one_is_drawn(checkpoint: CheckpointMaker) -> None:
 def test_samples_follow_the_reference_softmax(
     changes: dict[str, float], checkpoint: CheckpointMaker
 ) -> None:
-    """20,000 draws, one for each seed, against the softmax that transformers' warpers leave."""
+    """Thousands of draws, one for each seed, against the softmax that transformers' warpers leave."""
     logits = truth_logits(checkpoint("llama-yarn"), PROMPT)
     params = SamplingParams(seed=0, **changes).resolved(DEFAULTS)  # type: ignore[arg-type]
     counts: Counter[int] = Counter()
-    for seed in range(20_000):
+    for seed in range(examples(20_000)):
         counts[drawn(logits, msgspec.structs.replace(params, seed=seed), len(PROMPT))] += 1
     assert_follows(counts, reference(logits, params).numpy())
 

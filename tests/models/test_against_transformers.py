@@ -101,11 +101,7 @@ def greedy_cases() -> list[Any]:
     same for both executors, so that most variants run on it in ``make thorough`` alone.
     """
     return [
-        pytest.param(
-            variant,
-            name,
-            marks=[thorough.long] if name == "reference" and variant not in KINDS else [],
-        )
+        thorough.unless(name == "cpu" or variant in KINDS, variant, name)
         for variant in VARIANTS
         for name in EXECUTORS
     ]
