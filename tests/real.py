@@ -28,7 +28,7 @@ JFK: Final = (
 
 
 def find(package: str, file: str) -> Path:
-    """A file of a package of the index, such as ``config.json``; skips the test without it."""
+    """A file of a package of the index, such as ``*.gguf``; skips the test without it."""
     folder = os.environ.get(VARIABLE)
     if folder is not None:
         found = sorted(Path(folder).glob(f"{package.replace('-', '_')}/**/{file}"))
@@ -37,7 +37,7 @@ def find(package: str, file: str) -> Path:
             files = metadata.files(package) or []
         except metadata.PackageNotFoundError:
             files = []
-        found = [Path(str(path.locate())) for path in files if path.name == file]
+        found = [Path(str(path.locate())) for path in files if path.match(file)]
     if not found:
         pytest.skip(f"{package} with its {file} is neither installed nor in {VARIABLE}")
     return found[0]

@@ -39,6 +39,9 @@ def test_a_recording_with_times(signed_in: Browser, truth: str) -> None:
     signed_in.until(lambda: "done in" in signed_in.content("#said .receipt"))
     cells = [cell.text for cell in signed_in.all("#said tbody td:last-child")]
     assert " ".join(cells).split() == truth.split()
+    times = signed_in.all("#said tbody td.figure")
+    assert times
+    assert {cell.value_of_css_property("white-space") for cell in times} == {"nowrap"}
 
 
 def test_a_file_that_is_no_recording(signed_in: Browser, tmp_path: Path) -> None:
