@@ -13,6 +13,7 @@ KINDS: Final[dict[str, frozenset[str]]] = {
         {"adapters", "calibration", "embedding", "engine", "formats", "grammar", "models", "native"}
         | {"ops", "quality", "speech", "train"}
         | {"test_llm.py", "test_llm_evaluate.py", "test_llm_first_day.py", "test_llm_tools.py"}
+        | {"test_real_models.py"}
     ),
     "process": frozenset(
         {"bench", "cli", "clients", "doctor", "observe", "recipes", "server", "service"}
