@@ -488,6 +488,16 @@ def random_ids(seed: int, length: int) -> list[int]:
     return ids
 
 
+def _config(variant: str, **changes: Any) -> Any:
+    return AutoConfig.for_model(**{**SHAPE, **VARIANTS[variant], **changes})
+
+
+def config_of(variant: str) -> dict[str, Any]:
+    """The config.json of a variant, for tests that want no weights."""
+    config: dict[str, Any] = json.loads(_config(variant).to_json_string())
+    return config
+
+
 def make_checkpoint(
     folder: Path,
     variant: str = "llama",
@@ -502,7 +512,7 @@ def make_checkpoint(
     Weights are wide enough that greedy text is not one token over and over.
     """
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(**{**SHAPE, **VARIANTS[variant], **changes})
+    config = _config(variant, **changes)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):

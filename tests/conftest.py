@@ -1,4 +1,4 @@
-"""Checkpoints that several test files share, made once a run."""
+"""Settings of every test, the markers of its folder, and checkpoints that several files share."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import kinds
 from tests.thorough import examples
 
 # A busy machine is no failure.
@@ -16,12 +17,20 @@ settings.load_profile("galley")
 # Tests run two at a time on small machines; compute threads beyond that would only fight.
 os.environ.setdefault("GALLEY_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where a test asks torch for more threads, these sleep rather than spin on cores that other tests have.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ["HF_HUB_OFFLINE"] = "1"
 # An HTTP client reads every authority of the machine when it is made, and hundreds are; who tests TLS
 # names the certificate that it trusts.
 os.environ |= {"SSL_CERT_FILE": "", "SSL_CERT_DIR": os.devnull}
 # A script's background jobs begin with Ctrl-C ignored, which what they start would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test with the kind of its folder."""
+    for item in items:
+        item.add_marker(kinds.of(item.path))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,7 +1,9 @@
-"""How the tests are laid out: no test module leans on another."""
+"""How the tests are laid out: no test module leans on another, and every folder has a kind."""
 
 import ast
 from pathlib import Path
+
+from tests import kinds
 
 TESTS = Path(__file__).parent
 
@@ -23,3 +25,12 @@ def test_no_test_module_is_imported() -> None:
     assert len(tests) > 50
     leaning = {str(module.relative_to(TESTS)): imported(module) & tests for module in modules}
     assert {name: lent for name, lent in leaning.items() if lent} == {}
+
+
+def test_every_folder_has_one_kind_and_every_kind_its_places() -> None:
+    places = [place for each in kinds.KINDS.values() for place in each]
+    assert len(places) == len(set(places))
+    assert [place for place in places if not (TESTS / place).exists()] == []
+    assert {module.relative_to(TESTS).parts[0] for module in TESTS.glob("*/**/test_*.py")} <= {
+        *places
+    }

@@ -48,7 +48,7 @@ def losses(folder: Path, ids: list[int], context: int, stride: int) -> list[floa
 
 
 @pytest.mark.parametrize(("context", "stride"), [(512, 100), (40, 20), (64, 63), (33, 1)])
-def test_first_day_13_perplexity_is_that_of_transformers(
+def test_perplexity_is_that_of_transformers(
     llm: LLM, folder: Path, context: int, stride: int
 ) -> None:
     ids = llm.tokenizer.encode(TEXT)
@@ -65,7 +65,7 @@ def test_first_day_13_perplexity_is_that_of_transformers(
     assert sum(told) == result.windows == scorer.windows
 
 
-def test_first_day_13_windows_that_cannot_be_are_told(llm: LLM) -> None:
+def test_impossible_windows_are_refused(llm: LLM) -> None:
     for text, numbers, told in (
         ("x", {}, "fewer than two tokens"),
         (TEXT, {"context": 513}, "context 513: the model takes 2 to 512 tokens"),
@@ -78,9 +78,7 @@ def test_first_day_13_windows_that_cannot_be_are_told(llm: LLM) -> None:
     assert TextScorer(llm, TEXT).run(8, lambda _: None).context == 512
 
 
-def test_first_day_13_questions_are_asked_and_held_against_their_answers(
-    llm: LLM, tmp_path: Path
-) -> None:
+def test_answers_to_questions_are_scored(llm: LLM, tmp_path: Path) -> None:
     greedy = SamplingParams(temperature=0.0, max_tokens=8)
     message = {"role": "user", "content": "the dog"}
     system = {"role": "system", "content": "sit"}
@@ -108,7 +106,7 @@ def test_first_day_13_questions_are_asked_and_held_against_their_answers(
         ask(llm, questions[1:], greedy, plain=True, **options)
 
 
-def test_first_day_13_what_is_right() -> None:
+def test_which_answers_count_as_right() -> None:
     assert is_right(" Paris\n", ["Rome", "Paris "], "exact")
     assert not is_right("It is Paris.", ["Paris"], "exact")
     assert is_right("It is Paris.", ["Paris"], "contains")
@@ -126,7 +124,7 @@ def test_first_day_13_what_is_right() -> None:
         ('{"prompt": 5, "answer": "a"}', "line 2: Expected `str | null`, got `int`"),
     ],
 )
-def test_first_day_13_wrong_lines_are_told(tmp_path: Path, line: str, told: str) -> None:
+def test_wrong_lines_are_refused_by_number(tmp_path: Path, line: str, told: str) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text(f'{{"prompt": "a", "answer": "b"}}\n{line}\n')
     with pytest.raises(RequestError, match=told):
@@ -136,7 +134,7 @@ def test_first_day_13_wrong_lines_are_told(tmp_path: Path, line: str, told: str)
         read_questions(file)
 
 
-def test_first_day_13_both_commands_print_and_write_what_they_measured(
+def test_both_commands_print_and_write_what_they_measured(
     folder: Path, llm: LLM, tmp_path: Path
 ) -> None:
     text, questions, page = (

@@ -22,7 +22,7 @@ def llm(checkpoint: CheckpointMaker) -> Iterator[LLM]:
         yield llm
 
 
-def test_first_day_16_a_text_is_a_conversation(llm: LLM) -> None:
+def test_a_text_is_a_conversation(llm: LLM) -> None:
     message = {"role": "user", "content": "hello"}
     expected = llm.chat([message], GREEDY)[0].token_ids
     several: list[Any] = ["hello", message, [[message]], ["hello"], ([message],)]
@@ -34,7 +34,7 @@ def test_first_day_16_a_text_is_a_conversation(llm: LLM) -> None:
     assert streamed == expected
 
 
-def test_first_day_16_texts_and_arrays_are_scored(llm: LLM) -> None:
+def test_texts_and_arrays_are_scored(llm: LLM) -> None:
     ids = llm.tokenizer.encode("the cat sat")
     expected = llm.score([ids])
     assert len(expected[0]) == len(ids) - 1
@@ -43,7 +43,7 @@ def test_first_day_16_texts_and_arrays_are_scored(llm: LLM) -> None:
         assert llm.score(form) == expected
 
 
-def test_first_day_16_a_prompt_is_streamed(llm: LLM) -> None:
+def test_a_prompt_is_streamed(llm: LLM) -> None:
     whole = llm.generate("the cat", GREEDY)[0]
     deltas = list(llm.stream("the cat", GREEDY))
     assert len(deltas) > 1
@@ -69,7 +69,7 @@ def test_first_day_16_a_prompt_is_streamed(llm: LLM) -> None:
         ("chat_stream", [["a"]], "messages", r"got \['a'\]"),
     ],
 )
-def test_first_day_16_what_is_no_prompt_is_told(
+def test_what_is_not_a_prompt_is_refused(
     llm: LLM, method: str, value: object, param: str, told: str
 ) -> None:
     with pytest.raises(RequestError, match=told) as caught:
@@ -77,14 +77,14 @@ def test_first_day_16_what_is_no_prompt_is_told(
     assert caught.value.param == param
 
 
-def test_first_day_16_what_are_no_parameters_is_told(llm: LLM) -> None:
+def test_what_is_not_sampling_parameters_is_refused(llm: LLM) -> None:
     for wrong in ({"temperature": 0}, 0.5, "greedy", [GREEDY, None]):
         with pytest.raises(RequestError, match=r"expected SamplingParams\(temperature=0") as caught:
             llm.generate(["a", "b"], wrong)  # type: ignore[arg-type]
         assert caught.value.param == "params"
 
 
-def test_first_day_16_reprs_say_what_a_thing_is(checkpoint: CheckpointMaker) -> None:
+def test_reprs_are_readable(checkpoint: CheckpointMaker) -> None:
     llm = LLM(checkpoint("llama"), threads=1)
     assert repr(llm).startswith("LLM('")
     for part in ("llama", "float32 weights", "executor 'cpu'", "context of 512 tokens"):
@@ -98,9 +98,7 @@ def test_first_day_16_reprs_say_what_a_thing_is(checkpoint: CheckpointMaker) -> 
     assert repr(llm) == "LLM(closed)"
 
 
-def test_first_day_16_progress_is_shown_if_asked_for(
-    llm: LLM, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_is_shown_on_request(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = ["a", "b", "c"]
     quiet = llm.generate(prompts, GREEDY)
     assert capsys.readouterr().err == ""
@@ -109,7 +107,7 @@ def test_first_day_16_progress_is_shown_if_asked_for(
     assert [o.token_ids for o in loud] == [o.token_ids for o in quiet]
 
 
-def test_first_day_16_every_error_is_reachable_from_galley() -> None:
+def test_every_error_is_reachable_from_galley() -> None:
     source = ast.parse(Path(errors.__file__).read_text(encoding="utf-8"))
     names = [node.name for node in source.body if isinstance(node, ast.ClassDef)]
     assert {"GalleyError", "RequestError", "ModelNotFound", "AudioError"} <= set(names)

@@ -12,9 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(("module", "missing"), [("live", "websockets"), ("peers", "tokenizers")])
-def test_first_day_15_what_is_to_be_installed_is_said(
-    tmp_path: Path, module: str, missing: str
-) -> None:
+def test_missing_packages_are_named(tmp_path: Path, module: str, missing: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{module}", "--help"],
         cwd=ROOT,

@@ -157,7 +157,7 @@ def test_every_kind_of_line_has_its_result(tmp_path: Path, run: Run) -> None:
     assert len(body(13)["choices"]) == 100
 
 
-def test_first_day_2_failures_are_counted_and_tried_again(tmp_path: Path, run: Run) -> None:
+def test_failed_lines_are_counted_and_retried(tmp_path: Path, run: Run) -> None:
     """Lines for another model fail; once they are answered as it is named, nothing failed."""
     source = write(tmp_path / "in.jsonl", *(chat(str(i), model="gpt", max_tokens=2) for i in "abc"))
     target = tmp_path / "out.jsonl"

@@ -178,7 +178,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("galley: ")
 
 
-def test_first_day_19_summaries_of_commands_are_whole() -> None:
+def test_summaries_of_commands_are_whole() -> None:
     narrow = {"COLUMNS": "80"}
     for group in ((), ("eval",), ("bench",), ("cache",)):
         done = galley(*group, "--help", environ=narrow)
@@ -191,7 +191,7 @@ def test_first_day_19_summaries_of_commands_are_whole() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_first_day_19_completion_is_there_and_told(shell: str) -> None:
+def test_shell_completion_is_offered_and_documented(shell: str) -> None:
     script = galley(environ={"_GALLEY_COMPLETE": f"{shell}_source"})
     assert "_GALLEY_COMPLETE" in script.stdout
     words = {"COMP_WORDS": "galley tra", "COMP_CWORD": "tra" if shell == "fish" else "1"}

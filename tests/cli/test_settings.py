@@ -135,7 +135,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, file: str, message: str) -> None:
         ("a: &a [x]\nb: *a", r"line 2: the alias \*a"),
     ],
 )
-def test_hostile_22_a_file_that_says_two_things_or_nests_without_end(
+def test_duplicate_keys_and_endless_nesting_are_refused(
     tmp_path: Path, file: str, message: str
 ) -> None:
     with pytest.raises(SettingsError, match=message):

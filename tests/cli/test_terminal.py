@@ -5,7 +5,7 @@ import pytest
 from galley.cli.terminal import progress
 
 
-def test_first_day_2_progress_is_a_line_now_and_then(
+def test_progress_is_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 100.0
@@ -18,7 +18,7 @@ def test_first_day_2_progress_is_a_line_now_and_then(
     assert told == "answering: 5 of 8 (62%)\nanswering: 7 of 8 (88%)\n"
 
 
-def test_first_day_2_progress_of_unknown_length_is_a_count(
+def test_progress_of_unknown_length_is_a_count(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 0.0

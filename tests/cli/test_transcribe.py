@@ -69,7 +69,7 @@ def test_several_files_are_written_and_a_bad_one_stops_none(
     assert not (tmp_path / "out" / "bad.json").exists()
 
 
-def test_first_day_18_several_transcripts_lie_beside_their_recordings(
+def test_several_transcripts_are_written_next_to_their_recordings(
     whisper: Path, short: Path, tmp_path: Path
 ) -> None:
     recordings = [shutil.copy(short, tmp_path / name) for name in ("one.wav", "two.wav")]
@@ -81,7 +81,7 @@ def test_first_day_18_several_transcripts_lie_beside_their_recordings(
         assert f"wrote {tmp_path / name}.srt" in done.stderr
 
 
-def test_first_day_18_a_recording_comes_from_the_standard_input(
+def test_a_recording_comes_from_the_standard_input(
     whisper: Path, short: Path, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "galley", "transcribe", "-", *map(str, model(whisper))]
@@ -99,7 +99,7 @@ def test_first_day_18_a_recording_comes_from_the_standard_input(
     assert (tmp_path / "stdin.txt").read_bytes() == printed.stdout
 
 
-def test_first_day_18_no_recording_is_written_over(tmp_path: Path) -> None:
+def test_no_recording_is_overwritten(tmp_path: Path) -> None:
     """Arguments that would destroy something, or that cannot be, are refused before anything is loaded."""
     a, b, text = (tmp_path / name for name in ("a.wav", "a.mp3", "a.txt"))
     for files, told in (

@@ -16,6 +16,7 @@ from galley.settings.engine import EngineSettings
 from tests.conftest import CheckpointMaker
 from tests.engine.guesses import drafting
 from tests.engine.requests import PROMPTS, WISHES, request, run, seen
+from tests.thorough import examples
 
 SMALL = EngineSettings(threads=1, kv_cache_tokens=512)
 
@@ -28,7 +29,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("other"), "llama-mqa-odd", seed=1)
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     wished=st.lists(st.tuples(PROMPTS, WISHES), min_size=1, max_size=5),
     agrees=st.booleans(),

@@ -125,7 +125,7 @@ def test_what_a_state_cannot_do_is_said(
     folder = checkpoint("granite-hybrid")
     with caplog.at_level(logging.INFO, "galley.engine"):
         engine = load_engine(SETTINGS, folder)
-    assert "nothing is guessed" in caplog.text
+    assert "no speculation" in caplog.text
     beams = msgspec.structs.replace(PARAMS, num_beams=2)
     with pytest.raises(RequestError, match="num_beams is 2"):
         expand([5, 6], beams, engine.info, request_id="r")

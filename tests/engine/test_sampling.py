@@ -30,6 +30,7 @@ from galley.ops.sampling import token_logprob
 from galley.types import SamplingDefaults
 from tests.checkpoints import VOCAB_SIZE, random_ids
 from tests.conftest import CheckpointMaker
+from tests.thorough import examples
 
 DEFAULTS = SamplingDefaults()
 PROMPT = [9, 8, 7, 6]
@@ -89,11 +90,11 @@ def test_a_seed_of_minus_one_is_drawn(checkpoint: CheckpointMaker) -> None:
 def test_samples_follow_the_reference_softmax(
     changes: dict[str, float], checkpoint: CheckpointMaker
 ) -> None:
-    """20,000 draws, one for each seed, against the softmax that transformers' warpers leave."""
+    """Thousands of draws, one for each seed, against the softmax that transformers' warpers leave."""
     logits = truth_logits(checkpoint("llama-yarn"), PROMPT)
     params = SamplingParams(seed=0, **changes).resolved(DEFAULTS)  # type: ignore[arg-type]
     counts: Counter[int] = Counter()
-    for seed in range(20_000):
+    for seed in range(examples(20_000)):
         counts[drawn(logits, msgspec.structs.replace(params, seed=seed), len(PROMPT))] += 1
     assert_follows(counts, reference(logits, params).numpy())
 
@@ -150,7 +151,7 @@ def reference(logits: np.ndarray, params: SamplingParams) -> torch.Tensor:
     return torch.softmax(scores[0], -1)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     seed=st.integers(0, 10_000),
     temperature=st.floats(0.1, 3.0),

@@ -16,6 +16,8 @@ from tests.conftest import CheckpointMaker
 ExecutorName = Literal["cpu", "reference"]
 TOKENS: dict[ExecutorName, int] = {"cpu": 400, "reference": 60}
 """Of many milliseconds."""
+THREADS: dict[ExecutorName, int] = {"cpu": 2, "reference": 1}
+"""torch's threads would wait for each other on cores that other tests have."""
 EXECUTORS: list[ExecutorName] = ["cpu", "reference"]
 
 
@@ -36,7 +38,7 @@ def test_what_is_computed_does_not_depend_on_pauses(
 ) -> None:
     folder, pauses = checkpoint("llama"), list[None]()
     settings = EngineSettings(
-        executor=executor, threads=2, max_batch_tokens=64, kv_cache_tokens=512
+        executor=executor, threads=THREADS[executor], max_batch_tokens=64, kv_cache_tokens=512
     )
     through = load_engine(settings, folder)
     paused = load_engine(settings, folder, pause=lambda: pauses.append(None))
@@ -58,7 +60,7 @@ def test_a_pause_that_fails_ends_the_step(
         raise InterruptedError("no more")
 
     engine = load_engine(
-        EngineSettings(executor=executor, threads=2, kv_cache_tokens=512),
+        EngineSettings(executor=executor, threads=THREADS[executor], kv_cache_tokens=512),
         checkpoint("llama"),
         pause=pause,
     )

@@ -16,9 +16,10 @@ from galley.speculation.row_costs import RowCosts
 from tests.conftest import CheckpointMaker
 from tests.engine.guesses import eager
 from tests.engine.requests import PROMPTS, WISHES, request, run, seen
+from tests.thorough import examples
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     wished=st.lists(st.tuples(PROMPTS, WISHES), min_size=1, max_size=5),
     chosen=st.sampled_from(["auto", "prompt", "recent"]),

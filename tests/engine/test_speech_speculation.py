@@ -21,6 +21,7 @@ from tests.conftest import CheckpointMaker
 from tests.engine.guesses import drafting, eager
 from tests.engine.requests import run, seen
 from tests.models.whisper import GREEDY, PROMPT, RULES, random_features, window_of
+from tests.thorough import examples
 
 SMALL = EngineSettings(threads=1, kv_cache_tokens=1024, speculation="off")
 WISHES = st.fixed_dictionaries(
@@ -73,7 +74,7 @@ def distilled(tmp_path_factory: pytest.TempPathFactory, checkpoint: CheckpointMa
     return folder
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     wished=st.lists(st.tuples(HEARD, WISHES), min_size=1, max_size=5),
     draft=st.sampled_from(["none", "agrees", "other", "distilled"]),

@@ -125,7 +125,7 @@ def test_without_the_prefix_cache_nothing_is_shared() -> None:
     assert machine.encoded_rows == 32
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(priority=st.integers(0, 3), flood=st.integers(1, 3), tight=st.booleans())
 def test_a_low_priority_is_overtaken_only_for_so_long(
     priority: int, flood: int, tight: bool

@@ -19,6 +19,7 @@ from galley.formats.safetensors import read_safetensors
 from galley.models.registry import FAMILIES, build_program
 from tests.checkpoints import SHAPE, VARIANTS
 from tests.conftest import CheckpointMaker
+from tests.thorough import examples
 
 CONFIG = {**SHAPE, "model_type": "llama"}
 
@@ -96,7 +97,7 @@ def test_header_lengths_that_lie(tmp_path: Path) -> None:
         read_safetensors(tmp_path / "absent.safetensors")
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_a_typed_error(tmp_path_factory: Any, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzz.safetensors"

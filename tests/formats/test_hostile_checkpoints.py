@@ -54,12 +54,12 @@ def read_all(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.ckpt"])
-def test_row_31_pickles_are_not_read(model: Path, name: str) -> None:
+def test_pickles_are_not_read(model: Path, name: str) -> None:
     (model / WEIGHTS).rename(model / name)
     assert "Galley reads safetensors only" in refusal(model)
 
 
-def test_row_31_code_is_not_run(model: Path) -> None:
+def test_code_is_not_run(model: Path) -> None:
     with changed(model / CONFIG) as config:
         config["auto_map"] = {"AutoModelForCausalLM": "evil.Model"}
     (model / "evil.py").write_text("raise SystemExit('ran')")
@@ -91,7 +91,7 @@ def _set(**fields: Any) -> Callable[[dict[str, Any]], None]:
         (_set(shape="48"), "bad shape"),
     ],
 )
-def test_row_32_safetensors_headers_that_lie(
+def test_false_safetensors_headers_are_refused(
     model: Path, change: Callable[[dict[str, Any]], None], said: str
 ) -> None:
     with changed_header(model) as header:
@@ -101,21 +101,21 @@ def test_row_32_safetensors_headers_that_lie(
     assert WEIGHTS in message
 
 
-def test_row_32_a_header_over_100_mb(model: Path) -> None:
+def test_a_header_over_100_mb_is_refused(model: Path) -> None:
     with (model / WEIGHTS).open("wb") as file:
         file.write(struct.pack("<Q", 101 * 2**20))
         file.truncate(200 * 2**20)
     assert "beyond the format's limit" in refusal(model)
 
 
-def test_row_32_truncated_and_trailing_bytes(model: Path) -> None:
+def test_truncated_and_trailing_bytes_are_refused(model: Path) -> None:
     data = (model / WEIGHTS).read_bytes()
     for content in (data[:-4], data + b"1234", data[:5], b"", data[: len(data) // 3]):
         (model / WEIGHTS).write_bytes(content)
         assert WEIGHTS in refusal(model)
 
 
-def test_row_32_a_tensor_named_twice(model: Path) -> None:
+def test_a_tensor_named_twice_is_refused(model: Path) -> None:
     data = (model / WEIGHTS).read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     text = data[8 : 8 + length].rstrip().replace(b"{", b'{"a": 1, "a": 2, ', 1)
@@ -123,7 +123,7 @@ def test_row_32_a_tensor_named_twice(model: Path) -> None:
     assert "'a' stands twice" in refusal(model)
 
 
-def test_row_34_a_missing_shard(model: Path) -> None:
+def test_a_missing_shard_is_named(model: Path) -> None:
     (model / WEIGHTS).unlink()
     (model / INDEX).write_text(json.dumps({"weight_map": {NORM: "gone.safetensors"}}))
     assert "gone.safetensors: cannot be read: No such file" in refusal(model)
@@ -138,7 +138,7 @@ def test_row_34_a_missing_shard(model: Path) -> None:
         ({"attention_bias": True}, "q_proj.bias: tensor is missing"),
     ],
 )
-def test_row_34_config_and_tensors_that_disagree(
+def test_config_and_tensors_that_disagree_are_refused(
     model: Path, fields: dict[str, Any], said: str
 ) -> None:
     with changed(model / CONFIG) as config:
@@ -146,7 +146,7 @@ def test_row_34_config_and_tensors_that_disagree(
     assert said in refusal(model)
 
 
-def test_row_34_hostile_18_a_tokenizer_larger_than_the_embedding(model: Path) -> None:
+def test_a_tokenizer_larger_than_the_embedding_is_refused(model: Path) -> None:
     add_token(model, 320)
     message = refusal(model)
     assert "tokenizer.json: token '<|evil|>': has id 320" in message
@@ -166,21 +166,21 @@ def test_row_34_hostile_18_a_tokenizer_larger_than_the_embedding(model: Path) ->
         "",
     ],
 )
-def test_row_35_hostile_17_names_that_become_paths(model: Path, shard: str) -> None:
+def test_shard_names_that_leave_the_folder_are_refused(model: Path, shard: str) -> None:
     (model / WEIGHTS).rename(model.parent / WEIGHTS)
     (model / INDEX).write_text(json.dumps({"weight_map": {NORM: shard}}))
     refusal(model)
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, CONFIG, "tokenizer.json", "generation_config.json"])
-def test_row_35_a_symlink_out_of_the_folder(model: Path, tmp_path: Path, name: str) -> None:
+def test_a_symlink_out_of_the_folder_is_refused(model: Path, tmp_path: Path, name: str) -> None:
     outside = tmp_path / "outside"
     (model / name).rename(outside)
     (model / name).symlink_to(outside)
     assert f"{name}: is a symbolic link to {outside}" in refusal(model)
 
 
-def test_row_35_links_of_the_hub_library_are_followed(model: Path, tmp_path: Path) -> None:
+def test_links_of_the_hub_library_are_followed(model: Path, tmp_path: Path) -> None:
     blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots"
     blobs.mkdir(parents=True)
     snapshot.mkdir()
@@ -205,9 +205,7 @@ def test_row_35_links_of_the_hub_library_are_followed(model: Path, tmp_path: Pat
         ({"max_position_embeddings": 10**20}, "max_position_embeddings"),
     ],
 )
-def test_hostile_08_sizes_are_bounded_by_the_tensors(
-    model: Path, fields: dict[str, Any], said: str
-) -> None:
+def test_sizes_are_bounded_by_the_tensors(model: Path, fields: dict[str, Any], said: str) -> None:
     with changed(model / CONFIG) as config:
         config.update(fields)
     message = refusal(model)
@@ -215,7 +213,7 @@ def test_hostile_08_sizes_are_bounded_by_the_tensors(
     assert "config.json" in message or "tensor is missing" in message
 
 
-def test_hostile_09_fewer_layers_than_the_checkpoint_has(model: Path) -> None:
+def test_fewer_layers_than_the_checkpoint_has_are_refused(model: Path) -> None:
     with changed(model / CONFIG) as config:
         config["num_hidden_layers"] = 1
     message = refusal(model)
@@ -225,7 +223,7 @@ def test_hostile_09_fewer_layers_than_the_checkpoint_has(model: Path) -> None:
 
 @pytest.mark.parametrize("family", [{}, {"content": "llama"}, [[0, 0]], 5, "", None])
 @pytest.mark.parametrize("more", [{}, {"auto_map": {}}])
-def test_hostile_09_a_family_that_is_no_text(
+def test_a_model_type_that_is_not_a_string_is_refused(
     model: Path, family: Any, more: dict[str, Any]
 ) -> None:
     with changed(model / CONFIG) as config:
@@ -238,7 +236,7 @@ def test_hostile_09_a_family_that_is_no_text(
 @pytest.mark.parametrize(
     "fields", [{"tie_word_embeddings": True, "model_type": "llama"}, {"model_type": "llama"}]
 )
-def test_hostile_09_relics_are_harmless(model: Path, fields: dict[str, Any]) -> None:
+def test_obsolete_fields_are_harmless(model: Path, fields: dict[str, Any]) -> None:
     with changed(model / CONFIG) as config:
         config.update(fields)
     with changed_header(model) as header:
@@ -249,13 +247,13 @@ def test_hostile_09_relics_are_harmless(model: Path, fields: dict[str, Any]) -> 
     read_model(EngineSettings(), model)
 
 
-def test_hostile_09_layers_of_multi_token_prediction(model: Path) -> None:
+def test_layers_of_multi_token_prediction_are_skipped(model: Path) -> None:
     with changed(model / CONFIG) as config:
         config |= {"num_hidden_layers": 1, "num_nextn_predict_layers": 1}
     assert len(read_model(EngineSettings(), model).program.kv) == 1
 
 
-def test_hostile_09_other_surplus_is_named(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
+def test_other_surplus_tensors_are_named(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(checkpoint("qwen3"), tmp_path / "m"))
     with changed(folder / CONFIG) as config:
         config["model_type"] = "llama"
@@ -274,13 +272,13 @@ def test_hostile_09_other_surplus_is_named(checkpoint: CheckpointMaker, tmp_path
         ("generation_config.json", "top_k"),
     ],
 )
-def test_hostile_17_a_number_of_5000_digits(model: Path, name: str, field: str) -> None:
+def test_a_number_of_5000_digits_is_refused(model: Path, name: str, field: str) -> None:
     write_number(model / name, field)
     message = refusal(model)
     assert f"{name}: {field}: is a number of 5000 digits" in message
 
 
-def test_hostile_17_a_number_of_5000_digits_in_a_header(model: Path) -> None:
+def test_a_number_of_5000_digits_in_a_header_is_refused(model: Path) -> None:
     with changed_header(model) as header:
         header[NORM]["shape"] = ["PLACE"]
     data = (model / WEIGHTS).read_bytes()
@@ -302,7 +300,7 @@ def test_hostile_17_a_number_of_5000_digits_in_a_header(model: Path) -> None:
         ({"rope_type": "default", "rope_theta": 1e-320}, "make no frequencies"),
     ],
 )
-def test_hostile_17_rope_that_makes_no_positions(
+def test_rope_settings_without_finite_positions_are_refused(
     model: Path, rope: dict[str, Any], said: str
 ) -> None:
     with changed(model / CONFIG) as config:
@@ -316,7 +314,7 @@ def test_hostile_17_rope_that_makes_no_positions(
     "name",
     [WEIGHTS, INDEX, CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json"],
 )
-def test_hostile_17_a_fifo_as_a_file(model: Path, name: str) -> None:
+def test_a_fifo_in_place_of_a_file_is_refused(model: Path, name: str) -> None:
     if name == INDEX:
         (model / WEIGHTS).unlink()
     (model / name).unlink(missing_ok=True)
@@ -324,12 +322,12 @@ def test_hostile_17_a_fifo_as_a_file(model: Path, name: str) -> None:
     assert f"{name}: is not a regular file" in refusal(model)
 
 
-def test_hostile_17_a_name_that_is_no_text(model: Path) -> None:
+def test_a_name_that_is_not_a_string_is_refused(model: Path) -> None:
     rename_tensor(model, NORM, "\ud800\n\x1b[2J" * 300)
     refusal(model)
 
 
-def test_hostile_09_a_tokenizer_that_the_library_panics_of(model: Path) -> None:
+def test_a_tokenizer_that_makes_the_library_panic_is_refused(model: Path) -> None:
     """A prefix of later pieces that is longer than they are: its panic is no Exception."""
     path = model / "tokenizer.json"
     tokenizer = {

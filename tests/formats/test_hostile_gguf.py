@@ -1,4 +1,4 @@
-"""Rows 31 to 35 of the list of hostile model files, for GGUF: a typed error that names file and field."""
+"""Hostile GGUF files: a typed error that names file and field."""
 
 import struct
 from pathlib import Path
@@ -120,13 +120,13 @@ def aligned(value: int) -> bytes:
     ],
     ids=lambda value: value if isinstance(value, str) else "file",
 )
-def test_row_33_headers_that_lie(content: bytes, said: str, tmp_path: Path) -> None:
+def test_false_headers_are_refused(content: bytes, said: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
     assert said in refusal(path)
 
 
-def test_row_33_short_data(path: Path) -> None:
+def test_short_data_is_refused(path: Path) -> None:
     data = path.read_bytes()
     for size in (len(data) - 1, len(data) // 2, len(data) // 4, 100, 30):
         path.write_bytes(data[:size])
@@ -156,7 +156,7 @@ def edited(path: Path, checkpoint: Path, kind: str = "F32", **metadata: Any) -> 
         ({"general__sampling__temp": -1.0}, "temperature"),
     ],
 )
-def test_row_34_metadata_and_tensors_that_disagree(
+def test_metadata_and_tensors_that_disagree_are_refused(
     checkpoint: CheckpointMaker, tmp_path: Path, metadata: dict[str, Any], said: str
 ) -> None:
     made = edited(tmp_path / "model.gguf", checkpoint("llama"), **metadata)
@@ -164,7 +164,7 @@ def test_row_34_metadata_and_tensors_that_disagree(
         read_all(made)
 
 
-def test_row_34_scales_that_are_no_numbers(tmp_path: Path) -> None:
+def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", **WIDE, num_hidden_layers=1)
     path = write_gguf(tmp_path / "model.gguf", folder, "Q4_K")
     read_all(path)
@@ -181,7 +181,7 @@ def test_row_34_scales_that_are_no_numbers(tmp_path: Path) -> None:
             opened.write(whole)
 
 
-def test_row_34_a_missing_and_a_wrong_shard(path: Path, tmp_path: Path) -> None:
+def test_a_missing_and_a_wrong_shard_are_refused(path: Path, tmp_path: Path) -> None:
     parts = split(path, tmp_path / "parts", 3)
     read_all(parts[0])
     second = parts[1].read_bytes()
@@ -248,7 +248,7 @@ def floats(*shape: int) -> Any:
         ),
     ],
 )
-def test_row_34_experts_that_contradict_themselves(
+def test_contradictory_expert_metadata_is_refused(
     tmp_path: Path, metadata: dict[str, Any], tensors: dict[str, Any], said: str
 ) -> None:
     own = {f"qwen3moe.{key}": value for key, value in metadata.items()}
@@ -274,13 +274,15 @@ def test_row_34_experts_that_contradict_themselves(
         ({"rope_factors_short.weight": np.full(3, np.nan, np.float32)}, "short_factor"),
     ],
 )
-def test_row_34_factors_of_long_texts(tmp_path: Path, tensors: dict[str, Any], said: str) -> None:
+def test_wrong_long_context_factors_are_refused(
+    tmp_path: Path, tensors: dict[str, Any], said: str
+) -> None:
     source = PEER_FILES / "phi3-longrope.gguf"
     made = rewritten(tmp_path / "model.gguf", source, tensors=tensors)
     assert said in refusal_of(made)
 
 
-def test_row_35_a_link_out_of_the_folder(path: Path, tmp_path: Path) -> None:
+def test_a_link_out_of_the_folder_is_refused(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     link = folder / "model.gguf"

@@ -8,14 +8,12 @@ import pytest
 
 from galley.engine.read_model import read_model
 from galley.engine.stages import measure_eager, measure_stages, stage_names
-from galley.formats.checkpoint import Checkpoint
 from galley.graph.passes import run_passes
 from galley.graph.picture import draw_svg
 from galley.graph.program import Program
 from galley.models.registry import build_program
 from galley.settings.engine import EngineSettings
-from tests.checkpoints import VARIANTS
-from tests.conftest import CheckpointMaker
+from tests.checkpoints import VARIANTS, config_of
 from tests.embedding.checkpoints import VARIANTS as EMBEDDING_VARIANTS
 from tests.embedding.checkpoints import make_model
 from tests.native.harness import quantized
@@ -33,8 +31,8 @@ def check_picture(program: Program) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_model_can_be_drawn(variant: str, checkpoint: CheckpointMaker) -> None:
-    traced = build_program(Checkpoint.open(checkpoint(variant)).config)
+def test_every_model_can_be_drawn(variant: str) -> None:
+    traced = build_program(config_of(variant))
     for program in (traced, run_passes(quantized(traced, "int8", "int8"))):
         check_picture(program)
 

@@ -42,6 +42,7 @@ from tests.models.whisper import (
     tokens_of,
     truth,
 )
+from tests.thorough import examples
 
 
 @pytest.mark.parametrize("timestamps", [False, True])
@@ -77,7 +78,7 @@ def test_generate_of_transformers_gives_the_same_tokens(
         assert all(output.no_speech_prob is None for output in outputs[1:])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     output=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=6),
     peak=st.integers(0, VOCAB_SIZE - 1),

@@ -50,6 +50,8 @@ LAYERS: Final[tuple[tuple[Quantize, Activations], ...]] = (
     ("int4", "float32"),
 )
 """Weights, and what they are multiplied with: every kind of linear layer."""
+EVERY_ISA: Final = ("llama-mqa-odd", "mistral-window", "gemma2", "qwen3")
+"""Variants with all that instruction sets do differently; others compare these kernel by kernel."""
 KV_TYPES: Final[tuple[KVType, ...]] = ("float32", "bfloat16", "int8", "int4")
 
 

@@ -23,6 +23,7 @@ from tests.native.speech_ops import (
     seeds,
     slots_of,
 )
+from tests.thorough import examples
 
 
 @dataclass
@@ -96,7 +97,7 @@ def tables_of(lengths: list[int], rng: np.random.Generator) -> list[npt.NDArray[
 _ROUNDING: dict[str, Callable[[Any], Any]] = {"float32": lambda x: x, "bfloat16": round_bf16}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     isa=isas,
     heads=st.builds(Heads, st.integers(1, 3), st.integers(1, 2), dims, dims),

@@ -18,6 +18,7 @@ from tests.checkpoints import ROUTED, VARIANTS, make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker
 from tests.models.chunks import executor_of, run_chunks
 from tests.native.harness import (
+    EVERY_ISA,
     ISAS,
     LAYERS,
     Floats,
@@ -26,10 +27,9 @@ from tests.native.harness import (
     rounding_executor,
     softmax,
 )
+from tests.thorough import each_pair
 
 LENGTH = 150
-EVERY_ISA = ("llama-mqa-odd", "mistral-window", "gemma2", "qwen3")
-"""Variants with all that instruction sets do differently; others compare these kernel by kernel."""
 
 
 def run_all(executor: Executor, ids: list[int]) -> Floats:
@@ -122,19 +122,20 @@ def test_dtype_alone_chooses_the_weights(calm: Path) -> None:
     assert half.kv_bytes_per_block() * 2 == whole.kv_bytes_per_block()
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("kind", "activations"), LAYERS)
-@pytest.mark.parametrize("variant", ["llama-mqa-odd", "mistral-window", "qwen3"])
+@pytest.mark.parametrize(
+    ("variant", "layers", "isa"),
+    each_pair(("llama-mqa-odd", "mistral-window", "qwen3"), LAYERS, ISAS),
+    ids=str,
+)
 def test_bits_do_not_depend_on_batches_chunks_or_threads(
     variant: str,
-    kind: Quantize,
-    activations: Activations,
+    layers: tuple[Quantize, Activations],
     isa: str,
     checkpoint: CheckpointMaker,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(ISA_VARIABLE, isa)
-    folder = checkpoint(variant)
+    folder, (kind, activations) = checkpoint(variant), layers
 
     def made(threads: int) -> Executor:
         dtype: DType = "bfloat16" if kind == "bf16" else "float32"

@@ -27,6 +27,7 @@ from tests.native.harness import (
     run_linear,
 )
 from tests.native.products import as_taken, close, expected_integer, random_matrix
+from tests.thorough import examples
 
 odd = st.integers(1, 100)
 deep = st.one_of(st.integers(1, 300), st.sampled_from([577, 1100]))
@@ -36,7 +37,7 @@ isas = st.sampled_from(ISAS)
 BESIDE_INTEGERS = st.sampled_from(["int8", "bfloat16", "float32"])
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(isa=isas, rows=many, outputs=odd, depth=odd, seed=seeds, biased=st.booleans())
 def test_float32(isa: str, rows: int, outputs: int, depth: int, seed: int, biased: bool) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
@@ -47,7 +48,7 @@ def test_float32(isa: str, rows: int, outputs: int, depth: int, seed: int, biase
     assert close(got, expected, np.abs(x) @ np.abs(w).T + 1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     isa=isas,
     rows=many,
@@ -63,7 +64,7 @@ def test_bf16(isa: str, rows: int, outputs: int, depth: int, seed: int, activati
     assert close(got, expected, np.abs(x) @ np.abs(w).T)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(isa=isas, rows=many, outputs=odd, depth=deep, seed=seeds)
 def test_f16(isa: str, rows: int, outputs: int, depth: int, seed: int) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
@@ -73,7 +74,7 @@ def test_f16(isa: str, rows: int, outputs: int, depth: int, seed: int) -> None:
     assert close(got, expected, np.abs(x) @ np.abs(w).T)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(
     isa=isas,
     rows=many,
@@ -89,7 +90,7 @@ def test_int8(isa: str, rows: int, outputs: int, depth: int, activations: str, s
     assert close(got, *expected_integer(x, weight, activations))
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(
     isa=isas,
     rows=many,
@@ -246,7 +247,7 @@ def test_zero_and_denormal_rows_give_zeros(kind: str, isa: str) -> None:
     assert not run_linear(x, packed, 20, isa=isa, activations="int8").any()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(isa=isas, rows=odd, depth=st.integers(1, 300), kind=st.sampled_from(KINDS), seed=seeds)
 def test_embeddings_are_the_dequantized_rows(
     isa: str, rows: int, depth: int, kind: str, seed: int

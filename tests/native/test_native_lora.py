@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from galley import _native
 from tests.native.harness import ISAS, Floats, as_weight, pack_as, round_bf16, round_f16
+from tests.thorough import examples
 
 ROUNDED = {"float32": lambda x: x, "bf16": round_bf16, "f16": round_f16}
 
@@ -73,7 +74,7 @@ class Lora:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     kind=st.sampled_from(list(ROUNDED)),
     rank=st.integers(1, 40),

@@ -13,6 +13,7 @@ from galley.formats.weights import SUPER, IntWeight, Nested, ScaleType
 from galley.ops.packing import pack_integers, packed_bytes
 from tests.native.harness import ISAS, Floats, run_embed, run_linear
 from tests.native.products import close, expected_integer, random_matrix
+from tests.thorough import examples
 
 INPUTS = ("int8", "bfloat16", "float32")
 
@@ -66,7 +67,7 @@ KINDS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     isa=st.sampled_from(ISAS),
     rows=st.one_of(st.integers(1, 30), st.sampled_from([33, 64, 130])),
@@ -118,7 +119,7 @@ def test_a_row_has_the_same_bits_alone_and_among_any_number(
         assert np.array_equal(run(x, threads), together)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     isa=st.sampled_from(ISAS),
     outputs=st.integers(1, 40),

@@ -14,6 +14,7 @@ from galley.formats.weights import DenseWeight, IntWeight, WeightType
 from galley.ops.packing import pack_integers
 from galley.quant.rtn import GROUPS, default_group, quantize_int4, quantize_int8
 from tests.native.harness import KINDS, Floats, as_weight, pack_as
+from tests.thorough import examples
 
 TAGS: tuple[WeightType, ...] = ("F32", "BF16", "F16")
 
@@ -58,7 +59,7 @@ def same_bytes(made: _native.Packed, truth: _native.Packed) -> bool:
     return np.array_equal(made.memory, truth.memory)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(matrix=matrices, tag=st.sampled_from(TAGS))
 @example(matrix=np.full((17, 33), -0.0, np.float32), tag="F32")
 @example(matrix=np.full((3, 5), 3e38, np.float32), tag="F32")
@@ -71,7 +72,7 @@ def test_rounding_has_the_bits_of_the_truth(matrix: Floats, tag: WeightType) -> 
     assert same_bytes(made, pack_integers([quantize_int4(weight)]))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     matrix=matrices,
     tag=st.sampled_from(TAGS),

@@ -31,6 +31,7 @@ from tests.native.speech_ops import (
     seeds,
     slots_of,
 )
+from tests.thorough import examples
 
 
 def run_op(x: Floats, isa: str, append: Callable[..., None]) -> Floats:
@@ -45,7 +46,7 @@ def run_op(x: Floats, isa: str, append: Callable[..., None]) -> Floats:
     return run_rows(runtime, program, rows, width)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(isa=isas, rows=st.integers(1, 20), width=odd, seed=seeds)
 def test_layer_norm(isa: str, rows: int, width: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -140,7 +141,7 @@ class Encoder:
         return results
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     isa=isas,
     channels=st.integers(1, 20),
@@ -212,7 +213,7 @@ def parts(heads: Heads, window: Floats, isa: str, exact: bool) -> list[Floats]:
 spans = st.sampled_from([-1, -1, 0, 3, 64, 200])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     isa=isas,
     heads=st.builds(Heads, st.integers(1, 3), st.integers(1, 2), dims, dims),

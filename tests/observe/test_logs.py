@@ -64,7 +64,7 @@ def test_the_start_is_told_in_fields_and_single_lines(server: Server) -> None:
     assert told["message"].startswith("tiny: llama, ")
 
 
-def test_first_day_6_a_request_is_told_in_one_line(server: Server) -> None:
+def test_a_request_is_logged_in_one_line(server: Server) -> None:
     line = post(server, BODY)
     assert (line["method"], line["path"], line["status"]) == ("POST", PLAIN, 200)
     assert (line["model"], line["client"], line["finish"]) == ("tiny", "127.0.0.1", "length")
@@ -74,7 +74,7 @@ def test_first_day_6_a_request_is_told_in_one_line(server: Server) -> None:
     assert line["logger"] == "galley.access"
 
 
-def test_first_day_6_a_sane_request_id_is_kept(server: Server) -> None:
+def test_a_sane_request_id_is_kept(server: Server) -> None:
     for given in ("req_1", "0b9f6f54-6d5c-4b2e-9f0a-1de5f4b6a1c7", "a" * 128):
         answer = httpx.post(server.url + PLAIN, json=BODY, headers={"X-Request-Id": given})
         assert answer.headers["x-request-id"] == given
@@ -98,7 +98,7 @@ def test_first_day_6_a_sane_request_id_is_kept(server: Server) -> None:
         ("/api/quagmire", BODY, {"path": "/api/*", "status": 404}),
     ],
 )
-def test_first_day_6_the_cause_of_a_refusal_is_told(
+def test_the_cause_of_a_refusal_is_logged(
     server: Server, path: str, body: dict[str, Any], told: dict[str, Any]
 ) -> None:
     line = post(server, body, path)

@@ -86,7 +86,7 @@ def test_a_stop_string_ends_the_receipt_too(server: Server) -> None:
     assert usage["cost"] > 0
 
 
-def test_first_day_5_usage_may_come_with_each_chunk(server: Server) -> None:
+def test_usage_may_come_with_each_chunk(server: Server) -> None:
     before = server.metrics().get("galley_inter_token_seconds_count", 0)
     for options in ({"include_usage": True}, {}):
         told = options | {"continuous_usage_stats": True}

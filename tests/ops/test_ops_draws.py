@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from galley import _native
 from galley.ops.draws import NO_TOKEN, WEIGHT_BITS, Draws, draw_all, sampling_record, weights
+from tests.thorough import examples
 
 ISAS = _native.supported_isas()
 Logits = npt.NDArray[np.float32]
@@ -52,7 +53,7 @@ def native(isa: str, logits: Logits, draws: Draws, threads: int = 1) -> list[int
     return runtime.draw(logits, draws.rows, draws.positions, draws.records)
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @given(
     row=LOGITS,
     seed=SEEDS,
@@ -125,7 +126,7 @@ def test_more_may_stay_than_are_not_ruled_out() -> None:
         assert native(isa, row[None], draws) == expected, isa
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(1, 9),
@@ -155,7 +156,7 @@ def test_a_row_is_drawn_from_alike_among_others(
         assert native(isa, logits, together, threads) == alone
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(row=LOGITS, temperature=st.floats(0.01, 100.0))
 @example(row=np.zeros(1, dtype=np.float32), temperature=1.0)
 def test_weights_have_the_bits_of_numpy(row: Logits, temperature: float) -> None:
@@ -178,7 +179,7 @@ def test_weights_are_the_softmax(gaps: list[float]) -> None:
     assert (error <= 1 + 4e-6 * exact).all()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     seed=st.integers(0, 2**32),
     length=st.integers(1, 3000),

@@ -18,6 +18,7 @@ from galley.ops.lowering import held_bytes
 from galley.ops.reference import ReferenceExecutor
 from galley.types.model_info import ExpertCosts
 from tests.native.harness import KINDS, LAYERS, Floats, RoundingExecutor, as_weight, input_rounding
+from tests.thorough import examples
 
 HIDDEN, WIDTH, VOCAB = 40, 27, 64
 EXPERTS, PER_TOKEN = 6, 3
@@ -107,7 +108,7 @@ def chosen_by_hand(logits: Floats, bias: Floats | None, routing: dict[str, Any])
     return [*map(float, chosen), *(weights * routing["factor"])]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.data())
 def test_routes_are_those_taken_by_hand(data: st.DataObject) -> None:
     """Logits are few numbers, so that many are equal; all above zero, where no sums of sigmoids are."""

@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from galley import _native
 from galley.ops import rows
+from tests.thorough import examples
 
 EDGES = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-45, 3.4e38]
 
@@ -25,7 +26,7 @@ def row_of(length: int, seed: int, kinds: int) -> Any:
 ROWS = st.builds(row_of, st.integers(1, 3000), st.integers(0, 2**32), st.integers(0, 20))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(row=ROWS, count=st.integers(0, 4000))
 def test_best_ids_are_those_of_a_stable_sort(row: Any, count: int) -> None:
     expected = np.argsort(-row, kind="stable")[:count]
@@ -39,7 +40,7 @@ def test_best_ids_are_those_of_a_stable_sort(row: Any, count: int) -> None:
         assert rows.top_k(row, count).tolist() == expected.tolist()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(row=ROWS)
 def test_exp_sums_are_those_of_numpy(row: Any) -> None:
     row = np.where(np.isfinite(row) | (row == -np.inf), row, np.float32(0))

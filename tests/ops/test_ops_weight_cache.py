@@ -28,6 +28,7 @@ from galley.ops.packed_files import CachedFile, Header, cached_files, map_file, 
 from galley.settings.engine import EngineSettings, Quantize
 from tests.conftest import CheckpointMaker
 from tests.native.harness import KINDS, ragged
+from tests.thorough import examples
 
 PROMPT = [5, 60, 200, 17, 3]
 
@@ -225,7 +226,7 @@ def test_a_file_that_lacks_a_matrix_is_written_again(
     logits(model)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(-1, 7))
 def test_a_torn_file_is_mended(cache: Path, model: Path, share: float, bit: int) -> None:
     """Cut anywhere, or a bit of the header flipped."""
@@ -329,7 +330,7 @@ with LLM(sys.argv[1], quantize="int4", kv_cache_tokens=256, threads=1) as llm:
 """
 
 
-def test_row_36_a_full_disk_means_uncached_service(cache: Path, model: Path) -> None:
+def test_a_full_disk_means_uncached_service(cache: Path, model: Path) -> None:
     cache.mkdir(parents=True)
     # What the system allows a file is as good as a full disk: the write fails in its midst.
     limit = "import resource, signal; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"

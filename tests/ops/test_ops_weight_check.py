@@ -45,9 +45,7 @@ def packed_file() -> Path:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.77, 0.999])
-def test_hostile_10_a_flipped_bit_is_found_before_the_first_token(
-    model: Path, share: float
-) -> None:
+def test_a_flipped_bit_is_found_before_the_first_token(model: Path, share: float) -> None:
     expected = logits(started(model))
     path = packed_file()
     data = bytearray(path.read_bytes())
@@ -61,7 +59,7 @@ def test_hostile_10_a_flipped_bit_is_found_before_the_first_token(
     assert np.array_equal(logits(started(model)), expected)
 
 
-def test_hostile_10_logits_that_are_no_numbers_are_suspicious(model: Path) -> None:
+def test_logits_that_are_not_finite_are_suspicious(model: Path) -> None:
     started(model)
     executor = started(model)
     path = packed_file()

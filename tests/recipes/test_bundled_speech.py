@@ -24,6 +24,7 @@ from recipes.assistant.tokeniser import load_tokeniser, token_id
 from recipes.speech import CALL_DIR, DATA_DIR, heldout
 from recipes.speech.evaluate import TARGET
 from recipes.speech.tokeniser import END, LANGUAGE, NO_TIMESTAMPS, START, TASK
+from tests.thorough import long
 
 RECORDINGS = [f"{name}.{ending}" for name, ending in heldout.FORMATS.items()]
 FRAMES = 800
@@ -50,8 +51,14 @@ def galley() -> Iterator[Transcriber]:
         yield transcriber
 
 
-@pytest.mark.parametrize("beams", [1, 5])
-@pytest.mark.parametrize("name", RECORDINGS)
+@pytest.mark.parametrize(
+    ("name", "beams"),
+    [
+        pytest.param(name, beams, marks=[long] if beams > 1 and name != RECORDINGS[0] else [])
+        for name in RECORDINGS
+        for beams in (1, 5)
+    ],
+)
 def test_the_same_tokens_as_ctranslate2_of_the_same_features(
     peer: faster_whisper.WhisperModel, name: str, beams: int
 ) -> None:
@@ -76,7 +83,10 @@ def test_the_same_tokens_as_ctranslate2_of_the_same_features(
     assert tokens == [*expected.sequences_ids[0], token_id(tokeniser, END)]
 
 
-@pytest.mark.parametrize("quantize", ["float32", "bf16", "int8"])
+@pytest.mark.parametrize(
+    "quantize",
+    [pytest.param("float32", marks=long), pytest.param("bf16", marks=long), "int8"],
+)
 def test_few_words_are_wrong(quantize: str) -> None:
     said = {item.name: item.text for number in heldout.SETS for item in heldout.read(number)}
     with Transcriber(quantize=quantize, threads=1) as transcriber:

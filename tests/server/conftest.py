@@ -34,12 +34,21 @@ def hearing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.make_whisper(folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Default settings, with a KV cache that is small enough to allocate quickly."""
-    log = tmp_path_factory.mktemp("server") / "log"
-    with Server(model, log, kv_cache_tokens=4 * CONTEXT, threads=1, admin_key=ADMIN_KEY) as running:
+    """Default settings, with a KV cache that is small enough to allocate quickly.
+
+    All modules that use it are of the xdist group ``default_server``: one server is started for them.
+    Modules that want other settings have a ``server`` of their own.
+    """
+    with with_defaults(model, tmp_path_factory.mktemp("server")) as running:
         yield running
+
+
+def with_defaults(model: Path, folder: Path) -> Server:
+    """A server like ``server``, for a module that kills what it is made of; its log lies in ``folder``."""
+    log = folder / "log"
+    return Server(model, log, kv_cache_tokens=4 * CONTEXT, threads=1, admin_key=ADMIN_KEY)
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,13 @@ from tests.missing import without
 from tests.server.refusals import error_of
 from tests.server.serving import Server
 
-pytestmark = pytest.mark.xdist_group("first-day")
+pytestmark = pytest.mark.xdist_group("default_server")
 
 CHAT = "/v1/chat/completions"
 MESSAGE = '{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}'
 
 
-def test_first_day_3_a_speech_model_without_the_extra_does_not_start(
-    hearing: Path, tmp_path: Path
-) -> None:
+def test_a_speech_model_without_the_extra_does_not_start(hearing: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "galley", "serve", str(hearing), "--port", "0", "--threads", "1"],
         capture_output=True,
@@ -37,7 +35,7 @@ def test_first_day_3_a_speech_model_without_the_extra_does_not_start(
     assert "Traceback" not in done.stderr
 
 
-def test_first_day_7_a_request_need_not_name_the_only_model(server: Server) -> None:
+def test_a_request_need_not_name_the_only_model(server: Server) -> None:
     with server.client() as http:
         for path, body in (
             (CHAT, {"messages": [{"role": "user", "content": "hi"}]}),
@@ -53,7 +51,7 @@ def test_first_day_7_a_request_need_not_name_the_only_model(server: Server) -> N
         assert "model" not in described["ChatRequest"]["required"]
 
 
-def test_first_day_17_curl_need_not_say_that_it_sends_json(server: Server) -> None:
+def test_curl_need_not_say_that_it_sends_json(server: Server) -> None:
     for arguments in ([], ["-H", "Content-Type:"], ["-H", "Content-Type: application/json"]):
         done = subprocess.run(
             ["curl", "-sS", "-d", MESSAGE, *arguments, server.url + CHAT],
@@ -68,7 +66,7 @@ def test_first_day_17_curl_need_not_say_that_it_sends_json(server: Server) -> No
         assert "is not JSON" in error_of(form, 400)["message"]
 
 
-def test_first_day_17_a_web_page_must_declare_json(server: Server) -> None:
+def test_a_web_page_must_declare_json(server: Server) -> None:
     """Of this machine: pages of others are refused altogether."""
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     with server.client() as http:
@@ -77,7 +75,7 @@ def test_first_day_17_a_web_page_must_declare_json(server: Server) -> None:
             assert error_of(answer, 415)["code"] == "unsupported_media_type"
 
 
-def test_first_day_17_probes_and_pages_answer(server: Server) -> None:
+def test_probes_and_pages_answer(server: Server) -> None:
     for path in ("/health", "/ready", "/", "/docs"):
         assert httpx.head(server.url + path).status_code == 200, path
     options = httpx.options(server.url + CHAT)

@@ -59,7 +59,7 @@ def engines(server: Server) -> list[psutil.Process]:
     ]
 
 
-def test_first_day_4_new_files_are_served_and_no_request_fails(
+def test_new_files_are_served_and_no_request_fails(
     server: Server, folder: Path, other: Path
 ) -> None:
     with server.client() as client:

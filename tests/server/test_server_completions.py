@@ -12,7 +12,7 @@ from openai.types import Completion
 from tests.server.conftest import CONTEXT
 from tests.server.serving import Server, events
 
-pytestmark = pytest.mark.xdist_group("server_completions")
+pytestmark = pytest.mark.xdist_group("default_server")
 
 PROMPT = "the cat sat on the"
 

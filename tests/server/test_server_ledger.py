@@ -56,7 +56,7 @@ def billion(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_first_day_10_one_ledger_and_one_ready(model: Path, tmp_path: Path) -> None:
+def test_one_ledger_and_one_ready(model: Path, tmp_path: Path) -> None:
     with Server(model, tmp_path / "log", kv_cache_tokens=4 * CONTEXT, threads=1) as server:
         log, metrics = server.log, server.metrics()
     assert len(re.findall(r"\bready\b", log)) == 1
@@ -89,7 +89,7 @@ def limited(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
         yield lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def test_first_day_1_what_does_not_fit_is_refused_before_it_is_loaded(
+def test_what_does_not_fit_is_refused_before_it_is_loaded(
     billion: Path, limited: Callable[[], None]
 ) -> None:
     command = [sys.executable, "-m", "galley", "serve", str(billion), "--port", "0"]

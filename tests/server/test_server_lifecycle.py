@@ -22,7 +22,7 @@ from tests.missing import late_engine
 from tests.server.conftest import CONTEXT
 from tests.server.serving import Server, events, until
 
-pytestmark = pytest.mark.xdist_group("server_lifecycle")
+pytestmark = pytest.mark.xdist_group("default_server")
 
 PLAIN = "/v1/completions"
 LONG: dict[str, Any] = {
@@ -70,7 +70,7 @@ def test_health_answers_while_the_model_loads(model: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_row_41_a_signal_drains(model: Path, tmp_path: Path, number: int) -> None:
+def test_a_signal_drains(model: Path, tmp_path: Path, number: int) -> None:
     with small(model, tmp_path) as server:
         [engine] = server.children()
         body = LONG | {"stream": True, "max_tokens": 800}
@@ -96,7 +96,7 @@ def test_row_41_a_signal_drains(model: Path, tmp_path: Path, number: int) -> Non
         assert psutil.wait_procs([engine], timeout=10)[1] == []
 
 
-def test_row_41_a_drain_has_an_end(model: Path, tmp_path: Path) -> None:
+def test_a_drain_has_an_end(model: Path, tmp_path: Path) -> None:
     with small(model, tmp_path, drain_seconds=0.5) as server:
         engine = server.children()
         with httpx.stream("POST", server.url + PLAIN, json=LONG | {"stream": True}) as stream:
@@ -108,7 +108,7 @@ def test_row_41_a_drain_has_an_end(model: Path, tmp_path: Path) -> None:
         assert psutil.wait_procs(engine, timeout=10)[1] == []
 
 
-def test_row_41_a_second_signal_stops_at_once(model: Path, tmp_path: Path) -> None:
+def test_a_second_signal_stops_at_once(model: Path, tmp_path: Path) -> None:
     with small(model, tmp_path) as server:
         engine = server.children()
         with httpx.stream("POST", server.url + PLAIN, json=LONG | {"stream": True}) as stream:
@@ -122,7 +122,7 @@ def test_row_41_a_second_signal_stops_at_once(model: Path, tmp_path: Path) -> No
         assert psutil.wait_procs(engine, timeout=10)[1] == []
 
 
-def test_row_44_a_killed_server_leaves_no_engine(model: Path, tmp_path: Path) -> None:
+def test_a_killed_server_leaves_no_engine(model: Path, tmp_path: Path) -> None:
     with small(model, tmp_path) as server:
         engine = server.children()
         with httpx.stream("POST", server.url + PLAIN, json=LONG | {"stream": True}) as stream:
@@ -187,9 +187,7 @@ def sent(server: Server, path: str, body: dict[str, Any]) -> Iterator[None]:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", PLAIN])
-def test_row_39_a_client_that_hangs_up_frees_its_blocks(
-    server: Server, path: str, stream: bool
-) -> None:
+def test_a_client_that_hangs_up_frees_its_blocks(server: Server, path: str, stream: bool) -> None:
     body = LONG | {"stream": stream, "n": 2}
     if "chat" in path:
         del body["prompt"]
@@ -200,7 +198,7 @@ def test_row_39_a_client_that_hangs_up_frees_its_blocks(
     server.wait_for_log(rf"POST {path} 499 .*finish=unfinished")
 
 
-def test_row_39_a_client_that_hangs_up_during_prefill_frees_its_blocks(
+def test_a_client_that_hangs_up_during_prefill_frees_its_blocks(
     model: Path, tmp_path: Path
 ) -> None:
     body = LONG | {"prompt": [300] * (CONTEXT - 10), "max_tokens": 9}
@@ -239,7 +237,7 @@ def test_a_client_that_hangs_up_while_sending_its_body_is_no_error(server: Serve
     assert "Traceback" not in server.log
 
 
-def test_row_42_streams_survive_the_death_of_the_engine(model: Path, tmp_path: Path) -> None:
+def test_streams_survive_the_death_of_the_engine(model: Path, tmp_path: Path) -> None:
     body = {"model": "tiny", "prompt": "the dog", "ignore_eos": True, "max_tokens": 2000, "seed": 7}
     with small(model, tmp_path) as server, server.client() as http:
         expected = http.post(PLAIN, json=body).json()["choices"][0]["text"]

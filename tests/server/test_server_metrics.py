@@ -16,7 +16,7 @@ from galley.types.model_info import EngineStats
 from tests.server.conftest import CONTEXT
 from tests.server.serving import Server, until
 
-pytestmark = pytest.mark.xdist_group("server_metrics")
+pytestmark = pytest.mark.xdist_group("default_server")
 
 PLAIN = "/v1/completions"
 

@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletion
 from tests.server.conftest import CONTEXT
 from tests.server.serving import Server
 
-pytestmark = pytest.mark.xdist_group("server_openai")
+pytestmark = pytest.mark.xdist_group("default_server")
 
 CAT = 260
 """A token id other than the end of sequence."""

@@ -18,7 +18,7 @@ from tests.server.conftest import ADMIN_KEY
 from tests.server.openapi import ADAPTERS, OF_VECTORS, OPERATIONS, PAGE, SPOKEN, check_answers
 from tests.server.serving import Server
 
-pytestmark = pytest.mark.xdist_group("server_openapi")
+pytestmark = pytest.mark.xdist_group("default_server")
 
 
 def test_the_page_names_every_route(server: Server) -> None:

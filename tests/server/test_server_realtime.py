@@ -21,6 +21,7 @@ from galley.speech.live_events import Completed
 from tests.server.live_client import AT_16_KHZ, TEXT, LiveClient, configure
 from tests.server.serving import Server
 from tests.speech.recordings import CALL
+from tests.thorough import examples
 
 pytestmark = pytest.mark.xdist_group("server_realtime")
 
@@ -393,7 +394,7 @@ KINDS = st.sampled_from(
 FIELDS = st.sampled_from(["session", "audio", "event_id", "type", "input", "format", "include"])
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(KINDS, st.dictionaries(FIELDS, JSON, max_size=3))
 def test_whatever_comes_the_connection_goes_on(
     client: LiveClient, kind: str, fields: dict[str, Any]

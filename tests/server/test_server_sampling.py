@@ -14,7 +14,7 @@ from tests.checkpoints import EOS, make_checkpoint
 from tests.server.conftest import CONTEXT
 from tests.server.serving import Server, events, until
 
-pytestmark = pytest.mark.xdist_group("server_sampling")
+pytestmark = pytest.mark.xdist_group("default_server")
 
 PLAIN = "/v1/completions"
 PROMPT = "the cat sat on the"

@@ -15,7 +15,7 @@ from tests.server.raw import CHAT
 from tests.server.refusals import error_of
 from tests.server.serving import Server
 
-pytestmark = pytest.mark.xdist_group("server_structured_output")
+pytestmark = pytest.mark.xdist_group("default_server")
 
 PLAIN = "/v1/completions"
 SCHEMA: dict[str, Any] = {

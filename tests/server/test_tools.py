@@ -163,7 +163,7 @@ def test_a_call_that_is_cut_off_is_told_once(client: OpenAI, limit: int) -> None
         {"chat_template_kwargs": {}},
     ],
 )
-def test_first_day_9_fields_that_ask_for_nothing_change_nothing(
+def test_fields_that_ask_for_nothing_change_nothing(
     http: httpx.Client, fields: dict[str, Any]
 ) -> None:
     if fields == {"reasoning_effort": "none"}:  # the template has a switch for it
@@ -188,7 +188,7 @@ def test_the_template_is_told_of_tools_and_calls(http: httpx.Client) -> None:
     assert tokens(http, messages=CALLED) > bare + 20
 
 
-def test_first_day_8_variables_of_the_template(http: httpx.Client) -> None:
+def test_variables_of_the_template_are_passed(http: httpx.Client) -> None:
     counts = [
         tokens(http, **fields)
         for fields in (
@@ -438,7 +438,7 @@ def test_an_answer_is_taken_back_as_it_was_received(client: OpenAI) -> None:
         assert client.chat.completions.create(messages=again, **asked).choices[0].message
 
 
-def test_first_day_9_the_chunking_of_recordings() -> None:
+def test_only_automatic_chunking_is_accepted() -> None:
     asked = validate(TranscriptionRequest, {"chunking_strategy": "auto"}, text=True)
     assert asked == TranscriptionRequest()
     with pytest.raises(RequestError) as refused:

@@ -120,7 +120,7 @@ def test_cancelling_frees_the_blocks_of_waiting_and_running(checkpoint: Checkpoi
     asyncio.run(run())
 
 
-def test_row_43_a_poisonous_request_fails_alone(checkpoint: CheckpointMaker) -> None:
+def test_a_poisonous_request_fails_alone(checkpoint: CheckpointMaker) -> None:
     async def run() -> None:
         folder = checkpoint("llama")
         client = await EngineClient.start(settings(folder), str(folder), max_queue=4)

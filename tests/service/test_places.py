@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from galley.service.places import WANTING_SECONDS, Places
 from galley.service.turns import Share
+from tests.thorough import examples
 
 
 def fill(places: Places, share: Share, *, now: float = 0.0) -> int:
@@ -50,7 +51,7 @@ def test_who_is_refused_below_its_share_has_the_next_that_become_free() -> None:
     assert places.room(heavy, now=WANTING_SECONDS + 1) == 2
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     weights=st.lists(st.sampled_from([1.0, 2.0, 5.0]), min_size=2, max_size=4),
     seed=st.integers(0, 2**32),

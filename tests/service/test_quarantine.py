@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from galley.service.quarantine import MAX_KILLED_RETRIES, Quarantine
+from tests.thorough import examples
 
 
 class QuarantineMachine(RuleBasedStateMachine):
@@ -92,7 +93,7 @@ class QuarantineMachine(RuleBasedStateMachine):
 
 
 TestQuarantineMachine = QuarantineMachine.TestCase
-TestQuarantineMachine.settings = settings(max_examples=200, stateful_step_count=40)
+TestQuarantineMachine.settings = settings(max_examples=examples(200), stateful_step_count=40)
 
 
 def test_quarantined_requests_come_back_one_at_a_time() -> None:

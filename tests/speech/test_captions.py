@@ -19,6 +19,7 @@ from galley.errors import RequestError
 from galley.speech import captions
 from galley.speech.languages import NAMES, language_code
 from galley.speech.results import Info, Segment, Word
+from tests.thorough import examples
 
 SEGMENTS = (
     Segment(
@@ -113,7 +114,7 @@ def test_silence_is_an_empty_transcript() -> None:
     assert json.loads(captions.as_json(())) == {"text": ""}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -14,6 +14,7 @@ from galley.errors import RequestError
 from galley.speech.chunks import AudioChunk, chunk_audio
 from galley.speech.options import SpeechOptions
 from galley.speech.segmenter import VAD_FRAME, AllSpeech, SpeechSegment
+from tests.thorough import examples
 
 RATE = 16_000
 OPTIONS = SpeechOptions(min_speech_ms=100, min_silence_ms=300, pad_ms=100)
@@ -72,7 +73,7 @@ def speech_frames(probabilities: NDArray[np.float32]) -> Iterator[tuple[int, int
             yield frames[0], frames[-1] + 1
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(recordings(), st.sampled_from([1.0, 2.5, 8.0, 30.0]))
 def test_chunks_hold_all_speech_in_order_and_fit(
     recording: tuple[NDArray[np.float32], int], limit: float
@@ -98,7 +99,7 @@ def test_chunks_hold_all_speech_in_order_and_fit(
         assert covered[first * VAD_FRAME : beyond * VAD_FRAME].all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(recordings(), st.sampled_from([1.0, 8.0]), st.sampled_from([100, VAD_FRAME, 5_000]))
 def test_chunks_do_not_depend_on_how_the_recording_is_cut_into_blocks(
     recording: tuple[NDArray[np.float32], int], limit: float, block: int
@@ -107,7 +108,7 @@ def test_chunks_do_not_depend_on_how_the_recording_is_cut_into_blocks(
     assert [chunk.segments for chunk in whole] == [chunk.segments for chunk in parts]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(recordings(), st.sampled_from([1.0, 8.0]))
 def test_times_in_a_chunk_lead_back_to_the_recording(
     recording: tuple[NDArray[np.float32], int], limit: float

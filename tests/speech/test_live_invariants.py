@@ -28,6 +28,7 @@ from tests.speech.live_driver import (
     Word,
     speech,
 )
+from tests.thorough import examples
 
 
 @st.composite
@@ -44,7 +45,7 @@ def streams(draw: st.DrawFn) -> tuple[list[Word], float]:
     return words, words[-1].end / RATE + 2.0
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(streams(), st.randoms(use_true_random=False), st.integers(0, 12))
 def test_what_is_final_is_never_taken_back(
     tokenizer: Tokenizer,
@@ -64,7 +65,7 @@ def test_what_is_final_is_never_taken_back(
     assert driver.most_held < INPUT_SAMPLES + 15 * RATE
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(streams(), st.integers(0, 4))
 def test_every_word_is_there_once(
     tokenizer: Tokenizer, stream: tuple[list[Word], float], slow: int

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from galley.speech.merge import join, plain
 from galley.speech.results import Word
+from tests.thorough import examples
 
 
 def joined(left: list[Word], right: list[Word], overlap: tuple[float, float]) -> list[str]:
@@ -59,7 +60,7 @@ def overlapped(draw: st.DrawFn) -> Overlapped:
     return Overlapped(said, left, right, overlap)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(overlapped())
 def test_what_was_said_is_there_once(case: Overlapped) -> None:
     assert joined(case.left, case.right, case.overlap) == [plain(word.text) for word in case.said]

@@ -247,7 +247,7 @@ def test_speech_options_reach_the_detector(transcriber: Transcriber) -> None:
     assert transcriber.transcribe(CALL, deaf).text() == ""
 
 
-def test_first_day_16_an_array_is_a_recording(transcriber: Transcriber) -> None:
+def test_an_array_is_a_recording(transcriber: Transcriber) -> None:
     samples = np.concatenate(list(Recording(CALL)))
     expected = told(list(transcriber.transcribe(CALL, ENGLISH)))
     assert expected
@@ -260,7 +260,7 @@ def test_first_day_16_an_array_is_a_recording(transcriber: Transcriber) -> None:
     assert told(list(transcriber.transcribe(pcm[::2], ENGLISH, sample_rate=8000))) == same
 
 
-def test_first_day_16_what_is_no_recording_is_told(transcriber: Transcriber) -> None:
+def test_what_is_not_a_recording_is_refused(transcriber: Transcriber) -> None:
     silence = np.zeros(16_000, np.float32)
     wrong: list[tuple[Any, dict[str, Any], str, str]] = [
         ([0.1, 0.2], {}, "source", r"an array of samples; got \[0.1, 0.2\] \(list\)"),
@@ -280,14 +280,14 @@ def test_first_day_16_what_is_no_recording_is_told(transcriber: Transcriber) -> 
         list(transcriber.transcribe(silence[:0], ENGLISH))
 
 
-def test_first_day_16_reprs_of_speech(transcriber: Transcriber) -> None:
+def test_reprs_of_transcripts_are_readable(transcriber: Transcriber) -> None:
     assert repr(transcriber).startswith("Transcriber('")
     assert "whisper" in repr(transcriber)
     transcription = transcriber.transcribe(CALL, ENGLISH)
     assert "call text()" in repr(transcription)
 
 
-def test_first_day_11_a_model_says_where_it_was_unsure() -> None:
+def test_a_model_says_where_it_was_unsure() -> None:
     with Transcriber(threads=1) as bundled:
         known = bundled.transcribe(ROOT / "examples/call.opus")
         assert "My account number is 51541141." in known.text()

@@ -13,6 +13,7 @@ from galley.tools.conversation import Tool
 from galley.tools.events import Arguments, CallEnd, CallStart, Reasoning, Text, whole
 from galley.tools.formats import FORMATS
 from galley.tools.value_types import ALL, types_of
+from tests.thorough import examples
 from tests.tools.answers import TOOLS, WEATHER, Parts, events_of, new_parser, parts, read
 from tests.tools.examples import EXAMPLES, Example
 
@@ -82,9 +83,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("name", "answer", "reason"), BROKEN)
-def test_row_27_calls_that_are_none_are_text_with_a_warning(
-    name: str, answer: str, reason: str
-) -> None:
+def test_malformed_calls_are_text_with_a_warning(name: str, answer: str, reason: str) -> None:
     for chunks in ([answer], list(answer)):
         text, _, calls, warnings = read(name, chunks)
         assert calls == []
@@ -134,7 +133,7 @@ PIECES = (
 
 
 @BY_FORMAT
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_no_answer_raises_and_none_depends_on_its_pieces(name: str, data: st.DataObject) -> None:
     soup = st.sampled_from(
@@ -199,7 +198,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(turns=st.lists(CALLS, max_size=4), seed=st.integers(0, 2**32))
 def test_text_and_calls_come_out_as_they_went_in(
     name: str, turns: list[tuple[str, dict[str, Any]]], seed: int
@@ -307,7 +306,7 @@ BEGINNINGS = (
 
 
 @BY_FORMAT
-def test_row_27_each_character_is_looked_at_a_bounded_number_of_times(name: str) -> None:
+def test_each_character_is_examined_a_bounded_number_of_times(name: str) -> None:
     """Counted, not timed: what is waiting to be looked at stays short while an answer comes."""
     for filling in ("x", " ", "<", '{"a":', "[", "\n"):
         for prefix in BEGINNINGS:

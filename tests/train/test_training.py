@@ -27,6 +27,7 @@ from tests.checkpoints import make_checkpoint, random_ids
 from tests.cli.command import galley
 from tests.conftest import CheckpointMaker
 from tests.missing import without
+from tests.thorough import examples
 from tests.train.tiny import EXACT, TEXTS, read, run, served
 
 TEXT = random_ids(99, 40)
@@ -188,7 +189,7 @@ def test_a_model_that_exists_learns_from_one_with_more_rows(tmp_path: Path) -> N
         from_model(read(folder), teacher)
 
 
-@hypothesis_settings(max_examples=30)
+@hypothesis_settings(max_examples=examples(30))
 @given(seed=st.integers(0, 2**31), k=st.integers(1, 20), temperature=st.floats(0.5, 4))
 def test_the_divergence_is_that_of_all_tokens_with_the_rest_as_one(
     seed: int, k: int, temperature: float

@@ -1,8 +1,4 @@
-"""Beside every test of this folder a greedy stream runs that must not change by a byte.
-
-A test is named after the row that it closes: of the list of bad inputs (``test_row_04_...``) or of the
-hostile day (``test_hostile_03_...``).
-"""
+"""Alongside every test of this folder a greedy stream runs that must not change by a byte."""
 
 from collections.abc import Iterator
 

@@ -12,7 +12,7 @@ from tests.server.raw import CHAT, Raw
 from tests.server.refusals import error_of
 from tests.server.serving import Server
 
-pytestmark = pytest.mark.xdist_group("server_bad_inputs_http")
+pytestmark = pytest.mark.xdist_group("default_server")
 
 PLAIN = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
@@ -70,13 +70,13 @@ def check_refused(http: httpx.Client, path: str, case: Case) -> None:
 
 @each_path
 @each(NO_REQUESTS)
-def test_row_01_bodies_that_are_no_request(http: httpx.Client, path: str, case: Case) -> None:
-    """Also row 19 of the hostile day: the error says what came instead of an object."""
+def test_bodies_that_are_not_requests_are_400(http: httpx.Client, path: str, case: Case) -> None:
+    """The error says what came instead of an object."""
     check_refused(http, path, case)
 
 
 @pytest.mark.parametrize("kind", [b"[]", b"42", b"null"])
-def test_hostile_19_the_error_names_what_came(http: httpx.Client, kind: bytes) -> None:
+def test_the_error_names_what_came(http: httpx.Client, kind: bytes) -> None:
     message = error_of(http.post(CHAT, content=kind, headers=JSON))["message"]
     name = {b"[]": "an array", b"42": "a number", b"null": "null"}[kind]
     assert message.endswith(f"got {name}")
@@ -94,9 +94,7 @@ def test_hostile_19_the_error_names_what_came(http: httpx.Client, kind: bytes) -
         {"Content-Type": "", "Origin": "http://localhost:3000"},
     ],
 )
-def test_row_01_a_body_must_be_declared_as_json(
-    http: httpx.Client, headers: dict[str, str]
-) -> None:
+def test_a_body_must_be_declared_as_json(http: httpx.Client, headers: dict[str, str]) -> None:
     answer = http.post(CHAT, content=b"{}", headers=headers)
     assert "application/json" in error_of(answer, 415)["message"]
 
@@ -110,33 +108,33 @@ def test_utf_8_may_be_written_as_many_write_it(http: httpx.Client, charset: str)
 
 @each_path
 @each(DEEP)
-def test_row_02_deep_bodies(http: httpx.Client, path: str, case: Case) -> None:
+def test_deeply_nested_bodies_are_refused(http: httpx.Client, path: str, case: Case) -> None:
     check_refused(http, path, case)
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_row_03_a_body_over_the_cap(http: httpx.Client, chunked: bool) -> None:
+def test_a_body_over_the_cap_is_413(http: httpx.Client, chunked: bool) -> None:
     body = b'{"model": "' + b"x" * (9 * 1024 * 1024) + b'"}'
     content = (body[i : i + 65536] for i in range(0, len(body), 65536)) if chunked else body
     error = error_of(http.post(CHAT, content=content, headers=JSON), 413)
     assert error["code"] == "request_too_large"
 
 
-def test_row_03_a_client_that_sends_all_before_it_reads_sees_why(server: Server) -> None:
+def test_a_client_that_sends_all_before_it_reads_sees_why(server: Server) -> None:
     size = 9 * 1024 * 1024
     with Raw(server) as client:
         client.post(f"Content-Length: {size}").send(body=b"x" * size)
         assert error_of(client.answer(), 413)["code"] == "request_too_large"
 
 
-def test_row_03_a_body_without_end_is_cut_off(server: Server) -> None:
+def test_a_body_without_end_is_cut_off(server: Server) -> None:
     chunk = b"100000\r\n" + b"x" * 0x100000 + b"\r\n"
     with Raw(server) as client:
         client.post("Transfer-Encoding: chunked")
         assert client.send_until_refused(chunk, 1000) < 1000
 
 
-def test_row_04_three_megabytes_in_chunks_of_six_bytes(server: Server) -> None:
+def test_three_megabytes_in_chunks_of_six_bytes_are_refused(server: Server) -> None:
     process = psutil.Process(server.process.pid)
     before = process.memory_info().rss
     text = b'{"model": "tiny", "messages": [], "user": "' + b"x" * 3_000_000 + b'"}'
@@ -149,7 +147,7 @@ def test_row_04_three_megabytes_in_chunks_of_six_bytes(server: Server) -> None:
     assert process.memory_info().rss - before < 100 * 2**20
 
 
-def test_row_04_small_chunks_are_served(http: httpx.Client) -> None:
+def test_small_chunks_are_served(http: httpx.Client) -> None:
     body = json.dumps({"prompt": "x" * 30_000}).encode()
     chunks = (body[i : i + 6] for i in range(0, len(body), 6))
     answer = http.post("/tokenize", content=chunks, headers=JSON)
@@ -168,7 +166,9 @@ def test_row_04_small_chunks_are_served(http: httpx.Client) -> None:
     ],
     ids=str,
 )
-def test_row_09_foreign_hosts(http: httpx.Client, headers: dict[str, str], status: int) -> None:
+def test_foreign_hosts_are_refused(
+    http: httpx.Client, headers: dict[str, str], status: int
+) -> None:
     for path in ("/v1/models", "/health", "/metrics", "/docs"):
         answer = http.get(path, headers=headers)
         assert answer.status_code == status
@@ -188,14 +188,14 @@ def test_row_09_foreign_hosts(http: httpx.Client, headers: dict[str, str], statu
         ("POST", "/health", 405, "method_not_allowed"),
     ],
 )
-def test_row_10_unknown_places(
+def test_unknown_paths_and_methods_are_404_and_405(
     http: httpx.Client, method: str, path: str, status: int, code: str
 ) -> None:
     assert error_of(http.request(method, path), status)["code"] == code
 
 
 @pytest.mark.parametrize("path", [CHAT, PLAIN, "/tokenize", "/detokenize"])
-def test_row_10_unknown_model(http: httpx.Client, path: str) -> None:
+def test_an_unknown_model_is_404(http: httpx.Client, path: str) -> None:
     bodies: dict[str, dict[str, Any]] = {
         CHAT: {"messages": [{"role": "user", "content": "x"}]},
         PLAIN: {"prompt": "x"},
@@ -207,18 +207,18 @@ def test_row_10_unknown_model(http: httpx.Client, path: str) -> None:
 
 
 @each_path
-def test_row_11_a_field_that_is_half_a_character(http: httpx.Client, path: str) -> None:
+def test_an_unpaired_surrogate_in_a_field_is_refused(http: httpx.Client, path: str) -> None:
     body = rb'{"model": "tiny", "\ud800": 2}'
     check_refused(http, path, Case("surrogate", body, "Unsupported"))
 
 
 @each_path
 @each(NO_NUMBERS)
-def test_row_17_no_numbers(http: httpx.Client, path: str, case: Case) -> None:
+def test_nan_and_infinity_are_refused(http: httpx.Client, path: str, case: Case) -> None:
     check_refused(http, path, case)
 
 
 @each_path
 @each(TWICE)
-def test_row_23_keys_that_come_twice(http: httpx.Client, path: str, case: Case) -> None:
+def test_duplicate_keys_are_refused(http: httpx.Client, path: str, case: Case) -> None:
     check_refused(http, path, case)

@@ -11,7 +11,7 @@ from tests.server.conftest import CONTEXT
 from tests.server.raw import CHAT
 from tests.server.refusals import error_of
 
-pytestmark = pytest.mark.xdist_group("server_bad_inputs_parameters")
+pytestmark = pytest.mark.xdist_group("default_server")
 
 PLAIN = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
@@ -128,7 +128,7 @@ def test_a_name_ends_with_the_text(
     ],
     plain=[({"suffix": "x"}, "suffix")],
 )
-def test_row_11_fields_that_do_not_exist_or_not_together(
+def test_unknown_and_exclusive_fields_are_refused(
     http: httpx.Client, path: str, changes: dict[str, Any], param: str
 ) -> None:
     check(http, path, changes, param)
@@ -143,7 +143,9 @@ def test_row_11_fields_that_do_not_exist_or_not_together(
     ],
     plain=[({"prompt": ["x"] * 2049}, "prompt"), ({"prompt": [[1]] * 2049}, "prompt")],
 )
-def test_row_12_counts(http: httpx.Client, path: str, changes: dict[str, Any], param: str) -> None:
+def test_counts_out_of_range_are_refused(
+    http: httpx.Client, path: str, changes: dict[str, Any], param: str
+) -> None:
     check(http, path, changes, param)
 
 
@@ -162,7 +164,7 @@ def test_row_12_counts(http: httpx.Client, path: str, changes: dict[str, Any], p
         ({"max_tokens": None, "max_completion_tokens": -1}, "max_completion_tokens"),
     ],
 )
-def test_row_13_tokens_beyond_the_context(
+def test_more_tokens_than_the_context_are_refused(
     http: httpx.Client, path: str, changes: dict[str, Any], param: str
 ) -> None:
     check(http, path, changes, param)
@@ -175,7 +177,7 @@ def test_row_13_tokens_beyond_the_context(
         ({"prompt": [1] * (2**20 + 1)}, "prompt"),
     ],
 )
-def test_row_14_prompts_beyond_the_context(
+def test_prompts_beyond_the_context_are_refused(
     http: httpx.Client, path: str, changes: dict[str, Any], param: str
 ) -> None:
     check(http, path, changes, param)
@@ -195,7 +197,7 @@ def test_row_14_prompts_beyond_the_context(
     ],
     plain=[({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt")],
 )
-def test_row_15_messages_that_say_nothing(
+def test_empty_or_malformed_messages_are_refused(
     http: httpx.Client, path: str, changes: dict[str, Any], param: str
 ) -> None:
     check(http, path, changes, param)
@@ -214,7 +216,7 @@ def test_row_15_messages_that_say_nothing(
         ({"prompt": [2**80], "echo": True}, "prompt"),
     ],
 )
-def test_row_16_token_ids_that_are_none(
+def test_invalid_token_ids_are_refused(
     http: httpx.Client, path: str, changes: dict[str, Any], param: str
 ) -> None:
     check(http, path, changes, param)
@@ -251,7 +253,7 @@ def test_row_16_token_ids_that_are_none(
     ],
     plain=[({"echo": 1}, "echo")],
 )
-def test_row_17_values_out_of_range_or_of_another_type(
+def test_values_out_of_range_or_of_another_type_are_refused(
     http: httpx.Client, path: str, changes: dict[str, Any], param: str
 ) -> None:
     check(http, path, changes, param)
@@ -279,7 +281,7 @@ def test_row_17_values_out_of_range_or_of_another_type(
         ({"logprobs": True}, "logprobs"),
     ],
 )
-def test_row_18_logprobs_and_biases(
+def test_invalid_logprobs_and_biases_are_refused(
     http: httpx.Client, path: str, changes: dict[str, Any], param: str
 ) -> None:
     check(http, path, changes, param)
@@ -295,7 +297,7 @@ def test_row_18_logprobs_and_biases(
         ({"stop": {}}, "stop"),
     ],
 )
-def test_row_19_stop_strings(
+def test_invalid_stop_strings_are_refused(
     http: httpx.Client, path: str, changes: dict[str, Any], param: str
 ) -> None:
     check(http, path, changes, param)
@@ -304,7 +306,7 @@ def test_row_19_stop_strings(
 @refused(
     [({"cache_salt": ""}, "cache_salt")],
 )
-def test_row_20_an_empty_salt(
+def test_an_empty_cache_salt_is_refused(
     http: httpx.Client, path: str, changes: dict[str, Any], param: str
 ) -> None:
     check(http, path, changes, param)
@@ -317,7 +319,7 @@ def test_row_20_an_empty_salt(
         ({"seed": 10**400}, "seed"),
     ],
 )
-def test_row_23_seeds_beyond_64_bits(
+def test_seeds_beyond_64_bits_are_refused(
     http: httpx.Client, path: str, changes: dict[str, Any], param: str
 ) -> None:
     check(http, path, changes, param)

@@ -10,13 +10,13 @@ from tests.server.raw import CHAT
 from tests.server.refusals import error_of
 from tests.server.serving import Server
 
-pytestmark = pytest.mark.xdist_group("server_bad_inputs_prompts")
+pytestmark = pytest.mark.xdist_group("default_server")
 
 PLAIN = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
 
 
-def test_row_14_context_errors_tell_both_counts(http: httpx.Client) -> None:
+def test_context_errors_name_both_counts(http: httpx.Client) -> None:
     ids = [300] * (CONTEXT + 5)
     error = error_of(http.post(PLAIN, json={"model": "tiny", "prompt": ids}))
     assert error["code"] == "context_length_exceeded"
@@ -24,7 +24,7 @@ def test_row_14_context_errors_tell_both_counts(http: httpx.Client) -> None:
     assert str(CONTEXT + 5) in error["message"]
 
 
-def test_row_13_without_max_tokens_the_rest_of_the_context_is_used(http: httpx.Client) -> None:
+def test_without_max_tokens_the_rest_of_the_context_is_used(http: httpx.Client) -> None:
     body = {"model": "tiny", "prompt": [300] * (CONTEXT - 3), "ignore_eos": True}
     answer = http.post(PLAIN, json=body)
     assert answer.json()["usage"]["completion_tokens"] == 3
@@ -36,7 +36,7 @@ def test_row_13_without_max_tokens_the_rest_of_the_context_is_used(http: httpx.C
     ["\\ud800", "\\udfff\\ud800 x", "a\\u0000b", "\\u202eabc", "\\u200f", "x" * 3000],
     ids=["lone-high", "reversed-pair", "nul", "right-to-left", "mark", "long"],
 )
-def test_row_22_odd_text_is_served(http: httpx.Client, text: str) -> None:
+def test_odd_text_is_served(http: httpx.Client, text: str) -> None:
     for path, body in (
         (CHAT, '{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"%s"}]}'),
         (PLAIN, '{"model":"tiny","max_tokens":2,"prompt":"%s","echo":true}'),
@@ -48,7 +48,7 @@ def test_row_22_odd_text_is_served(http: httpx.Client, text: str) -> None:
         assert answer.status_code == 200, answer.text
 
 
-def test_row_22_a_megabyte_of_one_character_is_counted(http: httpx.Client) -> None:
+def test_a_megabyte_of_one_character_is_counted(http: httpx.Client) -> None:
     answer = http.post("/tokenize", json={"prompt": "z" * 2**20})
     assert answer.json()["count"] > CONTEXT
     error = error_of(http.post(PLAIN, json={"model": "tiny", "prompt": "z" * 2**20}))
@@ -67,13 +67,13 @@ def test_row_22_a_megabyte_of_one_character_is_counted(http: httpx.Client) -> No
     ],
     ids=["text", "texts", "many", "ids", "chat", "control"],
 )
-def test_row_14_large_prompts_are_refused_for_what_is_wrong(
+def test_large_prompts_are_refused_for_what_is_wrong(
     http: httpx.Client, path: str, body: dict[str, Any], says: str
 ) -> None:
     assert says in error_of(http.post(path, json={"model": "tiny", **body}))["message"]
 
 
-def test_row_13_max_completion_tokens_is_named_as_given(http: httpx.Client) -> None:
+def test_max_completion_tokens_is_named_as_given(http: httpx.Client) -> None:
     messages = [{"role": "user", "content": "x"}]
     for value in (-1, CONTEXT + 1):
         body = {"model": "tiny", "messages": messages, "max_completion_tokens": value}
@@ -82,7 +82,7 @@ def test_row_13_max_completion_tokens_is_named_as_given(http: httpx.Client) -> N
         assert " max_tokens" not in message
 
 
-def test_row_17_sampling_values_at_the_edge_harm_nobody(server: Server, http: httpx.Client) -> None:
+def test_sampling_values_at_the_edge_harm_nobody(server: Server, http: httpx.Client) -> None:
     restarts = server.metrics()["galley_engine_restarts_total"]
     for hostile in (
         {"temperature": 1e-310, "min_p": 0.1},
@@ -99,7 +99,7 @@ def test_row_17_sampling_values_at_the_edge_harm_nobody(server: Server, http: ht
     assert server.metrics()["galley_engine_restarts_total"] == restarts
 
 
-def test_row_21_special_tokens_in_content_stay_text(http: httpx.Client) -> None:
+def test_special_tokens_in_content_stay_text(http: httpx.Client) -> None:
     def ids(content: str) -> list[int]:
         messages = [{"role": "user", "content": content}]
         answer: list[int] = http.post("/tokenize", json={"messages": messages}).json()["tokens"]

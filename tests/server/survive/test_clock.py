@@ -54,7 +54,7 @@ def created(http: httpx.Client) -> float:
     return float(answer.json()["created"])
 
 
-def test_row_49_the_clock_jumps(
+def test_a_jump_of_the_clock_changes_no_answer(
     server: Server, http: httpx.Client, jump_file: Path, expected: str
 ) -> None:
     for days in (10, -10, 4000):

@@ -1,15 +1,26 @@
 """A short run of the fault schedule: engines die and stall, clients misbehave, and no request is lost."""
 
 import asyncio
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks.faults.run import run
 from benchmarks.faults.schedule import asks, faults, prompts
 
+from tests.server.conftest import with_defaults
 from tests.server.serving import Server
 
 pytestmark = pytest.mark.xdist_group("server_fault_schedule")
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Its own: engines are killed."""
+    with with_defaults(model, tmp_path_factory.mktemp("fault_schedule")) as running:
+        yield running
+
 
 SECONDS = 12.0
 

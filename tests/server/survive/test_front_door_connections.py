@@ -36,7 +36,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield running
 
 
-def test_hostile_04_more_connections_than_descriptors(server: Server) -> None:
+def test_more_connections_than_descriptors_are_refused(server: Server) -> None:
     lines = len(server.log.splitlines())
     with ExitStack() as stack:
         for number in range(240):
@@ -59,7 +59,7 @@ def test_hostile_04_more_connections_than_descriptors(server: Server) -> None:
     assert "Traceback" not in server.log
 
 
-def test_hostile_04_connections_of_one_address(server: Server) -> None:
+def test_connections_of_one_address_are_limited(server: Server) -> None:
     with ExitStack() as stack:
         for _ in range(30):
             stack.enter_context(Raw(server, source=OTHERS[0]))
@@ -69,7 +69,7 @@ def test_hostile_04_connections_of_one_address(server: Server) -> None:
         assert httpx.get(f"{server.url}/v1/models").status_code == 200
 
 
-def test_hostile_04_a_websocket_beyond_the_limit_is_refused(server: Server) -> None:
+def test_a_websocket_beyond_the_limit_is_refused(server: Server) -> None:
     with ExitStack() as stack:
         for _ in range(30):
             stack.enter_context(Raw(server, source=OTHERS[1]))
@@ -86,14 +86,14 @@ def test_hostile_04_a_websocket_beyond_the_limit_is_refused(server: Server) -> N
             error_of(further.answer(), 503)
 
 
-def test_hostile_04_too_few_descriptors_are_an_error_at_start(model: Path, tmp_path: Path) -> None:
+def test_too_few_descriptors_are_an_error_at_start(model: Path, tmp_path: Path) -> None:
     wanted = Server(model, tmp_path / "log", open_files=160, max_connections=100)
     with pytest.raises(AssertionError, match="ended with 2"), wanted:
         pass
     assert "raise the limit or lower max_connections" in wanted.log
 
 
-def test_row_50_thousands_of_idle_connections(model: Path, tmp_path: Path) -> None:
+def test_thousands_of_idle_connections_harm_nobody(model: Path, tmp_path: Path) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = min(5000, soft - 300)
     with Server(
@@ -111,7 +111,7 @@ def test_row_50_thousands_of_idle_connections(model: Path, tmp_path: Path) -> No
         until(lambda: process.num_fds() <= files + 1)
 
 
-def test_hostile_04_a_drain_does_not_wait_for_bodies(model: Path, tmp_path: Path) -> None:
+def test_a_drain_does_not_wait_for_bodies(model: Path, tmp_path: Path) -> None:
     with (
         Server(model, tmp_path / "log", kv_cache_tokens=CONTEXT, threads=1) as server,
         Raw(server) as client,

@@ -44,7 +44,7 @@ def resident(server: Server) -> int:
     return size
 
 
-def test_row_05_giant_headers(http: httpx.Client) -> None:
+def test_giant_headers_are_refused(http: httpx.Client) -> None:
     for headers in (
         {"X-Large": "x" * 2**20},
         {f"X-{number}": "" for number in range(10_000)},
@@ -57,7 +57,7 @@ def test_row_05_giant_headers(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("line", ["X-Many: 1\r\n", "x" * 2**16], ids=["many", "one"])
-def test_hostile_03_headers_without_end(server: Server, line: str) -> None:
+def test_headers_without_end_are_refused(server: Server, line: str) -> None:
     before = resident(server)
     with Raw(server) as client:
         client.send("GET /health HTTP/1.1", "Host: localhost", body=b"X-Endless: ")
@@ -68,7 +68,7 @@ def test_hostile_03_headers_without_end(server: Server, line: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["trailers", "extensions"])
-def test_hostile_03_chunks_with_endless_additions(server: Server, what: str) -> None:
+def test_chunks_with_endless_extensions_are_refused(server: Server, what: str) -> None:
     before = resident(server)
     with Raw(server) as client:
         client.post("Transfer-Encoding: chunked")
@@ -79,7 +79,7 @@ def test_hostile_03_chunks_with_endless_additions(server: Server, what: str) -> 
     assert resident(server) - before < 32 * 2**20
 
 
-def test_hostile_03_a_trailer_is_no_header(server: Server) -> None:
+def test_a_trailer_is_not_a_header(server: Server) -> None:
     body = b"2\r\n{}\r\n0\r\nContent-Type: text/plain\r\nHost: evil.example\r\n\r\n"
     with Raw(server) as client:
         client.post("Transfer-Encoding: chunked", "Connection: close")
@@ -87,7 +87,7 @@ def test_hostile_03_a_trailer_is_no_header(server: Server) -> None:
         assert error_of(client.answer())["param"] in ("model", "messages")
 
 
-def test_row_06_headers_that_trickle(server: Server) -> None:
+def test_headers_that_trickle_time_out(server: Server) -> None:
     with Raw(server) as client:
         client.send("GET /health HTTP/1.1", "Host: localhost")
         trickle(client, b"X: y\r\n")
@@ -95,7 +95,7 @@ def test_row_06_headers_that_trickle(server: Server) -> None:
 
 
 @pytest.mark.parametrize("length", ["Content-Length: 100000", "Transfer-Encoding: chunked"])
-def test_row_06_a_body_that_trickles(server: Server, length: str) -> None:
+def test_a_body_that_trickles_times_out(server: Server, length: str) -> None:
     with Raw(server) as client:
         client.post(length)
         trickle(client, b"1\r\n \r\n")
@@ -117,7 +117,7 @@ def trickle(client: Raw, data: bytes) -> None:
     client.socket.settimeout(30)
 
 
-def test_row_06_a_slow_body_that_comes_is_served(server: Server) -> None:
+def test_a_slow_body_that_arrives_is_served(server: Server) -> None:
     body = json.dumps({"prompt": "x" * 6000}).encode()
     with Raw(server) as client:
         client.post(f"Content-Length: {len(body)}", "Connection: close", path="/tokenize")
@@ -127,7 +127,7 @@ def test_row_06_a_slow_body_that_comes_is_served(server: Server) -> None:
         assert client.answer().status_code == 200
 
 
-def test_hostile_04_connections_that_say_nothing_are_ended(server: Server) -> None:
+def test_connections_that_say_nothing_are_ended(server: Server) -> None:
     with Raw(server) as silent, Raw(server) as half, Raw(server) as unfinished, Raw(server) as kept:
         half.send("GET /health HTTP/1.1", "Host: local")
         unfinished.post("Content-Length: 1000").send(body=b'{"model": ')
@@ -138,7 +138,7 @@ def test_hostile_04_connections_that_say_nothing_are_ended(server: Server) -> No
     until(lambda: connections(server) <= 2)  # the neighbour's and the fixture's
 
 
-def test_hostile_04_unfinished_bodies_have_a_bound_in_all(server: Server) -> None:
+def test_unfinished_bodies_are_bounded_in_total(server: Server) -> None:
     clients = [Raw(server) for _ in range(6)]
     try:
         for client in clients:
@@ -169,21 +169,21 @@ def test_hostile_04_unfinished_bodies_have_a_bound_in_all(server: Server) -> Non
     ],
     ids=lambda data: repr(data[:20]),
 )
-def test_hostile_20_malformed_http(server: Server, request_: bytes) -> None:
+def test_malformed_http_is_400(server: Server, request_: bytes) -> None:
     with Raw(server) as client:
         client.send(body=request_)
         error = error_of(client.answer())
     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_http")
 
 
-def test_hostile_20_a_chunk_that_is_none(server: Server) -> None:
+def test_a_malformed_chunk_is_refused(server: Server) -> None:
     with Raw(server) as client:
         client.post("Transfer-Encoding: chunked").send(body=b"zz\r\n")
         assert error_of(client.answer())["code"] == "invalid_http"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_hostile_20_a_client_that_closes_its_half_is_answered(server: Server, stream: bool) -> None:
+def test_a_client_that_closes_its_half_is_answered(server: Server, stream: bool) -> None:
     asked = {"model": "tiny", "prompt": "x", "max_tokens": 200, "ignore_eos": True}
     body = json.dumps(asked | {"stream": stream}).encode()
     with Raw(server) as client:
@@ -195,7 +195,7 @@ def test_hostile_20_a_client_that_closes_its_half_is_answered(server: Server, st
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_hostile_20_a_client_that_is_gone_is_not(server: Server, stream: bool) -> None:
+def test_a_client_that_is_gone_is_not_answered(server: Server, stream: bool) -> None:
     cancelled = "galley_finished_sequences_total{endpoint=/v1/completions,finish_reason=cancelled}"
     before = server.metrics().get(cancelled, 0)
     asked = {"model": "tiny", "prompt": "x", "max_tokens": 10_000, "ignore_eos": True}
@@ -313,7 +313,7 @@ def test_head_in_http_1_0_has_no_body(server: Server) -> None:
     assert (answer.status_code, answer.content) == (200, b"")
 
 
-def test_hostile_20_long_values_are_cut(http: httpx.Client) -> None:
+def test_long_values_are_cut_in_errors(http: httpx.Client) -> None:
     for answer in (
         http.get("/" + "y" * 4000),
         http.request("Z" * 4000, "/health"),
@@ -330,21 +330,21 @@ def test_hostile_20_long_values_are_cut(http: httpx.Client) -> None:
         assert len(error_of(answer, answer.status_code)["message"]) < 500
 
 
-def test_hostile_20_no_number_is_a_value(http: httpx.Client) -> None:
+def test_nan_is_not_a_value(http: httpx.Client) -> None:
     for number in ("NaN", "Infinity", "-Infinity"):
         body = f'{{"model": null, "temperature": {number}}}'
         error = error_of(http.post(CHAT, content=body, headers=JSON))
         assert error["param"] == "temperature"
 
 
-def test_hostile_20_head_is_get_without_a_body(http: httpx.Client) -> None:
+def test_head_is_get_without_a_body(http: httpx.Client) -> None:
     for path in ("/health", "/v1/models", "/metrics", "/docs"):
         answer = http.head(path)
         assert (answer.status_code, answer.content) == (200, b"")
         assert int(answer.headers["content-length"]) > 0
 
 
-def test_hostile_20_pipelined_requests_are_answered_in_order(server: Server) -> None:
+def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
     paths = ["/health", "/v1/models", "/nothing"]
     with Raw(server) as client:
         client.send(

@@ -32,7 +32,9 @@ def server(
     [(b'{"type": "\xff"}', 1007), (b"x" * (MOST + 1), 1009), (b"x" * 10_000_000, 1009)],
     ids=["utf-8", "large", "huge"],
 )
-def test_hostile_21_messages_that_are_none(server: Server, data: bytes, code: int) -> None:
+def test_malformed_websocket_messages_close_the_connection(
+    server: Server, data: bytes, code: int
+) -> None:
     before = connections(server)
     with LiveClient(server) as client:
         client.until("session.created", "transcription_session.created")
@@ -50,7 +52,7 @@ def exchange(client: LiveClient, data: bytes | list[bytes]) -> None:
     client.socket.recv(timeout=30)
 
 
-def test_hostile_21_fragments_count_together(server: Server) -> None:
+def test_fragments_count_together(server: Server) -> None:
     with LiveClient(server) as client:
         client.until("session.created", "transcription_session.created")
         with pytest.raises(ConnectionClosed) as closed:

@@ -72,7 +72,7 @@ def neighbour(server: Server, expected: str) -> Iterator[Neighbour]:
         ("get", "/nowhere"),
     ],
 )
-def test_row_07_missing_or_wrong_key(server: Server, method: str, path: str) -> None:
+def test_a_missing_or_wrong_key_is_401(server: Server, method: str, path: str) -> None:
     url = server.url + path.replace("{model}", "tiny")
     nothing = {"Authorization": "Bearer"}
     for given in ({}, nothing, bearer("wrong"), bearer(hashed(key_of("first")))):
@@ -86,7 +86,7 @@ def test_row_07_missing_or_wrong_key(server: Server, method: str, path: str) -> 
     assert httpx.request(method, url, headers=bearer(key_of("boss"))).status_code != 401
 
 
-def test_row_08_keys_are_kept_as_hashes_and_compared_in_full(
+def test_keys_are_kept_as_hashes_and_compared_in_full(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import hmac
@@ -124,7 +124,7 @@ def _lines_of(log: str, what: str, count: int) -> list[str]:
     return found if len(found) == count else []
 
 
-def test_row_08_nothing_that_is_secret_is_told(server: Server) -> None:
+def test_no_secret_is_in_answers_or_logs(server: Server) -> None:
     headers = bearer(key_of("second")) | {"X-Hush": "hush-header", "User-Agent": "hush-header"}
     json = {"Content-Type": "application/json"}
     with server.client(headers=headers) as client:
@@ -154,12 +154,12 @@ def test_row_08_nothing_that_is_secret_is_told(server: Server) -> None:
     assert 'galley_tenant_requests_total{status="200",tenant="second"}' in metrics
 
 
-def test_row_20_empty_cache_salt(server: Server) -> None:
+def test_an_empty_cache_salt_is_refused(server: Server) -> None:
     error = error_of(complete(server, "first", [5], max_tokens=1, cache_salt=""))
     assert (error["type"], error["param"]) == ("invalid_request_error", "cache_salt")
 
 
-def test_row_47_another_tenants_prefix(server: Server) -> None:
+def test_another_tenants_prefix_is_not_shared(server: Server) -> None:
     hits = "galley_prefix_cache_hit_tokens_total"
 
     def cached(tenant: str, **fields: str) -> int:
@@ -181,7 +181,7 @@ def test_row_47_another_tenants_prefix(server: Server) -> None:
 
 
 @pytest.mark.parametrize("flags", [[], ["--admin-key", "sk-admin"]])
-def test_row_48_public_bind_without_a_key(model: Path, flags: list[str]) -> None:
+def test_a_public_bind_without_a_key_does_not_start(model: Path, flags: list[str]) -> None:
     command = [sys.executable, "-m", "galley", "serve", str(model), "--host", "0.0.0.0", *flags]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2

@@ -44,7 +44,7 @@ def speech() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     return np.concatenate(list(Recording(CALL)))[: 8 * 16_000]
 
 
-# Row 28.
+# Addresses in place of recordings.
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def watched() -> Iterator[socket.socket]:
 
 @pytest.mark.parametrize("scheme", ["http://127.0.0.1:{port}/call.wav", "file:///etc/hostname"])
 @pytest.mark.parametrize("field", ["file", "url", "audio_url"])
-def test_row_28_an_address_instead_of_a_recording(
+def test_an_address_instead_of_a_recording_is_refused(
     http: httpx.Client, watched: socket.socket, field: str, scheme: str
 ) -> None:
     address = scheme.format(port=watched.getsockname()[1])
@@ -79,7 +79,7 @@ PLAYLISTS = {
 
 
 @pytest.mark.parametrize("kind", PLAYLISTS)
-def test_row_28_a_file_that_names_an_address(
+def test_a_file_that_names_an_address_calls_nobody(
     http: httpx.Client, watched: socket.socket, kind: str
 ) -> None:
     port = watched.getsockname()[1]
@@ -88,7 +88,7 @@ def test_row_28_a_file_that_names_an_address(
         assert error_of(transcribe(http, data, f"call.{kind}"))["param"] == "file"
 
 
-# Rows 29 and 30.
+# Damaged, false and silent recordings.
 
 
 def nan() -> bytes:
@@ -117,7 +117,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_row_29_recordings_that_are_none(http: httpx.Client, case: str) -> None:
+def test_files_that_are_not_recordings_are_refused(http: httpx.Client, case: str) -> None:
     data, status, says = BAD[case]
     answer = transcribe(http, data, "call.mp3")
     error = error_of(answer, status)
@@ -126,7 +126,7 @@ def test_row_29_recordings_that_are_none(http: httpx.Client, case: str) -> None:
     assert "/tmp" not in answer.text
 
 
-def test_row_29_silence_is_an_empty_text(http: httpx.Client) -> None:
+def test_silence_is_an_empty_text(http: httpx.Client) -> None:
     answer = transcribe(http, wav(bytes(5 * 32_000)))
     assert answer.status_code == 200
     assert answer.json()["text"] == ""
@@ -142,7 +142,7 @@ def warnings_of(answer: httpx.Response, seconds: float) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["mp3", "ogg", "wav"])
-def test_row_29_and_hostile_13_a_recording_cut_in_the_middle(
+def test_a_recording_cut_in_the_middle_is_transcribed_with_a_warning(
     http: httpx.Client, kind: str, speech: np.ndarray[tuple[int], np.dtype[np.float32]]
 ) -> None:
     rate = {"mp3": 44_100, "ogg": 48_000, "wav": 16_000}[kind]
@@ -155,13 +155,13 @@ def test_row_29_and_hostile_13_a_recording_cut_in_the_middle(
     assert answer.json()["segments"]
 
 
-def test_row_29_a_header_that_lies_about_its_length(http: httpx.Client) -> None:
+def test_a_header_with_a_false_length_is_harmless(http: httpx.Client) -> None:
     answer = transcribe(http, wav(SECOND, announced=10**8), response_format="verbose_json")
     [warning] = warnings_of(answer, 1)
     assert "announces 100000000 bytes of samples, but 32000 follow" in warning
 
 
-def test_row_30_hours_of_zeros_in_kilobytes(http: httpx.Client, server: Server) -> None:
+def test_hours_of_silence_in_kilobytes_are_bounded(http: httpx.Client, server: Server) -> None:
     data = flac_of_zeros(1800, stated=0)
     assert len(data) < 1_000_000
     process = psutil.Process(server.process.pid)
@@ -183,7 +183,7 @@ def test_channels_that_ended_the_process(http: httpx.Client, name: str, status: 
     assert transcribe(http, (CORPUS / name).read_bytes(), name).status_code == status
 
 
-# Hostile day 15.
+# Encodings of WAV.
 
 PCM, FLOAT = (
     struct.pack("<IHH", tag, 0, 0x10) + bytes.fromhex("800000aa00389b71") for tag in (1, 3)
@@ -201,7 +201,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
-def test_hostile_15_wav_encodings_that_do_not_exist(http: httpx.Client, case: str) -> None:
+def test_unknown_wav_encodings_are_refused(http: httpx.Client, case: str) -> None:
     data, says = UNKNOWN[case]
     error = error_of(transcribe(http, data))
     assert error["param"] == "file"
@@ -209,7 +209,7 @@ def test_hostile_15_wav_encodings_that_do_not_exist(http: httpx.Client, case: st
 
 
 @pytest.mark.parametrize(("guid", "bits"), [(PCM, 16), (FLOAT, 32)], ids=["pcm", "float"])
-def test_hostile_15_the_extensible_header_works(http: httpx.Client, guid: bytes, bits: int) -> None:
+def test_the_extensible_header_works(http: httpx.Client, guid: bytes, bits: int) -> None:
     data = wav(
         SECOND if bits == 16 else tone(1, 16_000).tobytes(),
         tag=0xFFFE,

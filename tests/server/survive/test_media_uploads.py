@@ -62,7 +62,7 @@ def _then_fail(head: bytes) -> Iterator[bytes]:
     raise ZeroDivisionError
 
 
-def test_hostile_02_uploads_leave_no_descriptor_behind(server: Server, http: httpx.Client) -> None:
+def test_uploads_leave_no_descriptor_behind(server: Server, http: httpx.Client) -> None:
     process = psutil.Process(server.process.pid)
     assert transcribe(http, LARGE).status_code == 200  # what is loaded once is loaded now
     before = process.num_fds()
@@ -140,7 +140,9 @@ def check_no_space(http: httpx.Client) -> None:
     assert transcribe(http, LARGE[:200_000]).status_code == 200  # kept in memory
 
 
-def test_hostile_16_the_temporary_folder_is_full(server: Server, http: httpx.Client) -> None:
+def test_a_full_temporary_folder_is_an_error_of_one_request(
+    server: Server, http: httpx.Client
+) -> None:
     process = psutil.Process(server.process.pid)
     limits = process.rlimit(psutil.RLIMIT_FSIZE)
     process.rlimit(psutil.RLIMIT_FSIZE, (1 << 20, limits[1]))
@@ -151,7 +153,7 @@ def test_hostile_16_the_temporary_folder_is_full(server: Server, http: httpx.Cli
     assert transcribe(http, LARGE).status_code == 200
 
 
-def test_hostile_16_the_temporary_folder_is_gone(
+def test_a_missing_temporary_folder_is_an_error_of_one_request(
     server: Server, http: httpx.Client, folder: Path
 ) -> None:
     assert transcribe(http, LARGE).status_code == 200
@@ -165,7 +167,7 @@ def test_hostile_16_the_temporary_folder_is_gone(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 @pytest.mark.parametrize("option", ["rw", "ro"], ids=["full", "read-only"])
-def test_hostile_16_row_49_a_file_system_that_takes_nothing(
+def test_a_full_file_system_harms_nobody(
     server: Server, http: httpx.Client, folder: Path, option: str
 ) -> None:
     assert transcribe(http, LARGE).status_code == 200
@@ -179,7 +181,7 @@ def test_hostile_16_row_49_a_file_system_that_takes_nothing(
     assert transcribe(http, LARGE).status_code == 200
 
 
-def test_hostile_14_speech_writes_nothing_and_calls_nobody(tmp_path: Path) -> None:
+def test_speech_writes_nothing_and_calls_nobody(tmp_path: Path) -> None:
     """Speech detection in a process of its own, whose home and caches are empty."""
     work = (
         "import numpy as np\n"

@@ -36,7 +36,7 @@ def ready(server: Server) -> tuple[int, str]:
     return answer.status_code, answer.json()["status"]
 
 
-def test_hostile_07_a_stopped_engine_is_not_ready_and_goes_on(server: Server) -> None:
+def test_a_stopped_engine_is_not_ready_and_goes_on(server: Server) -> None:
     [engine] = server.children()
     with server.client() as client:
         expected = client.post("/v1/completions", json=LONG | {"temperature": 0}).json()
@@ -56,7 +56,7 @@ def test_hostile_07_a_stopped_engine_is_not_ready_and_goes_on(server: Server) ->
     assert server.metrics()["galley_engine_restarts_total"] == 0
 
 
-def test_hostile_07_an_engine_that_hangs_is_replaced_and_its_streams_go_on(server: Server) -> None:
+def test_an_engine_that_hangs_is_replaced_and_its_streams_go_on(server: Server) -> None:
     [engine] = server.children()
     body = LONG | {"temperature": 0}
     with server.client() as client:
@@ -75,7 +75,7 @@ def test_hostile_07_an_engine_that_hangs_is_replaced_and_its_streams_go_on(serve
     assert ready(server) == (200, "ready")
 
 
-def test_row_46_memory_near_the_containers_limit(model: Path, tmp_path: Path) -> None:
+def test_memory_near_the_limit_of_the_container_is_refused(model: Path, tmp_path: Path) -> None:
     """A neighbour in the container takes nearly all of it: what runs goes on, nothing new is taken."""
     limit = 1500 * MIB
     log = tmp_path / "log"

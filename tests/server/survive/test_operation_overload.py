@@ -62,7 +62,7 @@ def idle_but_for_the_neighbour(server: Server) -> bool:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_row_38_a_deadline_that_passes_in_the_queue_is_504(server: Server, stream: bool) -> None:
+def test_a_deadline_that_passes_in_the_queue_is_504(server: Server, stream: bool) -> None:
     """Nobody has finished yet, so nobody can say that it will be late."""
     long = BODY | {"max_tokens": 15_000, "stream": True}
     with server.client() as client:
@@ -113,7 +113,7 @@ def test_who_cannot_be_served_in_time_is_refused_at_once(server: Server) -> None
     until(lambda: idle_but_for_the_neighbour(server))
 
 
-def test_row_37_a_full_queue_is_refused_and_what_was_admitted_goes_on(server: Server) -> None:
+def test_a_full_queue_is_refused_and_what_was_admitted_goes_on(server: Server) -> None:
     answers = [answer for answer, _ in burst(server, SEATS + QUEUE + 8, tokens=300)]
     served = [answer for answer in answers if answer.status_code == 200]
     assert len(served) >= QUEUE
@@ -126,7 +126,7 @@ def test_row_37_a_full_queue_is_refused_and_what_was_admitted_goes_on(server: Se
         assert 1 <= int(answer.headers["retry-after"]) <= 60
 
 
-def test_hostile_11_a_burst_after_idling_is_told_how_long_it_takes(server: Server) -> None:
+def test_a_burst_after_idling_gets_a_retry_time(server: Server) -> None:
     burst(server, SEATS + QUEUE, tokens=600)
     until(lambda: idle(server))
     time.sleep(8)  # ten times what the burst takes: idle time must not count

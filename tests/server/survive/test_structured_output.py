@@ -1,6 +1,5 @@
-"""Rows 24 to 27 of the bad inputs that concern grammars: an error in time, and nobody else notices."""
+"""Grammars that cannot be honoured: an error in time, and no other request notices."""
 
-import time
 from typing import Any
 
 import httpx
@@ -10,7 +9,7 @@ from tests.server.raw import CHAT
 from tests.server.refusals import error_of
 from tests.server.serving import Server
 
-pytestmark = pytest.mark.xdist_group("server_survive_structured_output")
+pytestmark = pytest.mark.xdist_group("default_server")
 
 CYCLE = "start: r0\n" + "".join(
     f'r{i}: r{(i + 1) % 5000} | "a" r{(i + 1) % 5000}\n' for i in range(5000)
@@ -19,11 +18,9 @@ CYCLE = "start: r0\n" + "".join(
 
 
 def ask(http: httpx.Client, **fields: Any) -> httpx.Response:
-    began = time.monotonic()
+    """The answer, which the client waits a minute for at most."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 8}
-    answer = http.post(CHAT, json=body | fields)
-    assert time.monotonic() - began < 10
-    return answer
+    return http.post(CHAT, json=body | fields)
 
 
 def schema(value: Any) -> dict[str, Any]:
@@ -33,7 +30,7 @@ def schema(value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("field", ["chat_template", "chat_template_kwargs"])
-def test_row_24_a_template_in_the_request_is_refused(http: httpx.Client, field: str) -> None:
+def test_a_template_in_the_request_is_refused(http: httpx.Client, field: str) -> None:
     value: Any = "{{ 1 }}" if field == "chat_template" else {"chat_template": "{{ 1 }}"}
     assert error_of(ask(http, **{field: value}))["param"].startswith(field)
 
@@ -51,14 +48,14 @@ def test_row_24_a_template_in_the_request_is_refused(http: httpx.Client, field: 
     ],
     ids=lambda value: value[:16],
 )
-def test_row_25_a_regular_expression_that_cannot_be_compiled(
+def test_a_regular_expression_that_cannot_be_compiled_is_refused(
     http: httpx.Client, expression: str
 ) -> None:
     assert error_of(ask(http, guided_regex=expression))["param"] == "guided_regex"
 
 
 @pytest.mark.parametrize("expression", ["(a*)*", "a{1,1000000000}", "((a{1,999}){1,999}){1,999}"])
-def test_row_25_a_regular_expression_that_looks_worse_than_it_is(
+def test_a_regular_expression_that_looks_costly_is_served(
     http: httpx.Client, expression: str
 ) -> None:
     answer = ask(http, guided_regex=expression)
@@ -67,7 +64,7 @@ def test_row_25_a_regular_expression_that_looks_worse_than_it_is(
 
 
 @pytest.mark.parametrize("field", ["guided_grammar", "structured_outputs"])
-def test_row_25_a_grammar_that_ends_its_process_is_one_requests_error(
+def test_a_grammar_that_ends_its_process_is_one_requests_error(
     server: Server, http: httpx.Client, field: str
 ) -> None:
     engines = [process.pid for process in server.children()]
@@ -79,7 +76,7 @@ def test_row_25_a_grammar_that_ends_its_process_is_one_requests_error(
     assert ask(http, guided_regex="ab").status_code == 200
 
 
-def test_row_25_a_grammar_of_5000_rules_that_is_too_large(http: httpx.Client) -> None:
+def test_a_grammar_that_is_too_large_is_refused(http: httpx.Client) -> None:
     rules = "start: r0\n" + "".join(f'r{i}: "{"a" * 60}"\n' for i in range(5000))
     assert "at most" in error_of(ask(http, guided_grammar=rules))["message"]
 
@@ -99,7 +96,7 @@ def test_row_25_a_grammar_of_5000_rules_that_is_too_large(http: httpx.Client) ->
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_row_26_a_schema_that_cannot_be_honoured(
+def test_a_schema_that_cannot_be_honoured_is_refused(
     http: httpx.Client, value: dict[str, Any], named: str
 ) -> None:
     error = error_of(ask(http, **schema(value)))
@@ -107,12 +104,12 @@ def test_row_26_a_schema_that_cannot_be_honoured(
     assert named in error["message"]
 
 
-def test_row_26_a_schema_that_nests_beyond_the_limit(http: httpx.Client) -> None:
+def test_a_schema_that_nests_beyond_the_limit_is_refused(http: httpx.Client) -> None:
     text = '{"type":"array","items":' * 5000 + "{}" + "}" * 5000
     assert error_of(ask(http, guided_json=text))["param"] == "guided_json"
 
 
-def test_row_26_a_recursive_schema_is_followed(http: httpx.Client) -> None:
+def test_a_recursive_schema_is_followed(http: httpx.Client) -> None:
     node = {
         "type": "object",
         "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
@@ -123,7 +120,7 @@ def test_row_26_a_recursive_schema_is_followed(http: httpx.Client) -> None:
     assert answer.json()["choices"][0]["message"]["content"].startswith("{")
 
 
-def test_row_26_a_grammar_that_fails_late_is_no_answer(http: httpx.Client) -> None:
+def test_a_grammar_that_fails_late_ends_in_an_error(http: httpx.Client) -> None:
     answer = ask(
         http,
         guided_regex="([ab]{0,500}a[ab]{0,500}){200}",
@@ -135,7 +132,7 @@ def test_row_26_a_grammar_that_fails_late_is_no_answer(http: httpx.Client) -> No
     assert "grammar cannot be followed" in error["message"]
 
 
-def test_row_27_names_with_control_characters_are_refused(http: httpx.Client) -> None:
+def test_names_with_control_characters_are_refused(http: httpx.Client) -> None:
     fields = {"type": "json_schema", "json_schema": {"name": "a\x00\n", "schema": {}}}
     error = error_of(ask(http, response_format=fields))
     assert error["param"] == "response_format.json_schema.name"

@@ -4,6 +4,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,20 @@ import httpx
 import psutil
 import pytest
 
+from tests.server.conftest import with_defaults
 from tests.server.containers import memory_limit
 from tests.server.refusals import error_of
 from tests.server.serving import Server, until
 
 pytestmark = pytest.mark.xdist_group("server_text_sizes")
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Its own: its memory is measured, and text workers are killed."""
+    with with_defaults(model, tmp_path_factory.mktemp("text_sizes")) as running:
+        yield running
+
 
 CHAT = "/v1/chat/completions"
 MIB = 2**20
@@ -61,9 +71,7 @@ def beside(
 
 
 @pytest.mark.parametrize("field", ["prompt", "messages"])
-def test_hostile_01_twelve_texts_of_7_mb_are_refused(
-    server: Server, http: httpx.Client, field: str
-) -> None:
+def test_twelve_texts_of_7_mb_are_refused(server: Server, http: httpx.Client, field: str) -> None:
     text: Any = words(7 * MIB)
     body = {field: [{"role": "user", "content": text}] if field == "messages" else text}
     for answer in beside(server, http, body, 12):
@@ -73,9 +81,7 @@ def test_hostile_01_twelve_texts_of_7_mb_are_refused(
         assert str(MIB) in error["message"]
 
 
-def test_hostile_01_texts_that_are_taken_wait_for_each_other(
-    server: Server, http: httpx.Client
-) -> None:
+def test_accepted_large_texts_wait_for_each_other(server: Server, http: httpx.Client) -> None:
     answers = beside(server, http, {"prompt": words(MIB)}, 4)
     taken = [answer.json()["count"] for answer in answers if answer.status_code == 200]
     assert len(set(taken)) == 1
@@ -87,13 +93,13 @@ def test_hostile_01_texts_that_are_taken_wait_for_each_other(
     assert all(worker.memory_info().rss < 150 * MIB for worker in server.text_workers())
 
 
-def test_hostile_01_more_ids_than_are_made_text(http: httpx.Client) -> None:
+def test_more_ids_than_are_detokenised_are_refused(http: httpx.Client) -> None:
     error = error_of(http.post("/detokenize", json={"tokens": [300] * 10**6}))
     assert error["param"] == "tokens"
     assert "65536" in error["message"]
 
 
-def test_hostile_01_a_killed_text_worker_harms_nobody(server: Server, http: httpx.Client) -> None:
+def test_a_killed_text_worker_harms_nobody(server: Server, http: httpx.Client) -> None:
     body = {"prompt": words(MIB)}
     expected = http.post("/tokenize", json=body).json()
     answers: list[httpx.Response] = []
@@ -119,9 +125,7 @@ class TestAlone:
     def neighbour(self) -> None:
         """Nobody runs beside it."""
 
-    def test_hostile_01_a_text_over_the_budget_is_refused(
-        self, model: Path, tmp_path: Path
-    ) -> None:
+    def test_a_text_over_the_budget_is_refused(self, model: Path, tmp_path: Path) -> None:
         limit = 64 * MIB
         with (
             Server(model, tmp_path / "log", threads=1, text_bytes=limit) as server,
@@ -134,7 +138,7 @@ class TestAlone:
             assert answer.status_code == 200, answer.text
             assert chat(http).status_code == 200
 
-    def test_hostile_01_a_text_of_7_mb_in_a_container_of_400_mb(
+    def test_a_text_of_7_mb_in_a_container_of_400_mb_harms_nobody(
         self, model: Path, tmp_path: Path
     ) -> None:
         with (
@@ -149,18 +153,14 @@ class TestAlone:
                 assert answer.status_code == status, answer.text
             assert chat(http).status_code == 200
 
-    def test_hostile_01_the_kernel_kills_the_text_worker_first(
-        self, model: Path, tmp_path: Path
-    ) -> None:
+    def test_the_kernel_kills_the_text_worker_first(self, model: Path, tmp_path: Path) -> None:
         with Server(model, tmp_path / "log", threads=1) as server, server.client() as http:
             assert chat(http).status_code == 200
             [worker] = server.text_workers()
             score = Path(f"/proc/{worker.pid}/oom_score_adj")
             assert int(score.read_text()) == 1000
 
-    def test_hostile_01_files_that_changed_wait_for_the_reload(
-        self, model: Path, tmp_path: Path
-    ) -> None:
+    def test_files_that_changed_wait_for_the_reload(self, model: Path, tmp_path: Path) -> None:
         """A worker that starts meanwhile would tokenise for another model than the engine's."""
         folder = shutil.copytree(model, tmp_path / "tiny")
         with Server(folder, tmp_path / "log", threads=1) as server, server.client() as http:

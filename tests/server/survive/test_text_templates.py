@@ -129,7 +129,7 @@ class Highest:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_08_a_template_has_a_budget_of_time_and_memory(
+def test_a_template_has_a_budget_of_time_and_memory(
     server: Server, http: httpx.Client, name: str
 ) -> None:
     assert ask(http, "hello").status_code == 200  # starts a worker, if there is none
@@ -154,14 +154,14 @@ def test_hostile_08_a_template_has_a_budget_of_time_and_memory(
     assert ask(http, "hello").status_code == 200
 
 
-def test_row_24_a_template_in_the_request_is_refused(http: httpx.Client) -> None:
+def test_a_template_in_the_request_is_refused(http: httpx.Client) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
     for field in ("chat_template", "chat_template_kwargs"):
         error = error_of(http.post(CHAT, json=body | {field: "{{ 1 }}"}))
         assert error["param"] == field
 
 
-def test_row_24_a_looping_template_delays_no_completion(http: httpx.Client, server: Server) -> None:
+def test_a_looping_template_delays_no_completion(http: httpx.Client, server: Server) -> None:
     hanging = threading.Thread(target=lambda: ask(http, "power"))
     hanging.start()
     with server.client() as other:
@@ -175,7 +175,7 @@ def test_row_24_a_looping_template_delays_no_completion(http: httpx.Client, serv
     hanging.join()
 
 
-def test_row_21_special_tokens_in_content_stay_text(http: httpx.Client) -> None:
+def test_special_tokens_in_content_stay_text(http: httpx.Client) -> None:
     """In the worker as in the server's own process."""
 
     def ids(**what: Any) -> list[int]:
@@ -196,7 +196,7 @@ def test_row_21_special_tokens_in_content_stay_text(http: httpx.Client) -> None:
     ids=["lone-high", "reversed-pair", "nul", "right-to-left"],
 )
 @pytest.mark.parametrize("times", [1, 20_000])
-def test_row_22_odd_text_is_served(http: httpx.Client, text: str, times: int) -> None:
+def test_odd_text_is_served(http: httpx.Client, text: str, times: int) -> None:
     for path, body in (
         ("/tokenize", '{"messages": [{"role": "user", "content": "%s"}]}'),
         ("/tokenize", '{"prompt": "%s"}'),
@@ -214,7 +214,7 @@ class TestAlone:
         """Nobody runs beside them."""
 
     @pytest.mark.parametrize("killed", [False, True])
-    def test_hostile_08_a_server_ends_beside_a_hanging_template(
+    def test_a_server_stops_despite_a_hanging_template(
         self, hostile: Path, tmp_path: Path, killed: bool
     ) -> None:
         with Server(hostile, tmp_path / "log", threads=1, text_seconds=3) as server:
