@@ -223,7 +223,8 @@ def controlled(
     for sequences in sizes:
         requests = asked(engine, sequences, tokens)
         _, texts = paced(engine, requests, 1e9, [Guessing()])
-        known = {tuple(r.prompt): [*r.prompt, *texts[r.id]] for r in requests}
+        prompts = {r.id: r.payload.prompt for r in requests}
+        known = {tuple(ids): [*ids, *texts[name]] for name, ids in prompts.items()}
         points = []
         for rate in rates:
             oracle = Guessing([Oracle(known, rate)], RowCosts(measured))

@@ -27,7 +27,7 @@ from galley.speech.alignment import affinity, first_rows
 from galley.speech.features import LogMel
 from galley.speech.tokens import SpeechTokens
 from galley.text.tokenizer import Tokenizer
-from galley.types.audio import EncoderInput
+from galley.types.audio import Alignment, EncoderInput
 
 from ..assistant.wordings import TRAINING
 from ..training import write_json
@@ -126,8 +126,8 @@ def _map(engine: LocalEngine, item: Item) -> Map:
     requests = expand(
         prompt.ids, params, engine.info, request_id="heads", encoder_input=encoder_input
     )
-    [found] = [output.alignment for output in engine.run(requests)]
-    assert found is not None
+    [found] = [output.result for output in engine.run(requests)]
+    assert isinstance(found, Alignment)
     weights = np.frombuffer(found.data, "<f4").reshape(found.tokens, found.heads, found.rows)
     apart = [affinity(weights[:, [head]])[prompt.start - 1 : -1] for head in range(found.heads)]
     return Map(np.stack(apart), tuple(bounds))

@@ -67,9 +67,9 @@ def random_prompts(*lengths: int) -> list[list[int]]:
 def best_of(outputs: list[Output], length_penalty: float) -> tuple[list[int], float]:
     """The text and its score, as transformers' ``sequences_scores``."""
     (output,) = outputs
-    assert output.scores is not None
-    assert len(output.scores) == len(output.tokens)
-    return output.tokens, sum(output.scores) / len(output.tokens) ** length_penalty
+    assert output.generated.scores is not None
+    assert len(output.generated.scores) == len(output.tokens)
+    return output.tokens, sum(output.generated.scores) / len(output.tokens) ** length_penalty
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -126,7 +126,7 @@ def test_five_beams_of_whisper_are_those_of_transformers(
         tokens, score = best_of(outputs, 1.0)
         assert tokens == expected.sequences[0].tolist()[len(prompt) :]
         assert score == pytest.approx(expected.sequences_scores.item(), rel=1e-4)
-        assert outputs[0].no_speech_prob is not None
+        assert outputs[0].generated.no_speech_prob is not None
         timing = outputs[0].timing
         assert timing is not None
         assert 0 < timing.first_token < timing.total
@@ -162,7 +162,7 @@ def test_nothing_depends_on_the_batch_or_on_preemption(
             assert tokens_of(one) == tokens_of(other)
             # Guesses that were right bring several tokens in one Output.
             scores, others = (
-                [s for o in outputs for s in o.scores or ()] for outputs in (one, other)
+                [s for o in outputs for s in o.generated.scores or ()] for outputs in (one, other)
             )
             assert scores == others
 

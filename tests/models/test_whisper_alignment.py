@@ -22,7 +22,7 @@ from galley.ops.executor import (
     align,
 )
 from galley.settings.engine import ExecutorName
-from galley.types.audio import SpeechInfo
+from galley.types.audio import Alignment, SpeechInfo
 from tests.checkpoints import (
     ALIGNMENT_HEADS,
     EOS_TEXT,
@@ -126,8 +126,8 @@ def test_an_alignment_is_a_request_over_a_given_text(
         requests += [r for w in windows for r in ask(engine, w, GREEDY)]
         outputs = answers(engine, requests)
         for window, text, (output,) in zip(windows, texts, outputs, strict=False):
-            found = output.alignment
-            assert found is not None
+            found = output.result
+            assert isinstance(found, Alignment)
             assert (found.tokens, found.heads, found.rows) == (len(text), 3, len(window) // 2)
             got = np.frombuffer(found.data, "<f4").reshape(found.tokens, found.heads, found.rows)
             alone = run(executor, [window], [text], call=partial(align, executor))

@@ -73,7 +73,7 @@ def test_preemption_encodes_again_and_changes_nothing(speech: Callable[..., Loca
     assert tight.engine.stats.encoder_rows > 3 * 75
     for one, other in zip(alone, squeezed, strict=True):
         assert tokens_of(one) == tokens_of(other)
-        assert [o.scores for o in one] == [o.scores for o in other]
+        assert [o.generated.scores for o in one] == [o.generated.scores for o in other]
 
 
 def test_the_same_audio_is_encoded_once(speech: Callable[..., LocalEngine]) -> None:

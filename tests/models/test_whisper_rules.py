@@ -63,7 +63,7 @@ def test_generate_of_transformers_gives_the_same_tokens(
         outputs = answers(engine, ask(engine, features, params, prompt))[0]
         tokens = tokens_of(outputs)
         assert tokens == expected.sequences[0].tolist()[len(prompt) :]
-        scores = [score for output in outputs for score in output.scores or []]
+        scores = [score for output in outputs for score in output.generated.scores or []]
         truths = [
             row[0].log_softmax(-1)[token].item()
             for token, row in zip(tokens, expected.scores, strict=True)
@@ -73,8 +73,8 @@ def test_generate_of_transformers_gives_the_same_tokens(
             states = encoded(model, features)
             first = model(encoder_outputs=(states,), decoder_input_ids=torch.tensor([[START]]))
         no_speech = first.logits[0, 0].softmax(-1)[NO_SPEECH].item()
-        assert outputs[0].no_speech_prob == pytest.approx(no_speech, rel=1e-3)
-        assert all(output.no_speech_prob is None for output in outputs[1:])
+        assert outputs[0].generated.no_speech_prob == pytest.approx(no_speech, rel=1e-3)
+        assert all(output.generated.no_speech_prob is None for output in outputs[1:])
 
 
 @settings(max_examples=300)
@@ -125,17 +125,17 @@ def test_scores_are_of_the_distribution_that_was_drawn_from(
     engine, features = speech(), random_features(0, 80, 150)
     params = SamplingParams(temperature=0.7, seed=3, max_tokens=1, logprobs=3, scores=True)
     (before,) = answers(engine, ask(engine, features, params))[0]
-    assert before.logprobs
-    raw = dict(before.logprobs[0].top)
+    assert before.generated.logprobs
+    raw = dict(before.generated.logprobs[0].top)
     # At temperature 1, whatever the token was drawn at.
-    assert before.scores == [before.logprobs[0].logprob]
+    assert before.generated.scores == [before.generated.logprobs[0].logprob]
     allowed = msgspec.structs.replace(params, allowed_tokens=tuple(raw))
     (output,) = answers(engine, ask(engine, features, allowed))[0]
-    assert output.scores
-    assert output.logprobs
+    assert output.generated.scores
+    assert output.generated.logprobs
     expected = raw[output.tokens[0]] - math.log(sum(map(math.exp, raw.values())))
-    assert output.scores[0] == pytest.approx(expected, abs=1e-6)
-    assert output.logprobs[0].logprob == raw[output.tokens[0]]
+    assert output.generated.scores[0] == pytest.approx(expected, abs=1e-6)
+    assert output.generated.logprobs[0].logprob == raw[output.tokens[0]]
 
 
 def test_language_detection_is_a_request_of_one_token(

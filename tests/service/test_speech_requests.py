@@ -47,9 +47,10 @@ def requests_for(info: ModelInfo) -> list[EngineRequest]:
 def heard(outputs: list[Output]) -> tuple[list[int], list[float], list[float], list[Alignment]]:
     """Tokens, scores, probabilities of no speech and alignments, all that came."""
     tokens = [token for output in outputs for token in output.tokens]
-    scores = [score for output in outputs for score in output.scores or []]
-    silences = [o.no_speech_prob for o in outputs if o.no_speech_prob is not None]
-    return tokens, scores, silences, [o.alignment for o in outputs if o.alignment is not None]
+    scores = [score for output in outputs for score in output.generated.scores or []]
+    silences = [o.generated.no_speech_prob for o in outputs]
+    told = [silence for silence in silences if silence is not None]
+    return tokens, scores, told, [o.result for o in outputs if isinstance(o.result, Alignment)]
 
 
 @pytest.mark.parametrize("kill", [False, True])

@@ -6,9 +6,10 @@ import msgspec
 import numpy as np
 
 from galley.text.tokenizer import Tokenizer
-from galley.types import EngineRequest, Output, SamplingDefaults
+from galley.types import EngineRequest, Output, SamplingDefaults, Tokens
 from galley.types.audio import SpeechInfo
 from galley.types.model_info import ModelInfo, StepCosts
+from tests.payloads import spoken
 from tests.speech import tiny
 from tests.speech.tiny import token_id
 
@@ -47,8 +48,9 @@ def model_info() -> ModelInfo:
 
 def place(request: EngineRequest) -> float:
     """Where in the recording the chunk starts, in seconds."""
-    assert request.encoder_input is not None
-    return float(np.frombuffer(request.encoder_input.data, "<f4")[0]) / RATE
+    audio = spoken(request).encoder_input
+    assert audio is not None
+    return float(np.frombuffer(audio.data, "<f4")[0]) / RATE
 
 
 def at(seconds: float) -> int:
@@ -65,9 +67,7 @@ def says(
     tokens.append(EOT)
     return Output(
         request_id="",
-        tokens=tokens,
-        scores=[score] * len(tokens),
-        no_speech_prob=silence,
+        result=Tokens(tokens=tokens, scores=[score] * len(tokens), no_speech_prob=silence),
         finish_reason="stop",
     )
 

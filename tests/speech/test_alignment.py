@@ -125,8 +125,8 @@ def test_token_times_are_those_of_transformers(
         (output,) = engine.run(
             expand(ids, params, engine.info, request_id="a", encoder_input=encoder_input)
         )
-        found = output.alignment
-        assert found is not None
+        found = output.result
+        assert isinstance(found, Alignment)
         weights = np.frombuffer(found.data, "<f4").reshape(found.tokens, found.heads, found.rows)
         rows = first_rows(affinity(weights[len(PROMPT) : -1, :, : frames // 2]))
         got = np.array([*rows, rows[-1]]) * ROW_SECONDS

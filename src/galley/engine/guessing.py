@@ -49,7 +49,7 @@ class Guessing:
 
     def begin(self, sequence: Sequence) -> None:
         """A sequence was added."""
-        params = sequence.request.sampling
+        params = sequence.payload.sampling
         if self._speculator is None or params.speculation == "off":
             return
         if params.num_beams == 1 and not params.alignment:
@@ -97,7 +97,7 @@ class Guessing:
     def end(self, sequence: Sequence) -> None:
         """A sequence has come to its end, or nobody wants more of it."""
         if self._speculator is not None and sequence.guesser is not None:
-            prompt = len(sequence.request.prompt)
+            prompt = len(sequence.prompt)
             self._speculator.remember(_salt(sequence), sequence.tokens, prompt)
         if self._draft_model is not None:
             self._draft_model.forget(sequence)

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from galley.errors import ContextExceeded, RequestError
-from galley.types import EngineRequest, SamplingDefaults, SamplingParams, Task
+from galley.types import EngineRequest, Generate, SamplingDefaults, SamplingParams, Task
 from galley.types.audio import EncoderInput
 from galley.types.model_info import ModelInfo
 
@@ -69,18 +69,20 @@ def expand(
     return [
         EngineRequest(
             id=f"{request_id}-{choice}",
-            prompt=prompt,
-            sampling=msgspec.structs.replace(
-                resolved,
-                max_tokens=max_tokens,
-                seed=choice_seed(seed, choice),
-                n=1,
-                # Scored once; the other choices share the prompt's blocks instead.
-                prompt_logprobs=resolved.prompt_logprobs if choice == 0 else None,
+            payload=Generate(
+                prompt=prompt,
+                sampling=msgspec.structs.replace(
+                    resolved,
+                    max_tokens=max_tokens,
+                    seed=choice_seed(seed, choice),
+                    n=1,
+                    # Scored once; the other choices share the prompt's blocks instead.
+                    prompt_logprobs=resolved.prompt_logprobs if choice == 0 else None,
+                ),
+                encoder_input=encoder_input,
             ),
             priority=priority,
             cache_salt=cache_salt,
-            encoder_input=encoder_input,
         )
         for choice in range(params.n)
     ]

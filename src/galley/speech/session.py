@@ -155,8 +155,8 @@ class Session:
         elif part.best is None:
             self._judge(job, part)
         else:
-            assert output.alignment is not None
-            part.segments = self._segments(job, part, self._words(job, part, output.alignment))
+            assert isinstance(output.result, Alignment)
+            part.segments = self._segments(job, part, self._words(job, part, output.result))
         job.settle()
         self._start_jobs()
 

@@ -62,7 +62,7 @@ class TimestampRules(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class Alignment(msgspec.Struct, frozen=True, kw_only=True):
+class Alignment(msgspec.Struct, frozen=True, kw_only=True, tag="alignment"):
     """Cross-attention weights of the decoder's alignment heads over a text.
 
     Attributes:
