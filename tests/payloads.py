@@ -1,6 +1,6 @@
 """What requests ask for, by kind."""
 
-from galley.types import EngineRequest, Generate
+from galley.types import Align, EngineRequest, Generate, Transcribe
 
 
 def generated(request: EngineRequest) -> Generate:
@@ -9,6 +9,13 @@ def generated(request: EngineRequest) -> Generate:
     return request.payload
 
 
-def spoken(request: EngineRequest) -> Generate:
+def spoken(request: EngineRequest) -> Transcribe:
     """The payload of a request to transcribe audio."""
-    return generated(request)
+    assert isinstance(request.payload, Transcribe)
+    return request.payload
+
+
+def aligned(request: EngineRequest) -> Align:
+    """The payload of a request to align a text with audio."""
+    assert isinstance(request.payload, Align)
+    return request.payload

@@ -6,10 +6,9 @@ import msgspec
 import numpy as np
 
 from galley.text.tokenizer import Tokenizer
-from galley.types import EngineRequest, Output, SamplingDefaults, Tokens
+from galley.types import Align, EngineRequest, Output, SamplingDefaults, Tokens, Transcribe
 from galley.types.audio import SpeechInfo
 from galley.types.model_info import ModelInfo, StepCosts
-from tests.payloads import spoken
 from tests.speech import tiny
 from tests.speech.tiny import token_id
 
@@ -48,8 +47,8 @@ def model_info() -> ModelInfo:
 
 def place(request: EngineRequest) -> float:
     """Where in the recording the chunk starts, in seconds."""
-    audio = spoken(request).encoder_input
-    assert audio is not None
+    assert isinstance(request.payload, Transcribe | Align)
+    audio = request.payload.encoder_input
     return float(np.frombuffer(audio.data, "<f4")[0]) / RATE
 
 

@@ -70,7 +70,6 @@ class Said:
 def audio_range(request: EngineRequest) -> tuple[int, int]:
     """First sample, and the one beyond the last."""
     audio = spoken(request).encoder_input
-    assert audio is not None
     values = np.frombuffer(audio.data, "<f4").reshape(2, tiny.MELS)
     return int(values[0, 0]), int(values[1, 0])
 

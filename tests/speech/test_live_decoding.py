@@ -91,10 +91,10 @@ def test_what_is_given_to_the_decoder_is_what_is_final(tokenizer: Tokenizer) -> 
     assert given_texts[-1].startswith(" one two")
     for request, before in zip(driver.listener.asked, given_texts, strict=True):
         assert spoken(request).prompt[0] == SOT
-        assert spoken(request).sampling.begin_suppress_tokens == (() if before else (EOT,))
+        assert spoken(request).rules.begin_suppress_tokens == (() if before else (EOT,))
         assert request.priority < 0
         assert spoken(request).sampling.num_beams == 1
-        assert spoken(request).sampling.timestamps is None
+        assert spoken(request).rules.timestamps is None
 
 
 def test_there_is_one_request_at_a_time_however_slow_the_engine_is(tokenizer: Tokenizer) -> None:

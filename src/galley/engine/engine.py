@@ -19,7 +19,16 @@ from galley.engine.sequence import Sequence
 from galley.engine.step_meter import StepMeter
 from galley.errors import EngineError
 from galley.ops.executor import Executor
-from galley.types import LIVE_PRIORITY, Adapter, EngineRequest, Generate, Output, Timing
+from galley.types import (
+    LIVE_PRIORITY,
+    Adapter,
+    Align,
+    Decoded,
+    EngineRequest,
+    Generate,
+    Output,
+    Timing,
+)
 from galley.types.model_info import EngineStats, ModelInfo
 
 _GATHERING_SECONDS: Final = 0.002
@@ -102,19 +111,17 @@ class Engine:
         request, arrival, grammar, slot = prepared
         assert request.id not in self._sequences, request.id
         payload = request.payload
-        assert isinstance(payload, Generate), request.id
+        assert isinstance(payload, Decoded), request.id
         features = self._features(request, payload)
         if features is not None and not features.usable:
             error = f"the audio holds features that are no numbers or beyond {MAX_FEATURE:g}"
             self._refused.append(Output(request_id=request.id, finish_reason="error", error=error))
             return
-        sampling = payload.sampling
-        eos = () if sampling.ignore_eos else self.info.eos_token_ids
         sequence = Sequence(
             request,
             order=self._steps + request.priority * self._priority_steps,
             arrival=arrival,
-            stop_ids=frozenset((*eos, *sampling.stop_token_ids)),
+            stop_ids=self._stop_ids(payload),
             features=features,
             grammar=grammar,
             adapter=slot,
@@ -125,8 +132,15 @@ class Engine:
         self._guessing.begin(sequence)
         self._scheduler.add(sequence)
 
-    def _features(self, request: EngineRequest, payload: Generate) -> EncoderFeatures | None:
-        given, speech = payload.encoder_input, self.info.speech
+    def _stop_ids(self, payload: Decoded) -> frozenset[int]:
+        if isinstance(payload, Align):
+            return frozenset()
+        eos = () if payload.sampling.ignore_eos else self.info.eos_token_ids
+        return frozenset((*eos, *payload.sampling.stop_token_ids))
+
+    def _features(self, request: EngineRequest, payload: Decoded) -> EncoderFeatures | None:
+        given = None if isinstance(payload, Generate) else payload.encoder_input
+        speech = self.info.speech
         assert (given is None) == (speech is None), request.id
         if given is None or speech is None:
             return None

@@ -9,7 +9,7 @@ from galley.engine.encoder_cache import EncoderFeatures
 from galley.engine.tasks import Task, task_of
 from galley.grammar.matcher import GrammarMatcher
 from galley.speculation.speculator import Guesser
-from galley.types import EngineRequest, Generate
+from galley.types import Align, Decoded, EngineRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +50,7 @@ class Sequence:
     features: EncoderFeatures | None = None
     grammar: InitVar[GrammarMatcher | None] = None
     adapter: int = -1
-    payload: Generate = field(init=False)
+    payload: Decoded = field(init=False)
     id: str = field(init=False)
     prompt: list[int] = field(init=False)
     tokens: list[int] = field(init=False)
@@ -71,13 +71,14 @@ class Sequence:
 
     def __post_init__(self, grammar: GrammarMatcher | None) -> None:
         request, payload = self.request, self.request.payload
-        assert isinstance(payload, Generate), request.id
+        assert isinstance(payload, Decoded), request.id
         self.payload = payload
         self.id = request.id
         self.prompt = payload.prompt
-        self.tokens = [*payload.prompt, *payload.output]
+        written = None if isinstance(payload, Align) else payload
+        self.tokens = [*payload.prompt, *(written.output if written else ())]
         self.task = task_of(payload, self.stop_ids, grammar)
-        self.timed = bool(payload.sampling.stop)
+        self.timed = bool(written and written.sampling.stop)
         self.root = self.features.root if self.features else salt_hash(request.cache_salt)
         if request.adapter is not None:
             self.root = adapter_hash(self.root, request.adapter.digest)

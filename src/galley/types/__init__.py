@@ -16,11 +16,15 @@ from galley.types.outputs import (
 from galley.types.requests import (
     LIVE_PRIORITY,
     Adapter,
+    Align,
+    Decoded,
     Embed,
     EngineRequest,
     Generate,
     Payload,
     Task,
+    Transcribe,
+    Written,
 )
 from galley.types.sampling import (
     MAX_BEAMS,
@@ -42,6 +46,10 @@ from galley.types.sizes import (
 )
 
 __all__ = [
+    "Align",
+    "Decoded",
+    "Transcribe",
+    "Written",
     "Adapter",
     "BLOCK_TOKENS",
     "Embed",

@@ -4,7 +4,7 @@ from typing import Final, Literal, Self, TypeAlias
 
 import msgspec
 
-from galley.types.audio import EncoderInput
+from galley.types.audio import NO_RULES, EncoderInput, SpeechRules
 from galley.types.sampling import SamplingParams
 
 LIVE_PRIORITY: Final = -1000
@@ -60,13 +60,16 @@ class Generate(Payload, frozen=True, kw_only=True, tag="generate"):
         prompt: token ids, at least one.
         sampling: resolved; ``seed`` and ``max_tokens`` are set; ``stop`` strings are for others to find.
         output: tokens already delivered, when a request is resubmitted to a new engine.
-        encoder_input: the audio that a speech model transcribes; None for a text model.
     """
 
     prompt: list[int]
     sampling: SamplingParams
     output: list[int] = []
-    encoder_input: EncoderInput | None = None
+
+    @property
+    def rules(self) -> SpeechRules:
+        """None: only transcripts have any."""
+        return NO_RULES
 
     @property
     def reads(self) -> int:
@@ -82,8 +85,60 @@ class Generate(Payload, frozen=True, kw_only=True, tag="generate"):
         """With the tokens that were delivered as its output."""
         sampling = self.sampling
         if answered:
-            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None, no_speech=None)
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         return msgspec.structs.replace(self, output=tokens, sampling=sampling)
+
+
+class Transcribe(Payload, frozen=True, kw_only=True, tag="transcribe"):
+    """Audio to write down, or to tell the language of.
+
+    Attributes:
+        prompt: token ids, at least one.
+        encoder_input: the audio.
+        sampling, output: as of :class:`Generate`.
+        rules: which tokens may be chosen.
+    """
+
+    prompt: list[int]
+    encoder_input: EncoderInput
+    sampling: SamplingParams
+    rules: SpeechRules = NO_RULES
+    output: list[int] = []
+
+    @property
+    def reads(self) -> int:
+        """The prompt."""
+        return len(self.prompt)
+
+    @property
+    def writes(self) -> int:
+        """``max_tokens``."""
+        return self.sampling.max_tokens or 0
+
+    def resumed(self, tokens: list[int], *, answered: bool) -> Self:
+        """With the tokens that were delivered as its output."""
+        sampling, rules = self.sampling, self.rules
+        if answered:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+            rules = msgspec.structs.replace(rules, no_speech=None)
+        return msgspec.structs.replace(self, output=tokens, sampling=sampling, rules=rules)
+
+
+class Align(Payload, frozen=True, kw_only=True, tag="align"):
+    """Where the alignment heads of a speech model look at each token of a given text.
+
+    Attributes:
+        prompt: token ids of the text, those that begin a transcript included.
+        encoder_input: the audio.
+    """
+
+    prompt: list[int]
+    encoder_input: EncoderInput
+
+    @property
+    def reads(self) -> int:
+        """The prompt."""
+        return len(self.prompt)
 
 
 class Embed(Payload, frozen=True, kw_only=True, tag="embed"):
@@ -105,7 +160,13 @@ class Embed(Payload, frozen=True, kw_only=True, tag="embed"):
         return len(self.prompt)
 
 
-AnyPayload: TypeAlias = Generate | Embed
+Written: TypeAlias = Generate | Transcribe
+"""What brings tokens, drawn one after another."""
+
+Decoded: TypeAlias = Written | Align
+"""What a decoder runs for: a sequence of tokens with keys and values."""
+
+AnyPayload: TypeAlias = Generate | Transcribe | Align | Embed
 """A new kind of request is a tagged struct above, and its name here."""
 
 

@@ -6,7 +6,6 @@ from typing import Final, Literal
 import msgspec
 
 from galley.errors import RequestError
-from galley.types.audio import TimestampRules
 from galley.types.sizes import MAX_COUNT
 
 MAX_LOGPROBS: Final = 20
@@ -18,8 +17,6 @@ MAX_N: Final = 128
 MAX_BEAMS: Final = 10
 
 MAX_LOGIT_BIAS: Final = 1024
-
-_TOKEN_LISTS: Final = ("suppress_tokens", "begin_suppress_tokens", "allowed_tokens")
 
 
 class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,21 +83,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ignore_eos: do not end at the model's end-of-sequence tokens.
         logprobs: ``None`` for none; k reports the chosen token and its k best alternatives.
         prompt_logprobs: the same for the prompt's tokens after the first.
-        suppress_tokens: never chosen.
-        begin_suppress_tokens: not chosen as the output's first token.
-        allowed_tokens: no others are chosen; empty: any.
-        timestamps: Whisper's rules for timestamp tokens.
-        scores: report the log-probability of each chosen token among those that penalties, lists and rules
-            left, at temperature 1. Whisper's average log-probability is the mean of these.
-        no_speech: (index in the prompt, token): report that token's probability right after that prompt
-            token. Whisper's probability of no speech is that of ``<|nospeech|>`` after
-            ``<|startoftranscript|>``.
+        scores: report the log-probability of each chosen token among those that penalties and rules left,
+            at temperature 1. Whisper's average log-probability is the mean of these.
         num_beams: above 1, a beam search of so many hypotheses instead of a choice at each token (see
-            ``engine/beams.py``); needs temperature 0 and nothing that changes logits but these lists and
-            rules. The best hypothesis comes at the end, in one Output; its ``scores`` are as those of
-            ``scores``.
-        alignment: report where the alignment heads look at each of the prompt's tokens, instead of going on
-            after them: with ``max_tokens`` 0, on a speech model that names such heads.
+            ``engine/tasks/beam_search.py``); needs temperature 0 and nothing that changes logits but a
+            transcript's rules. The best hypothesis comes at the end, in one Output; its ``scores`` are as
+            those of ``scores``.
         speculation: "auto" lets the engine verify guesses of the next tokens, as its setting says;
             "off" none. The text is the same.
         grammar: tokens that would leave it are not chosen, and the text ends with it at the latest.
@@ -130,15 +118,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    suppress_tokens: tuple[int, ...] = ()
-    begin_suppress_tokens: tuple[int, ...] = ()
-    allowed_tokens: tuple[int, ...] = ()
-    timestamps: TimestampRules | None = None
     scores: bool = False
-    no_speech: tuple[int, int] | None = None
     num_beams: int = 1
     length_penalty: float = 1.0
-    alignment: bool = False
     speculation: Literal["auto", "off"] = "auto"
     grammar: Grammar | None = None
     thinking: ThinkingBudget | None = None
@@ -175,8 +157,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """A single stop string is what it looks like; lists are as good as tuples."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         msgspec.structs.force_setattr(self, "stop", stop)
-        for name in ("stop_token_ids", *_TOKEN_LISTS):
-            msgspec.structs.force_setattr(self, name, tuple(getattr(self, name)))
+        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids))
 
     def _check_types(self) -> None:
         fields = {name: getattr(self, name) for name in self.__struct_fields__}
@@ -249,7 +230,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Where a text ends is the grammar's business; a beam search would need one for each hypothesis."""
         if self.grammar is None:
             return
-        for name in ("num_beams", "min_tokens", "ignore_eos", "timestamps"):
+        for name in ("num_beams", "min_tokens", "ignore_eos"):
             if getattr(self, name) not in (None, False, 0) and (name, self.num_beams) != (
                 "num_beams",
                 1,

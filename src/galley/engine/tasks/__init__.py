@@ -8,13 +8,13 @@ from galley.engine.tasks.beam import BeamTask
 from galley.engine.tasks.sample import SampleTask
 from galley.engine.tasks.score import ScoreTask
 from galley.grammar.matcher import GrammarMatcher
-from galley.types import Generate
+from galley.types import Align, Decoded
 
 __all__ = ["AlignTask", "BeamTask", "SampleTask", "ScoreTask", "Task", "task_of"]
 
 
 def task_of(
-    payload: Generate, stop_ids: Collection[int], grammar: GrammarMatcher | None = None
+    payload: Decoded, stop_ids: Collection[int], grammar: GrammarMatcher | None = None
 ) -> Task:
     """Return the task that a payload asks for.
 
@@ -23,14 +23,14 @@ def task_of(
         stop_ids: end its text.
         grammar: says how it goes on.
     """
-    params = payload.sampling
-    if params.alignment:
+    if isinstance(payload, Align):
         return AlignTask()
+    params = payload.sampling
     task: Task = (
         BeamTask(payload, stop_ids)
         if params.num_beams > 1
         else SampleTask(payload, stop_ids, grammar)
     )
-    if params.prompt_logprobs is not None or params.no_speech is not None:
+    if params.prompt_logprobs is not None or payload.rules.no_speech is not None:
         return ScoreTask(payload, task)
     return task

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from galley.engine.tasks.base import NO_CHOICE, Task
 from galley.engine.tasks.beam_search import BeamSearch
 from galley.ops.sampling import RowCandidates, SamplingBatch, StepResult
-from galley.types import FinishReason, Generate, Output, Tokens
+from galley.types import FinishReason, Output, Tokens, Written
 
 if TYPE_CHECKING:
     from galley.engine.scheduler import Work
@@ -20,11 +20,11 @@ class BeamTask(Task):
     nothing of it has been output.
     """
 
-    def __init__(self, payload: Generate, stop_ids: Collection[int]) -> None:
+    def __init__(self, payload: Written, stop_ids: Collection[int]) -> None:
         """``stop_ids`` end a hypothesis."""
         self._payload = payload
         self._stop_ids = stop_ids
-        self.search = BeamSearch(payload.sampling, stop_ids)
+        self.search = BeamSearch(payload.sampling, stop_ids, payload.rules)
         self._first = 0
         """The step's first entry in ``SamplingBatch.candidates``."""
 
@@ -101,4 +101,4 @@ class BeamTask(Task):
     def restart(self, sequence: "Sequence") -> None:
         """From the prompt."""
         sequence.tokens = list(self._payload.prompt)
-        self.search = BeamSearch(self._payload.sampling, self._stop_ids)
+        self.search = BeamSearch(self._payload.sampling, self._stop_ids, self._payload.rules)

@@ -14,11 +14,11 @@ from galley.ops.draws import NO_TOKEN, sampling_record
 from galley.ops.sampling import LogitsAdjustment, SamplingBatch, StepResult
 from galley.types import (
     FinishReason,
-    Generate,
     Output,
     SamplingParams,
     TokenLogprob,
     Tokens,
+    Written,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class SampleTask(Task):
 
     def __init__(
         self,
-        payload: Generate,
+        payload: Written,
         stop_ids: Collection[int],
         grammar: GrammarMatcher | None = None,
     ) -> None:
@@ -50,7 +50,7 @@ class SampleTask(Task):
         self._stop_ids = stop_ids
         self._most = len(payload.prompt) + params.max_tokens
         self._record = record_of(params)
-        self._adjuster = LogitsAdjuster.of(params, payload.prompt, payload.output, stop_ids)
+        self._adjuster = LogitsAdjuster.of(payload, stop_ids)
         self._logprobs = params.logprobs
         self._scores = params.scores
         self._grammar = grammar

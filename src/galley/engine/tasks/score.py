@@ -9,7 +9,7 @@ import msgspec
 from galley.engine.tasks.base import Task
 from galley.grammar.matcher import GrammarMatcher
 from galley.ops.sampling import LogitsAdjustment, RowLogprob, SamplingBatch, StepResult
-from galley.types import Generate, Output, TokenLogprob
+from galley.types import Output, TokenLogprob, Written
 
 if TYPE_CHECKING:
     from galley.engine.scheduler import Work
@@ -24,13 +24,13 @@ class ScoreTask(Task):
     (``no_speech``).
     """
 
-    def __init__(self, payload: Generate, then: Task) -> None:
+    def __init__(self, payload: Written, then: Task) -> None:
         """``then``: the task that consumes the last row."""
         params = payload.sampling
         self._then = then
         self._prompt = payload.prompt
         self._top = params.prompt_logprobs
-        self._no_speech = params.no_speech
+        self._no_speech = payload.rules.no_speech
         self._scored: list[TokenLogprob] = []
         self._no_speech_prob: float | None = None
         self._told = False
